@@ -14,7 +14,7 @@ import os
 import resource
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ import msgspec
 from benchmarks.scale.model import RUN_ID, SAVE, Shape, contents_digest, holder, manifests
 from emergency_ckpt.cluster.coordination import JaxCoordinator, namespace
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
+from emergency_ckpt.cluster.round import Series
 from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.config.settings import Config
 from emergency_ckpt.core.placement.policies import parse_policy, place
@@ -226,7 +227,7 @@ def _restore(shape: Shape, digests: list[str], lost: str, peers: _Peers) -> dict
         RestoreDialogue(
             service.coordinator(process, count),
             "restore/0",
-            deque(),
+            Series(),
             new_leader,
             EventSink(None, process_index=process),
             deadline_s=time.monotonic() + DEADLINE_S,

@@ -17,6 +17,7 @@ soon as it is deleted.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
@@ -27,6 +28,7 @@ from emergency_ckpt.cluster.coordination import (
     JOINED_LIMIT_CHARS,
     Coordinator,
     deadline_left_s,
+    forget,
     joined_errors,
 )
 from emergency_ckpt.cluster.departures import departed
@@ -156,6 +158,27 @@ class Cell:
         return wait_for_key(self._coordinator, self.key, timeout_s, look, prompt=prompt)
 
 
+class Series:
+    """Rounds that the same members take part in, one after the other; their keys, at the leader.
+
+    Who speaks in a round has left those before it: when all have spoken, the keys of these go.
+    """
+
+    def __init__(self) -> None:
+        self._names: deque[str] = deque()
+
+    def add(self, name: str) -> None:
+        """Note a round, or a key that belongs to the last one."""
+        self._names.append(name)
+
+    def all_came_to(self, coordinator: Coordinator, name: str) -> None:
+        """Delete the keys of the rounds before ``name``."""
+        while name in self._names and self._names[0] != name:
+            old = self._names.popleft()
+            forget(coordinator, old)
+            forget(coordinator, f"{old}.told")
+
+
 class Round:
     """One question to the ``members``, answered by the ``leader``. All methods block.
 
@@ -177,6 +200,7 @@ class Round:
         absent: Absent | None = None,
         prompt: bool = False,
         for_each: bool = False,
+        series: Series | None = None,
     ) -> None:
         """Make this process's side of a round.
 
@@ -187,6 +211,7 @@ class Round:
           absent: which processes have left; by default those that announced it or were found dead.
           prompt: as in ``wait_for_key``.
           for_each: the answer has a value for each member.
+          series: of all members' rounds, whose keys the leader deletes once they are left.
         """
         self._coordinator = coordinator
         self._name = name
@@ -196,6 +221,9 @@ class Round:
         self._absent: Absent = absent or (lambda processes: departed(coordinator, processes))
         self._prompt = prompt
         self._for_each = for_each
+        self._series = series if self._me == leader else None
+        if self._series is not None:
+            self._series.add(name)
         self.heard: Mapping[int, bytes] = {}
 
     @property
@@ -267,6 +295,8 @@ class Round:
                 raise self._not_all_came([f"process {p}" for p in missing]) from error
             else:
                 ask(is_look=False)
+        if self._series is not None and not missing:
+            self._series.all_came_to(self._coordinator, self._name)
         return answer
 
     def tell(self, answer: Answer) -> bytes:
@@ -366,7 +396,9 @@ class Round:
         return DeadlineExceeded("gather", self._name, problem, missing=missing, hint=hint)
 
 
-def agree(coordinator: Coordinator, name: str, error: str, timeout_s: float) -> str:
+def agree(
+    coordinator: Coordinator, name: str, error: str, timeout_s: float, series: Series | None = None
+) -> str:
     """Return the errors of all processes in one line, the same everywhere, or an empty text.
 
     Collective. ``error``: this process's own, empty when it has none.
@@ -375,5 +407,5 @@ def agree(coordinator: Coordinator, name: str, error: str, timeout_s: float) -> 
     def join(said: Mapping[int, bytes]) -> bytes:
         return joined_errors({p: reason_of(data) for p, data in said.items()}).encode()
 
-    held = Round(coordinator, name, timeout_s, prompt=True)
+    held = Round(coordinator, name, timeout_s, prompt=True, series=series)
     return reason_of(held.hold(error[:JOINED_LIMIT_CHARS].encode(), held.when_all(join)))

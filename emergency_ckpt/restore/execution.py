@@ -108,7 +108,7 @@ class RestoreExecution:
         self.dialogue = RestoreDialogue(
             parts.coordinator,
             name,
-            parts.names,
+            parts.series,
             self._new_leader,
             parts.events,
             deadline_s=self._deadline_s,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s, forget
+from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s
 from emergency_ckpt.cluster.messages import decode_message
-from emergency_ckpt.cluster.round import Round
+from emergency_ckpt.cluster.round import Round, Series
 from emergency_ckpt.core.limits import MAX_PLAN_MESSAGE_BYTES
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.restore.leaves.leaf_comparison import compare_targets
@@ -46,7 +45,7 @@ class RestoreDialogue:
 
     Args:
       name: of this restore, the same everywhere.
-      names: at the leader, of the restores whose keys the coordination service still has.
+      series: of the restores, whose rounds these are.
       new_leader: called once, in process 0, when all have reported.
       deadline_s: of ``time.monotonic``; DeadlineExceeded after it.
     """
@@ -55,7 +54,7 @@ class RestoreDialogue:
         self,
         coordinator: Coordinator,
         name: str,
-        names: deque[str],
+        series: Series,
         new_leader: Callable[[], RestoreLeader],
         events: EventSink,
         *,
@@ -63,7 +62,7 @@ class RestoreDialogue:
     ) -> None:
         self._coordinator = coordinator
         self._name = name
-        self._names = names
+        self._series = series
         self._new_leader = new_leader
         self._events = events
         self._deadline_s = deadline_s
@@ -73,18 +72,19 @@ class RestoreDialogue:
         self._reports = 0
         self._wanted: Mapping[str, LeafSpec] = {}
         self._answers = 0
-        if coordinator.process_index == 0:
-            names.append(name)
 
     def _round(self, name: str) -> Round:
         left_s = deadline_left_s(self._deadline_s)
-        return Round(self._coordinator, f"{self._name}/{name}", left_s, prompt=True)
+        name = f"{self._name}/{name}"
+        return Round(self._coordinator, name, left_s, prompt=True, series=self._series)
 
     def _next_answer(self) -> Round:
         """Return the round of the leader's next plan or list of steps, in which nothing is said."""
         left_s = deadline_left_s(self._deadline_s)
         name, self._answers = f"{self._name}/answer/{self._answers}", self._answers + 1
-        return Round(self._coordinator, name, left_s, prompt=True, for_each=True)
+        return Round(
+            self._coordinator, name, left_s, prompt=True, for_each=True, series=self._series
+        )
 
     def report(
         self,
@@ -110,9 +110,6 @@ class RestoreDialogue:
             return
         try:
             held.hear(held.when_all(lambda _: b""))
-            # All have come, so all have left the restores before this one.
-            while self._name in self._names and self._names[0] != self._name:
-                forget(self._coordinator, self._names.popleft())
             if self._leader is None:
                 self._leader = self._new_leader()
         except Exception as error:
@@ -140,6 +137,7 @@ class RestoreDialogue:
         if not others:
             return
         if len(specs) <= MAX_PLAN_MESSAGE_BYTES:
+            self._series.add(f"{self._name}/leaves")
             self._coordinator.put(f"{self._name}/leaves", specs)
         named = ", ".join(map(str, others[:_MOST_NAMED])) + (", ..." * (len(others) > _MOST_NAMED))
         one = "process {} asks" if len(others) == 1 else "processes {} ask"

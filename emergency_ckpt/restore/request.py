@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
 
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.peers import Peers
+from emergency_ckpt.cluster.round import Series
 from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.cluster.stored_chain import StoredChain
 from emergency_ckpt.cluster.timelines import Timelines
@@ -31,7 +31,7 @@ class RestoreParts:
 
     Attributes:
       stored_chain: None in a job that does not save to storage.
-      names: at the leader, of the restores whose keys the coordination service still has.
+      series: the rounds of all its restores.
     """
 
     config: Config
@@ -44,7 +44,7 @@ class RestoreParts:
     events: EventSink
     timelines: Timelines
     stored_chain: StoredChain | None
-    names: deque[str] = dataclasses.field(default_factory=deque[str])
+    series: Series = dataclasses.field(default_factory=Series)
 
     @property
     def process(self) -> tuple[int, int]:

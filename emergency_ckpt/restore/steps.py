@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -12,8 +11,8 @@ from typing import Any, NamedTuple
 
 from absl import logging
 
-from emergency_ckpt.cluster.coordination import forget, run_and_report
-from emergency_ckpt.cluster.round import agree
+from emergency_ckpt.cluster.coordination import run_and_report
+from emergency_ckpt.cluster.round import Series, agree
 from emergency_ckpt.errors import CorruptData, PersistentTierError, RestoreFailed, StepNotFound
 from emergency_ckpt.restore.leader import LISTING_TIMEOUT_S, RestoreLeader
 from emergency_ckpt.restore.messages import RestoreDialogue
@@ -58,8 +57,8 @@ class StepCatalog:
       forget: called with a step that this process has removed.
       incarnation: of this life's saves.
       writer: of the persistent directory, in the process that writes there; None in the others.
-      names: at the leader, of the surveys whose keys the coordination service still has. Apart
-        from those of restores: a prefetch may be under way during a survey.
+      series: the rounds of surveys, removals and looks. Apart from those of restores: a prefetch
+        may be under way.
     """
 
     parts: RestoreParts
@@ -72,7 +71,7 @@ class StepCatalog:
     surveys: int = 0
     removals: int = 0
     looks: int = 0
-    names: deque[str] = dataclasses.field(default_factory=deque[str])
+    series: Series = dataclasses.field(default_factory=Series)
 
     @property
     def _tier(self) -> LocalTier:
@@ -139,7 +138,7 @@ class StepCatalog:
         dialogue = RestoreDialogue(
             parts.coordinator,
             f"survey/{number}",
-            self.names,
+            self.series,
             lambda: RestoreLeader(parts, request, targets, calls, deadline_s=deadline_s),
             parts.events,
             deadline_s=deadline_s,
@@ -175,14 +174,9 @@ class StepCatalog:
             raise RestoreFailed("remove", f"step {step}", errors)
 
     def _agree(self, kind: str, number: int, error: str) -> str:
-        parts = self.parts
-        errors = agree(
-            parts.coordinator, f"{kind}/{number}/errors", error, parts.config.restore_timeout_s
-        )
-        if parts.coordinator.process_index == 0 and number > 0:
-            # All have come to this round, so all have left the one before it.
-            forget(parts.coordinator, f"{kind}/{number - 1}")
-        return errors
+        parts, name = self.parts, f"{kind}/{number}"
+        timeout_s = parts.config.restore_timeout_s
+        return agree(parts.coordinator, name, error, timeout_s, self.series)
 
     def _remove(self, step: int) -> None:
         if self.writer is not None:

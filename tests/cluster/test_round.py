@@ -14,7 +14,7 @@ from memory_coordination import MemoryCoordinator, MemoryService
 
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.departures import Departures
-from emergency_ckpt.cluster.round import Cell, Round, Rule
+from emergency_ckpt.cluster.round import Cell, Round, Rule, Series
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
 
 SCHEDULES = Path(__file__).parents[1] / "simulation" / "round_schedules.py"
@@ -55,6 +55,27 @@ def test_leader_answers_each_with_its_own() -> None:
         for_each=True,
     )
     assert ends == [b"for 0", b"for 1", b"for 2"]
+
+
+def test_keys_of_a_series_are_those_of_its_last_round() -> None:
+    service = MemoryService(3)
+    every = [Series() for _ in range(3)]
+
+    def hold(number: int, me: int) -> bytes:
+        member = service.member(me)
+        said = Round(member, f"{number}/said", LONG_S, series=every[me])
+        told = Round(member, f"{number}/told", LONG_S, for_each=True, series=every[me])
+        total = said.hold(b"%d" % me, said.when_all(sum_of))
+        return told.tell(dict.fromkeys(range(3), total)) if me == 0 else told.learn()
+
+    counts: list[int] = []
+    with ThreadPoolExecutor(3) as pool:
+        for number in range(20):
+            ends = list(pool.map(lambda me, n=number: hold(n, me), range(3)))
+            assert ends == [b"3"] * 3
+            counts.append(len(service.values))
+    assert max(counts) == counts[0], "three values, the sum of them, and an answer for each"
+    assert all(key.startswith("19/") for key in service.values)
 
 
 def test_rule_may_answer_before_all_have_spoken() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from memory_coordination import MemoryService
 
+from emergency_ckpt.cluster.round import Series
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.events import EventSink
@@ -39,7 +39,7 @@ def _errors(states: list[Any], *, survey: bool = False) -> list[str]:
         dialogue = RestoreDialogue(
             service.member(process),
             "restore/0",
-            deque(),
+            Series(),
             lambda: leader,
             EventSink(None, process_index=process),
             deadline_s=time.monotonic() + WAIT_S,

@@ -24,7 +24,7 @@ from service import Client, Service
 
 MOST_POINTS = 400_000
 LONGEST_LIFE_S = 1500.0
-MOST_KEYS_PER_PROCESS = 40
+MOST_KEYS_PER_PROCESS = 25
 
 
 class History:

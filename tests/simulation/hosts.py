@@ -33,7 +33,7 @@ class Host:
 
     def flip(self, choice: float) -> str:
         """Change a bit of a file; return which one, or "" without any file."""
-        slots = sorted(self.ram.rglob("slot_*.bin"))
+        slots = sorted(path for path in self.ram.rglob("slot_*.bin") if path.stat().st_size)
         files = sorted(path for path in self.ram.rglob("*.json") if path.stat().st_size)
         files = files if choice * 1009 % 1 < 0.25 or not slots else slots
         if not files:
