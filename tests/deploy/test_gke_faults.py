@@ -15,7 +15,8 @@ from emergency_ckpt.tools.deploy.quantity import format_quantity, parse_quantity
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"ramdisk": "59Gi"}, "--ramdisk 59Gi is smaller than the slots of the state need: 60Gi"),
+        ({"ramdisk": "59Gi"}, "--ramdisk 59Gi is smaller than the saves need: 60Gi"),
+        ({"host_state": "5Mi"}, "on each host, for 2 slots of its part of 60Gi with all_but"),
         ({"ramdisk": "60Gi", "keep_steps": "2"}, "need: 90Gi on each host, for 3 slots"),
         ({"ramdisk": "39Gi", "placement": "striped(2)"}, "need: 40Gi on each host"),
         ({"placement": "striped(0)"}, "placement must be 'all_but_primary' or 'striped(<copies>)'"),

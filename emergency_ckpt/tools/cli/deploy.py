@@ -57,6 +57,12 @@ def _add_options(gke: argparse.ArgumentParser) -> None:
     gke.add_argument(
         "--state", type=_quantity, required=True, help="one replica of the state, such as 700Gi"
     )
+    gke.add_argument(
+        "--host-state",
+        type=_quantity,
+        default=GkeJob.host_state_bytes,
+        help="host state of one process, such as 5Mi",
+    )
     gke.add_argument("--ramdisk", type=_quantity, required=True, help="of a host, such as 200Gi")
     gke.add_argument("--memory", type=_quantity, help="memory limit of a pod, ramdisk included")
     gke.add_argument(
@@ -127,6 +133,7 @@ def _job(args: argparse.Namespace) -> GkeJob:
         tpu_type=args.tpu_type,
         topology=args.topology,
         state_bytes=args.state,
+        host_state_bytes=args.host_state,
         ramdisk_bytes=args.ramdisk,
         memory_bytes=args.memory,
         ramdisk_source=args.ramdisk_source,

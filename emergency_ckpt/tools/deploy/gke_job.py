@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from emergency_ckpt.core.limits import NAME_PATTERN
 from emergency_ckpt.core.placement.policies import ALL_BUT_PRIMARY, parse_policy
-from emergency_ckpt.core.placement.study import SLOTS, stored_share
+from emergency_ckpt.core.placement.study import SLOTS, held_bytes, stored_share
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.deploy.quantity import format_quantity
 from emergency_ckpt.tools.deploy.tpus import ACCELERATORS, CHIPS_PER_HOST, tpu_problems
@@ -43,6 +43,7 @@ class GkeJob:
       run_id: None: ``name``.
       hosts: of each slice; each runs one process.
       state_bytes: one replica of the training state.
+      host_state_bytes: of each process; each slice holds a copy of each.
       ramdisk_bytes: of each host.
       memory_bytes: memory limit of a pod, in which the ramdisk counts. None: no limit.
       secret_name: of the Kubernetes Secret with the run's secret under the key ``secret``.
@@ -76,6 +77,7 @@ class GkeJob:
     preemption_grace_s: float
     hang_timeout_s: float = 600.0
     drain_s: float = 900.0
+    host_state_bytes: int = 0
     secret: bytes | None = field(default=None, repr=False)
     namespace: str = "default"
     run_id: str | None = None
@@ -135,11 +137,12 @@ class GkeJob:
         return {"app.kubernetes.io/instance": self.name, "app.kubernetes.io/component": component}
 
 
-def slots_bytes(job: GkeJob) -> int:
-    """Return the bytes of a host's slots. ConfigError for a placement that is none."""
+def held_on_host(job: GkeJob) -> int:
+    """Return the bytes of a host's slots and host states. ConfigError: the placement is none."""
     share = stored_share(parse_policy(job.placement), job.slices)
     slots = SLOTS - 1 + job.keep_steps  # one is written while those that are kept stay whole
-    return math.ceil(job.state_bytes / job.hosts * share) * slots
+    slot = math.ceil(job.state_bytes / job.hosts * share)
+    return math.ceil(held_bytes(slot, job.host_state_bytes, job.slices - 1, slots))
 
 
 def _name_problems(job: GkeJob) -> list[str]:
@@ -207,14 +210,15 @@ def _size_problems(job: GkeJob) -> list[str]:
     if problems:
         return problems
     try:
-        needed_bytes = slots_bytes(job)
+        needed_bytes = held_on_host(job)
     except ConfigError as error:
         return [*error.problems]
     if job.ramdisk_bytes < needed_bytes:
         problems.append(
-            f"--ramdisk {format_quantity(job.ramdisk_bytes)} is smaller than the slots of the state"
-            f" need: {format_quantity(needed_bytes)} on each host, for {job.keep_steps + 1} slots"
-            f" of its part of {format_quantity(job.state_bytes)} with {job.placement}"
+            f"--ramdisk {format_quantity(job.ramdisk_bytes)} is smaller than the saves need:"
+            f" {format_quantity(needed_bytes)} on each host, for {job.keep_steps + 1} slots"
+            f" of its part of {format_quantity(job.state_bytes)} with {job.placement}, each with"
+            f" {job.slices} host states of {format_quantity(job.host_state_bytes)}"
         )
     if job.memory_bytes is not None and job.memory_bytes <= job.ramdisk_bytes:
         problems.append(

@@ -190,6 +190,7 @@ def _doctor(job: GkeJob) -> Manifest:
             *("--state-gib", f"{job.state_bytes / (1 << 30):.6g}", "--slices", str(job.slices)),
             *("--hosts-per-slice", str(job.hosts), "--placement", job.placement),
             *("--local-keep-last-n", str(job.keep_steps)),
+            *("--host-state-mib", f"{job.host_state_bytes / (1 << 20):.6g}"),
         ],
         "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108  the pod's own
         "securityContext": container_security(),
