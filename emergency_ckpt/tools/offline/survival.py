@@ -15,6 +15,7 @@ from emergency_ckpt.core.address import parse_address, split_holder
 from emergency_ckpt.core.placement.held_copies import Survival, holders_of_parts, survival_of
 from emergency_ckpt.core.restore.inventory import Inventory
 from emergency_ckpt.core.restore.wholeness import lacks_of, newest_whole
+from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.offline.draining.peers import ask_peers, merged
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
@@ -46,6 +47,7 @@ class SurvivalReport(msgspec.Struct, frozen=True):
     Attributes:
       step: the newest whole step in RAM, None without one; of ``run_id``, in ``incarnation``.
       stored_step: the newest in storage.
+      seen, processes: of the job of that step, the processes whose RAM was read, and all of them.
       shards, host_states: copies by host.
       losses: of each host, and of each slice where there are several.
     """
@@ -55,6 +57,8 @@ class SurvivalReport(msgspec.Struct, frozen=True):
     incarnation: str
     stored_step: int | None
     hosts: int
+    seen: int
+    processes: int
     shards: Survival | None
     host_states: Survival | None
     losses: tuple[Loss, ...]
@@ -98,7 +102,7 @@ def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
     hosts = sorted(set(ram.host_of.values()))
     if save is None:
         return SurvivalReport(
-            run_id, None, "", stored_step, len(hosts), None, None, (), tuple(faults)
+            run_id, None, "", stored_step, len(hosts), 0, 0, None, None, (), tuple(faults)
         )
     losses = [_loss("host", host, _of(ram.host_of, host), ram, save, stored_step) for host in hosts]
     slices = sorted(set(ram.slice_of.values()))
@@ -112,10 +116,23 @@ def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
         incarnation=save.incarnation,
         stored_step=stored_step,
         hosts=len(hosts),
+        seen=sum(h.save == save for each in ram.inventory.holders for h in each.tensors),
+        processes=max(
+            (h.count for each in ram.inventory.holders for h in each.host_states if h.save == save),
+            default=0,
+        ),
         shards=shards,
         host_states=host_states,
         losses=tuple(losses),
         faults=tuple(faults),
+    )
+
+
+def copies_text(survival: Survival) -> str:
+    """Return the number of parts by their copies, in words."""
+    return ", ".join(
+        f"{parts} with {count_text(copies, 'copy', 'copies')}"
+        for copies, parts in survival.parts_by_copies.items()
     )
 
 
