@@ -111,15 +111,20 @@ def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> 
 def single_copy_text(config: Config, placement: ProcessPlacement) -> str:
     """Return the warning where one host alone has parts of the state in RAM; empty elsewhere."""
     single, slices = placement.single, len(placement.topology.slices)
-    if not single.nbytes or placement.topology.process_count == 1:
+    if not single.nbytes:
         return ""
+    back = f"the newest step in {config.dir}" if config.dir else "the beginning: dir is not set"
+    if placement.topology.process_count == 1:
+        return (
+            "the job is one process, so each part of the state has one copy in RAM, on this host."
+            f" The loss of the host costs every step in RAM, and the job goes back to {back}"
+        )
     if slices > 1 and isinstance(config.placement, Striped) and config.placement.copies == 1:
         why = "placement keeps one copy"
     elif slices > 1:
         why = f"they are split across the {slices} slices, as in leaf {single.leaf!r}"
     else:
         why = f"the job has one slice: {_why_one_slice(config)}"
-    back = f"the newest step in {config.dir}" if config.dir else "the beginning: dir is not set"
     part, state = size_text(single.nbytes), size_text(single.total_bytes)
     return (
         f"{part} of the {state} of the state have one copy in RAM, on one host: {why}. The loss of"
