@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from emergency_ckpt.cluster.topology import topology_of, unsplit_axis
-from emergency_ckpt.state.tree import PyTree, describe
+from emergency_ckpt.cluster.topology import replicated_axis
+from emergency_ckpt.state.tree import BoxTable, PyTree, describe
 
 
 def slice_count(mesh: jax.sharding.Mesh, axis: int) -> int:
@@ -25,11 +25,9 @@ def replica_axis_of(mesh: jax.sharding.Mesh, axis: int, state: PyTree) -> int:
     """
     if slice_count(mesh, axis) > 1 or mesh.devices.ndim == 1:
         return axis
-    tree = describe(state, "open")
-    found = unsplit_axis(mesh, tree)
-    if found is None or len(topology_of(mesh, found, tree).slices) == 1:
-        return axis
-    return found
+    held = BoxTable(describe(state, "open"), jax.process_count()).held_leaves()
+    found = replicated_axis(mesh, held, needs_whole=True)
+    return axis if found is None else found
 
 
 def as_one_slice(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:

@@ -195,6 +195,18 @@ def single_copies(
     return SingleCopies(once, total, leaf)
 
 
+def replicated_bytes(topology: Topology, held: Iterable[HeldLeaves]) -> tuple[int, int]:
+    """Return the bytes of the parts of a state that every slice holds, and those of all parts."""
+    replicated = total = 0
+    for leaves in held:
+        for box, holders in leaves.holders.items():
+            nbytes = volume(box) * sum(leaves.item_bytes.values())
+            total += nbytes
+            if len(_slices(topology, holders)) == len(topology.slices):
+                replicated += nbytes
+    return replicated, total
+
+
 def _slices(topology: Topology, processes: Iterable[int]) -> set[int]:
     return {topology.slice_of[process] for process in processes}
 
