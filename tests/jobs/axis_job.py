@@ -123,11 +123,11 @@ def chosen(
     return program
 
 
-def maxtext(name: str, sizes: dict[str, int], spec: P, **settings: Any) -> Any:
+def maxtext(name: str, mesh_by: Callable[[], Mesh], spec: P, **settings: Any) -> Any:
     """MaxText's manager: the steps, the copies, and a restore without a slice and storage."""
 
     def program(world: JobProcess) -> Any:
-        mesh, specs = maxtext_mesh(**sizes), {"w": spec}
+        mesh, specs = mesh_by(), {"w": spec}
         place, storage = world.ramdisk(name), world.root / f"{name}_storage"
         place.parent.mkdir(parents=True, exist_ok=True)
         flags = {
@@ -147,7 +147,7 @@ def maxtext(name: str, sizes: dict[str, int], spec: P, **settings: Any) -> Any:
         if steps == [0]:
             return {"steps": steps}
         found = {"steps": steps, "survival": survival(world, name)}
-        if "data" in sizes:
+        if mesh.shape["data"] > 1:
             lose(world, name, SECOND)
             if world.process == 0:
                 shutil.rmtree(storage)
@@ -189,11 +189,15 @@ PROGRAMS: dict[str, Callable[[JobProcess], Any]] = {
         {"a": P("first"), "b": P("first"), "c": P("second")},
         placement=TWO_COPIES,
     ),
-    "MaxText": maxtext("maxtext", {"data": 2, "fsdp": 4}, P("fsdp")),
-    "MaxText without replicas": maxtext("maxtext_one", {"fsdp": 8}, P("fsdp")),
+    "MaxText": maxtext("maxtext", lambda: maxtext_mesh(data=2, fsdp=4), P("fsdp")),
+    "MaxText without replicas": maxtext("maxtext_one", lambda: maxtext_mesh(fsdp=8), P("fsdp")),
     "MaxText without replicas, in RAM": maxtext(
-        "maxtext_one_ram", {"fsdp": 8}, P("fsdp"), local_save_every_n_steps=1
+        "maxtext_one_ram",
+        lambda: maxtext_mesh(fsdp=8),
+        P("fsdp"),
+        local_save_every_n_steps=1,
     ),
+    "manager of a mesh of one axis": maxtext("one_axis", lambda: mesh_of(data=8), P()),
 }
 
 if __name__ == "__main__":

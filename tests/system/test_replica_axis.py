@@ -81,6 +81,15 @@ def test_maxtext_mesh_restores_from_ram_without_a_slice(results: list[dict[str, 
         assert found["restored"]
 
 
+def test_manager_of_a_mesh_of_one_axis_with_replicas_saves_to_ram(
+    results: list[dict[str, Any]],
+) -> None:
+    for found in of(results, "manager of a mesh of one axis"):
+        assert found["steps"] == [0, 2]
+        assert found["survival"] == [{"3": 1}, ["0", "1", "2", "3"]]
+        assert found["restored"]
+
+
 def test_maxtext_mesh_without_replicas_saves_to_ram_on_request(
     results: list[dict[str, Any]],
 ) -> None:
