@@ -81,7 +81,7 @@ def test_maxtext_mesh_restores_from_ram_without_a_slice(results: list[dict[str, 
         assert found["restored"]
 
 
-def test_manager_of_a_mesh_of_one_axis_with_replicas_saves_to_ram(
+def test_manager_of_a_mesh_of_one_axis_uses_its_replicas(
     results: list[dict[str, Any]],
 ) -> None:
     for found in of(results, "manager of a mesh of one axis"):
