@@ -71,12 +71,31 @@ class SurvivalReport(msgspec.Struct, frozen=True):
 
 
 class _Ram:
-    """The RAM of one run, by host."""
+    """The RAM of one run, by host. ``process_of``: of holders whose process is known."""
 
-    def __init__(self, inventory: Inventory, host_of: dict[str, str], slice_of: dict[str, int]):
+    def __init__(
+        self,
+        inventory: Inventory,
+        host_of: dict[str, str],
+        slice_of: dict[str, int],
+        process_of: dict[str, int],
+    ):
         self.inventory = inventory
         self.host_of = host_of
         self.slice_of = slice_of
+        self.process_of = process_of
+
+    def processes_with(self, save: SaveId) -> int:
+        """Return the number of processes whose part of ``save`` was read, each once."""
+        seen: set[int] = set()
+        count = 0
+        for each in self.inventory.holders:
+            process = self.process_of.get(each.holder)
+            if process not in seen:
+                count += sum(held.save == save for held in each.tensors)
+            if process is not None:
+                seen.add(process)
+        return count
 
     def without(self, lost: Collection[str]) -> Inventory:
         """Return the inventory without some holders."""
@@ -116,7 +135,7 @@ def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
         incarnation=save.incarnation,
         stored_step=stored_step,
         hosts=len(hosts),
-        seen=sum(h.save == save for each in ram.inventory.holders for h in each.tensors),
+        seen=ram.processes_with(save),
         processes=max(
             (h.count for each in ram.inventory.holders for h in each.host_states if h.save == save),
             default=0,
@@ -151,23 +170,30 @@ def _ram_of(
 ) -> tuple[_Ram, list[SurveyFault]]:
     folders = [folder for folder in survey.folders if folder.run_id == run_id]
     host_of = {folder.holder.holder: str(folder.local_dir) for folder in folders}
-    slice_of = {
-        folder.holder.holder: copy.published.writer.slice_index
+    writers = {
+        folder.holder.holder: copy.published.writer
         for folder in folders
         for copy in folder.copies
         if copy.published.writer is not None
     }
+    slice_of = {holder: writer.slice_index for holder, writer in writers.items()}
+    process_of = {holder: writer.process_index for holder, writer in writers.items()}
     inventory = survey.inventory(run_id)
     if not peers:
-        return _Ram(inventory, host_of, slice_of), []
+        return _Ram(inventory, host_of, slice_of, process_of), []
     if places.secret is None:
         raise ConfigError(["--peers needs the run's secret"], target="eckpt ls --survives")
     with TransferClient(run_id=run_id, secret=places.secret) as client:
         asked, manifests, faults = ask_peers(client, peers, inventory)
+    # A peer may be the process of a ramdisk that was read too: its copies count once.
+    read = {process: host_of[holder] for holder, process in process_of.items()}
     for each in asked:
         host_of[each.holder] = _host_name(each.address)
+        if each.process_index is not None:
+            host_of[each.holder] = read.get(each.process_index, host_of[each.holder])
+            process_of[each.holder] = each.process_index
     # Peers do not say of which slice they are.
-    return _Ram(merged(inventory, asked, manifests), host_of, {}), faults
+    return _Ram(merged(inventory, asked, manifests), host_of, {}, process_of), faults
 
 
 def _host_name(address: str) -> str:

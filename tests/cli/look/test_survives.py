@@ -15,10 +15,12 @@ from tiers_support import (
     RUN_ID,
     SHARDS,
     document,
+    open_tier,
     save_id,
     write_save,
 )
 
+from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.core.placement.held_copies import survival_of
 from emergency_ckpt.core.placement.policies import Striped
 from emergency_ckpt.core.placement.striping import blocks
@@ -191,6 +193,24 @@ def test_doctor_one_ramdisk_of_several_has_no_single_copies(
     found = doctor_on_copies(capsys, "--local-dir", one)
     assert (found["status"], "1 copy" in found["text"]) == ("ok", False)
     assert "the RAM of 1 of 2 processes was read" in found["text"]
+
+
+def test_doctor_counts_a_ramdisk_and_its_process_once(
+    ramdisk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = generate_secret()
+    monkeypatch.setenv(SECRET_VARIABLE, secret.decode())
+    signer = Signer.of(RunSecret(RUN_ID, secret, given=True))
+    one = fill(ramdisk / "one", 0, 10, count=2, signer=signer)
+    tier = open_tier(one, signer=signer)
+    holdings = ProcessHoldings(tier, 0)
+    with TransferServer(holdings, run_id=RUN_ID, secret=secret, security="aead") as server:
+        places = ("--local-dir", one, "--peers", server.contact)
+        found = doctor_on_copies(capsys, *places)
+        assert "the RAM of 1 of 2 processes was read" in found["text"]
+        _, report = survives(capsys, one, words=("--run-id", RUN_ID, *map(str, places[2:])))
+        assert (report["hosts"], report["seen"], report["processes"]) == (1, 1, 2)
+    tier.close()
 
 
 def test_doctor_names_the_one_copy_of_a_job_of_one(

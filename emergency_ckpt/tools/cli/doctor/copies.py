@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.tools.cli.doctor.findings import Finding
 from emergency_ckpt.tools.offline.survival import SurvivalReport, copies_text, report_survival
@@ -14,9 +17,13 @@ def check_copies(places: Places, peers: tuple[str, ...]) -> Finding:
     A part is said to lack a copy only where the RAM of all processes of the job was read, because
     any other process may have one.
     """
-    report = report_survival(places, peers)
-    found = _of_report(report, f"run {places.run_id!r}")
-    if not (report.faults and report.hosts):  # without a host there is no run to be at fault
+    run_id = places.run_id or ""
+    dirs = tuple(path for path in places.local_dirs if os.path.exists(path / run_id))
+    if not (dirs or peers):
+        return Finding("copies", "ok", f"no step of run {run_id!r} is in RAM")
+    report = report_survival(dataclasses.replace(places, local_dirs=dirs), peers)
+    found = _of_report(report, f"run {run_id!r}")
+    if not report.faults:
         return found
     fault = report.faults[0]
     text = f"{found.text}; {count_text(len(report.faults), 'fault', 'faults')}: {fault.where}"
@@ -26,8 +33,6 @@ def check_copies(places: Places, peers: tuple[str, ...]) -> Finding:
 
 def _of_report(report: SurvivalReport, run: str) -> Finding:
     hosts = count_text(report.hosts, "host", "hosts")
-    if report.hosts == 0:
-        return Finding("copies", "ok", f"no step of {run} is in RAM")
     others = "give each other host's ramdisk (--local-dir), or --peers and the secret, to count"
     if report.step is None or report.shards is None:
         return Finding("copies", "ok", f"no whole step of {run} on {hosts}; {others} copies")
