@@ -57,15 +57,13 @@ class EmergencyCheckpointer:
     def __init__(self, config: Config | None = None, **settings: Unpack[Settings]) -> None:
         check_joined(jax.process_count())
         self._config, start = agreed_config(config or Config(), settings)
-        self._process = (jax.process_index(), jax.process_count())
-        self._opened = opened = open_together(self._config, start, self._process)
+        process = (jax.process_index(), jax.process_count())
+        self._opened = opened = open_together(self._config, start, process)
         self._departures, self._failures = opened.departures, opened.failures
         parts = opened.parts
         self._prefetches = parts.prefetches
         self._saver, self._steps = parts.saver, parts.steps
-        self._resume = Resume(
-            parts, self._config, self._process, opened.member.coordinator, opened.watch
-        )
+        self._resume = Resume(parts, self._config, opened.member.coordinator, opened.watch)
         self._stopped, self._why_stopped = False, "the checkpointer was stopped"
         self._progress = opened.progress
         self.last_restore: RestoreReport | None = None

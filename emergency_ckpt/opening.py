@@ -24,7 +24,6 @@ from emergency_ckpt.cluster.peer_signs import DeathWatch, PeerSigns
 from emergency_ckpt.cluster.peers import Known
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.cluster.rounds import run_on_all
-from emergency_ckpt.cluster.topology import topology_of
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.errors import RestoreFailed
@@ -34,7 +33,6 @@ from emergency_ckpt.metrics.jax_events import record_for_jax
 from emergency_ckpt.start.claim import told_refusal
 from emergency_ckpt.start.config_warnings import config_warnings
 from emergency_ckpt.start.greetings import Greetings
-from emergency_ckpt.state.tree import describe
 
 _GREETING_TIMEOUT_S = 5.0
 _LOOPBACK = "127.0.0.1"
@@ -104,9 +102,6 @@ def _sink(config: Config, me: int) -> EventSink:
 
 def _open(config: Config, start: str, process: tuple[int, int], events: EventSink) -> Opened:
     failures = Failures()
-    slices = topology_of(config.mesh, config.replica_axis, describe((), "start"))
-    slice_index = slices.slice_of[process[0]]
-    events.locate(slice_index=slice_index)
     for text in config_warnings(config, process[0]):
         events.emit("start.warning", text=text)
     storage: Storage | None = None
@@ -116,7 +111,7 @@ def _open(config: Config, start: str, process: tuple[int, int], events: EventSin
         storage = open_storage(config, process, secret, events, failures)
         return look_at_storage(config, storage)
 
-    member = Membership(config, process, slice_index, start, events, known)
+    member = Membership(config, process, start, events, known)
     if process[0] != 0:
         storage = open_storage(config, process, member.secret, events, failures)
     events.locate(incarnation=member.incarnation)

@@ -8,7 +8,7 @@ import dataclasses
 from emergency_ckpt.assembly import Assembly
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
-from emergency_ckpt.cluster.process_placement import ProcessPlacement, place_process
+from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import RamdiskFull, RestoreFailed
@@ -28,14 +28,11 @@ class Resume:
         self,
         parts: Assembly,
         config: Config,
-        process: tuple[int, int],
         coordinator: Coordinator,
         watch: PreemptionWatch,
     ) -> None:
-        """``process``: (index, count) of this one."""
         self._parts = parts
         self._config = config
-        self._process = process
         self._coordinator = coordinator
         self._watch = watch
         self._restores = 0
@@ -96,7 +93,7 @@ class Resume:
         self, state: PyTree, step: int | None, *, wants_host_state: bool
     ) -> tuple[RestoreRequest, ProcessPlacement]:
         tree = describe(state, "restore")
-        placement = place_process(tree, self._config, self._process)
+        placement = self._parts.saver.place(tree)
         request = RestoreRequest(tree, state, step, wants_host_state, placement.retained)
         return request, placement
 

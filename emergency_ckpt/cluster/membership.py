@@ -49,7 +49,6 @@ class Membership:
         self,
         config: Config,
         process: tuple[int, int],
-        slice_index: int,
         start: str,
         events: EventSink,
         stored: Callable[[RunSecret], Known],
@@ -68,7 +67,7 @@ class Membership:
         self._writer = Writer(
             process_index=me,
             process_count=count,
-            slice_index=slice_index,
+            slice_index=0,  # until the state is known
             hostname=socket.gethostname(),
         )
         self._server: TransferServer | None = None

@@ -77,9 +77,15 @@ def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> 
         whole, or of a dtype that this tier cannot store.
     """
     me, count = process
-    topology = topology_of(config.mesh, config.replica_axis, tree)
     table = BoxTable(tree, count)
     held_leaves = table.held_leaves()
+    topology = topology_of(
+        config.mesh,
+        config.replica_axis,
+        tree,
+        held_leaves,
+        needs_whole=config.dir is not None,
+    )
     stored = place(config.placement, topology, me, held_leaves)
     specs = tree.specs
     leaves = tuple(leaf.spec for leaf in tree.leaves)
@@ -111,31 +117,39 @@ def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> 
 def single_copy_text(config: Config, placement: ProcessPlacement) -> str:
     """Return the warning where one host alone has parts of the state in RAM; empty elsewhere."""
     single, slices = placement.single, len(placement.topology.slices)
-    if not single.nbytes or placement.topology.process_count == 1:
+    if not single.nbytes:
         return ""
+    back = f"the newest step in {config.dir}" if config.dir else "the beginning: dir is not set"
+    if placement.topology.process_count == 1:
+        return (
+            "the job is one process, so each part of the state has one copy in RAM, on this host."
+            f" The loss of the host costs every step in RAM, and the job goes back to {back}"
+        )
     if slices > 1 and isinstance(config.placement, Striped) and config.placement.copies == 1:
         why = "placement keeps one copy"
     elif slices > 1:
         why = f"they are split across the {slices} slices, as in leaf {single.leaf!r}"
     else:
         why = f"the job has one slice: {_why_one_slice(config)}"
-    back = f"the newest step in {config.dir}" if config.dir else "the beginning: dir is not set"
+    chosen = "" if config.replica_axis is None else "; without replica_axis the best one is chosen"
     part, state = size_text(single.nbytes), size_text(single.total_bytes)
     return (
         f"{part} of the {state} of the state have one copy in RAM, on one host: {why}. The loss of"
-        f" a host with such a part costs every step in RAM, and the job goes back to {back}. Along"
-        " an axis of the mesh over several hosts that the state is not split on (replica_axis),"
-        " each part has a second copy"
+        f" a host with such a part costs every step in RAM, and the job goes back to {back}. With"
+        " an axis of the mesh over several hosts that the state is not split on, such as data"
+        f" parallelism, each part has a second copy{chosen}"
     )
 
 
 def _why_one_slice(config: Config) -> str:
     if config.mesh is None:
-        return "no mesh is set, and that of the state has no axis along which it is replicated"
+        return (
+            "no mesh is set, and that of the state has no axis over hosts that it is not split on"
+        )
     axes = {str(name): size for name, size in config.mesh.shape.items()}
     name = config.replica_axis
     if name is None:
-        return f"the state is split along each axis of {axes} with several positions"
+        return f"the state is split along each axis of {axes} over several hosts"
     name = list(axes)[name] if isinstance(name, int) else name
     if axes[name] == 1:
         return f"axis {name!r} (replica_axis) of {axes} has size 1"

@@ -2,42 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
 
-from emergency_ckpt.core.placement.policies import Topology
+from emergency_ckpt.core.placement.policies import Topology, replicated_bytes
+from emergency_ckpt.core.placement.striping import HeldLeaves
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.state.tree import StateTree
 
 
 def topology_of(
-    mesh: jax.sharding.Mesh | None, replica_axis: str | int | None, tree: StateTree
+    mesh: jax.sharding.Mesh | None,
+    replica_axis: str | int | None,
+    tree: StateTree,
+    held: Sequence[HeldLeaves],
+    *,
+    needs_whole: bool,
 ) -> Topology:
     """Return the slice of each process. Not collective. ``replica_axis``: see ``Config``.
 
     From the coordinate on ``replica_axis`` of ``mesh``; without a mesh from the devices'
     ``slice_index`` where they differ; else from the mesh of the state's own shardings; else there
     is one slice. Slices that share a process are merged, because they fail together. ConfigError
-    when ``replica_axis`` is no axis of the mesh that was found.
+    when ``replica_axis`` is no axis of the mesh that was found. ``held``, ``needs_whole``: as
+    ``replicated_axis``, which chooses where ``replica_axis`` is None.
     """
-    process_count = jax.process_count()
+    one = Topology(jax.process_count(), (0,) * jax.process_count())
     if mesh is None:
         by_index = {(d.process_index, getattr(d, "slice_index", 0) or 0) for d in jax.devices()}
         if len({index for _, index in by_index}) > 1:
-            return _merged(by_index, process_count)
+            return _merged(by_index, jax.process_count())
         mesh = _mesh_of(tree)
     if mesh is None:
-        return Topology(process_count, (0,) * process_count)
-    axis = unsplit_axis(mesh, tree) if replica_axis is None else _axis_of(mesh, replica_axis)
-    if axis is None:
-        return Topology(process_count, (0,) * process_count)
+        return one
+    if replica_axis is None:
+        axis = replicated_axis(mesh, held, needs_whole=needs_whole)
+        return one if axis is None else _along(mesh, axis)
+    return _along(mesh, _axis_of(mesh, replica_axis))
+
+
+def replicated_axis(
+    mesh: jax.sharding.Mesh, held: Sequence[HeldLeaves], *, needs_whole: bool
+) -> int | None:
+    """Return the axis of ``mesh`` along which the most bytes are replicated, the first of equals.
+
+    The same on all processes. Only axes with several slices count: a mesh may begin with axes of
+    size 1, as MaxText's with ``diloco``, or have axes inside a host, and along neither would
+    another host have a copy. None where nothing is replicated; with ``needs_whole`` (a slice must
+    hold the whole state, to write it to storage) also where a part of the state is not.
+
+    Args:
+      held: the processes that hold each part of the state.
+    """
+    chosen, most = None, 0
+    for axis in range(mesh.devices.ndim):
+        topology = _along(mesh, axis)
+        if len(topology.slices) == 1:
+            continue
+        replicated, total = replicated_bytes(topology, held)
+        if replicated > most and (replicated == total or not needs_whole):
+            chosen, most = axis, replicated
+    return chosen
+
+
+def _along(mesh: jax.sharding.Mesh, axis: int) -> Topology:
     pairs = {
         (device.process_index, coordinate[axis])
         for coordinate, device in np.ndenumerate(mesh.devices)
     }
-    return _merged(pairs, process_count)
+    return _merged(pairs, jax.process_count())
 
 
 def _axis_of(mesh: jax.sharding.Mesh, replica_axis: str | int) -> int:
@@ -57,19 +92,6 @@ def _mesh_of(tree: StateTree) -> jax.sharding.Mesh | None:
             mesh = leaf.sharding.mesh
             if isinstance(mesh, jax.sharding.Mesh):
                 return mesh
-    return None
-
-
-def unsplit_axis(mesh: jax.sharding.Mesh, tree: StateTree) -> int | None:
-    """Return the first axis of ``mesh`` with several positions along which no leaf is split."""
-    split: set[str] = set()
-    for leaf in tree.leaves:
-        if isinstance(leaf.sharding, jax.sharding.NamedSharding):
-            for part in leaf.sharding.spec:
-                split.update((part,) if isinstance(part, str) else part or ())
-    for axis, name in enumerate(mesh.axis_names):
-        if name not in split and mesh.shape[name] > 1:
-            return axis
     return None
 
 

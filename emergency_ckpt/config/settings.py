@@ -74,9 +74,10 @@ class Config:
     mesh: jax.sharding.Mesh | None = None
     """Device mesh of the training state. None: the mesh of the state's own shardings where the
     devices have a ``slice_index``; otherwise the job counts as one slice."""
-    replica_axis: str | int | None = setting(0, orbax="replica_axis_index")
-    """Name or index of the mesh axis along which slices are replicas. None: the first axis along
-    which no leaf of the state is split; without such an axis the job counts as one slice."""
+    replica_axis: str | int | None = setting(None, orbax="replica_axis_index")
+    """Name or index of the mesh axis along which slices are replicas. None: the axis over several
+    hosts along which the most bytes of the state are replicated, the first of equals; with ``dir``
+    only one along which no leaf is split. Without such an axis the job counts as one slice."""
     local_save_every_n_steps: int = setting(10, tier="local")
     """Interval of the local tier, in steps; 0 for none."""
     save_every_n_steps: int = setting(1000, tier="persistent", needs="dir")

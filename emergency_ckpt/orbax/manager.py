@@ -23,7 +23,7 @@ from emergency_ckpt.errors import CheckpointError, StepNotFound
 from emergency_ckpt.metrics import CheckpointLog
 from emergency_ckpt.orbax import items
 from emergency_ckpt.orbax.latest_step import LatestStep
-from emergency_ckpt.orbax.mesh_slices import as_one_slice, replica_axis_of, slice_count
+from emergency_ckpt.orbax.mesh_slices import replica_axis_of, slice_count
 from emergency_ckpt.orbax.options import (
     CheckpointManagerOptions,
     check_kinds,
@@ -91,10 +91,9 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         self._global_mesh = global_mesh
         self._abstract_state = abstract_state
         self._metadata = dict(metadata or {})
-        self._axis = options.replica_axis_index
+        self._axis: int | None = options.replica_axis_index
         if global_mesh is not None:
-            self._axis = replica_axis_of(global_mesh, self._axis, abstract_state)
-        self._one_slice = global_mesh is not None and slice_count(global_mesh, self._axis) == 1
+            self._axis = replica_axis_of(global_mesh, options.replica_axis_index, abstract_state)
         local = Path(os.path.abspath(os.fspath(local_directory)))
         has_orbaxs_slices = (
             global_mesh is None or slice_count(global_mesh, options.replica_axis_index) > 1
@@ -102,14 +101,15 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         if has_orbaxs_slices and not local.exists():
             raise FileNotFoundError(f"{local} does not exist: create the local directory first")
         self._config = self._config_of(local, logger)
-        if self._one_slice and not options.local.read_only and not self._saves_locally:
+        is_off = not (options.local.read_only or self._saves_locally)
+        if global_mesh is not None and self._axis is None and is_off:
             logging.warning(
-                "the mesh has one slice: nothing is saved to RAM, as with Orbax. No axis of %s has"
-                " replicas of the state on several hosts; with one, such as data parallelism, a"
-                " lost host's part is in the RAM of others."
-                " LocalCheckpointOptions(with_one_slice=True) saves one copy there, which is lost"
-                " with its host",
-                dict(global_mesh.shape) if global_mesh is not None else {},
+                "the mesh has one slice: nothing is saved to RAM, as with Orbax. No axis of %s over"
+                " several hosts has the whole state at each position; with one, such as data"
+                " parallelism, a lost host's part is in the RAM of others. The setting"
+                " local_save_every_n_steps, or LocalCheckpointOptions(with_one_slice=True), saves"
+                " one copy there, which is lost with its host",
+                {name: size for name, size in global_mesh.shape.items() if size > 1},
             )
         self._run_id = run_id_of(str(self._directory))
         self._closed = False
@@ -127,12 +127,9 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             "dir": str(self._directory),
             "local_dir": str(local),
             "mesh": self._global_mesh,
-            **settings_of(self._options, one_slice=self._one_slice),
+            **settings_of(self._options, one_slice=self._axis is None),
+            "replica_axis": self._axis,
         }
-        if self._one_slice and self._global_mesh is not None:
-            settings.update(mesh=as_one_slice(self._global_mesh), replica_axis=0)
-        elif self._axis != self._options.replica_axis_index:
-            settings["replica_axis"] = self._axis
         if logger is not None:
             log = CheckpointLog(logger, dir=settings["dir"], local_dir=settings["local_dir"])
             settings["on_event"] = log
@@ -163,7 +160,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     @property
     def in_primary_slice(self) -> bool:
         """True when this process has devices in slice 0 of the mesh."""
-        if self._one_slice or self._global_mesh is None:
+        if self._axis is None or self._global_mesh is None:
             return True
         first = np.take(self._global_mesh.devices, 0, axis=self._axis)
         return any(device.process_index == jax.process_index() for device in first.flat)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import jax
-import numpy as np
 
-from emergency_ckpt.cluster.topology import topology_of, unsplit_axis
-from emergency_ckpt.state.tree import PyTree, describe
+from emergency_ckpt.cluster.topology import replicated_axis
+from emergency_ckpt.state.tree import BoxTable, PyTree, describe
 
 
 def slice_count(mesh: jax.sharding.Mesh, axis: int) -> int:
@@ -18,20 +17,14 @@ def slice_count(mesh: jax.sharding.Mesh, axis: int) -> int:
     return mesh.devices.shape[axis]
 
 
-def replica_axis_of(mesh: jax.sharding.Mesh, axis: int, state: PyTree) -> int:
-    """Return ``axis``, or where it has size 1 the first axis with replicas of ``state`` on slices.
+def replica_axis_of(mesh: jax.sharding.Mesh, axis: int, state: PyTree) -> int | None:
+    """Return the axis of the slices: ``axis``, unless it has size 1; None where there is one slice.
 
-    A mesh may begin with axes of size 1 that a run does not use, as MaxText's with ``diloco``.
+    A mesh may begin with axes of size 1 that a run does not use, as MaxText's with ``diloco``. Then
+    it is the axis along which ``state`` is replicated over several hosts. ValueError as
+    ``slice_count``.
     """
-    if slice_count(mesh, axis) > 1 or mesh.devices.ndim == 1:
+    if slice_count(mesh, axis) > 1:
         return axis
-    tree = describe(state, "open")
-    found = unsplit_axis(mesh, tree)
-    if found is None or len(topology_of(mesh, found, tree).slices) == 1:
-        return axis
-    return found
-
-
-def as_one_slice(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
-    """Return ``mesh`` with a replica axis of size 1 in front."""
-    return jax.sharding.Mesh(mesh.devices[np.newaxis], ("emergency_ckpt_slice", *mesh.axis_names))
+    held = BoxTable(describe(state, "open"), jax.process_count()).held_leaves()
+    return replicated_axis(mesh, held, needs_whole=True)

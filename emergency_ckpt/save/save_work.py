@@ -27,7 +27,7 @@ from emergency_ckpt.state.capture import SharedCapture
 from emergency_ckpt.state.device_copies import DeviceCopies
 from emergency_ckpt.state.host_state import Payload
 from emergency_ckpt.state.staging import Snapshot
-from emergency_ckpt.state.tree import check_values, describe
+from emergency_ckpt.state.tree import StateTree, check_values, describe
 
 Work = Callable[[], None]
 
@@ -154,12 +154,24 @@ class SaveWork:
         if plan is not None:
             flat = plan.structure.leaves_of(state)
         if plan is None or flat is None:
-            placement = place_process(describe(state, "save"), config, self._parts.process)
+            placement = self.place(describe(state, "save"))
             plan = plan_snapshots(placement, config.snapshots, self._copies, self._parts.look)
             self.use_placement(placement, host_states.size_of(request.capture()))
             flat = jax.tree_util.tree_leaves(state)
         self._plan = plan
         return plan, flat
+
+    def place(self, tree: StateTree) -> ProcessPlacement:
+        """Return where shards of ``tree`` go. Events and manifests name this process's slice then.
+
+        InvalidState as ``place_process``.
+        """
+        parts = self._parts
+        placement = place_process(tree, parts.config, parts.process)
+        slice_index = placement.topology.slice_of[parts.process[0]]
+        parts.events.locate(slice_index=slice_index)
+        parts.tier.note_slice(slice_index)
+        return placement
 
     def use_placement(
         self, placement: ProcessPlacement, host_state_bytes: int, *, in_background: bool = False

@@ -33,7 +33,7 @@ from emergency_ckpt.save.saver_parts import (
 )
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.state.staging import Snapshot
-from emergency_ckpt.state.tree import PyTree
+from emergency_ckpt.state.tree import PyTree, StateTree
 from emergency_ckpt.tiers.storage.calls import release_workers
 from emergency_ckpt.types import SaveId
 
@@ -314,6 +314,10 @@ class Saver:
         """As ``EmergencyCheckpointer.should_save``."""
         reached = self._parts.watch.reached(step)
         return self._due.look(step, preempted=reached) or self._parts.watch.sync_step == step
+
+    def place(self, tree: StateTree) -> ProcessPlacement:
+        """As ``SaveWork.place``."""
+        return self._work.place(tree)
 
     def use_placement(
         self, placement: ProcessPlacement, host_state_bytes: int, *, in_background: bool = False

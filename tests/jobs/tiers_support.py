@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from emergency_ckpt.core.shard_layout import lay_out
+from emergency_ckpt.core.shard_layout import Layout, lay_out
 from emergency_ckpt.state import host_state
 from emergency_ckpt.tiers.local.manifest import build_contents
 from emergency_ckpt.tiers.local.signatures import Signer
@@ -70,24 +70,26 @@ def save_id(step: int, incarnation: str = "000000000001-first", run_id: str = RU
     return SaveId(step=step, incarnation=incarnation, run_id=run_id)
 
 
-def shard_bytes(step: int) -> list[bytes]:
+def shard_bytes(step: int, layout: Layout = LAYOUT) -> list[bytes]:
     """The bytes of every shard at a step, in layout order: different for each step."""
     generator = np.random.Generator(np.random.PCG64(step))
-    return [generator.bytes(placed.nbytes) for placed in LAYOUT.shards]
+    return [generator.bytes(placed.nbytes) for placed in layout.shards]
 
 
-def fill(writer: SlotWriter, save: SaveId) -> Contents:
-    data = shard_bytes(save.step)
-    places = [placed.offset for placed in LAYOUT.shards]
+def fill(writer: SlotWriter, save: SaveId, layout: Layout = LAYOUT) -> Contents:
+    data = shard_bytes(save.step, layout)
+    places = [placed.offset for placed in layout.shards]
     crcs = writer.copy(list(zip(data, places, strict=True)))
-    return build_contents(save, LEAVES, LAYOUT, crcs)
+    return build_contents(save, LEAVES, layout, crcs)
 
 
-def write_save(tier: LocalTier, step: int, incarnation: str = "000000000001-first") -> str:
-    """Publish one whole save; returns its digest."""
+def write_save(
+    tier: LocalTier, step: int, incarnation: str = "000000000001-first", layout: Layout = LAYOUT
+) -> str:
+    """Publish one save, whole unless ``layout`` has parts; returns its digest."""
     save = save_id(step, incarnation)
-    with tier.begin_write(save, LAYOUT.size_bytes) as writer:
-        digest = writer.stage(fill(writer, save))
+    with tier.begin_write(save, layout.size_bytes) as writer:
+        digest = writer.stage(fill(writer, save, layout))
         writer.publish()
     return digest
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh
-from world import World, logged
+from world import World, logged, save_all
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.config import Config
@@ -106,3 +106,24 @@ def test_checkpointer_in_a_job_not_joined_is_refused(
         world.open()
     monkeypatch.setenv(LAUNCHED_COUNT, "1")
     world.open().stop()
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_job_of_one_process_is_told_once_of_its_one_copy(world: World, stores: bool) -> None:
+    with logged() as lines, world.open_both() if stores else world.open() as checkpointer:
+        checkpointer.restore(state=world.state(0))
+        save_all(checkpointer, world, 1, 2)
+        checkpointer.restore(state=world.state(0))
+        save_all(checkpointer, world, 3)
+    (said,) = [line for line in lines if "one copy in RAM" in line]
+    back = f"the newest step in {world.persistent}" if stores else "the beginning: dir is not set"
+    assert "The loss of the host costs every step in RAM" in said
+    assert said.endswith(back)
+    (event,) = [event for event in world.events if event.name == "start.single_copy"]
+    assert event.fields["single_bytes"] == event.fields["state_bytes"]
+
+
+def test_job_of_one_process_without_ram_tier_is_told_nothing(world: World) -> None:
+    with world.open_both(local_save_every_n_steps=0) as checkpointer:
+        save_all(checkpointer, world, 2)
+    assert "start.single_copy" not in world.names()

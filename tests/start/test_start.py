@@ -154,20 +154,21 @@ def mesh_of(*shape: int) -> Mesh:
 @pytest.mark.parametrize("axis", [0, 1, "slice", "fsdp"])
 def test_slices_that_share_a_process_fail_together_and_are_one(axis: str | int) -> None:
     tree = describe({"x": 1}, "save")
-    assert topology_of(mesh_of(2, 4), axis, tree) == Topology(1, (0,))
+    assert topology_of(mesh_of(2, 4), axis, tree, (), needs_whole=True) == Topology(1, (0,))
 
 
 def test_without_a_mesh_that_of_the_state_is_taken_or_none() -> None:
     array = jax.device_put(np.zeros(8), NamedSharding(mesh_of(2, 4), P("fsdp")))
     for state in ({"x": array}, {"x": 1}, {}):
-        assert topology_of(None, "slice", describe(state, "save")) == Topology(1, (0,))
+        tree = describe(state, "save")
+        assert topology_of(None, "slice", tree, (), needs_whole=True) == Topology(1, (0,))
 
 
 @pytest.mark.parametrize("axis", ["slices", 2])
 def test_topology_axis_absent_from_the_states_mesh_is_an_error(axis: str | int) -> None:
     array = jax.device_put(np.zeros(8), NamedSharding(mesh_of(2, 4), P("fsdp")))
     with pytest.raises(ConfigError, match="none of the axes"):
-        topology_of(None, axis, describe({"x": array}, "save"))
+        topology_of(None, axis, describe({"x": array}, "save"), (), needs_whole=True)
 
 
 def test_placement_of_replicas_stores_each_shard_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -178,8 +179,9 @@ def single_copies(
     once = total = 0
     leaf = ""
     for leaves in held:
+        elements = math.prod(leaves.shape)
         for box, holders in leaves.holders.items():
-            nbytes = volume(box) * sum(leaves.item_bytes.values())
+            items, nbytes = leaves.item_bytes, volume(box) * sum(leaves.item_bytes.values())
             total += nbytes
             slices = _slices(topology, holders)
             match policy:
@@ -187,12 +189,27 @@ def single_copies(
                     copies = sum(_stores(topology, process, slices) for process in holders)
                 case Striped():
                     copies = min(policy.copies, len(slices))
+                    if len(holders) > 1:  # else small leaves have one copy too
+                        least = policy.everywhere_below_bytes
+                        items = {path: n for path, n in items.items() if elements * n >= least}
                 case _:
                     assert_never(policy)
-            if copies == 1 and nbytes:
-                once += nbytes
-                leaf = leaf or min(leaves.item_bytes)
+            if copies == 1 and nbytes and items:
+                once += volume(box) * sum(items.values())
+                leaf = leaf or min(items)
     return SingleCopies(once, total, leaf)
+
+
+def replicated_bytes(topology: Topology, held: Iterable[HeldLeaves]) -> tuple[int, int]:
+    """Return the bytes of the parts of a state that every slice holds, and those of all parts."""
+    replicated = total = 0
+    for leaves in held:
+        for box, holders in leaves.holders.items():
+            nbytes = volume(box) * sum(leaves.item_bytes.values())
+            total += nbytes
+            if len(_slices(topology, holders)) == len(topology.slices):
+                replicated += nbytes
+    return replicated, total
 
 
 def _slices(topology: Topology, processes: Iterable[int]) -> set[int]:

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from emergency_ckpt.core.limits import SMALL_FILES_BYTES
 from emergency_ckpt.errors import LocalTierError, RamdiskFull, SlotBusy
 from emergency_ckpt.tiers import files
@@ -125,6 +127,10 @@ class LocalTier(HeldCopies):
     def path(self) -> Path:
         """This process's directory."""
         return self._own.claim.path
+
+    def note_slice(self, slice_index: int) -> None:
+        """Name this slice in the manifests published from now on."""
+        self._writer = msgspec.structs.replace(self._writer, slice_index=slice_index)
 
     def is_intact(self) -> bool:
         """Return True when no program has removed the directory or a slot."""

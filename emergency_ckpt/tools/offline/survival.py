@@ -15,6 +15,7 @@ from emergency_ckpt.core.address import parse_address, split_holder
 from emergency_ckpt.core.placement.held_copies import Survival, holders_of_parts, survival_of
 from emergency_ckpt.core.restore.inventory import Inventory
 from emergency_ckpt.core.restore.wholeness import lacks_of, newest_whole
+from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.offline.draining.peers import ask_peers, merged
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
@@ -46,6 +47,7 @@ class SurvivalReport(msgspec.Struct, frozen=True):
     Attributes:
       step: the newest whole step in RAM, None without one; of ``run_id``, in ``incarnation``.
       stored_step: the newest in storage.
+      seen, processes: of the job of that step, the processes whose RAM was read, and all of them.
       shards, host_states: copies by host.
       losses: of each host, and of each slice where there are several.
     """
@@ -55,6 +57,8 @@ class SurvivalReport(msgspec.Struct, frozen=True):
     incarnation: str
     stored_step: int | None
     hosts: int
+    seen: int
+    processes: int
     shards: Survival | None
     host_states: Survival | None
     losses: tuple[Loss, ...]
@@ -67,12 +71,31 @@ class SurvivalReport(msgspec.Struct, frozen=True):
 
 
 class _Ram:
-    """The RAM of one run, by host."""
+    """The RAM of one run, by host. ``process_of``: of holders whose process is known."""
 
-    def __init__(self, inventory: Inventory, host_of: dict[str, str], slice_of: dict[str, int]):
+    def __init__(
+        self,
+        inventory: Inventory,
+        host_of: dict[str, str],
+        slice_of: dict[str, int],
+        process_of: dict[str, int],
+    ):
         self.inventory = inventory
         self.host_of = host_of
         self.slice_of = slice_of
+        self.process_of = process_of
+
+    def processes_with(self, save: SaveId) -> int:
+        """Return the number of processes whose part of ``save`` was read, each once."""
+        seen: set[int] = set()
+        count = 0
+        for each in self.inventory.holders:
+            process = self.process_of.get(each.holder)
+            if process not in seen:
+                count += sum(held.save == save for held in each.tensors)
+            if process is not None:
+                seen.add(process)
+        return count
 
     def without(self, lost: Collection[str]) -> Inventory:
         """Return the inventory without some holders."""
@@ -98,7 +121,7 @@ def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
     hosts = sorted(set(ram.host_of.values()))
     if save is None:
         return SurvivalReport(
-            run_id, None, "", stored_step, len(hosts), None, None, (), tuple(faults)
+            run_id, None, "", stored_step, len(hosts), 0, 0, None, None, (), tuple(faults)
         )
     losses = [_loss("host", host, _of(ram.host_of, host), ram, save, stored_step) for host in hosts]
     slices = sorted(set(ram.slice_of.values()))
@@ -112,10 +135,23 @@ def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
         incarnation=save.incarnation,
         stored_step=stored_step,
         hosts=len(hosts),
+        seen=ram.processes_with(save),
+        processes=max(
+            (h.count for each in ram.inventory.holders for h in each.host_states if h.save == save),
+            default=0,
+        ),
         shards=shards,
         host_states=host_states,
         losses=tuple(losses),
         faults=tuple(faults),
+    )
+
+
+def copies_text(survival: Survival) -> str:
+    """Return the number of parts by their copies, in words."""
+    return ", ".join(
+        f"{parts} with {count_text(copies, 'copy', 'copies')}"
+        for copies, parts in survival.parts_by_copies.items()
     )
 
 
@@ -134,23 +170,30 @@ def _ram_of(
 ) -> tuple[_Ram, list[SurveyFault]]:
     folders = [folder for folder in survey.folders if folder.run_id == run_id]
     host_of = {folder.holder.holder: str(folder.local_dir) for folder in folders}
-    slice_of = {
-        folder.holder.holder: copy.published.writer.slice_index
+    writers = {
+        folder.holder.holder: copy.published.writer
         for folder in folders
         for copy in folder.copies
         if copy.published.writer is not None
     }
+    slice_of = {holder: writer.slice_index for holder, writer in writers.items()}
+    process_of = {holder: writer.process_index for holder, writer in writers.items()}
     inventory = survey.inventory(run_id)
     if not peers:
-        return _Ram(inventory, host_of, slice_of), []
+        return _Ram(inventory, host_of, slice_of, process_of), []
     if places.secret is None:
         raise ConfigError(["--peers needs the run's secret"], target="eckpt ls --survives")
     with TransferClient(run_id=run_id, secret=places.secret) as client:
         asked, manifests, faults = ask_peers(client, peers, inventory)
+    # A peer may be the process of a ramdisk that was read too: its copies count once.
+    read = {process: host_of[holder] for holder, process in process_of.items()}
     for each in asked:
         host_of[each.holder] = _host_name(each.address)
+        if each.process_index is not None:
+            host_of[each.holder] = read.get(each.process_index, host_of[each.holder])
+            process_of[each.holder] = each.process_index
     # Peers do not say of which slice they are.
-    return _Ram(merged(inventory, asked, manifests), host_of, {}), faults
+    return _Ram(merged(inventory, asked, manifests), host_of, {}, process_of), faults
 
 
 def _host_name(address: str) -> str:

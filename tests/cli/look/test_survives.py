@@ -11,17 +11,22 @@ from looks import tree_of
 from tiers_support import (
     HOST_STATE_LIMIT_BYTES,
     LAYOUT,
+    LEAVES,
     RUN_ID,
+    SHARDS,
     document,
+    open_tier,
     save_id,
     write_save,
 )
 
+from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.core.placement.held_copies import survival_of
 from emergency_ckpt.core.placement.policies import Striped
 from emergency_ckpt.core.placement.striping import blocks
 from emergency_ckpt.core.placement.survivability import loss_probability, slices_that_may_fail
 from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.core.shard_layout import Layout, lay_out
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 from emergency_ckpt.tiers.local.signatures import Signer
@@ -31,21 +36,30 @@ from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import Security, Writer
 
 
-def fill(ramdisk: Path, slice_index: int, *steps: int, signer: Signer | None = None) -> Path:
-    """One process that has all of each step, and the host states of all four."""
+def fill(
+    ramdisk: Path,
+    slice_index: int,
+    *steps: int,
+    count: int = 4,
+    layout: Layout = LAYOUT,
+    signer: Signer | None = None,
+) -> Path:
+    """One process of ``count`` with ``layout`` of each step, and the host states of all."""
     tier = LocalTier.open(
         ramdisk,
         RUN_ID,
-        Writer(process_index=slice_index, process_count=4, slice_index=slice_index, hostname="h"),
+        Writer(
+            process_index=slice_index, process_count=count, slice_index=slice_index, hostname="h"
+        ),
         host_state_limit_bytes=HOST_STATE_LIMIT_BYTES,
         copy_threads=1,
         signer=signer,
     )
-    tier.reserve(LAYOUT.size_bytes)
+    tier.reserve(layout.size_bytes)
     for step in steps:
-        write_save(tier, step)
-        for owner in range(4):
-            tier.publish_host_state(save_id(step), owner, 4, document(step, owner))
+        write_save(tier, step, layout=layout)
+        for owner in range(count):
+            tier.publish_host_state(save_id(step), owner, count, document(step, owner, count))
     tier.close()
     return ramdisk
 
@@ -136,6 +150,85 @@ def test_survives_asks_live_peers(
         assert (code, report["hosts"], report["faults"]) == (0, 2, [])
         assert set(losses_of(report).values()) == {(20, 0)}
     holdings.close()
+
+
+def doctor_on_copies(capsys: pytest.CaptureFixture[str], *places: object) -> dict[str, Any]:
+    words = [str(place) for place in places]
+    assert main(["doctor", "--json", "--run-id", RUN_ID, *words]) == 0
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    (found,) = [check for check in checks if check["check"] == "copies"]
+    return found
+
+
+def test_doctor_counts_the_copies_of_a_job(
+    ramdisk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = fill(ramdisk / "one", 0, 10, 20, count=2)
+    two = fill(ramdisk / "two", 1, 10, 20, count=2)
+    both = ("--local-dir", one, "--local-dir", two)
+    before = tree_of(ramdisk)
+    found = doctor_on_copies(capsys, *both)
+    assert (found["status"], found["measured"]) == ("ok", {"step": 20, "hosts": 2})
+    assert "step 20 on 2 hosts: 5 with 2 copies" in found["text"]
+    assert tree_of(ramdisk) == before
+
+
+def test_doctor_names_the_loss_of_parts_with_one_copy(
+    ramdisk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    halves = lay_out(LEAVES, SHARDS[1:]), lay_out(LEAVES, SHARDS[:1] + SHARDS[2:])
+    hosts = [fill(ramdisk / str(n), n, 20, count=2, layout=half) for n, half in enumerate(halves)]
+    places = [word for host in hosts for word in ("--local-dir", host)]
+    found = doctor_on_copies(capsys, *places)
+    assert found["status"] == "warning"
+    assert "step 20 on 2 hosts: 2 with 1 copy, 3 with 2 copies of its parts" in found["text"]
+    assert f"the loss of host {hosts[0]} costs it, and leaves nothing" in found["text"]
+    assert "replica_axis" in found["mend"]
+
+
+def test_doctor_one_ramdisk_of_several_has_no_single_copies(
+    ramdisk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = fill(ramdisk / "one", 0, 10, count=2)
+    found = doctor_on_copies(capsys, "--local-dir", one)
+    assert (found["status"], "1 copy" in found["text"]) == ("ok", False)
+    assert "the RAM of 1 of 2 processes was read" in found["text"]
+
+
+def test_doctor_counts_a_ramdisk_and_its_process_once(
+    ramdisk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = generate_secret()
+    monkeypatch.setenv(SECRET_VARIABLE, secret.decode())
+    signer = Signer.of(RunSecret(RUN_ID, secret, given=True))
+    one = fill(ramdisk / "one", 0, 10, count=2, signer=signer)
+    tier = open_tier(one, signer=signer)
+    holdings = ProcessHoldings(tier, 0)
+    with TransferServer(holdings, run_id=RUN_ID, secret=secret, security="aead") as server:
+        places = ("--local-dir", one, "--peers", server.contact)
+        found = doctor_on_copies(capsys, *places)
+        assert "the RAM of 1 of 2 processes was read" in found["text"]
+        _, report = survives(capsys, one, words=("--run-id", RUN_ID, *map(str, places[2:])))
+        assert (report["hosts"], report["seen"], report["processes"]) == (1, 1, 2)
+    tier.close()
+
+
+def test_doctor_names_the_one_copy_of_a_job_of_one(
+    ramdisk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = doctor_on_copies(capsys, "--local-dir", fill(ramdisk / "one", 0, 10, count=1))
+    assert found["status"] == "warning"
+    assert "step 10 on 1 host: 5 with 1 copy" in found["text"]
+    assert "leaves nothing" in found["text"]
+
+
+def test_doctor_without_steps_of_the_run_is_content(
+    ramdisk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = doctor_on_copies(capsys, "--local-dir", ramdisk / "missing")
+    assert (found["status"], "no step" in found["text"]) == ("ok", True)
+    one = str(fill(ramdisk / "one", 0, 10))
+    assert main(["doctor", "--local-dir", one, "--local-dir", str(ramdisk)]) == 2
 
 
 @pytest.mark.parametrize("slices", range(2, 8))

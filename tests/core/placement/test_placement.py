@@ -35,7 +35,7 @@ def held_alike(holders: dict[ShardId, tuple[int, ...]]) -> list[HeldLeaves]:
     return [HeldLeaves((8,), {"w": 1}, {shard.box: by for shard, by in holders.items()})]
 
 
-@pytest.mark.parametrize("policy", [AllButPrimary(), Striped(1, 0), Striped(2, 0)])
+@pytest.mark.parametrize("policy", [AllButPrimary(), Striped(1, 0), Striped(2, 0), Striped(2)])
 @given(data=st.data(), topology=TOPOLOGIES)
 def test_single_copies_are_those_that_place_makes(
     data: st.DataObject, topology: Topology, policy: AllButPrimary | Striped

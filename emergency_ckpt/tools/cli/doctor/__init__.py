@@ -3,6 +3,7 @@
 1. ``machine``: versions, the native engine; ``network``: the secret, addresses, peers.
 2. ``storage``: a small file is written, read and removed; the clock; the size of the newest step.
 3. ``ramdisk``: file system, owner, room for the slots, pages; ``memory``: what the host has left.
+4. ``copies``: those of the newest step in RAM, and what a lost host would cost.
 
 Only the check of storage writes, and it removes what it has written. ``--clean`` (``clean``) and
 ``--reserve`` (``reserve``) take the place of the checks.
@@ -23,7 +24,7 @@ from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tiers.ramdisk.locks import check_run_id
 from emergency_ckpt.tiers.ramdisk.other_runs import GRACE_S
 from emergency_ckpt.tools.cli.arguments import add_json, add_timeout, addresses, duration, port
-from emergency_ckpt.tools.cli.doctor.findings import Finding, as_json, exit_status, show
+from emergency_ckpt.tools.cli.doctor.findings import Finding, as_json, exit_status, show, worst
 from emergency_ckpt.tools.cli.doctor.sizing import (
     add_host_state,
     add_size,
@@ -54,9 +55,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " room or pages instead."
     )
     parser.epilog = _EPILOG
-    parser.add_argument("--local-dir", type=Path, help="the ramdisk directory of this host")
+    parser.add_argument(
+        "--local-dir",
+        type=Path,
+        action="append",
+        default=[],
+        dest="local_dirs",
+        metavar="DIR",
+        help="the ramdisk directory of this host; repeated, also of other hosts, of which only the"
+        " copies are counted (needs --run-id)",
+    )
     parser.add_argument("--dir", help="the persistent directory: a path, or a URL such as gs://")
-    parser.add_argument("--run-id", help="the run: its files on the ramdisk are room for it")
+    parser.add_argument(
+        "--run-id",
+        help="the run: its files on the ramdisk are room for it, and the copies of its newest step"
+        " there and at --peers are counted",
+    )
     add_size(parser)
     add_host_state(parser)
     parser.add_argument("--secret-file", type=Path, help="as the setting; default: $ECKPT_SECRET")
@@ -121,6 +135,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     check_size(args, "eckpt doctor")
+    args.local_dir = args.local_dirs[0] if args.local_dirs else None
+    if len(args.local_dirs) > 1 and (args.clean or args.reserve or args.run_id is None):
+        problem = (
+            "--local-dir more than once needs --run-id, and goes without --clean and --reserve"
+        )
+        raise ConfigError([problem], target="eckpt doctor")
     if args.yes and not args.clean:
         raise ConfigError(["--yes needs --clean"], target="eckpt doctor")
     if args.json and (args.clean or args.reserve):
@@ -132,7 +152,9 @@ def _check(args: argparse.Namespace) -> None:
 def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     # Imported here, so that `eckpt doctor --help` does not import numpy and the storage clients.
     from emergency_ckpt.tools.cli.doctor import machine, network, storage  # noqa: PLC0415
+    from emergency_ckpt.tools.cli.doctor.copies import check_copies  # noqa: PLC0415
     from emergency_ckpt.tools.cli.doctor.ramdisk import check_ramdisk  # noqa: PLC0415
+    from emergency_ckpt.tools.survey.places import Places  # noqa: PLC0415
 
     yield machine.check_versions()
     yield machine.check_engine()
@@ -141,8 +163,11 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     if args.bind_host is not None:
         yield network.check_bind(args.bind_host, args.bind_port)
     yield from network.check_peers(args.peers, args.bind_host, args.run_id, secret, args.timeout)
+    directory = ""
     if args.dir is not None:
-        yield from storage.check_storage(args.dir, f"doctor-{secrets.token_hex(8)}", args.timeout)
+        tried = storage.check_storage(args.dir, f"doctor-{secrets.token_hex(8)}", args.timeout)
+        yield from tried
+        directory = "" if worst(tried) == "failure" else args.dir
     state_bytes = given_bytes(args)
     if state_bytes is None and args.dir is not None:
         finding, state_bytes = storage.newest_state_bytes(args.dir, args.timeout)
@@ -154,6 +179,16 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
             spare_bytes = args.processes * slot_bytes(args, state_bytes)
             yield _slots(args, needed_bytes)
         yield from check_ramdisk(args.local_dir, args.run_id, needed_bytes, spare_bytes)
+    peers = args.peers if secret is not None else ()
+    if args.run_id is not None and (args.local_dirs or peers):
+        places = Places(
+            local_dirs=tuple(dict.fromkeys(args.local_dirs)),
+            directory=directory,
+            run_id=args.run_id,
+            secret=None if secret is None else secret.value,
+            timeout_s=args.timeout,
+        )
+        yield check_copies(places, peers)
 
 
 def _slots(args: argparse.Namespace, needed_bytes: int) -> Finding:

@@ -53,10 +53,9 @@ def _print(report: SurvivalReport) -> None:
 def _print_copies(what: str, survival: Survival | None) -> None:
     if survival is None or not survival.parts_by_copies:
         return
-    copies = ", ".join(
-        f"{parts} with {count_text(copies, 'copy', 'copies')}"
-        for copies, parts in survival.parts_by_copies.items()
-    )
+    from emergency_ckpt.tools.offline.survival import copies_text  # noqa: PLC0415 - as in run
+
+    copies = copies_text(survival)
     pairs = f"{survival.fatal_pairs} of {survival.pairs} pairs of hosts would be fatal"
     lost = count_text(survival.may_fail, "host", "hosts")
     print(f"{what}: {copies}; outlive the loss of any {lost}; {pairs}")
