@@ -115,6 +115,7 @@ class Resume:
             settle,
             self._watch,
             self._config.restore_timeout_s,
+            self._parts.restore_parts.series,
         )
         if errors:
             raise RestoreFailed("settle", "what RAM holds", errors)

@@ -14,7 +14,7 @@ from absl import logging
 from emergency_ckpt.cluster.coordination import Coordinator, joined_errors, run_and_report
 from emergency_ckpt.cluster.messages import decode_each, decode_message
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
-from emergency_ckpt.cluster.round import Round
+from emergency_ckpt.cluster.round import Round, Series
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.errors import CheckpointError
 
@@ -32,16 +32,17 @@ def run_on_all(
     work: Callable[[], object],
     watch: PreemptionWatch,
     timeout_s: float,
+    series: Series | None = None,
 ) -> str:
     """Run ``work`` and return when all have; ``watch`` continues from a common number. Collective.
 
     Raises this process's own error, as a CheckpointError. Returns the errors of the others, empty
-    when there are none.
+    when there are none. ``series``: as of ``Round``.
     """
 
     def tell(error: str) -> str:
         own = msgspec.json.encode(_Ready(error, watch.last_number))
-        held = Round(coordinator, name, timeout_s, prompt=True)
+        held = Round(coordinator, name, timeout_s, prompt=True, series=series)
         data = held.hold(own, held.when_all(lambda said: _together(said, name)))
         together = decode_message(data, _Ready, f"{name}.told", limit_bytes=MAX_MESSAGE_BYTES)
         watch.go_on_from(together.number)
