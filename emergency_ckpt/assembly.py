@@ -203,7 +203,7 @@ def open_storage(
         buffer_bytes=config.storage_buffer_bytes,
         orbax_item=config.orbax_item,
         compression=config.storage_compression,
-        signing=step_signing(secret, required=config.require_signed),
+        signing=step_signing(secret, required="signed" in config.require),
     )
     writer = new_writer(config, tier, events)
     if process[0] != 0:
@@ -228,7 +228,7 @@ def look_at_storage(config: Config, storage: Storage | None) -> Known:
     if storage is None or storage.claim is None:
         return Known()
     # The probe makes the directory where it must be there.
-    is_probed = saves_to_storage(config) and config.require_storage
+    is_probed = saves_to_storage(config) and "storage" in config.require
 
     def create(deadline_s: float) -> None:
         if not is_probed:
@@ -258,7 +258,7 @@ def _probe(base: Base) -> StorageProbe | None:
     config, storage = base.config, base.storage
     if storage is None or storage.claim is None or not saves_to_storage(config):
         return None
-    if not storage.claim.has_read and not config.require_storage:
+    if not storage.claim.has_read and "storage" not in config.require:
         return None
     timeout_s = min(_PROBE_TIMEOUT_S, config.start_timeout_s / 4)
     return StorageProbe(storage.tier, base.member.incarnation, base.events, timeout_s)

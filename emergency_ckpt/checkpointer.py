@@ -48,9 +48,9 @@ class EmergencyCheckpointer:
     Raises:
       ConfigError: invalid settings, or settings that differ between processes.
       LocalTierError: the ramdisk cannot be used.
-      PeerUnreachable: with ``require_peers``, a peer did not answer.
+      PeerUnreachable: with "peers" in ``require``, a peer did not answer.
       DirectoryInUse: another run saves in ``dir``; on all processes.
-      PersistentTierError: with ``require_storage``, saves could not use ``dir``.
+      PersistentTierError: with "storage" in ``require``, saves could not use ``dir``.
       RestoreFailed: one of these, on another process.
     """
 

@@ -75,7 +75,7 @@ def open_together(config: Config, start: str, process: tuple[int, int]) -> Opene
 
     ``start``: the name of this start. ``process``: (index, count). It succeeds on all processes or
     on none. Raises as ``Membership``; DirectoryInUse on all; LocalTierError and, with
-    ``require_storage``, PersistentTierError, with ``require_peers``, PeerUnreachable on the failing
+    "storage" in ``require``, PersistentTierError, with "peers", PeerUnreachable on the failing
     process, RestoreFailed on the others.
     """
     events = _sink(config, process[0])
@@ -139,7 +139,7 @@ def _open(config: Config, start: str, process: tuple[int, int], events: EventSin
     except BaseException as error:
         _release(departures, watch, member, text_of(error))
         raise
-    if parts.probe is not None and not config.require_storage:
+    if parts.probe is not None and "storage" not in config.require:
         parts.probe.start()
     progress: StepProgress | None = None
     hang: HangWatch | None = None
@@ -157,13 +157,14 @@ def _look(base: Base, parts: Assembly) -> None:
     if parts.claim is not None:
         parts.claim.check(member.coordinator)
     # Where a peer must answer, a slow one would end the job.
-    longest_s = config.start_timeout_s / (2 if config.require_peers else 4)
-    timeout_s = longest_s if config.require_peers else min(_GREETING_TIMEOUT_S, longest_s)
+    must_answer = "peers" in config.require
+    longest_s = config.start_timeout_s / (2 if must_answer else 4)
+    timeout_s = longest_s if must_answer else min(_GREETING_TIMEOUT_S, longest_s)
     greetings = Greetings(member.peers, base.process, base.events, timeout_s)
-    if parts.probe is not None and config.require_storage:
+    if parts.probe is not None and "storage" in config.require:
         parts.probe.run()
     member.adopt_orphans()
-    greetings.finish(required=config.require_peers)
+    greetings.finish(required=must_answer)
     if parts.claim is not None:
         parts.claim.finish(member.coordinator, member.incarnation)
 

@@ -58,7 +58,7 @@ def train(config: dict[str, Any]) -> None:
         local_save_every_n_steps=config["save_every_n_steps"],
         preemption_notice="ray",
         hang_timeout_s=300.0,
-        require_peers=True,
+        require={"peers"},
         on_event=config.get("on_event"),
     )
     with settings.instantiate() as ckpt:

@@ -84,9 +84,9 @@ class Membership:
         self.secret, self.coordinator, self._start = agreed.secret, agreed.coordinator, agreed.start
         if agreed.is_made_up and me == 0:
             events.emit("start.warning", text=MADE_UP)
-        if config.require_signed and not self.secret.given:
+        if "signed" in config.require and not self.secret.given:
             raise ConfigError(
-                ["require_signed is set, but no secret is given (secret_file or ECKPT_SECRET)"]
+                ["require has 'signed', but no secret is given (secret_file or ECKPT_SECRET)"]
             )
         self.client = TransferClient(
             run_id=run_id,

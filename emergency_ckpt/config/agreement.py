@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -29,6 +29,8 @@ def _identity(value: Any) -> str:
     if isinstance(value, jax.sharding.Mesh):
         devices = [device.id for device in value.devices.flat]
         return f"axes {value.axis_names} of {value.devices.shape}, devices {devices}"
+    if isinstance(value, frozenset):
+        return f"{{{', '.join(sorted(map(_identity, cast('frozenset[object]', value))))}}}"
     if isinstance(value, list | tuple):
         return f"({', '.join(_identity(part) for part in value)})"
     if callable(value):

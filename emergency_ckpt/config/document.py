@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     import jax
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from emergency_ckpt.core.save.snapshot_plan import SnapshotMode, StagingMemory
     from emergency_ckpt.core.save.timing import AdaptiveInterval
     from emergency_ckpt.events import Listener
-    from emergency_ckpt.types import Security
+    from emergency_ckpt.types import Requirement, Security
 
 
 class Settings(TypedDict, total=False):
@@ -116,7 +116,8 @@ def _line(row: Setting, meaning: str) -> str:
 
 def _type(row: Setting) -> str:
     if row.choices:
-        return ", ".join(f'`"{choice}"`' for choice in row.choices)
+        names = ", ".join(f'`"{choice}"`' for choice in row.choices)
+        return f"any of {names}" if row.is_collection else names
     if row.kind is str or (row.least is None and row.most is None):
         return f"`{row.annotation}`"
     least = f"from {row.least or 0}"

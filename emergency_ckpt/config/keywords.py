@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     import jax
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from emergency_ckpt.core.save.snapshot_plan import SnapshotMode, StagingMemory
     from emergency_ckpt.core.save.timing import AdaptiveInterval
     from emergency_ckpt.events import Listener
-    from emergency_ckpt.types import Security
+    from emergency_ckpt.types import Requirement, Security
 
 
 class Settings(TypedDict, total=False):
@@ -55,15 +55,12 @@ class Settings(TypedDict, total=False):
     take_over_dir: bool
     on_divergence: OnDivergence
     orbax_item: str | None
-    require_storage: bool
-    require_signed: bool
+    require: Collection[Requirement]
     storage_compression: StorageCompression
     storage_buffer_bytes: int
     bind_host: str | None
     bind_port: int
     secret_file: os.PathLike[str] | str | None
-    require_secret: bool
-    require_peers: bool
     transfer_security: Security
     extra_holders: list[str] | tuple[str, ...]
     snapshot_mode: SnapshotMode

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
@@ -44,7 +44,7 @@ from emergency_ckpt.core.save.timing import AdaptiveInterval
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.event_log.writer import MIN_LOG_BYTES, launcher_directory
 from emergency_ckpt.events import Listener
-from emergency_ckpt.types import Security
+from emergency_ckpt.types import Requirement, Security
 
 if TYPE_CHECKING:
     from emergency_ckpt.config.keywords import Settings
@@ -169,14 +169,15 @@ class Config:
     """Item of a plain Orbax step that is the training state. None: the item ``default``, ``state``
     or ``items``; else the only item with arrays; else all items with arrays, as a dict
     (``{"params": ..., "opt": ...}``)."""
-    require_storage: bool = setting(False, tier="persistent", needs="dir")
-    """End the start with an error when a small file cannot be written, read and removed in ``dir``.
-    False: the start does not wait for the test, and a failure is the event ``start.warning``. A job
-    that does not save to ``dir`` makes no test."""
-    require_signed: bool = False
-    """Restore only steps that were signed with this job's secret. False: an unsigned step of
-    ``dir``, such as one of plain Orbax, is restored and reported by the event ``restore.unsigned``.
-    Needs ``secret_file`` or ECKPT_SECRET. See docs/security.md."""
+    require: Collection[Requirement] = ()
+    """What this job must have, a set or list of names; without a name, its lack is a warning.
+    "secret": ConfigError instead of generating a secret when none was given. "peers": the start
+    ends with PeerUnreachable when a neighbour of this process does not answer within half of
+    ``start_timeout_s``, as behind a firewall. "storage": the start ends with an error when a small
+    file cannot be written, read and removed in ``dir``; a job that does not save there makes no
+    test. "signed": only steps that were signed with this job's secret are restored; without it, an
+    unsigned step of ``dir``, such as one of plain Orbax, is reported by the event
+    ``restore.unsigned``. Needs ``secret_file`` or ECKPT_SECRET. See docs/security.md."""
     storage_compression: StorageCompression = setting("none", tier="persistent")
     """Compression of the arrays in new steps. ``"zstd"``, the default of plain Orbax, saves some 8%
     of the bytes of float32 weights and takes several times as long to write and to read. Steps of
@@ -195,12 +196,6 @@ class Config:
     """File with the run's secret: 32 to 4096 bytes, not readable by other users. None: the
     environment variable ECKPT_SECRET, else the secret of `eckpt launch`; without either, the
     processes generate one, and the start warns."""
-    require_secret: bool = False
-    """Raise ConfigError instead of generating a secret when none was given."""
-    require_peers: bool = setting(False, tier="local")
-    """End the start with PeerUnreachable when a neighbour of this process does not answer within
-    half of ``start_timeout_s``, as behind a firewall. False: that is the event
-    ``start.warning``."""
     transfer_security: Security = setting("aead", tier="local")
     """Protection of transfers between peers. "aead": all bytes are encrypted and authenticated
     (AES-256-GCM). "crc": the bytes of shards have checksums only, for networks that are trusted by
@@ -326,7 +321,11 @@ class Config:
         threads = config.copy_threads or min(2, os.cpu_count() or 1)
         run_id = config.run_id or run_id_of(config.dir or "")
         return dataclasses.replace(
-            config, run_id=run_id, copy_threads=threads, extra_holders=tuple(config.extra_holders)
+            config,
+            run_id=run_id,
+            copy_threads=threads,
+            extra_holders=tuple(config.extra_holders),
+            require=frozenset(config.require),
         )
 
     @property

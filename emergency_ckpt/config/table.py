@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import NoneType
 from typing import Any, Final, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -47,8 +47,14 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The texts that it may be; empty where it is no choice of texts."""
-        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+        """The texts that it, or each of a collection, may be; empty where any may be."""
+        kind = get_args(self.kind)[0] if self.is_collection else self.kind
+        return get_args(kind) if get_origin(kind) is Literal else ()
+
+    @property
+    def is_collection(self) -> bool:
+        """True for a set of texts, taken from a list or tuple too."""
+        return get_origin(self.kind) is Collection
 
     def problem(self, value: object) -> str | None:
         """Return what is wrong with ``value``, of any type; None when nothing can be said of it."""
@@ -75,11 +81,19 @@ class Setting:
             is_right = is_number and (0 < value < _LONGEST_TIME_S or value == self.least)
             return "a positive number of seconds", is_right
         if self.choices:
-            *others, last = map(repr, self.choices)
-            return f"{', '.join(others)} or {last}", value in self.choices
+            return self._judged_choice(value)
         if get_origin(self.kind) is Callable:
             return "a function", callable(value)
         return "a text", self.kind is not str
+
+    def _judged_choice(self, value: Any) -> tuple[str, bool]:
+        *others, last = map(repr, self.choices)
+        names = f"{', '.join(others)} or {last}"
+        if not self.is_collection:
+            return names, value in self.choices
+        is_right = isinstance(value, set | frozenset | list | tuple)
+        given = cast("Collection[object]", value) if is_right else ()
+        return f"a set of {names}", is_right and all(part in self.choices for part in given)
 
     def _text_problem(self, value: str) -> str | None:
         longest = self.most or MAX_SETTING_CHARS

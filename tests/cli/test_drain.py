@@ -55,7 +55,7 @@ def test_drain_of_step_without_documents_in_storage_writes_it(drains: Drains) ->
 
 def test_drain_while_the_job_runs_is_refused(drains: Drains) -> None:
     world = drains.world
-    with world.open_both(require_storage=True) as ckpt:  # the probe of storage is over then
+    with world.open_both(require={"storage"}) as ckpt:  # the probe of storage is over then
         save_all(ckpt, world, 1)
         world.persistent.mkdir(exist_ok=True)
         stored = drains.stored()
@@ -155,7 +155,7 @@ def test_drain_with_the_secret_signs_the_step(
     monkeypatch.setenv(SECRET_VARIABLE, generate_secret().decode())
     drains.save(3)
     assert drains.drain()[0] == 0
-    assert drains.restored_from_storage(require_signed=True) == (3, 30)
+    assert drains.restored_from_storage(require={"signed"}) == (3, 30)
 
 
 KILLED = """

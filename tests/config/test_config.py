@@ -45,10 +45,7 @@ MUST_AGREE: dict[str, Any] = {
     "take_over_dir": True,
     "on_divergence": "stop",
     "orbax_item": "params",
-    "require_secret": True,
-    "require_storage": True,
-    "require_peers": True,
-    "require_signed": True,
+    "require": {"peers", "storage"},
     "persistent_writers": "striped",
     "storage_compression": "zstd",
     "placement": Striped(2),
@@ -135,21 +132,21 @@ def no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_secret")
 def test_require_secret_without_one_is_refused() -> None:
-    (problem,) = problems_of(require_secret=True)
+    (problem,) = problems_of(require={"secret"})
     assert problem == (
-        "require_secret is set, but neither secret_file nor ECKPT_SECRET gives a secret"
+        "require has 'secret', but neither secret_file nor ECKPT_SECRET gives a secret"
     )
-    valid(require_secret=False).validated()
+    valid(require=()).validated()
 
 
 @pytest.mark.usefixtures("no_secret")
 def test_require_secret_names_why_a_file_will_not_do(tmp_path: Path) -> None:
     file = tmp_path / "secret"
-    (problem,) = problems_of(require_secret=True, secret_file=str(file))
+    (problem,) = problems_of(require={"secret"}, secret_file=str(file))
     assert f"{file} cannot be read" in problem
     file.write_text(SECRET)
     file.chmod(0o600)
-    valid(require_secret=True, secret_file=str(file)).validated()
+    valid(require={"secret"}, secret_file=str(file)).validated()
 
 
 @pytest.mark.usefixtures("no_secret")
@@ -158,7 +155,7 @@ def test_require_secret_takes_that_of_the_environment(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, SECRET)
-    valid(require_secret=True).validated()
+    valid(require={"secret"}).validated()
 
 
 def test_every_field_is_classified() -> None:
@@ -167,8 +164,7 @@ def test_every_field_is_classified() -> None:
 
 
 @pytest.mark.parametrize("name", MUST_AGREE)
-def test_agreement_covers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ECKPT_SECRET", SECRET)  # for require_secret
+def test_agreement_covers(name: str) -> None:
     base = valid(**NEEDS.get(name, {})).validated()
     changed = valid(**{**NEEDS.get(name, {}), name: _value(MUST_AGREE[name])}).validated()
     assert changed.shared_settings() != base.shared_settings()
@@ -308,6 +304,14 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"allow_missing_host_state": "no"}, "allow_missing_host_state must be True or False"),
         ({"on_event": [1]}, "on_event must be a function"),
         ({"host_state_remap": "x"}, "host_state_remap must be a function"),
+        (
+            {"require": {"peer"}},
+            "require must be a set of 'secret', 'signed', 'storage' or 'peers'",
+        ),
+        ({"require": "peers"}, "or 'peers', not 'peers'"),
+        ({"require": [["peers"]]}, "require must be a set of"),
+        ({"require": None}, "require must be a set of"),
+        ({"dir": None, "run_id": "r", "require": {"storage"}}, "require has 'storage', but dir is"),
         ({"extra_holders": "10.0.0.7:80"}, "extra_holders must be a tuple of addresses"),
         ({"extra_holders": None}, "extra_holders must be a tuple of addresses"),
         ({"extra_holders": ("10.0.0.7",)}, "'10.0.0.7' is no address"),
@@ -381,6 +385,13 @@ def test_placement_may_be_given_as_its_text() -> None:
     assert valid(placement="striped(3)").validated().placement == Striped(3)
     same = valid(placement=Striped(3)).validated()
     assert valid(placement="striped(3)").validated().shared_settings() == same.shared_settings()
+
+
+def test_requirements_have_no_order() -> None:
+    given = ({"peers", "storage"}, ["storage", "peers"], ("peers", "storage", "peers"))
+    configs = [valid(require=each).validated() for each in given]
+    assert [config.require for config in configs] == [frozenset({"peers", "storage"})] * 3
+    assert len({config.shared_settings()["require"] for config in configs}) == 1
 
 
 def test_path_objects_are_paths() -> None:

@@ -56,7 +56,7 @@ def open_it(world: World, directory: str, **settings: Any) -> EmergencyCheckpoin
         dir=directory,
         save_every_n_steps=1,
         local_save_every_n_steps=0,
-        require_storage=True,  # the test of storage is over when the start is
+        require={"storage"},  # the test of storage is over when the start is
         storage_wait_timeout_s=600.0,
         **settings,
     )

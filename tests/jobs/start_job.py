@@ -53,7 +53,7 @@ def another_secret(world: JobProcess) -> Any:
 
 def no_secret_at_one(world: JobProcess) -> Any:
     with _environment(world.process == 0):
-        return attempt(world, "no_secret_at_one", require_secret=True)
+        return attempt(world, "no_secret_at_one", require={"secret"})
 
 
 def made_up(world: JobProcess) -> Any:
@@ -63,7 +63,7 @@ def made_up(world: JobProcess) -> Any:
 
 def launched(world: JobProcess) -> Any:
     with _environment(True):
-        return _warnings(world, "launched", require_secret=True)
+        return _warnings(world, "launched", require={"secret"})
 
 
 def _warnings(world: JobProcess, name: str, **settings: Any) -> Any:
@@ -88,7 +88,7 @@ def storage_refuses(world: JobProcess) -> Any:
     directory = world.root / "refusing"
     directory.mkdir(exist_ok=True)
     (directory / "host_state").write_text("in the way")
-    settings = {"dir": str(directory), "save_every_n_steps": 2, "require_storage": True}
+    settings = {"dir": str(directory), "save_every_n_steps": 2, "require": {"storage"}}
     return attempt(world, "storage_refuses", **settings)
 
 
@@ -101,7 +101,7 @@ def closed_port(world: JobProcess) -> Any:
                 TransferServer, "start", lambda own: [start(own), own.stop()]
             )
             stack.enter_context(closed)
-        return attempt(world, "closed_port", require_peers=True)
+        return attempt(world, "closed_port", require={"peers"})
 
 
 def leave_claim(directory: Path, run_id: str, incarnation: str) -> dict[str, Any]:

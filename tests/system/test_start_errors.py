@@ -45,14 +45,14 @@ def test_start_with_another_secret_fails_on_all(seen: list[dict[str, Any]]) -> N
 def test_start_without_a_required_secret_is_refused(seen: list[dict[str, Any]]) -> None:
     for outcome in of(seen, "no_secret_at_one"):
         assert outcome["error"] == "ConfigError", outcome
-        assert "require_secret is set, but neither secret_file" in outcome["text"]
+        assert "require has 'secret', but neither secret_file" in outcome["text"]
 
 
 def test_start_with_a_made_up_secret_warns_once(seen: list[dict[str, Any]]) -> None:
     told = [outcome["warnings"] for outcome in of(seen, "made_up")]
     assert [len(texts) for texts in told] == [1, 0]
     assert "no secret is given" in told[0][0]
-    assert "require_secret=True" in told[0][0]
+    assert 'require={"secret"}' in told[0][0]
 
 
 def test_start_with_a_launchers_secret_warns_of_nothing(seen: list[dict[str, Any]]) -> None:
