@@ -26,6 +26,7 @@ from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.cluster.topology import topology_of
 from emergency_ckpt.config import Config
+from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.errors import RestoreFailed
 from emergency_ckpt.event_log.writer import NO_LOG, life_of, open_event_log
@@ -70,7 +71,7 @@ class Opened:
         self.events.close()
 
 
-def open_together(config: Config, start: str, process: tuple[int, int]) -> Opened:
+def open_together(config: Config, start: str, process: tuple[int, int], buffers: Buffers) -> Opened:
     """Open both tiers, and return when all processes have. Collective; blocks.
 
     ``start``: the name of this start. ``process``: (index, count). It succeeds on all processes or
@@ -80,7 +81,7 @@ def open_together(config: Config, start: str, process: tuple[int, int]) -> Opene
     """
     events = _sink(config, process[0])
     try:
-        return _open(config, start, process, events)
+        return _open(config, start, process, buffers, events)
     except BaseException:
         events.close()
         raise
@@ -90,8 +91,7 @@ def _sink(config: Config, me: int) -> EventSink:
     events = EventSink(config.on_event, process_index=me)
     events.locate(run_id=config.run_name)
     if config.event_log is not None and config.event_log != NO_LOG:
-        limit_bytes, life = config.event_log_limit_bytes, life_of(os.environ)
-        log = open_event_log(Path(config.event_log), me, limit_bytes=limit_bytes, life=life)
+        log = open_event_log(Path(config.event_log), me, life=life_of(os.environ))
         events.add(log)
         events.on_close(log.close)
     events.add(record_for_jax)
@@ -102,7 +102,9 @@ def _sink(config: Config, me: int) -> EventSink:
     return events
 
 
-def _open(config: Config, start: str, process: tuple[int, int], events: EventSink) -> Opened:
+def _open(
+    config: Config, start: str, process: tuple[int, int], buffers: Buffers, events: EventSink
+) -> Opened:
     failures = Failures()
     slices = topology_of(config.mesh, config.replica_axis, describe((), "start"))
     slice_index = slices.slice_of[process[0]]
@@ -113,18 +115,20 @@ def _open(config: Config, start: str, process: tuple[int, int], events: EventSin
 
     def known(secret: RunSecret) -> Known:
         nonlocal storage
-        storage = open_storage(config, process, secret, events, failures)
+        storage = open_storage(config, process, secret, buffers, events, failures)
         return look_at_storage(config, storage)
 
     member = Membership(config, process, slice_index, start, events, known)
     if process[0] != 0:
-        storage = open_storage(config, process, member.secret, events, failures)
+        storage = open_storage(config, process, member.secret, buffers, events, failures)
     events.locate(incarnation=member.incarnation)
     watch = watch_notices(config, member.coordinator, events)
     signs = PeerSigns(member.peers.address_of, member.client)
     departures = Departures(member.coordinator, signs)
     deaths = DeathWatch(signs, member.peers.known, departures)
-    base = Base(config, process, member, watch, events, failures, departures, storage, deaths)
+    base = Base(
+        config, process, buffers, member, watch, events, failures, departures, storage, deaths
+    )
     try:
         parts = assemble(base)
         # Also so that no process's restore timeout runs while the leader waits for storage.

@@ -24,15 +24,6 @@ types says otherwise. This page is written by
 _COLUMNS = """| setting | type | default | tier | each | meaning |
 |---|---|---|---|---|---|
 """
-_INTERNAL = """
-## Internal settings
-
-These are for measurements, and their defaults are right for every job. They are taken wherever
-settings are, and may go in a later version.
-
-"""
-
-
 PAGE, KEYWORDS = "docs/configuration.md", "emergency_ckpt/config/keywords.py"
 
 _KEYWORDS_HEAD = '''"""The settings as keywords, for type checkers; written by ``document``."""
@@ -52,7 +43,7 @@ if TYPE_CHECKING:
     from emergency_ckpt.core.placement.policies import PlacementPolicy
     from emergency_ckpt.core.placement.writers import PersistentWriters, StorageCompression
     from emergency_ckpt.core.restore.majority import OnDivergence
-    from emergency_ckpt.core.save.snapshot_plan import SnapshotMode, StagingMemory
+    from emergency_ckpt.core.save.snapshot_plan import SnapshotMode
     from emergency_ckpt.core.save.timing import AdaptiveInterval
     from emergency_ckpt.events import Listener
     from emergency_ckpt.types import Requirement, Security
@@ -82,9 +73,8 @@ def keywords_module() -> str:
 def configuration_page() -> str:
     """Return the page as Markdown."""
     meanings = meanings_of_settings()
-    lines = [(row.internal, _line(row, meanings[row.name])) for row in settings_table(Config)]
-    public, internal = ("".join(line for of, line in lines if of is kind) for kind in (False, True))
-    return _HEAD + _COLUMNS + public + _INTERNAL + _COLUMNS + internal
+    lines = (_line(row, meanings[row.name]) for row in settings_table(Config))
+    return _HEAD + _COLUMNS + "".join(lines)
 
 
 def meanings_of_settings() -> dict[str, str]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from emergency_ckpt.core.placement.policies import PlacementPolicy
     from emergency_ckpt.core.placement.writers import PersistentWriters, StorageCompression
     from emergency_ckpt.core.restore.majority import OnDivergence
-    from emergency_ckpt.core.save.snapshot_plan import SnapshotMode, StagingMemory
+    from emergency_ckpt.core.save.snapshot_plan import SnapshotMode
     from emergency_ckpt.core.save.timing import AdaptiveInterval
     from emergency_ckpt.events import Listener
     from emergency_ckpt.types import Requirement, Security
@@ -49,7 +49,6 @@ class Settings(TypedDict, total=False):
     persistent_writers: PersistentWriters
     placement: str | PlacementPolicy
     host_state_buddies: int | None
-    host_state_limit_bytes: int
     host_state_remap: HostStateRemap | None
     allow_missing_host_state: bool
     take_over_dir: bool
@@ -57,7 +56,6 @@ class Settings(TypedDict, total=False):
     orbax_item: str | None
     require: Collection[Requirement]
     storage_compression: StorageCompression
-    storage_buffer_bytes: int
     bind_host: str | None
     bind_port: int
     secret_file: os.PathLike[str] | str | None
@@ -65,14 +63,6 @@ class Settings(TypedDict, total=False):
     extra_holders: list[str] | tuple[str, ...]
     snapshot_mode: SnapshotMode
     device_copy_bytes: int
-    staging_bytes: int
-    staging_memory: StagingMemory
-    copy_threads: int | None
-    copy_batch_bytes: int
-    save_niceness: int
-    transfer_streams: int
-    ramdisk_wait_s: float | None
-    other_runs_grace_s: float
     start_timeout_s: float
     restore_timeout_s: float
     save_timeout_s: float
@@ -81,7 +71,6 @@ class Settings(TypedDict, total=False):
     exit_timeout_s: float
     transfer_timeout_s: float
     event_log: os.PathLike[str] | str | None
-    event_log_limit_bytes: int
     hang_timeout_s: float | None
     metrics_port: int | None
     on_event: Listener | None

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
 
-from emergency_ckpt.background import LOWEST_PRIORITY
 from emergency_ckpt.config.agreement import shared_settings
 from emergency_ckpt.config.normalization import (
     as_policy,
@@ -27,7 +26,6 @@ from emergency_ckpt.config.policies import (
 )
 from emergency_ckpt.config.table import setting
 from emergency_ckpt.config.validation import config_problems
-from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.core.placement.policies import (
     AllButPrimary,
     PlacementPolicy,
@@ -36,20 +34,16 @@ from emergency_ckpt.core.placement.writers import PersistentWriters, StorageComp
 from emergency_ckpt.core.restore.majority import OnDivergence
 from emergency_ckpt.core.save.snapshot_plan import (
     SnapshotMode,
-    SnapshotSettings,
-    StagingMemory,
 )
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.core.save.timing import AdaptiveInterval
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.event_log.writer import MIN_LOG_BYTES, launcher_directory
+from emergency_ckpt.event_log.writer import launcher_directory
 from emergency_ckpt.events import Listener
 from emergency_ckpt.types import Requirement, Security
 
 if TYPE_CHECKING:
     from emergency_ckpt.config.keywords import Settings
-
-MEBIBYTE = 1 << 20
 
 HostStateRemap = Callable[[Sequence[Any], int, int], Any]
 """``remap(payloads of all saved processes, process_index, process_count) -> payload``."""
@@ -148,8 +142,6 @@ class Config:
     host_state_buddies: int | None = setting(None, tier="local")
     """Number of processes on other slices that store a copy of a host state; None: one on every
     other slice."""
-    host_state_limit_bytes: int = setting(16 * MEBIBYTE, least=1, most=MAX_HOST_STATE_BYTES)
-    """Largest encoded host state of a process; at most 64 MiB, the limit of a transfer."""
     host_state_remap: HostStateRemap | None = None
     """Function that derives a process's host state from those of a job of another size: one of
     ``emergency_ckpt.remaps``, or a function of ``(all former host states, process, count)``."""
@@ -182,11 +174,6 @@ class Config:
     """Compression of the arrays in new steps. ``"zstd"``, the default of plain Orbax, saves some 8%
     of the bytes of float32 weights and takes several times as long to write and to read. Steps of
     either kind can be restored."""
-    storage_buffer_bytes: int = setting(
-        2048 * MEBIBYTE, tier="persistent", may_differ=True, least=1
-    )
-    """Maximum number of bytes of a process that are in transfer to or from the persistent directory
-    at once. A larger array is transferred alone."""
     bind_host: str | None = setting(None, tier="local", may_differ=True, least=1, most=253)
     """Address on which this process serves its shards to peers. None: the address from which this
     host reaches the job's coordinator; 127.0.0.1 in a job on one machine."""
@@ -214,29 +201,6 @@ class Config:
     device_copy_bytes: int = setting(0, may_differ=True)
     """Device memory, on each device, for copies that are not transferred yet. While the copies of
     one save fill it, the next save waits."""
-    staging_bytes: int = setting(256 * MEBIBYTE, may_differ=True, least=1)
-    """Host memory for the transfers of a save, besides the memory that keeps the step; a larger
-    shard is transferred alone. A save to the local tier that begins before the leader's decision
-    takes host memory for the whole state."""
-    staging_memory: StagingMemory = setting("auto", may_differ=True, internal=True)
-    """Kind of host memory for transfers: "pinned_host", "pageable" (JAX's own transfer), or "auto":
-    pinned if the device has it; on CPU none, because views need none."""
-    copy_threads: int | None = setting(None, may_differ=True, least=1, most=256)
-    """Number of threads that copy and check; None: 2, or 1 on a machine with one core."""
-    copy_batch_bytes: int = setting(1024 * MEBIBYTE, may_differ=True, least=1, internal=True)
-    """Bytes per native copy call."""
-    save_niceness: int = setting(10, may_differ=True, most=LOWEST_PRIORITY)
-    """Niceness of the threads that save, as of nice(1), from 0 to 19. With 0 they compete with
-    training as equals where cores are scarce."""
-    transfer_streams: int = setting(2, tier="local", may_differ=True, least=1)
-    """Connections per source when shards are fetched."""
-    ramdisk_wait_s: float | None = setting(None, tier="local", may_differ=True, least=0)
-    """Maximum time a start waits for an earlier process of the run that still holds its directory
-    on this host, before an error. 0: an error at once. None: most of ``start_timeout_s``, which is
-    also the maximum."""
-    other_runs_grace_s: float = setting(86400.0, tier="local", may_differ=True)
-    """Minimum time, in seconds, since the last change of another run's directory in ``local_dir``
-    before it may be removed. It is removed only when space is needed, the oldest first."""
     start_timeout_s: float = setting(
         120.0, may_differ=True, orbax="multiprocessing_options.coordination_timeout_secs"
     )
@@ -265,8 +229,6 @@ class Config:
     event_log: str | None = setting(None, may_differ=True, least=1)
     """Directory for the event log of each process (docs/operations.md). None: the directory of
     ``eckpt launch``, if it started this process. "off": no event log."""
-    event_log_limit_bytes: int = setting(256 * MEBIBYTE, may_differ=True, least=MIN_LOG_BYTES)
-    """Maximum size of the event log of one process; the oldest events are removed first."""
     hang_timeout_s: float | None = None
     """Maximum time without a step, after the first one; then all processes dump their stacks and
     end with status 124. None: no limit. See docs/operations.md."""
@@ -318,12 +280,10 @@ class Config:
         problems = config_problems(config)
         if problems:
             raise ConfigError(problems)
-        threads = config.copy_threads or min(2, os.cpu_count() or 1)
         run_id = config.run_id or run_id_of(config.dir or "")
         return dataclasses.replace(
             config,
             run_id=run_id,
-            copy_threads=threads,
             extra_holders=tuple(config.extra_holders),
             require=frozenset(config.require),
         )
@@ -338,13 +298,6 @@ class Config:
         """The run id of a validated config, which has one."""
         assert self.run_id is not None, "only a validated config is asked"
         return self.run_id
-
-    @property
-    def snapshots(self) -> SnapshotSettings:
-        """The settings by which this process takes snapshots."""
-        return SnapshotSettings(
-            self.snapshot_mode, self.device_copy_bytes, self.staging_bytes, self.staging_memory
-        )
 
     def save_plans(self) -> dict[TierName, SavePlan]:
         """Return the schedule of each tier that is on, the local one first."""

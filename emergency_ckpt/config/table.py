@@ -28,7 +28,6 @@ class Setting:
       least, most: of a number; of a text its length. A number of seconds is above zero unless
         ``least`` is 0; other numbers are at least 0.
       needs: a setting without which this one has no effect.
-      internal: for measurements; no user has a reason to set it.
       orbax: the same setting among Orbax's options, where it has one.
     """
 
@@ -42,7 +41,6 @@ class Setting:
     least: int | None = None
     most: int | None = None
     needs: str = ""
-    internal: bool = False
     orbax: str = ""
 
     @property

@@ -16,6 +16,7 @@ from memory_coordination import MemoryService
 from world import LONG_S, World, logged, same, save_all, small_tmpfs
 
 from emergency_ckpt.cluster import membership
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.errors import (
     CheckpointError,
     DeadlineExceeded,
@@ -118,17 +119,16 @@ def test_saves_happen_at_their_intervals_once(world: World) -> None:
     assert sorted(yes) == [0, 0, 2, 4, 4, 6]
 
 
-@pytest.mark.parametrize("niceness", [0, 4])
-def test_training_goes_before_saving(world: World, niceness: int) -> None:
+def test_training_goes_before_saving(world: World) -> None:
     before = os.getpriority(os.PRIO_PROCESS, 0)
     found: dict[str, int] = {}
 
     def note(event: Event) -> None:
         found[event.name] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
-    with world.open_both(on_event=note, save_niceness=niceness) as checkpointer:
+    with world.open_both(on_event=note) as checkpointer:
         save_all(checkpointer, world, 1, 2)
-    lower = min(before + niceness, 19)
+    lower = min(before + 10, 19)
     assert found["save.started"] == before
     assert found["save.copied"] == found["persistent.tensors_written"] == lower
 
@@ -226,9 +226,11 @@ def test_number_that_changes_its_type_is_saved_as_what_it_is(world: World) -> No
 
 
 def test_host_state_too_large_fails_save_and_not_training(world: World) -> None:
-    with world.open_both(host_state_limit_bytes=2000) as checkpointer:
+    with world.open_both() as checkpointer:
         save_all(checkpointer, world, 1)
-        assert checkpointer.save(step=2, state=world.state(2), host_state="x" * 5000)
+        assert checkpointer.save(
+            step=2, state=world.state(2), host_state="x" * MAX_HOST_STATE_BYTES
+        )
         checkpointer.wait_until_finished()
         assert checkpointer.failed_saves == 2
         with pytest.raises(SaveFailed, match=r"step 2.*over the limit"):

@@ -51,7 +51,6 @@ MUST_AGREE: dict[str, Any] = {
     "placement": Striped(2),
     "local_keep_last_n": 2,
     "host_state_buddies": 1,
-    "host_state_limit_bytes": 12345,
     "host_state_remap": lambda: lambda payloads, index, count: payloads[0],
     "transfer_security": "crc",
     "extra_holders": ("127.0.0.1:1",),
@@ -67,14 +66,6 @@ MAY_DIFFER: dict[str, Any] = {
     "preemption_notice": ("gce", "file:/run/preempted"),
     "snapshot_mode": "wait",
     "device_copy_bytes": 1 << 20,
-    "staging_bytes": 1 << 20,
-    "staging_memory": "pageable",
-    "copy_threads": 1,
-    "copy_batch_bytes": 1 << 20,
-    "save_niceness": 5,
-    "transfer_streams": 5,
-    "ramdisk_wait_s": 0,
-    "other_runs_grace_s": 60.0,
     "start_timeout_s": 1.0,
     "restore_timeout_s": 2.0,
     "save_timeout_s": 3.0,
@@ -83,11 +74,9 @@ MAY_DIFFER: dict[str, Any] = {
     "transfer_timeout_s": 5.0,
     "storage_wait_timeout_s": 7.0,
     "async_save": False,
-    "storage_buffer_bytes": 1 << 20,
     "preemption_grace_s": 6.0,
     "event_log": "/logs/events",
     "metrics_port": 9400,
-    "event_log_limit_bytes": 1 << 20,
     "on_event": lambda: print,
 }
 
@@ -232,25 +221,12 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"save_every_n_steps": True}, "save_every_n_steps must be a whole number"),
         ({"keep_last_n": 0}, "keep_last_n must be a whole number of at least 1"),
         ({"host_state_buddies": -1}, "host_state_buddies must be a whole number"),
-        ({"host_state_limit_bytes": 0}, "host_state_limit_bytes must be"),
-        ({"host_state_limit_bytes": (64 << 20) + 1}, "must be at most 67108864, not 67108865"),
-        ({"copy_threads": 0}, "copy_threads must be"),
-        ({"copy_batch_bytes": 0}, "copy_batch_bytes must be"),
-        ({"save_niceness": -1}, "save_niceness must be a whole number of at least 0, not -1"),
-        ({"save_niceness": 20}, "save_niceness must be at most 19, not 20"),
-        ({"transfer_streams": 0}, "transfer_streams must be"),
         ({"on_divergence": "vote"}, "on_divergence must be 'warn' or 'stop', not 'vote'"),
         ({"on_divergence": ["stop"]}, "on_divergence must be 'warn' or 'stop'"),
         ({"transfer_security": "tls"}, "transfer_security must be 'aead' or 'crc'"),
         ({"transfer_security": ["mac"]}, "transfer_security must be 'aead' or 'crc'"),
         ({"snapshot_mode": "copy"}, "snapshot_mode must be 'auto', 'wait' or 'device_copy', not"),
         ({"snapshot_mode": ["wait"]}, "snapshot_mode must be 'auto', 'wait' or 'device_copy', not"),
-        (
-            {"staging_memory": None},
-            "staging_memory must be 'auto', 'pinned_host' or 'pageable', not",
-        ),
-        ({"staging_bytes": 0}, "staging_bytes must be a whole number of at least 1"),
-        ({"staging_bytes": "1"}, "staging_bytes must be a whole number of at least 1"),
         ({"device_copy_bytes": -1}, "device_copy_bytes must be a whole number of at least 0"),
         ({"device_copy_bytes": True}, "device_copy_bytes must be a whole number of at least 0"),
         ({"snapshot_mode": "device_copy"}, "'device_copy' need each other"),
@@ -299,7 +275,6 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"bind_host": ""}, "bind_host is empty"),
         ({"bind_host": "h" * 254}, "is longer than 253 characters"),
         ({"local_dir": "/" + "d" * 4096}, "is longer than 4096 characters"),
-        ({"copy_threads": 257}, "copy_threads must be at most 256"),
         ({"take_over_dir": 1}, "take_over_dir must be True or False"),
         ({"allow_missing_host_state": "no"}, "allow_missing_host_state must be True or False"),
         ({"on_event": [1]}, "on_event must be a function"),
@@ -334,7 +309,7 @@ def test_all_faults_are_reported_at_once() -> None:
         "bind_port": -5,
         "local_save_every_n_steps": -1,
         "keep_last_n": 0,
-        "transfer_streams": "two",
+        "bind_host": 2,
         "start_timeout_s": 0,
         "replica_axis": "nowhere",
     }
@@ -374,7 +349,6 @@ def test_validation_is_a_copy_with_everything_filled_in() -> None:
     checked = config.validated()
     assert config.run_id is None
     assert checked.run_id == run_id_of("/persistent/run")
-    assert checked.copy_threads in (1, 2)
     assert checked.extra_holders == ("a:1",)
     assert checked.validated() == checked
     of_one_server = valid(extra_holders=("0f" * 16 + "@a:1",)).validated()

@@ -23,7 +23,6 @@ def main(target: str, local_dir: str) -> int:
         local_save_every_n_steps=0,
         save_every_n_steps=1,
         persistent_timeout_s=20.0,  # also for what storage answers
-        save_niceness=0,
     ) as ckpt:
         ckpt.restore(state=state)
         rule = control.add_fault(

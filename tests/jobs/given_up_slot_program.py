@@ -60,7 +60,6 @@ def main(local_dir: str) -> None:
         local_save_every_n_steps=1,
         save_every_n_steps=2,
         on_event=events.append,
-        save_niceness=0,
     ) as ckpt:
         ckpt.restore(state=state_of(0))
         rule = control.add_fault(

@@ -24,7 +24,6 @@ def main(target: str, local_dir: str, exit_timeout_s: float) -> None:
         local_save_every_n_steps=0,
         save_every_n_steps=1,
         exit_timeout_s=exit_timeout_s,
-        save_niceness=0,
     ) as ckpt:
         ckpt.restore(state=state)
         rule = control.add_fault(

@@ -85,7 +85,6 @@ def open_run(root: Path, ram: str, **settings: Any) -> EmergencyCheckpointer:
         local_dir=str(root / ram),
         run_id="run",
         local_save_every_n_steps=1,
-        save_niceness=0,
         **{"save_every_n_steps": PERSISTENT_EVERY, **settings},
     )
 

@@ -44,7 +44,7 @@ def lead(
     made: list[TierSchedule], policy: Wants, steps: Sequence[int], refused: int = 0
 ) -> list[int]:
     """Train ``steps``; the leader asks between them. Returns the steps that were saved."""
-    schedule = TierSchedule("local", plan_saves(policy), Failures(), 0)
+    schedule = TierSchedule("local", plan_saves(policy), Failures())
     made.append(schedule)
     leader, clock, ahead, saved = Leader(1, TIMEOUT_S), StepClock(), None, list[int]()
     for call, step in enumerate(steps):

@@ -17,6 +17,7 @@ import pytest
 from world import LONG_S, World, same
 
 from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import CheckpointError, PersistentTierError, RamdiskFull, SlotBusy
 from emergency_ckpt.save.vote import Ballot, Vote
 from emergency_ckpt.state import staging
@@ -24,13 +25,14 @@ from emergency_ckpt.tiers.local.slot_writer import SlotWriter
 from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
-STAGED: dict[str, Any] = {"staging_memory": "pinned_host", "snapshot_mode": "wait"}
+PINNED = Buffers(staging_memory="pinned_host")
+STAGED: dict[str, Any] = {"buffers": PINNED, "snapshot_mode": "wait"}
 MODES: dict[str, dict[str, Any]] = {
     "cpu": {},
     "cpu, wait": {"snapshot_mode": "wait"},
     "staged": STAGED,
     "device copies": {
-        "staging_memory": "pinned_host",
+        "buffers": PINNED,
         "snapshot_mode": "device_copy",
         "device_copy_bytes": 1 << 20,
     },

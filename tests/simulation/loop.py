@@ -68,7 +68,7 @@ class Loop:
 
     def _checkpointer(self, process: Process, seen: Seen) -> Any:
         plan = self._plan
-        return install.product().EmergencyCheckpointer(
+        return install.checkpointer(copy_batch_bytes=200)(
             run_id=RUN,
             local_dir=str(process.host.ram),
             bind_host=process.host.address,
@@ -81,9 +81,6 @@ class Loop:
             local_keep_last_n=plan.keep_last_n,
             placement=plan.placement,
             save_on_preemption=False,
-            copy_threads=1,
-            copy_batch_bytes=200,
-            save_niceness=0,
             event_log="off",
             start_timeout_s=60.0,
             save_timeout_s=10.0,

@@ -40,8 +40,6 @@ _SETTINGS = {
     "storage_wait_timeout_s": 2.0,
     "exit_timeout_s": 3.0,
     "preemption_grace_s": 15.0,
-    "ramdisk_wait_s": 10.0,
-    "save_niceness": 0,
     "event_log": "off",
 }
 

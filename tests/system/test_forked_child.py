@@ -51,7 +51,7 @@ def test_child_of_a_killed_trainer_keeps_neither_lock_nor_port(world: World) -> 
         trainer.send_signal(signal.SIGKILL)
         trainer.wait(60)
         assert "the checkpointer belongs to the parent process" in said
-        with world.open(bind_port=port, ramdisk_wait_s=0) as checkpointer:
+        with world.open(bind_port=port) as checkpointer:
             assert [path.name for path in (world.ramdisk / "run").iterdir()] == ["process_00000"]
             save_all(checkpointer, world, 2)
         trainer.stdin.write("\n")

@@ -97,7 +97,7 @@ def _skipped(world: World) -> list[object]:
 
 def test_schedule_in_a_pause_proposes_no_step() -> None:
     plan = plan_saves(ocm.ContinuousCheckpointingPolicy())
-    schedule = TierSchedule("persistent", plan, Failures(), niceness=0)
+    schedule = TierSchedule("persistent", plan, Failures())
     progress = Progress(step=5, arrived_s=time.monotonic(), step_time_s=0.01)
     try:
         assert schedule.choose_step(progress, 6, 0.01) is not None
