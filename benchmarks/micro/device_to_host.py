@@ -184,8 +184,8 @@ def _ours(ramdisk: Path, abstract: PyTree, buffers: Buffers, **settings: Any) ->
         buffers,
         local_dir=str(ramdisk),
         run_id="device-to-host",
-        save_every_n_steps=0,
-        local_save_every_n_steps=1,
+        save_every=0,
+        local_save_every=1,
         **settings,
     )
 

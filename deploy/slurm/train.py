@@ -55,8 +55,8 @@ def train(options: argparse.Namespace) -> tuple[Any, Any]:
         secret_file=options.secret_file,
         mesh=mesh,
         replica_axis="slice",
-        local_save_every_n_steps=options.local_every,
-        save_every_n_steps=options.persistent_every,
+        local_save_every=options.local_every,
+        save_every=options.persistent_every,
         hang_timeout_s=options.hang_timeout_s,
         require={"secret", "peers"},
     )

@@ -45,7 +45,7 @@ config = EmergencyCheckpointer.default_config().set(
     placement=env["ECKPT_PLACEMENT"],
     mesh=mesh,
     replica_axis="slice",
-    local_save_every_n_steps=10,
+    local_save_every=10,
 )
 try:
     ckpt = config.instantiate()

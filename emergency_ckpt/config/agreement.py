@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ def shared_settings(config: object) -> dict[str, str]:
 
 
 def _identity(value: Any) -> str:
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int | float | str | datetime.timedelta):
         return repr(value)
     if isinstance(value, jax.sharding.Mesh):
         devices = [device.id for device in value.devices.flat]

@@ -38,13 +38,12 @@ if TYPE_CHECKING:
 
     import jax
 
-    from emergency_ckpt.config.policies import PreservationPolicy, SavePolicy
+    from emergency_ckpt.config.policies import PreservationPolicy, SaveEvery
     from emergency_ckpt.config.settings import HostStateRemap
     from emergency_ckpt.core.placement.policies import PlacementPolicy
     from emergency_ckpt.core.placement.writers import PersistentWriters, StorageCompression
     from emergency_ckpt.core.restore.majority import OnDivergence
     from emergency_ckpt.core.save.snapshot_plan import SnapshotMode
-    from emergency_ckpt.core.save.timing import AdaptiveInterval
     from emergency_ckpt.events import Listener
     from emergency_ckpt.types import Requirement, Security
 

@@ -10,13 +10,12 @@ if TYPE_CHECKING:
 
     import jax
 
-    from emergency_ckpt.config.policies import PreservationPolicy, SavePolicy
+    from emergency_ckpt.config.policies import PreservationPolicy, SaveEvery
     from emergency_ckpt.config.settings import HostStateRemap
     from emergency_ckpt.core.placement.policies import PlacementPolicy
     from emergency_ckpt.core.placement.writers import PersistentWriters, StorageCompression
     from emergency_ckpt.core.restore.majority import OnDivergence
     from emergency_ckpt.core.save.snapshot_plan import SnapshotMode
-    from emergency_ckpt.core.save.timing import AdaptiveInterval
     from emergency_ckpt.events import Listener
     from emergency_ckpt.types import Requirement, Security
 
@@ -29,12 +28,8 @@ class Settings(TypedDict, total=False):
     run_id: str | None
     mesh: jax.sharding.Mesh | None
     replica_axis: str | int | None
-    local_save_every_n_steps: int
-    save_every_n_steps: int
-    local_save_every_n_seconds: float | None
-    save_every_n_seconds: float | None
-    local_save_policy: SavePolicy | AdaptiveInterval | None
-    save_policy: SavePolicy | AdaptiveInterval | None
+    local_save_every: SaveEvery
+    save_every: SaveEvery
     local_keep_last_n: int
     keep_last_n: int | None
     keep_every_n_steps: int | None

@@ -20,8 +20,8 @@ from emergency_ckpt.config.normalization import (
 )
 from emergency_ckpt.config.policies import (
     PreservationPolicy,
+    SaveEvery,
     SavePlan,
-    SavePolicy,
     plan_saves,
 )
 from emergency_ckpt.config.table import setting
@@ -36,7 +36,6 @@ from emergency_ckpt.core.save.snapshot_plan import (
     SnapshotMode,
 )
 from emergency_ckpt.core.save.step_agreement import TierName
-from emergency_ckpt.core.save.timing import AdaptiveInterval
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.event_log.writer import launcher_directory
 from emergency_ckpt.events import Listener
@@ -71,23 +70,13 @@ class Config:
     replica_axis: str | int | None = setting(0, orbax="replica_axis_index")
     """Name or index of the mesh axis along which slices are replicas. None: the first axis along
     which no leaf of the state is split; without such an axis the job counts as one slice."""
-    local_save_every_n_steps: int = setting(10, tier="local")
-    """Interval of the local tier, in steps; 0 for none."""
-    save_every_n_steps: int = setting(1000, tier="persistent", needs="dir")
-    """Interval of the persistent tier, in steps; 0 for none."""
-    local_save_every_n_seconds: float | None = setting(None, tier="local")
-    """Interval of the local tier in seconds of the leader's clock, in addition to the one in steps.
-    The processes agree on the step in the background. A tier without interval and policy is off."""
-    save_every_n_seconds: float | None = setting(None, tier="persistent", needs="dir")
-    """The same for the persistent tier."""
-    local_save_policy: SavePolicy | AdaptiveInterval | None = setting(None, tier="local")
-    """Policy of the local tier instead of its intervals: an object of Orbax's
-    ``SaveDecisionPolicy``, a user's own subclass, or ``AdaptiveInterval``; several in an
-    ``AnySavePolicy``. Decisions that depend on clocks or on a save in progress are made by the
-    leader and distributed in the background."""
-    save_policy: SavePolicy | AdaptiveInterval | None = setting(
-        None, tier="persistent", needs="dir"
-    )
+    local_save_every: SaveEvery = setting(10, tier="local")
+    """When to save to the local tier: every so many steps; a ``datetime.timedelta`` for so much
+    time of the leader's clock; a policy, which is an object of Orbax's ``SaveDecisionPolicy``, a
+    user's own subclass, or ``AdaptiveInterval``; or a list of these, of which one that is due is
+    enough. 0: the tier is off. What depends on clocks or on a save in progress is decided by the
+    leader, and the processes agree on the step in the background."""
+    save_every: SaveEvery = setting(1000, tier="persistent", needs="dir")
     """The same for the persistent tier."""
     local_keep_last_n: int = setting(1, tier="local", least=1, most=64)
     """Number of complete steps that the local tier keeps, besides the one being written. Each needs
@@ -290,8 +279,7 @@ class Config:
 
     @property
     def _saves_nothing_to_ram(self) -> bool:
-        given = (self.local_save_policy, self.local_save_every_n_seconds)
-        return self.dir is not None and self.local_save_every_n_steps == 0 and given == (None, None)
+        return self.dir is not None and not plan_saves(self.local_save_every).is_on
 
     @property
     def run_name(self) -> str:
@@ -301,19 +289,9 @@ class Config:
 
     def save_plans(self) -> dict[TierName, SavePlan]:
         """Return the schedule of each tier that is on, the local one first."""
-        plans: dict[TierName, SavePlan] = {
-            "local": plan_saves(
-                self.local_save_policy,
-                every_n_steps=self.local_save_every_n_steps,
-                every_n_seconds=self.local_save_every_n_seconds,
-            )
-        }
+        plans: dict[TierName, SavePlan] = {"local": plan_saves(self.local_save_every)}
         if self.dir is not None:
-            plans["persistent"] = plan_saves(
-                self.save_policy,
-                every_n_steps=self.save_every_n_steps,
-                every_n_seconds=self.save_every_n_seconds,
-            )
+            plans["persistent"] = plan_saves(self.save_every)
         return {name: plan for name, plan in plans.items() if plan.is_on}
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeVar, cast, get_args, get_origin, get
 from emergency_ckpt.core.limits import MAX_SETTING_CHARS
 from emergency_ckpt.core.save.step_agreement import TierName
 
-_LONGEST_TIME_S: Final = 1e7
+LONGEST_TIME_S: Final = 1e7
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ class Setting:
             return f"a whole number of at least {least}", is_whole(value, least)
         if self.kind is float:
             is_number = isinstance(value, int | float) and not is_flag
-            is_right = is_number and (0 < value < _LONGEST_TIME_S or value == self.least)
+            is_right = is_number and (0 < value < LONGEST_TIME_S or value == self.least)
             return "a positive number of seconds", is_right
         if self.choices:
             return self._judged_choice(value)

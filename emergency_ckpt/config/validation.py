@@ -17,7 +17,7 @@ from typing import Any, cast
 import jax
 from etils import epath
 
-from emergency_ckpt.config.policy_checks import preservation_policy_problems, save_policy_problems
+from emergency_ckpt.config.policy_checks import preservation_policy_problems, save_problems
 from emergency_ckpt.config.table import settings_table
 from emergency_ckpt.core.address import split_holder
 from emergency_ckpt.core.limits import NAME_PATTERN
@@ -211,10 +211,7 @@ _RULES: tuple[_Rule, ...] = (
     (("dir", "local_dir"), _nested_problems),
     (("orbax_item",), _item_problems),
     (("preservation_policy", "keep_last_n"), _one_preservation),
-    *(
-        ((name,), partial(save_policy_problems, name))
-        for name in ("local_save_policy", "save_policy")
-    ),
+    *(((name,), partial(save_problems, name)) for name in ("local_save_every", "save_every")),
     *(
         ((name,), partial(preservation_policy_problems, name))
         for name in ("local_preservation_policy", "preservation_policy")

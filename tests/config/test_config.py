@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import inspect
 import math
 from collections.abc import Callable
@@ -28,14 +29,10 @@ MUST_AGREE: dict[str, Any] = {
     "run_id": "another-run",
     "replica_axis": 1,
     "mesh": lambda: _mesh(reverse=True),
-    "local_save_every_n_steps": 7,
-    "save_every_n_steps": 77,
+    "local_save_every": datetime.timedelta(seconds=7),
+    "save_every": lambda: [1000, ocm.InitialSavePolicy()],
     "keep_last_n": 3,
-    "local_save_every_n_seconds": 5.0,
-    "save_every_n_seconds": 600,
-    "local_save_policy": lambda: ocm.FixedIntervalPolicy(7),
     "keep_every_n_steps": 50,
-    "save_policy": lambda: ocm.AnySavePolicy([ocm.InitialSavePolicy()]),
     "preservation_policy": lambda: ocm.LatestN(3),
     "local_preservation_policy": lambda: ocm.LatestN(1),
     "save_on_preemption": False,
@@ -215,10 +212,10 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"bind_port": 65536}, "bind_port must be at most 65535, not 65536"),
         ({"bind_port": "80"}, "bind_port must be a whole number of at least 0, not '80'"),
         ({"secret_file": b"x"}, "secret_file must be a text"),
-        ({"dir": None, "run_id": "r", "save_every_n_steps": 5}, "is set, but dir is not"),
-        ({"local_save_every_n_steps": -1}, "local_save_every_n_steps must be a whole number"),
-        ({"save_every_n_steps": 2.5}, "save_every_n_steps must be a whole number"),
-        ({"save_every_n_steps": True}, "save_every_n_steps must be a whole number"),
+        ({"dir": None, "run_id": "r", "save_every": 5}, "is set, but dir is not"),
+        ({"local_save_every": -1}, "local_save_every must be a whole number"),
+        ({"save_every": 2.5}, "save_every must be a whole number"),
+        ({"save_every": True}, "save_every must be a whole number"),
         ({"keep_last_n": 0}, "keep_last_n must be a whole number of at least 1"),
         ({"host_state_buddies": -1}, "host_state_buddies must be a whole number"),
         ({"on_divergence": "vote"}, "on_divergence must be 'warn' or 'stop', not 'vote'"),
@@ -238,11 +235,14 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"transfer_timeout_s": "30"}, "transfer_timeout_s must be"),
         ({"save_timeout_s": True}, "save_timeout_s must be"),
         ({"preemption_grace_s": 0}, "preemption_grace_s must be a positive number"),
-        ({"save_every_n_seconds": 0}, "save_every_n_seconds must be a positive number"),
-        ({"local_save_every_n_seconds": -1}, "local_save_every_n_seconds must be a positive"),
-        ({"save_policy": 5}, "save_policy: 5 has no should_save"),
+        ({"save_every": datetime.timedelta()}, "save_every must be a positive time, not 0:00:00"),
+        ({"local_save_every": datetime.timedelta(-1)}, "local_save_every must be a positive time"),
+        ({"save_every": datetime.timedelta.max}, "save_every must be a positive time"),
+        ({"save_every": [5, object()]}, "has no should_save"),
+        ({"save_every": None}, "a datetime.timedelta, a policy, or a list of them, not None"),
+        ({"save_every": [5, "x"]}, "save_every must be a whole number of steps from 0 on"),
         (
-            {"local_save_policy": ocm.FixedIntervalPolicy(0)},
+            {"local_save_every": ocm.FixedIntervalPolicy(0)},
             "interval of FixedIntervalPolicy must be",
         ),
         ({"preservation_policy": "all"}, "preservation_policy: 'all' has no should_preserve"),
@@ -256,8 +256,8 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"persistent_writers": "all"}, "persistent_writers must be 'primary' or 'striped'"),
         ({"exit_on_preemption": "yes"}, "exit_on_preemption must be True or False"),
         (
-            {"dir": None, "run_id": "r", "save_policy": ocm.InitialSavePolicy()},
-            "save_policy is set, but dir is not",
+            {"dir": None, "run_id": "r", "save_every": ocm.InitialSavePolicy()},
+            "save_every is set, but dir is not",
         ),
         ({"replica_axis": "data"}, "replica_axis 'data' is not one of the mesh's axes"),
         ({"replica_axis": 2}, "replica_axis 2 is out of range"),
@@ -307,7 +307,7 @@ def test_all_faults_are_reported_at_once() -> None:
         "dir": 7,
         "run_id": "a/b",
         "bind_port": -5,
-        "local_save_every_n_steps": -1,
+        "local_save_every": -1,
         "keep_last_n": 0,
         "bind_host": 2,
         "start_timeout_s": 0,
@@ -359,6 +359,14 @@ def test_placement_may_be_given_as_its_text() -> None:
     assert valid(placement="striped(3)").validated().placement == Striped(3)
     same = valid(placement=Striped(3)).validated()
     assert valid(placement="striped(3)").validated().shared_settings() == same.shared_settings()
+
+
+def test_save_rules_that_differ_are_told_apart() -> None:
+    of_seconds = [datetime.timedelta(seconds=seconds) for seconds in (5, 6)]
+    rules = [5, 6, *of_seconds, [5, of_seconds[0]], [5, of_seconds[1]], ocm.FixedIntervalPolicy(5)]
+    texts = {valid(save_every=rule).validated().shared_settings()["save_every"] for rule in rules}
+    assert len(texts) == len(rules)
+    assert "datetime.timedelta(seconds=5)" in texts
 
 
 def test_requirements_have_no_order() -> None:
@@ -418,9 +426,9 @@ def test_local_dir_is_not_asked_for_where_nothing_is_saved_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("ECKPT_LOCAL_DIR", raising=False)
-    config = Config(dir="/persistent/run", local_save_every_n_steps=0)
+    config = Config(dir="/persistent/run", local_save_every=0)
     assert config.validated().local_dir == "/dev/shm/eckpt"
     monkeypatch.setenv("ECKPT_LOCAL_DIR", "/mnt/ram")
     assert config.validated().local_dir == "/mnt/ram"
     with pytest.raises(ConfigError, match="local_dir is not set"):
-        config.set(local_save_every_n_steps=5).validated()
+        config.set(local_save_every=5).validated()

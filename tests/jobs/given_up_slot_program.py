@@ -57,8 +57,8 @@ def main(local_dir: str) -> None:
     with EmergencyCheckpointer(
         dir="gs://bucket/run",
         local_dir=local_dir,
-        local_save_every_n_steps=1,
-        save_every_n_steps=2,
+        local_save_every=1,
+        save_every=2,
         on_event=events.append,
     ) as ckpt:
         ckpt.restore(state=state_of(0))

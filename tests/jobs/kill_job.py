@@ -162,7 +162,7 @@ def crash_in_save(world: JobProcess, kill: Kill, **settings: Any) -> None:
 
 
 def crash_in_persistent_save(world: JobProcess, kill: Kill) -> None:
-    settings = {"dir": directory_of(world, kill.name), "save_every_n_steps": 5}
+    settings = {"dir": directory_of(world, kill.name), "save_every": 5}
     crash_in_save(world, kill, on_event=PersistentKiller(world, kill), **settings)
 
 
@@ -209,7 +209,7 @@ def recover_persistent(world: JobProcess, name: str) -> dict[str, Any]:
     directory = directory_of(world, name)
 
     def config(life: str) -> CheckpointerConfig:
-        settings = {"dir": directory, "save_every_n_steps": 5, "mesh": mesh}
+        settings = {"dir": directory, "save_every": 5, "mesh": mesh}
         return world.config(f"{name}/{life}", run_id=RUN_ID, **settings)
 
     with config("second").instantiate() as ckpt:

@@ -56,8 +56,8 @@ def main(directory: str, local_dir: str, life: int, point: str) -> None:
         dir=directory,
         local_dir=local_dir,
         run_id=RUN_ID,
-        local_save_every_n_steps=1,
-        save_every_n_steps=2,
+        local_save_every=1,
+        save_every=2,
     ) as ckpt:
         found, _ = ckpt.restore(state=state_of(0, 0))
         say(f"restored {found}")

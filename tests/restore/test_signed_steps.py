@@ -16,7 +16,7 @@ from world import World, logged, same, save_all
 
 from emergency_ckpt.errors import ConfigError, Unrecoverable
 
-STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
+STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
 SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
 OTHER = "37e5a8c90d6b41f2b8127c5ed49306aa6f81e0359bd4c7127a60fe8d2b95c34e"
 REAL, FORGED = 6, 1_000_000
@@ -141,7 +141,7 @@ def drop_from_log(world: World, step: int) -> None:
 
 def test_version_that_is_not_signed_is_named(saved: World) -> None:
     drop_from_log(saved, REAL)
-    assert restored(saved, save_every_n_steps=0) == 4
+    assert restored(saved, save_every=0) == 4
     notes = [e.fields["text"] for e in saved.events if e.name == "restore.note"]
     assert "the step log: it is not signed" in notes
 
@@ -222,12 +222,12 @@ def test_restore_without_a_secret_takes_a_signed_step(
 
 
 def test_restart_of_another_run_id_knows_its_signature(saved: World) -> None:
-    assert restored(saved, run_id="other", save_every_n_steps=0, require={"signed"}) == REAL
+    assert restored(saved, run_id="other", save_every=0, require={"signed"}) == REAL
     assert unsigned(saved) == []
 
 
 def test_require_signed_prefers_ram_to_a_forged_step(saved: World) -> None:
-    both = {"save_every_n_steps": 2, "local_save_every_n_steps": 1, "require": {"signed"}}
+    both = {"save_every": 2, "local_save_every": 1, "require": {"signed"}}
     with saved.open_both(**both) as ckpt:
         assert ckpt.restore(state=saved.state(0))[0] == REAL
         save_all(ckpt, saved, 7)

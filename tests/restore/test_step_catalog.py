@@ -17,7 +17,7 @@ from emergency_ckpt.restore.protocol import WholeSteps
 KEEPS_THREE: dict[str, Any] = {
     "local_keep_last_n": 3,
     "local_preservation_policy": ocm.LatestN(3),
-    "save_every_n_steps": 4,
+    "save_every": 4,
 }
 NOT_UNICODE = "\udcff"
 """A host state that cannot be encoded: the save fails, with its tensors published."""
@@ -149,7 +149,7 @@ class Thirds:
 
 def test_policy_asked_on_every_process_is_asked_at_each_step(world: World) -> None:
     policy = PerProcessPolicy(ocm.AnySavePolicy([Thirds(), ocm.SpecificStepsPolicy([5])]))
-    with world.open(local_save_policy=policy) as ckpt:
+    with world.open(local_save_every=policy) as ckpt:
         due = []
         for step in range(10):
             looked = ckpt.should_save(step)

@@ -73,7 +73,7 @@ def test_storage_full_between_arrays_costs_that_save_alone(
             with pytest.raises(SaveFailed, match="No space left on device"):
                 checkpointer.check_for_errors()
             save_all(checkpointer, world, 5, 7, 9)
-            reader = {"local_dir": str(world.ramdisk.with_name("reader")), "save_every_n_steps": 0}
+            reader = {"local_dir": str(world.ramdisk.with_name("reader")), "save_every": 0}
             with world.open_both(**{**settings, **reader}) as other:
                 step, state = other.restore(state=world.state(0), host_state={})
             assert step == 2

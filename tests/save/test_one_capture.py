@@ -128,7 +128,7 @@ def test_each_shard_leaves_its_device_once(
     source: list[str],
 ) -> None:
     transfers = Transfers(monkeypatch)
-    with world.open_both(local_save_every_n_steps=local_every, **STAGED) as checkpointer:
+    with world.open_both(local_save_every=local_every, **STAGED) as checkpointer:
         for step in steps:
             assert save(checkpointer, world, step)
             checkpointer.wait_until_finished()
@@ -142,7 +142,7 @@ def test_preemption_saves_one_capture_in_both_tiers(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfers = Transfers(monkeypatch)
-    with world.open_both(save_every_n_steps=100, **STAGED) as checkpointer:
+    with world.open_both(save_every=100, **STAGED) as checkpointer:
         assert save(checkpointer, world, 1)
         checkpointer.wait_until_finished()
         transfers.take()
@@ -189,7 +189,7 @@ def test_storage_gets_the_bits_of_the_captured_step(
 def test_storage_alone_gets_the_bits_from_memory_of_its_own(
     world: World, slow: SlowStorage, mode: dict[str, Any]
 ) -> None:
-    with world.open_both(local_save_every_n_steps=0, **mode) as checkpointer:
+    with world.open_both(local_save_every=0, **mode) as checkpointer:
         assert save(checkpointer, world, 2)
         assert slow.reached.wait(LONG_S)
         slow.go_on.set()

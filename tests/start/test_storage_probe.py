@@ -94,7 +94,7 @@ def test_start_good_storage_is_silent_and_keeps_no_probe(
 
 def test_start_job_that_only_restores_writes_nothing(world: World, refusing: Path) -> None:
     for required in (False, True):
-        with world.open_both(save_every_n_steps=0, require={"storage"} if required else ()):
+        with world.open_both(save_every=0, require={"storage"} if required else ()):
             pass
     assert warnings_of(world) == []
     assert [path.name for path in refusing.rglob("*")] == ["host_state"]

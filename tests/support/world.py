@@ -37,8 +37,8 @@ class World:
         defaults: dict[str, Any] = {
             "run_id": "run",
             "local_dir": str(self.ramdisk),
-            "local_save_every_n_steps": 1,
-            "save_every_n_steps": 0,
+            "local_save_every": 1,
+            "save_every": 0,
             "mesh": self.mesh,
             "save_timeout_s": LONG_S,
             "storage_wait_timeout_s": LONG_S,  # a slow disk must not cost a save
@@ -47,7 +47,7 @@ class World:
         return with_buffers(buffers or Buffers())(**{**defaults, **settings})
 
     def open_both(self, **settings: Any) -> EmergencyCheckpointer:
-        both = {"dir": str(self.persistent), "save_every_n_steps": 2}
+        both = {"dir": str(self.persistent), "save_every": 2}
         return self.open(**{**both, **settings})
 
     def state(self, step: int) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def save_all(checkpointer: EmergencyCheckpointer, world: World, *steps: int) -> 
     checkpointer.check_for_errors()
 
 
-STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
+STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
 """Settings of a job that saves to storage alone."""
 
 

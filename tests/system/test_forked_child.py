@@ -20,7 +20,7 @@ from emergency_ckpt.errors import CheckpointError
 
 checkpointer = EmergencyCheckpointer(
     run_id="run", local_dir=sys.argv[1], bind_port=int(sys.argv[2]),
-    local_save_every_n_steps=1, save_every_n_steps=0)
+    local_save_every=1, save_every=0)
 checkpointer.save(step=1, state={"w": jnp.ones(8)})
 checkpointer.wait_until_finished()
 if os.fork() == 0:

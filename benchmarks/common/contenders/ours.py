@@ -82,8 +82,8 @@ def open_session(site: Site) -> OurSession:
         dir=str(site.persistent_dir),
         local_dir=str(site.local_dir),
         run_id="benchmark",
-        local_save_every_n_steps=1 if site.tier == RAM else _OFF,
-        save_every_n_steps=_OFF if site.tier == RAM else 1,
+        local_save_every=1 if site.tier == RAM else _OFF,
+        save_every=_OFF if site.tier == RAM else 1,
         bind_host=site.bind_host,
         transfer_security=modes.chosen(),
         # As plain Orbax does by default: each slice writes its part of the one copy.
