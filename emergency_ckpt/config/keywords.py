@@ -63,7 +63,6 @@ class Settings(TypedDict, total=False):
     save_timeout_s: float
     persistent_timeout_s: float
     storage_wait_timeout_s: float
-    exit_timeout_s: float
     transfer_timeout_s: float
     event_log: os.PathLike[str] | str | None
     hang_timeout_s: float | None

@@ -201,7 +201,8 @@ class Config:
         120.0, may_differ=True, orbax="multiprocessing_options.coordination_timeout_secs"
     )
     """Maximum time ``save`` waits for the previous save to RAM, a forced one also for that to
-    storage, and a save waits for its vote."""
+    storage, and a save waits for its vote. When an exception leaves the ``with`` block, saves in
+    progress have a quarter of it."""
     persistent_timeout_s: float = setting(
         1800.0, tier="persistent", may_differ=True, orbax="async_options.timeout_secs"
     )
@@ -209,8 +210,6 @@ class Config:
     storage_wait_timeout_s: float = setting(0.0, tier="persistent", may_differ=True, least=0)
     """Maximum time ``save`` waits for the previous persistent save; on timeout it skips this one.
     0: it never waits for storage. Raise it where no step may be skipped: training then waits."""
-    exit_timeout_s: float = setting(30.0, may_differ=True)
-    """Maximum wait for saves in progress when an exception leaves the ``with`` block."""
     transfer_timeout_s: float = setting(30.0, tier="local", may_differ=True)
     """Maximum silence of a peer. After it, a restore asks other holders, and the same one again
     until ``restore_timeout_s``. Keep it shorter than ``heartbeat_timeout_seconds`` of
@@ -305,6 +304,11 @@ class Config:
         short_s = 3 * self.save_timeout_s + self.storage_wait_timeout_s
         is_short = self.async_save and not self.exit_on_preemption
         return short_s if is_short else self.longest_wait_s
+
+    @property
+    def exit_timeout_s(self) -> float:
+        """Maximum wait for saves in progress when an exception leaves the ``with`` block."""
+        return self.save_timeout_s / 4
 
     @property
     def heeds_preemption(self) -> bool:

@@ -67,7 +67,6 @@ MAY_DIFFER: dict[str, Any] = {
     "restore_timeout_s": 2.0,
     "save_timeout_s": 3.0,
     "persistent_timeout_s": 4.0,
-    "exit_timeout_s": 6.0,
     "transfer_timeout_s": 5.0,
     "storage_wait_timeout_s": 7.0,
     "async_save": False,
@@ -367,6 +366,11 @@ def test_save_rules_that_differ_are_told_apart() -> None:
     texts = {valid(save_every=rule).validated().shared_settings()["save_every"] for rule in rules}
     assert len(texts) == len(rules)
     assert "datetime.timedelta(seconds=5)" in texts
+
+
+def test_time_to_leave_follows_from_that_of_a_save() -> None:
+    assert Config().exit_timeout_s == 30.0
+    assert Config(save_timeout_s=8.0).exit_timeout_s == 2.0
 
 
 def test_requirements_have_no_order() -> None:

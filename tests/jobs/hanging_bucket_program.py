@@ -23,7 +23,7 @@ def main(target: str, local_dir: str, exit_timeout_s: float) -> None:
         local_dir=local_dir,
         local_save_every=0,
         save_every=1,
-        exit_timeout_s=exit_timeout_s,
+        save_timeout_s=4 * exit_timeout_s,
     ) as ckpt:
         ckpt.restore(state=state)
         rule = control.add_fault(

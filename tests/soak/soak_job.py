@@ -38,7 +38,6 @@ _SETTINGS = {
     "transfer_timeout_s": 2.0,
     "persistent_timeout_s": 20.0,
     "storage_wait_timeout_s": 2.0,
-    "exit_timeout_s": 3.0,
     "preemption_grace_s": 15.0,
     "event_log": "off",
 }
