@@ -56,6 +56,7 @@ class EmergencyCheckpointer:
     """
 
     _buffers: ClassVar[Buffers] = Buffers()
+    """No setting: tests and benchmarks have a class with others."""
 
     def __init__(self, config: Config | None = None, **settings: Unpack[Settings]) -> None:
         check_joined(jax.process_count())

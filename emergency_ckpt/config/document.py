@@ -13,12 +13,24 @@ from emergency_ckpt.core.placement.policies import ALL_BUT_PRIMARY, AllButPrimar
 
 _HEAD = """# Settings
 
-All settings of `EmergencyCheckpointer.default_config()`, in the order of
-`emergency_ckpt.config.Config`. *Tier*: the one that a setting is about; empty: both, or the job.
-*Each*: the setting may differ between the processes of a job; all others must be equal, and the
-start of a job compares them. Numbers are at least 0, and seconds above 0, unless the column of
-types says otherwise. This page is written by
-`python -m emergency_ckpt.config.document`.
+All settings of `EmergencyCheckpointer.default_config()`: [those of most jobs](#basic-settings),
+then [those that few change](#advanced-settings). *Tier*: the one that a setting is about; empty:
+both, or the job. *Each*: the setting may differ between the processes of a job; all others must be
+equal, and the start of a job compares them. Numbers are at least 0, and seconds above 0, unless the
+column of types says otherwise. This page is written by `python -m emergency_ckpt.config.document`.
+
+"""
+_BASIC = """## Basic settings
+
+A job needs `local_dir`, `dir` or `run_id`, and on more than one slice `mesh` with `replica_axis`;
+on a cluster, `secret_file` or ECKPT_SECRET should give a secret.
+
+"""
+_ADVANCED = """
+## Advanced settings
+
+Their defaults are right for most jobs. Sizes of buffers, threads and priorities are no settings:
+they follow from the machine.
 
 """
 _COLUMNS = """| setting | type | default | tier | each | meaning |
@@ -58,6 +70,8 @@ _ALSO_TAKEN = {
     "extra_holders": "list[str]",
 }
 """Types that a setting is taken in besides its own."""
+_SHOWN_AS = {"SaveEvery": "`int`, `datetime.timedelta`, a policy, or a list of these"}
+"""Types whose name says too little."""
 
 
 def keywords_module() -> str:
@@ -72,8 +86,9 @@ def keywords_module() -> str:
 def configuration_page() -> str:
     """Return the page as Markdown."""
     meanings = meanings_of_settings()
-    lines = (_line(row, meanings[row.name]) for row in settings_table(Config))
-    return _HEAD + _COLUMNS + "".join(lines)
+    lines = [(row.basic, _line(row, meanings[row.name])) for row in settings_table(Config)]
+    basic, advanced = ("".join(line for of, line in lines if of is kind) for kind in (True, False))
+    return _HEAD + _BASIC + _COLUMNS + basic + _ADVANCED + _COLUMNS + advanced
 
 
 def meanings_of_settings() -> dict[str, str]:
@@ -107,6 +122,8 @@ def _type(row: Setting) -> str:
     if row.choices:
         names = ", ".join(f'`"{choice}"`' for choice in row.choices)
         return f"any of {names}" if row.is_collection else names
+    if row.annotation in _SHOWN_AS:
+        return _SHOWN_AS[row.annotation]
     if row.kind is str or (row.least is None and row.most is None):
         return f"`{row.annotation}`"
     least = f"from {row.least or 0}"

@@ -55,42 +55,42 @@ class Config:
     Each must be equal on all processes but for those with ``may_differ``; the start compares them.
     """
 
-    dir: str | None = setting(None, tier="persistent", least=1)
+    dir: str | None = setting(None, tier="persistent", least=1, basic=True)
     r"""Directory of the persistent tier, an absolute path or a URL that etils.epath can reach,
     without ``\``, ``*``, ``?`` and ``[``. None: local tier only."""
-    local_dir: str = setting("", tier="local", may_differ=True)
+    local_dir: str = setting("", tier="local", may_differ=True, basic=True)
     """Directory on this host's ramdisk (tmpfs). A job that saves nothing there may leave it out: a
     restore then uses ECKPT_LOCAL_DIR, else ``/dev/shm/eckpt``."""
-    run_id: str | None = None
+    run_id: str | None = setting(None, basic=True)
     """Name of the run. Files of another run in ``local_dir`` are never restored. None: a name
     derived from ``dir``."""
-    mesh: jax.sharding.Mesh | None = None
+    mesh: jax.sharding.Mesh | None = setting(None, basic=True)
     """Device mesh of the training state. None: the mesh of the state's own shardings where the
     devices have a ``slice_index``; otherwise the job counts as one slice."""
-    replica_axis: str | int | None = setting(0, orbax="replica_axis_index")
+    replica_axis: str | int | None = setting(0, orbax="replica_axis_index", basic=True)
     """Name or index of the mesh axis along which slices are replicas. None: the first axis along
     which no leaf of the state is split; without such an axis the job counts as one slice."""
-    local_save_every: SaveEvery = setting(10, tier="local")
+    local_save_every: SaveEvery = setting(10, tier="local", basic=True)
     """When to save to the local tier: every so many steps; a ``datetime.timedelta`` for so much
     time of the leader's clock; a policy, which is an object of Orbax's ``SaveDecisionPolicy``, a
     user's own subclass, or ``AdaptiveInterval``; or a list of these, of which one that is due is
     enough. 0: the tier is off. What depends on clocks or on a save in progress is decided by the
     leader, and the processes agree on the step in the background."""
-    save_every: SaveEvery = setting(1000, tier="persistent", needs="dir")
+    save_every: SaveEvery = setting(1000, tier="persistent", needs="dir", basic=True)
     """The same for the persistent tier."""
-    local_keep_last_n: int = setting(1, tier="local", least=1, most=64)
+    local_keep_last_n: int = setting(1, tier="local", least=1, most=64, basic=True)
     """Number of complete steps that the local tier keeps, besides the one being written. Each needs
     the same amount of RAM."""
-    keep_last_n: int | None = setting(None, tier="persistent", least=1)
+    keep_last_n: int | None = setting(None, tier="persistent", least=1, basic=True)
     """Number of complete steps kept in the persistent tier; None keeps all."""
     keep_every_n_steps: int | None = setting(None, tier="persistent", least=1, needs="keep_last_n")
     """With ``keep_last_n``: multiples of this number are kept as well."""
     preservation_policy: PreservationPolicy | None = setting(
         None, tier="persistent", orbax="persistent.preservation_policy"
     )
-    """Policy that selects the steps to keep in the persistent tier, instead of the two settings
-    above: an Orbax ``PreservationPolicy`` or a user's own. The last complete step is always
-    kept."""
+    """Policy that selects the steps to keep in the persistent tier, instead of ``keep_last_n`` and
+    ``keep_every_n_steps``: an Orbax ``PreservationPolicy`` or a user's own. The last complete step
+    is always kept."""
     local_preservation_policy: PreservationPolicy | None = setting(None, tier="local")
     """The same for the local tier, which has one slot more than ``local_keep_last_n``. The newest
     complete step is always kept, older ones until their slot is written again. A step that the
@@ -102,12 +102,12 @@ class Config:
     False: only with a ``PreemptionCheckpointingPolicy`` among the policies; without one, notices
     are ignored."""
     preemption_notice: str | Callable[[], object] | tuple[str | Callable[[], object], ...] = (
-        setting("sigterm", may_differ=True)
+        setting("sigterm", may_differ=True, basic=True)
     )
     """Source of preemption notices in addition to SIGTERM, or a tuple of sources: "ray" (Ray
     Train), "gce" (the metadata server), "file:" and a path, or a function without arguments that is
     polled in the background and returns a true value after a notice. See docs/operations.md."""
-    exit_on_preemption: bool = False
+    exit_on_preemption: bool = setting(False, basic=True)
     """At the sync point, end the process inside ``save`` by ``SystemExit`` with status 143 as soon
     as the step is written."""
     save_on_stop: bool = False
@@ -116,7 +116,7 @@ class Config:
     A notice within the last second, which no process has seen yet, then costs no step. Each
     ``save`` captures the host state and holds a reference to the last state: device memory of one
     state if the caller drops it without donating it."""
-    preemption_grace_s: float = setting(25.0, may_differ=True)
+    preemption_grace_s: float = setting(25.0, may_differ=True, basic=True)
     """Time from the sync point to the kill. Saves that are not complete by then are named in the
     log; the local tier is saved first."""
     persistent_writers: PersistentWriters = setting("primary", tier="persistent")
@@ -124,14 +124,14 @@ class Config:
     ``"striped"``: every slice writes its part of the one copy, through its own network cards;
     leaves that the number of slices does not divide along any axis are written by the first slice.
     Both write an ordinary Orbax step."""
-    placement: PlacementPolicy = setting(AllButPrimary(), tier="local")
+    placement: PlacementPolicy = setting(AllButPrimary(), tier="local", basic=True)
     """Choice of the slices that store each shard in the local tier, as a policy or its text.
     ``"all_but_primary"``: every slice but the first stores all shards. ``"striped(2)"``: two slices
     store each shard, so a process transfers and stores less. See ``eckpt plan``."""
     host_state_buddies: int | None = setting(None, tier="local")
     """Number of processes on other slices that store a copy of a host state; None: one on every
     other slice."""
-    host_state_remap: HostStateRemap | None = None
+    host_state_remap: HostStateRemap | None = setting(None, basic=True)
     """Function that derives a process's host state from those of a job of another size: one of
     ``emergency_ckpt.remaps``, or a function of ``(all former host states, process, count)``."""
     allow_missing_host_state: bool = setting(False, tier="persistent")
@@ -150,7 +150,7 @@ class Config:
     """Item of a plain Orbax step that is the training state. None: the item ``default``, ``state``
     or ``items``; else the only item with arrays; else all items with arrays, as a dict
     (``{"params": ..., "opt": ...}``)."""
-    require: Collection[Requirement] = ()
+    require: Collection[Requirement] = setting((), basic=True)
     """What this job must have, a set or list of names; without a name, its lack is a warning.
     "secret": ConfigError instead of generating a secret when none was given. "peers": the start
     ends with PeerUnreachable when a neighbour of this process does not answer within half of
@@ -168,7 +168,7 @@ class Config:
     host reaches the job's coordinator; 127.0.0.1 in a job on one machine."""
     bind_port: int = setting(0, tier="local", may_differ=True, most=65535)
     """Port on which this process serves its shards; 0: a free one."""
-    secret_file: str | None = setting(None, may_differ=True, least=1)
+    secret_file: str | None = setting(None, may_differ=True, least=1, basic=True)
     """File with the run's secret: 32 to 4096 bytes, not readable by other users. None: the
     environment variable ECKPT_SECRET, else the secret of `eckpt launch`; without either, the
     processes generate one, and the start warns."""
@@ -217,14 +217,14 @@ class Config:
     event_log: str | None = setting(None, may_differ=True, least=1)
     """Directory for the event log of each process (docs/operations.md). None: the directory of
     ``eckpt launch``, if it started this process. "off": no event log."""
-    hang_timeout_s: float | None = None
+    hang_timeout_s: float | None = setting(None, basic=True)
     """Maximum time without a step, after the first one; then all processes dump their stacks and
     end with status 124. None: no limit. See docs/operations.md."""
-    metrics_port: int | None = setting(None, may_differ=True, most=65535)
+    metrics_port: int | None = setting(None, may_differ=True, most=65535, basic=True)
     """Port of this process's Prometheus metrics (extra ``metrics``) on ``bind_host``, or on
     127.0.0.1 without one. Each process of a host needs its own. 0: a free one (event
     ``start.metrics``)."""
-    on_event: Listener | None = setting(None, may_differ=True)
+    on_event: Listener | None = setting(None, may_differ=True, basic=True)
     """Function called with each ``events.Event``, in the thread that emits it."""
 
     if not TYPE_CHECKING:  # a type checker finds unknown names by itself, unless it sees this

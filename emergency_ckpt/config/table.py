@@ -27,6 +27,7 @@ class Setting:
       may_differ: it is a process's own affair; all others must be equal on all processes.
       least, most: of a number; of a text its length. A number of seconds is above zero unless
         ``least`` is 0; other numbers are at least 0.
+      basic: a setting of most jobs; the page has these first.
       needs: a setting without which this one has no effect.
       orbax: the same setting among Orbax's options, where it has one.
     """
@@ -40,6 +41,7 @@ class Setting:
     may_differ: bool = False
     least: int | None = None
     most: int | None = None
+    basic: bool = False
     needs: str = ""
     orbax: str = ""
 
