@@ -22,6 +22,7 @@ from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.cluster.stored_chain import SOON_S, StoredChain
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config import Config, run_id_of
+from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.core.secret.step_signature import step_signing
 from emergency_ckpt.errors import ConfigError
@@ -54,6 +55,7 @@ class Base:
 
     config: Config
     process: tuple[int, int]
+    buffers: Buffers
     member: Membership
     watch: PreemptionWatch
     events: EventSink
@@ -149,6 +151,7 @@ def assemble(base: Base) -> Assembly:
         SaverParts(
             config=base.config,
             process=base.process,
+            buffers=base.buffers,
             coordinator=member.coordinator,
             tier=member.tier,
             local=local_saves,
@@ -191,6 +194,7 @@ def open_storage(
     config: Config,
     process: tuple[int, int],
     secret: RunSecret,
+    buffers: Buffers,
     events: EventSink,
     failures: Failures,
 ) -> Storage | None:
@@ -200,10 +204,10 @@ def open_storage(
     tier = PersistentTier(
         config.dir,
         timeout_s=config.persistent_timeout_s,
-        buffer_bytes=config.storage_buffer_bytes,
+        buffer_bytes=buffers.storage_bytes,
         orbax_item=config.orbax_item,
         compression=config.storage_compression,
-        signing=step_signing(secret, required=config.require_signed),
+        signing=step_signing(secret, required="signed" in config.require),
     )
     writer = new_writer(config, tier, events)
     if process[0] != 0:
@@ -228,7 +232,7 @@ def look_at_storage(config: Config, storage: Storage | None) -> Known:
     if storage is None or storage.claim is None:
         return Known()
     # The probe makes the directory where it must be there.
-    is_probed = saves_to_storage(config) and config.require_storage
+    is_probed = saves_to_storage(config) and "storage" in config.require
 
     def create(deadline_s: float) -> None:
         if not is_probed:
@@ -258,7 +262,7 @@ def _probe(base: Base) -> StorageProbe | None:
     config, storage = base.config, base.storage
     if storage is None or storage.claim is None or not saves_to_storage(config):
         return None
-    if not storage.claim.has_read and not config.require_storage:
+    if not storage.claim.has_read and "storage" not in config.require:
         return None
     timeout_s = min(_PROBE_TIMEOUT_S, config.start_timeout_s / 4)
     return StorageProbe(storage.tier, base.member.incarnation, base.events, timeout_s)
@@ -273,8 +277,7 @@ def _local_saves(base: Base, timelines: Timelines) -> LocalSaves:
         base.events,
         base.failures,
         process=base.process,
-        host_state_limit_bytes=config.host_state_limit_bytes,
-        copy_batch_bytes=config.copy_batch_bytes,
+        copy_batch_bytes=base.buffers.copy_batch_bytes,
         timelines=timelines,
         preservation=config.local_preservation_policy,
     )
@@ -292,7 +295,6 @@ def _persistent_saves(
         base.events,
         base.failures,
         chain=chain,
-        host_state_limit_bytes=config.host_state_limit_bytes,
         timeout_s=config.persistent_timeout_s,
         departures=base.departures,
     )
@@ -309,7 +311,6 @@ def _preservation(base: Base, writer: DirectoryWriter, timelines: Timelines) -> 
         keep_every_n_steps=config.keep_every_n_steps,
         timelines=timelines,
         timeout_s=config.persistent_timeout_s,
-        niceness=config.save_niceness,
     )
 
 

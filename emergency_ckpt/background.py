@@ -29,6 +29,8 @@ from emergency_ckpt.errors import CheckpointError, SaveFailed
 
 LOWEST_PRIORITY = 19
 """The highest niceness on Linux."""
+SAVE_NICENESS = 10
+"""Niceness of the threads that save: where cores are scarce, training goes first."""
 
 # Steps, times and random names, which differ between two occurrences of one failure.
 _NUMBER = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*")
@@ -52,6 +54,11 @@ def no_garbage_collection() -> Generator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def copy_threads() -> int:
+    """Return the number of threads that copy and check: 2, or 1 where one core is all there is."""
+    return min(2, len(os.sched_getaffinity(0)))
 
 
 FIRST_TOLD_S = 5.0

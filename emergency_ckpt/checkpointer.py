@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Unpack
 
 import jax
 from absl import logging
@@ -16,6 +16,7 @@ from emergency_ckpt.cluster.preemption.signals import second_signal_ends
 from emergency_ckpt.cluster.preemption.watch import is_good_end
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.save.save_rules import step_number, wanted_step
+from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.forked import drop_in_child
@@ -48,17 +49,20 @@ class EmergencyCheckpointer:
     Raises:
       ConfigError: invalid settings, or settings that differ between processes.
       LocalTierError: the ramdisk cannot be used.
-      PeerUnreachable: with ``require_peers``, a peer did not answer.
+      PeerUnreachable: with "peers" in ``require``, a peer did not answer.
       DirectoryInUse: another run saves in ``dir``; on all processes.
-      PersistentTierError: with ``require_storage``, saves could not use ``dir``.
+      PersistentTierError: with "storage" in ``require``, saves could not use ``dir``.
       RestoreFailed: one of these, on another process.
     """
+
+    _buffers: ClassVar[Buffers] = Buffers()
+    """No setting: tests and benchmarks have a class with others."""
 
     def __init__(self, config: Config | None = None, **settings: Unpack[Settings]) -> None:
         check_joined(jax.process_count())
         self._config, start = agreed_config(config or Config(), settings)
         process = (jax.process_index(), jax.process_count())
-        self._opened = opened = open_together(self._config, start, process)
+        self._opened = opened = open_together(self._config, start, process, self._buffers)
         self._departures, self._failures = opened.departures, opened.failures
         parts = opened.parts
         self._prefetches = parts.prefetches

@@ -127,7 +127,7 @@ class AuthenticationFailed(TransferError):
 
 
 class PeerUnreachable(TransferError):
-    """A peer did not answer at the start of a job with ``require_peers``."""
+    """A peer did not answer at the start of a job that requires "peers"."""
 
 
 class ProtocolViolation(TransferError):

@@ -56,20 +56,19 @@ def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
     values = _values(flags)
     config = CheckpointerConfig().set(
         async_save=values["async_checkpointing"],
-        save_every_n_steps=values["checkpoint_period"],
-        local_save_every_n_steps=values["local_checkpoint_period"],
+        save_every=values["checkpoint_period"],
+        local_save_every=values["local_checkpoint_period"],
     )
     keep = values["max_num_checkpoints_to_keep"]
     if values["enable_continuous_checkpointing"]:
         policy = cast("SavePolicy", ocm.ContinuousCheckpointingPolicy())
-        config.set(save_policy=policy, preservation_policy=_latest(keep))
+        config.set(save_every=policy, preservation_policy=_latest(keep))
         if values["local_checkpoint_period"] > 0:
-            config.set(local_save_policy=policy)
+            config.set(local_save_every=policy)
     else:
         config.set(keep_last_n=keep)
     if not values["enable_checkpointing"]:
-        config.set(save_every_n_steps=0, local_save_every_n_steps=0)
-        config.set(save_policy=None, local_save_policy=None, save_on_preemption=False)
+        config.set(save_every=0, local_save_every=0, save_on_preemption=False)
     return config.set(**settings)
 
 

@@ -25,6 +25,7 @@ from emergency_ckpt.cluster.peers import Known
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.config import Config
+from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.errors import RestoreFailed
 from emergency_ckpt.event_log.writer import NO_LOG, life_of, open_event_log
@@ -68,17 +69,17 @@ class Opened:
         self.events.close()
 
 
-def open_together(config: Config, start: str, process: tuple[int, int]) -> Opened:
+def open_together(config: Config, start: str, process: tuple[int, int], buffers: Buffers) -> Opened:
     """Open both tiers, and return when all processes have. Collective; blocks.
 
     ``start``: the name of this start. ``process``: (index, count). It succeeds on all processes or
     on none. Raises as ``Membership``; DirectoryInUse on all; LocalTierError and, with
-    ``require_storage``, PersistentTierError, with ``require_peers``, PeerUnreachable on the failing
+    "storage" in ``require``, PersistentTierError, with "peers", PeerUnreachable on the failing
     process, RestoreFailed on the others.
     """
     events = _sink(config, process[0])
     try:
-        return _open(config, start, process, events)
+        return _open(config, start, process, buffers, events)
     except BaseException:
         events.close()
         raise
@@ -88,8 +89,7 @@ def _sink(config: Config, me: int) -> EventSink:
     events = EventSink(config.on_event, process_index=me)
     events.locate(run_id=config.run_name)
     if config.event_log is not None and config.event_log != NO_LOG:
-        limit_bytes, life = config.event_log_limit_bytes, life_of(os.environ)
-        log = open_event_log(Path(config.event_log), me, limit_bytes=limit_bytes, life=life)
+        log = open_event_log(Path(config.event_log), me, life=life_of(os.environ))
         events.add(log)
         events.on_close(log.close)
     events.add(record_for_jax)
@@ -100,7 +100,9 @@ def _sink(config: Config, me: int) -> EventSink:
     return events
 
 
-def _open(config: Config, start: str, process: tuple[int, int], events: EventSink) -> Opened:
+def _open(
+    config: Config, start: str, process: tuple[int, int], buffers: Buffers, events: EventSink
+) -> Opened:
     failures = Failures()
     for text in config_warnings(config, process[0]):
         events.emit("start.warning", text=text)
@@ -108,18 +110,20 @@ def _open(config: Config, start: str, process: tuple[int, int], events: EventSin
 
     def known(secret: RunSecret) -> Known:
         nonlocal storage
-        storage = open_storage(config, process, secret, events, failures)
+        storage = open_storage(config, process, secret, buffers, events, failures)
         return look_at_storage(config, storage)
 
     member = Membership(config, process, start, events, known)
     if process[0] != 0:
-        storage = open_storage(config, process, member.secret, events, failures)
+        storage = open_storage(config, process, member.secret, buffers, events, failures)
     events.locate(incarnation=member.incarnation)
     watch = watch_notices(config, member.coordinator, events)
     signs = PeerSigns(member.peers.address_of, member.client)
     departures = Departures(member.coordinator, signs)
     deaths = DeathWatch(signs, member.peers.known, departures)
-    base = Base(config, process, member, watch, events, failures, departures, storage, deaths)
+    base = Base(
+        config, process, buffers, member, watch, events, failures, departures, storage, deaths
+    )
     try:
         parts = assemble(base)
         # Also so that no process's restore timeout runs while the leader waits for storage.
@@ -134,7 +138,7 @@ def _open(config: Config, start: str, process: tuple[int, int], events: EventSin
     except BaseException as error:
         _release(departures, watch, member, text_of(error))
         raise
-    if parts.probe is not None and not config.require_storage:
+    if parts.probe is not None and "storage" not in config.require:
         parts.probe.start()
     progress: StepProgress | None = None
     hang: HangWatch | None = None
@@ -152,13 +156,14 @@ def _look(base: Base, parts: Assembly) -> None:
     if parts.claim is not None:
         parts.claim.check(member.coordinator)
     # Where a peer must answer, a slow one would end the job.
-    longest_s = config.start_timeout_s / (2 if config.require_peers else 4)
-    timeout_s = longest_s if config.require_peers else min(_GREETING_TIMEOUT_S, longest_s)
+    must_answer = "peers" in config.require
+    longest_s = config.start_timeout_s / (2 if must_answer else 4)
+    timeout_s = longest_s if must_answer else min(_GREETING_TIMEOUT_S, longest_s)
     greetings = Greetings(member.peers, base.process, base.events, timeout_s)
-    if parts.probe is not None and config.require_storage:
+    if parts.probe is not None and "storage" in config.require:
         parts.probe.run()
     member.adopt_orphans()
-    greetings.finish(required=config.require_peers)
+    greetings.finish(required=must_answer)
     if parts.claim is not None:
         parts.claim.finish(member.coordinator, member.incarnation)
 

@@ -113,5 +113,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Security = Literal["aead", "crc"]
 """Protection of shard bytes on a connection: authenticated, also encrypted, or none but a CRC."""
 
+Requirement = Literal["secret", "signed", "storage", "peers"]
+"""Something without which a job ends its start with an error, or a restore passes a step over."""
+
 SHARD_ALIGNMENT_BYTES = 64
 """Offsets in a slot are multiples of this: XLA takes 64-byte aligned host memory without a copy."""

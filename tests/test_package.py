@@ -67,8 +67,8 @@ from emergency_ckpt import EmergencyCheckpointer
 config = EmergencyCheckpointer.default_config()
 config.set(dir=Path("/mnt/run"), placement="striped(2)", extra_holders=["10.0.0.7:7411"])
 EmergencyCheckpointer(local_dirr="/dev/shm/eckpt")
-config.set(typo=3, local_save_every_n_steps="ten")
-config.set(local_save_every_n_steps="ten")
+config.set(typo=3, local_save_every="ten")
+config.set(local_save_every="ten")
 with EmergencyCheckpointer(config, local_dir="/dev/shm/eckpt") as checkpointer:
     step, state = checkpointer.restore(state={"w": jax.numpy.zeros(3)})
     reveal_type(step)
@@ -81,7 +81,7 @@ def test_settings_and_state_are_typed(tmp_path: Path) -> None:
     errors, revealed = pyright_on(tmp_path, ROOT, SETTINGS_PROGRAM)
     assert errors[:2] == ['No parameter named "local_dirr"', 'No parameter named "typo"']
     assert len(errors) == 3
-    assert '"local_save_every_n_steps"' in errors[2]
+    assert '"local_save_every"' in errors[2]
     assert revealed == [
         'Type of "step" is "int | None"',
         'Type of "state" is "dict[str, Array]"',

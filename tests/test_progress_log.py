@@ -58,7 +58,7 @@ def test_save_below_the_newest_is_named_once(world: World) -> None:
 
 
 def test_save_not_due_is_not_named_as_ignored(world: World) -> None:
-    with logged() as lines, world.open(local_save_every_n_steps=3) as checkpointer:
+    with logged() as lines, world.open(local_save_every=3) as checkpointer:
         for step in range(1, 9):
             checkpointer.save(step=step, state=world.state(step))
     assert not [line for line in lines if "ignored" in line]

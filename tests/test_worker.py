@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from emergency_ckpt.background import BackgroundWorker, Failures
+from emergency_ckpt.background import BackgroundWorker, Failures, copy_threads
 from emergency_ckpt.errors import LocalTierError, SaveFailed
 
 LONG_S = 60.0
@@ -245,3 +245,13 @@ def test_stop_lets_the_work_end_and_takes_no_more(failures: Failures) -> None:
     with pytest.raises(RuntimeError, match="stopp"):  # nor when nothing is under way
         worker.submit(lambda: None)
     assert worker.stop(LONG_S)
+
+
+def test_copies_use_two_threads_but_one_on_one_core() -> None:
+    cores = os.sched_getaffinity(0)
+    assert copy_threads() == min(2, len(cores))
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        assert copy_threads() == 1
+    finally:
+        os.sched_setaffinity(0, cores)

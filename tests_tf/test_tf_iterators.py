@@ -40,7 +40,7 @@ def test_state_over_the_limit_is_refused() -> None:
     iterator = iter(wide)
     next(iterator)
     payload = host_state.capture(iterator)
-    with pytest.raises(HostStateTooLarge, match="host_state_limit_bytes"):
+    with pytest.raises(HostStateTooLarge, match="keep less in the iterator"):
         host_state.encode(SAVE, 0, 1, payload, limit_bytes=1 << 20)
 
 

@@ -51,22 +51,22 @@ class Orders:
         KeyError for a variant of another checkpointer.
         """
         return {
-            OFF: {"local_save_every_n_steps": 0, "save_every_n_steps": 0},
+            OFF: {"local_save_every": 0, "save_every": 0},
             LOCAL_EVERY: {
-                "local_save_every_n_steps": self.every_n_steps,
-                "save_every_n_steps": 0,
+                "local_save_every": self.every_n_steps,
+                "save_every": 0,
             },
-            LOCAL_CONTINUOUS: {"local_save_policy": continuous_policy, "save_every_n_steps": 0},
+            LOCAL_CONTINUOUS: {"local_save_every": continuous_policy, "save_every": 0},
             PERSISTENT_EVERY: {
-                "local_save_every_n_steps": 0,
-                "save_every_n_steps": self.every_n_steps,
+                "local_save_every": 0,
+                "save_every": self.every_n_steps,
             },
             PERSISTENT_CONTINUOUS: {
-                "local_save_every_n_steps": 0,
-                "save_policy": continuous_policy,
+                "local_save_every": 0,
+                "save_every": continuous_policy,
             },
             BOTH_CONTINUOUS: {
-                "local_save_policy": continuous_policy,
-                "save_policy": continuous_policy,
+                "local_save_every": continuous_policy,
+                "save_every": continuous_policy,
             },
         }[self.variant]

@@ -138,8 +138,8 @@ def _session(way: str, state: Any, ramdisk: Path, storage: Path) -> Any:
         dir=str(storage),
         local_dir=str(ramdisk),
         run_id="both-tiers",
-        save_every_n_steps=to_storage,
-        local_save_every_n_steps=to_ram,
+        save_every=to_storage,
+        local_save_every=to_ram,
         keep_last_n=1,
         **mode,
     )

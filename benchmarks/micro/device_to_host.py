@@ -28,7 +28,7 @@ from benchmarks.common.contenders import Session, ready_wait_s
 from benchmarks.common.contenders.orbax_plain import PlainSession
 from benchmarks.common.contenders.ours import OurSession
 from benchmarks.micro.cuda_copy import CudaMissing, PinnedCopy
-from emergency_ckpt.core.save.snapshot_plan import SnapshotSettings, StagingMemory
+from emergency_ckpt.core.save.snapshot_plan import Buffers, SnapshotSettings, StagingMemory
 from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.tree import BoxTable, describe
 
@@ -178,13 +178,14 @@ def _rotated(ways: Mapping[str, Any], by: int) -> Iterator[tuple[str, Any]]:
 # Stall.
 
 
-def _ours(ramdisk: Path, abstract: PyTree, **settings: Any) -> Session:
+def _ours(ramdisk: Path, abstract: PyTree, buffers: Buffers, **settings: Any) -> Session:
     return OurSession(
         abstract,
+        buffers,
         local_dir=str(ramdisk),
         run_id="device-to-host",
-        save_every_n_steps=0,
-        local_save_every_n_steps=1,
+        save_every=0,
+        local_save_every=1,
         **settings,
     )
 
@@ -199,18 +200,18 @@ def _stalls(
     abstract = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state
     )
-    staging = {"staging_bytes": options.staging_mib << 20}
-    if next(iter(state.values())).sharding.device_set.pop().platform == "cpu":
-        staging["staging_memory"] = "pinned_host"  # else there is no transfer to look at
+    is_cpu = next(iter(state.values())).sharding.device_set.pop().platform == "cpu"
+    # Else there is no transfer to look at on CPU.
+    staging = Buffers(options.staging_mib << 20, "pinned_host" if is_cpu else "auto")
     copying = {"device_copy_bytes": options.device_copy_mib << 20}
     places = {name: ramdisk / name.replace(", ", "-") for name in (WAIT, DEVICE_COPY, ORBAX)}
     for place in places.values():
         place.mkdir()
     with contextlib.ExitStack() as stack:
         sessions: dict[str, Session] = {
-            WAIT: _ours(places[WAIT], abstract, snapshot_mode="wait", **staging),
+            WAIT: _ours(places[WAIT], abstract, staging, snapshot_mode="wait"),
             DEVICE_COPY: _ours(
-                places[DEVICE_COPY], abstract, snapshot_mode="device_copy", **staging, **copying
+                places[DEVICE_COPY], abstract, staging, snapshot_mode="device_copy", **copying
             ),
             # Its emergency manager needs a second slice.
             ORBAX: PlainSession(places[ORBAX], abstract, max_to_keep=1),

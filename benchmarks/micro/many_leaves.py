@@ -120,7 +120,7 @@ def _add(times: dict[str, list[float]], name: str, value: float) -> None:
 
 
 def _opened(root: Path) -> EmergencyCheckpointer:
-    return EmergencyCheckpointer(run_id="leaves", local_dir=str(root), local_save_every_n_steps=1)
+    return EmergencyCheckpointer(run_id="leaves", local_dir=str(root), local_save_every=1)
 
 
 if __name__ == "__main__":

@@ -77,9 +77,7 @@ def _measured(
     from emergency_ckpt import EmergencyCheckpointer  # noqa: PLC0415
 
     def opened() -> EmergencyCheckpointer:
-        return EmergencyCheckpointer(
-            dir=place, local_dir=ramdisk, save_every_n_steps=1, local_save_every_n_steps=0
-        )
+        return EmergencyCheckpointer(dir=place, local_dir=ramdisk, save_every=1, local_save_every=0)
 
     def save(ckpt: EmergencyCheckpointer, step: int, **more: Any) -> None:
         ckpt.save(step=step, state={"w": jnp.full(64, step)}, **more)

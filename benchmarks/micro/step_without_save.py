@@ -51,7 +51,7 @@ def _opened(directory: Path, **settings: object) -> EmergencyCheckpointer:
     return EmergencyCheckpointer(
         run_id=directory.name,
         local_dir=str(directory),
-        local_save_every_n_steps=10**9,
+        local_save_every=10**9,
         **settings,
     )
 

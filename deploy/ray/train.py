@@ -55,10 +55,10 @@ def train(config: dict[str, Any]) -> None:
         local_dir=str(local_dir),
         mesh=mesh,
         replica_axis="slice",
-        local_save_every_n_steps=config["save_every_n_steps"],
+        local_save_every=config["save_every"],
         preemption_notice="ray",
         hang_timeout_s=300.0,
-        require_peers=True,
+        require={"peers"},
         on_event=config.get("on_event"),
     )
     with settings.instantiate() as ckpt:
@@ -101,7 +101,7 @@ def main() -> None:
     config = {
         "run_id": "run7",
         "ramdisk": "/dev/shm/eckpt",  # noqa: S108 - a tmpfs on every node
-        "save_every_n_steps": 10,
+        "save_every": 10,
         "last_step": 1000,
     }
     trainer(config, int(sys.argv[1]), sys.argv[2]).fit()

@@ -53,13 +53,12 @@ def train(options: argparse.Namespace) -> tuple[Any, Any]:
         local_dir=options.local_dir,
         run_id=options.run_id,
         secret_file=options.secret_file,
-        require_secret=True,
         mesh=mesh,
         replica_axis="slice",
-        local_save_every_n_steps=options.local_every,
-        save_every_n_steps=options.persistent_every,
+        local_save_every=options.local_every,
+        save_every=options.persistent_every,
         hang_timeout_s=options.hang_timeout_s,
-        require_peers=True,
+        require={"secret", "peers"},
     )
     with config.instantiate() as ckpt:
         done, state = ckpt.restore(state=state, host_state=data)

@@ -35,18 +35,17 @@ config = EmergencyCheckpointer.default_config().set(
     local_dir=str(job.local_dir),
     run_id=env["ECKPT_RUN_ID"],
     secret_file=env["ECKPT_SECRET_FILE"],
-    require_secret=True,
     bind_port=int(env["ECKPT_PEER_PORT"]),
     extra_holders=tuple(env.get("ECKPT_EXTRA_HOLDERS", "").split()),
     preemption_notice=env["ECKPT_PREEMPTION_NOTICE"],
     preemption_grace_s=float(env["ECKPT_PREEMPTION_GRACE_S"]),
     hang_timeout_s=float(env["ECKPT_HANG_TIMEOUT_S"]),
-    require_peers=True,
+    require={"secret", "peers"},
     local_keep_last_n=int(env["ECKPT_LOCAL_KEEP_LAST_N"]),
     placement=env["ECKPT_PLACEMENT"],
     mesh=mesh,
     replica_axis="slice",
-    local_save_every_n_steps=10,
+    local_save_every=10,
 )
 try:
     ckpt = config.instantiate()

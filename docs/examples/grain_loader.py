@@ -30,8 +30,8 @@ config = EmergencyCheckpointer.default_config().set(
     local_dir="/dev/shm/eckpt",
     mesh=mesh,
     replica_axis="slice",
-    local_save_every_n_steps=10,
-    save_every_n_steps=1000,
+    local_save_every=10,
+    save_every=1000,
 )
 with config.instantiate() as ckpt:
     step, state = ckpt.restore(state=state, host_state=data)  # and data is where it was

@@ -36,8 +36,8 @@ config = EmergencyCheckpointer.default_config().set(
     local_dir=job.local_dir if job else "/dev/shm/eckpt",  # local tier: this host's tmpfs
     mesh=mesh,
     replica_axis="slice",  # slices are replicas along this axis
-    local_save_every_n_steps=10,
-    save_every_n_steps=1000,
+    local_save_every=10,
+    save_every=1000,
 )
 with config.instantiate() as ckpt:  # on every process
     step, state = ckpt.restore(state=state, host_state=data)  # (None, state) on a fresh start

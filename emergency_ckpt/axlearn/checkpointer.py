@@ -62,8 +62,7 @@ _TENSORS = "tensors"
 _STOP_AFTER_ERROR_TIMEOUT_S = 10.0
 _OWN = {
     *("dir", "run_id", "mesh", "replica_axis", "keep_every_n_steps"),
-    *("save_every_n_steps", "save_every_n_seconds", "save_policy", "preservation_policy"),
-    *("local_save_every_n_steps", "local_save_every_n_seconds", "local_save_policy"),
+    *("save_every", "local_save_every", "preservation_policy"),
     *("save_timeout_s", "persistent_timeout_s"),
 }
 """Settings that axlearn has in a form of its own, which ``_settings_of`` turns into ours."""
@@ -288,8 +287,8 @@ def _settings_of(cfg: Any, local: _Asked, persistent: _Asked) -> Settings:
         dir=os.path.join(cfg.dir, _TENSORS),
         run_id=run_id_of(cfg.trainer_dir),
         replica_axis=cfg.replica_axis_index,
-        local_save_policy=_policy_of(local, cfg.local_save_every_n_seconds),
-        save_policy=_policy_of(persistent, cfg.save_every_n_seconds),
+        local_save_every=_policy_of(local, cfg.local_save_every_n_seconds),
+        save_every=_policy_of(persistent, cfg.save_every_n_seconds),
         keep_every_n_steps=cfg.keep_every_n_steps or None,
         save_timeout_s=float(cfg.non_tensor_async_timeout_secs),
         persistent_timeout_s=float(cfg.async_timeout_secs),

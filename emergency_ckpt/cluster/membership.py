@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from emergency_ckpt.background import copy_threads
 from emergency_ckpt.cluster.coordination import connect, own_address
 from emergency_ckpt.cluster.peers import Known, Peers, agree_start
 from emergency_ckpt.cluster.secret.agreement import MADE_UP, agree_secret, forget_exchange
@@ -20,7 +21,7 @@ from emergency_ckpt.paths import resolved
 from emergency_ckpt.tiers.local.old_lives import greatest_number
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.tiers.local.tier import LocalTier
-from emergency_ckpt.tiers.ramdisk.other_runs import LeftRun, OtherRuns
+from emergency_ckpt.tiers.ramdisk.other_runs import GRACE_S, LeftRun, OtherRuns
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import Writer
@@ -83,15 +84,14 @@ class Membership:
         self.secret, self.coordinator, self._start = agreed.secret, agreed.coordinator, agreed.start
         if agreed.is_made_up and me == 0:
             events.emit("start.warning", text=MADE_UP)
-        if config.require_signed and not self.secret.given:
+        if "signed" in config.require and not self.secret.given:
             raise ConfigError(
-                ["require_signed is set, but no secret is given (secret_file or ECKPT_SECRET)"]
+                ["require has 'signed', but no secret is given (secret_file or ECKPT_SECRET)"]
             )
         self.client = TransferClient(
             run_id=run_id,
             secret=self.secret.value,
             io_timeout_s=config.transfer_timeout_s,
-            streams=config.transfer_streams,
         )
         self.peers = Peers(self.coordinator, self.client)
         try:
@@ -119,9 +119,7 @@ class Membership:
     @property
     def _wait_s(self) -> float:
         # The others must see the failure before their own deadlines.
-        longest_s = _PART_TO_WAIT * self._config.start_timeout_s
-        asked_s = self._config.ramdisk_wait_s
-        return longest_s if asked_s is None else min(asked_s, longest_s)
+        return _PART_TO_WAIT * self._config.start_timeout_s
 
     @property
     def tier(self) -> LocalTier:
@@ -136,15 +134,12 @@ class Membership:
             local_dir,
             self._run_id,
             self._writer,
-            host_state_limit_bytes=config.host_state_limit_bytes,
-            copy_threads=config.copy_threads or 1,
+            copy_threads=copy_threads(),
             slots=config.local_keep_last_n + 1,
             start=self._start,
             wait_s=self._wait_s,
             signer=Signer.of(self.secret),
-            other_runs=OtherRuns(
-                local_dir, self._run_id, config.other_runs_grace_s, self._tell_removed
-            ),
+            other_runs=OtherRuns(local_dir, self._run_id, GRACE_S, self._tell_removed),
         )
         # A restore needs the pages of an earlier life's slots, whether it reads or receives.
         self._tier.map_newest_in_background()

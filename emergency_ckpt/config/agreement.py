@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -24,11 +25,13 @@ def shared_settings(config: object) -> dict[str, str]:
 
 
 def _identity(value: Any) -> str:
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int | float | str | datetime.timedelta):
         return repr(value)
     if isinstance(value, jax.sharding.Mesh):
         devices = [device.id for device in value.devices.flat]
         return f"axes {value.axis_names} of {value.devices.shape}, devices {devices}"
+    if isinstance(value, frozenset):
+        return f"{{{', '.join(sorted(map(_identity, cast('frozenset[object]', value))))}}}"
     if isinstance(value, list | tuple):
         return f"({', '.join(_identity(part) for part in value)})"
     if callable(value):

@@ -13,26 +13,29 @@ from emergency_ckpt.core.placement.policies import ALL_BUT_PRIMARY, AllButPrimar
 
 _HEAD = """# Settings
 
-All settings of `EmergencyCheckpointer.default_config()`, in the order of
-`emergency_ckpt.config.Config`. *Tier*: the one that a setting is about; empty: both, or the job.
-*Each*: the setting may differ between the processes of a job; all others must be equal, and the
-start of a job compares them. Numbers are at least 0, and seconds above 0, unless the column of
-types says otherwise. This page is written by
-`python -m emergency_ckpt.config.document`.
+All settings of `EmergencyCheckpointer.default_config()`: [those of most jobs](#basic-settings),
+then [those that few change](#advanced-settings). *Tier*: the one that a setting is about; empty:
+both, or the job. *Each*: the setting may differ between the processes of a job; all others must be
+equal, and the start of a job compares them. Numbers are at least 0, and seconds above 0, unless the
+column of types says otherwise. This page is written by `python -m emergency_ckpt.config.document`.
+
+"""
+_BASIC = """## Basic settings
+
+A job needs `local_dir`, `dir` or `run_id`, and on more than one slice `mesh` with `replica_axis`;
+on a cluster, `secret_file` or ECKPT_SECRET should give a secret.
+
+"""
+_ADVANCED = """
+## Advanced settings
+
+Their defaults are right for most jobs. Sizes of buffers, threads and priorities are no settings:
+they follow from the machine.
 
 """
 _COLUMNS = """| setting | type | default | tier | each | meaning |
 |---|---|---|---|---|---|
 """
-_INTERNAL = """
-## Internal settings
-
-These are for measurements, and their defaults are right for every job. They are taken wherever
-settings are, and may go in a later version.
-
-"""
-
-
 PAGE, KEYWORDS = "docs/configuration.md", "emergency_ckpt/config/keywords.py"
 
 _KEYWORDS_HEAD = '''"""The settings as keywords, for type checkers; written by ``document``."""
@@ -43,19 +46,18 @@ from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     import jax
 
-    from emergency_ckpt.config.policies import PreservationPolicy, SavePolicy
+    from emergency_ckpt.config.policies import PreservationPolicy, SaveEvery
     from emergency_ckpt.config.settings import HostStateRemap
     from emergency_ckpt.core.placement.policies import PlacementPolicy
     from emergency_ckpt.core.placement.writers import PersistentWriters, StorageCompression
     from emergency_ckpt.core.restore.majority import OnDivergence
-    from emergency_ckpt.core.save.snapshot_plan import SnapshotMode, StagingMemory
-    from emergency_ckpt.core.save.timing import AdaptiveInterval
+    from emergency_ckpt.core.save.snapshot_plan import SnapshotMode
     from emergency_ckpt.events import Listener
-    from emergency_ckpt.types import Security
+    from emergency_ckpt.types import Requirement, Security
 
 
 class Settings(TypedDict, total=False):
@@ -68,6 +70,8 @@ _ALSO_TAKEN = {
     "extra_holders": "list[str]",
 }
 """Types that a setting is taken in besides its own."""
+_SHOWN_AS = {"SaveEvery": "`int`, `datetime.timedelta`, a policy, or a list of these"}
+"""Types whose name says too little."""
 
 
 def keywords_module() -> str:
@@ -82,9 +86,9 @@ def keywords_module() -> str:
 def configuration_page() -> str:
     """Return the page as Markdown."""
     meanings = meanings_of_settings()
-    lines = [(row.internal, _line(row, meanings[row.name])) for row in settings_table(Config)]
-    public, internal = ("".join(line for of, line in lines if of is kind) for kind in (False, True))
-    return _HEAD + _COLUMNS + public + _INTERNAL + _COLUMNS + internal
+    lines = [(row.basic, _line(row, meanings[row.name])) for row in settings_table(Config)]
+    basic, advanced = ("".join(line for of, line in lines if of is kind) for kind in (True, False))
+    return _HEAD + _BASIC + _COLUMNS + basic + _ADVANCED + _COLUMNS + advanced
 
 
 def meanings_of_settings() -> dict[str, str]:
@@ -116,7 +120,10 @@ def _line(row: Setting, meaning: str) -> str:
 
 def _type(row: Setting) -> str:
     if row.choices:
-        return ", ".join(f'`"{choice}"`' for choice in row.choices)
+        names = ", ".join(f'`"{choice}"`' for choice in row.choices)
+        return f"any of {names}" if row.is_collection else names
+    if row.annotation in _SHOWN_AS:
+        return _SHOWN_AS[row.annotation]
     if row.kind is str or (row.least is None and row.most is None):
         return f"`{row.annotation}`"
     least = f"from {row.least or 0}"

@@ -6,19 +6,18 @@ from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     import jax
 
-    from emergency_ckpt.config.policies import PreservationPolicy, SavePolicy
+    from emergency_ckpt.config.policies import PreservationPolicy, SaveEvery
     from emergency_ckpt.config.settings import HostStateRemap
     from emergency_ckpt.core.placement.policies import PlacementPolicy
     from emergency_ckpt.core.placement.writers import PersistentWriters, StorageCompression
     from emergency_ckpt.core.restore.majority import OnDivergence
-    from emergency_ckpt.core.save.snapshot_plan import SnapshotMode, StagingMemory
-    from emergency_ckpt.core.save.timing import AdaptiveInterval
+    from emergency_ckpt.core.save.snapshot_plan import SnapshotMode
     from emergency_ckpt.events import Listener
-    from emergency_ckpt.types import Security
+    from emergency_ckpt.types import Requirement, Security
 
 
 class Settings(TypedDict, total=False):
@@ -29,12 +28,8 @@ class Settings(TypedDict, total=False):
     run_id: str | None
     mesh: jax.sharding.Mesh | None
     replica_axis: str | int | None
-    local_save_every_n_steps: int
-    save_every_n_steps: int
-    local_save_every_n_seconds: float | None
-    save_every_n_seconds: float | None
-    local_save_policy: SavePolicy | AdaptiveInterval | None
-    save_policy: SavePolicy | AdaptiveInterval | None
+    local_save_every: SaveEvery
+    save_every: SaveEvery
     local_keep_last_n: int
     keep_last_n: int | None
     keep_every_n_steps: int | None
@@ -49,42 +44,27 @@ class Settings(TypedDict, total=False):
     persistent_writers: PersistentWriters
     placement: str | PlacementPolicy
     host_state_buddies: int | None
-    host_state_limit_bytes: int
     host_state_remap: HostStateRemap | None
     allow_missing_host_state: bool
     take_over_dir: bool
     on_divergence: OnDivergence
     orbax_item: str | None
-    require_storage: bool
-    require_signed: bool
+    require: Collection[Requirement]
     storage_compression: StorageCompression
-    storage_buffer_bytes: int
     bind_host: str | None
     bind_port: int
     secret_file: os.PathLike[str] | str | None
-    require_secret: bool
-    require_peers: bool
     transfer_security: Security
     extra_holders: list[str] | tuple[str, ...]
     snapshot_mode: SnapshotMode
     device_copy_bytes: int
-    staging_bytes: int
-    staging_memory: StagingMemory
-    copy_threads: int | None
-    copy_batch_bytes: int
-    save_niceness: int
-    transfer_streams: int
-    ramdisk_wait_s: float | None
-    other_runs_grace_s: float
     start_timeout_s: float
     restore_timeout_s: float
     save_timeout_s: float
     persistent_timeout_s: float
     storage_wait_timeout_s: float
-    exit_timeout_s: float
     transfer_timeout_s: float
     event_log: os.PathLike[str] | str | None
-    event_log_limit_bytes: int
     hang_timeout_s: float | None
     metrics_port: int | None
     on_event: Listener | None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from emergency_ckpt.core.save.retention import StepRecord, wanted_by_fields
@@ -31,6 +31,11 @@ class SavePolicy(Protocol):
     """Orbax's ``SaveDecisionPolicy``: what a user's own policy must have."""
 
     def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool: ...
+
+
+SaveRule = int | datetime.timedelta | SavePolicy | AdaptiveInterval
+SaveEvery = SaveRule | Sequence[SaveRule]
+"""When a tier saves: a number of steps, a time, a policy, or several, of which one is enough."""
 
 
 class PreservationPolicy(Protocol):
@@ -122,18 +127,20 @@ class SavePlan:
         return bool(by_step or self.is_agreed or self.everywhere or self.on_preemption)
 
 
-def plan_saves(
-    policy: object | None, *, every_n_steps: int = 0, every_n_seconds: float | None = None
-) -> SavePlan:
-    """The plan of one tier: that of ``policy``, or without one that of the simple fields."""
-    if policy is None:
-        timing = () if every_n_seconds is None else (EverySeconds(interval_s=every_n_seconds),)
-        return SavePlan(rules=StepRules(intervals=(every_n_steps,)), timing=timing)
-    from orbax.checkpoint import checkpoint_managers as ocm  # noqa: PLC0415
-
-    rules, timing_rules, unknown = StepRules(), list[TimingRule](), list[UserPolicy]()
+def plan_saves(every: object) -> SavePlan:
+    """Return the plan of one tier: that of each part of ``every``, a ``SaveEvery``."""
+    rules, timing = StepRules(), list[TimingRule]()
+    asked, everywhere = list[UserPolicy](), list[UserPolicy]()
     on_preemption = False
-    for part in parts_of(policy):
+    for part, is_asked_everywhere in _parts(every):
+        if isinstance(part, datetime.timedelta):
+            timing.append(EverySeconds(interval_s=part.total_seconds()))
+            continue
+        if isinstance(part, int):
+            rules = rules._replace(intervals=(*rules.intervals, part))
+            continue
+        from orbax.checkpoint import checkpoint_managers as ocm  # noqa: PLC0415
+
         # By exact type: a subclass may decide otherwise.
         kind = type(part)
         if kind is ocm.FixedIntervalPolicy:
@@ -148,19 +155,13 @@ def plan_saves(
             on_preemption = True
         elif kind is ocm.ContinuousCheckpointingPolicy:
             minimum = cast("ocm.ContinuousCheckpointingPolicy", part).minimum_interval_secs
-            timing_rules.append(Continuous(minimum_interval_s=float(minimum or 0.0)))
+            timing.append(Continuous(minimum_interval_s=float(minimum or 0.0)))
         elif kind is AdaptiveInterval:
-            timing_rules.append(cast("AdaptiveInterval", part))
+            timing.append(cast("AdaptiveInterval", part))
         else:
+            unknown = everywhere if is_asked_everywhere else asked
             unknown.append(UserPolicy(cast("SavePolicy", part)))
-    everywhere = isinstance(policy, PerProcessPolicy)
-    return SavePlan(
-        rules,
-        tuple(timing_rules),
-        asked=() if everywhere else tuple(unknown),
-        everywhere=tuple(unknown) if everywhere else (),
-        on_preemption=on_preemption,
-    )
+    return SavePlan(rules, tuple(timing), tuple(asked), tuple(everywhere), on_preemption)
 
 
 def plan_text(plan: SavePlan | None) -> str:
@@ -208,15 +209,31 @@ def policy_identity(policy: object) -> object:
     return kind if type(policy).__repr__ is object.__repr__ else (kind, repr(policy))
 
 
-def parts_of(policy: object) -> list[object]:
-    """The policies of which ``policy`` is made: any of them may ask for a save."""
-    from orbax.checkpoint import checkpoint_managers as ocm  # noqa: PLC0415
+def is_interval(part: object) -> bool:
+    """Return whether a part of a ``SaveEvery`` is a number of steps or a time."""
+    return isinstance(part, int | datetime.timedelta)
 
-    if isinstance(policy, PerProcessPolicy):
-        return parts_of(policy.policy)
-    if type(policy) is ocm.AnySavePolicy and isinstance(policy.policies, list | tuple):
-        return [part for child in policy.policies for part in parts_of(child)]
-    return [policy]
+
+def parts_of(every: object) -> list[object]:
+    """Return the rules of which ``every`` is made: any of them may ask for a save."""
+    return [part for part, _ in _parts(every)]
+
+
+def _parts(every: object, *, everywhere: bool = False) -> Iterator[tuple[object, bool]]:
+    """Yield each rule in ``every``, and whether every process is asked where it is unknown."""
+    if isinstance(every, PerProcessPolicy):
+        yield from _parts(every.policy, everywhere=True)
+        return
+    children: object = every
+    if not (is_interval(every) or isinstance(every, list | tuple)):
+        from orbax.checkpoint import checkpoint_managers as ocm  # noqa: PLC0415
+
+        children = every.policies if type(every) is ocm.AnySavePolicy else every
+    if not isinstance(children, list | tuple):
+        yield every, everywhere
+        return
+    for child in cast("Sequence[object]", children):
+        yield from _parts(child, everywhere=everywhere)
 
 
 def _moment(time_s: float) -> datetime.datetime:

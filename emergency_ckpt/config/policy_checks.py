@@ -10,17 +10,25 @@ from functools import partial
 from typing import Any, cast
 
 from emergency_ckpt.config.policies import parts_of
-from emergency_ckpt.config.table import is_whole
+from emergency_ckpt.config.table import LONGEST_TIME_S, is_whole
 from emergency_ckpt.core.save.timing import AdaptiveInterval
 
 _Check = Callable[[Any], bool]
+_LONGEST_TIME = datetime.timedelta(seconds=LONGEST_TIME_S)
+_SAVE_EVERY = "a whole number of steps from 0 on, a datetime.timedelta, a policy, or a list of them"
 
 
-def save_policy_problems(name: str, policy: object | None) -> list[str]:
-    """Return the faults of a save policy; empty when it has none."""
+def save_problems(name: str, every: object) -> list[str]:
+    """Return the faults of the setting ``name``, a ``SaveEvery``; empty when it has none."""
     problems: list[str] = []
-    for part in parts_of(policy) if policy is not None else []:
-        if isinstance(part, AdaptiveInterval):
+    for part in parts_of(every):
+        if isinstance(part, datetime.timedelta):
+            if not datetime.timedelta() < part < _LONGEST_TIME:
+                problems.append(f"{name} must be a positive time, not {part}")
+        elif part is None or isinstance(part, int | float | str):
+            if not is_whole(part, 0):
+                problems.append(f"{name} must be {_SAVE_EVERY}, not {part!r}")
+        elif isinstance(part, AdaptiveInterval):
             problems += _field_problems(name, part)
         else:
             problems += _object_problems(name, part, "should_save") or _field_problems(name, part)

@@ -6,12 +6,11 @@ import dataclasses
 import difflib
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
 
-from emergency_ckpt.background import LOWEST_PRIORITY
 from emergency_ckpt.config.agreement import shared_settings
 from emergency_ckpt.config.normalization import (
     as_policy,
@@ -21,13 +20,12 @@ from emergency_ckpt.config.normalization import (
 )
 from emergency_ckpt.config.policies import (
     PreservationPolicy,
+    SaveEvery,
     SavePlan,
-    SavePolicy,
     plan_saves,
 )
 from emergency_ckpt.config.table import setting
 from emergency_ckpt.config.validation import config_problems
-from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.core.placement.policies import (
     AllButPrimary,
     PlacementPolicy,
@@ -36,20 +34,15 @@ from emergency_ckpt.core.placement.writers import PersistentWriters, StorageComp
 from emergency_ckpt.core.restore.majority import OnDivergence
 from emergency_ckpt.core.save.snapshot_plan import (
     SnapshotMode,
-    SnapshotSettings,
-    StagingMemory,
 )
 from emergency_ckpt.core.save.step_agreement import TierName
-from emergency_ckpt.core.save.timing import AdaptiveInterval
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.event_log.writer import MIN_LOG_BYTES, launcher_directory
+from emergency_ckpt.event_log.writer import launcher_directory
 from emergency_ckpt.events import Listener
-from emergency_ckpt.types import Security
+from emergency_ckpt.types import Requirement, Security
 
 if TYPE_CHECKING:
     from emergency_ckpt.config.keywords import Settings
-
-MEBIBYTE = 1 << 20
 
 HostStateRemap = Callable[[Sequence[Any], int, int], Any]
 """``remap(payloads of all saved processes, process_index, process_count) -> payload``."""
@@ -62,53 +55,43 @@ class Config:
     Each must be equal on all processes but for those with ``may_differ``; the start compares them.
     """
 
-    dir: str | None = setting(None, tier="persistent", least=1)
+    dir: str | None = setting(None, tier="persistent", least=1, basic=True)
     r"""Directory of the persistent tier, an absolute path or a URL that etils.epath can reach,
     without ``\``, ``*``, ``?`` and ``[``. None: local tier only."""
-    local_dir: str = setting("", tier="local", may_differ=True)
+    local_dir: str = setting("", tier="local", may_differ=True, basic=True)
     """Directory on this host's ramdisk (tmpfs). A job that saves nothing there may leave it out: a
     restore then uses ECKPT_LOCAL_DIR, else ``/dev/shm/eckpt``."""
-    run_id: str | None = None
+    run_id: str | None = setting(None, basic=True)
     """Name of the run. Files of another run in ``local_dir`` are never restored. None: a name
     derived from ``dir``."""
-    mesh: jax.sharding.Mesh | None = None
+    mesh: jax.sharding.Mesh | None = setting(None, basic=True)
     """Device mesh of the training state. None: the mesh of the state's own shardings where the
     devices have a ``slice_index``; otherwise the job counts as one slice."""
-    replica_axis: str | int | None = setting(None, orbax="replica_axis_index")
+    replica_axis: str | int | None = setting(None, orbax="replica_axis_index", basic=True)
     """Name or index of the mesh axis along which slices are replicas. None: the axis over several
     hosts along which the most bytes of the state are replicated, the first of equals; with ``dir``
     only one along which no leaf is split. Without such an axis the job counts as one slice."""
-    local_save_every_n_steps: int = setting(10, tier="local")
-    """Interval of the local tier, in steps; 0 for none."""
-    save_every_n_steps: int = setting(1000, tier="persistent", needs="dir")
-    """Interval of the persistent tier, in steps; 0 for none."""
-    local_save_every_n_seconds: float | None = setting(None, tier="local")
-    """Interval of the local tier in seconds of the leader's clock, in addition to the one in steps.
-    The processes agree on the step in the background. A tier without interval and policy is off."""
-    save_every_n_seconds: float | None = setting(None, tier="persistent", needs="dir")
+    local_save_every: SaveEvery = setting(10, tier="local", basic=True)
+    """When to save to the local tier: every so many steps; a ``datetime.timedelta`` for so much
+    time of the leader's clock; a policy, which is an object of Orbax's ``SaveDecisionPolicy``, a
+    user's own subclass, or ``AdaptiveInterval``; or a list of these, of which one that is due is
+    enough. 0: the tier is off. What depends on clocks or on a save in progress is decided by the
+    leader, and the processes agree on the step in the background."""
+    save_every: SaveEvery = setting(1000, tier="persistent", needs="dir", basic=True)
     """The same for the persistent tier."""
-    local_save_policy: SavePolicy | AdaptiveInterval | None = setting(None, tier="local")
-    """Policy of the local tier instead of its intervals: an object of Orbax's
-    ``SaveDecisionPolicy``, a user's own subclass, or ``AdaptiveInterval``; several in an
-    ``AnySavePolicy``. Decisions that depend on clocks or on a save in progress are made by the
-    leader and distributed in the background."""
-    save_policy: SavePolicy | AdaptiveInterval | None = setting(
-        None, tier="persistent", needs="dir"
-    )
-    """The same for the persistent tier."""
-    local_keep_last_n: int = setting(1, tier="local", least=1, most=64)
+    local_keep_last_n: int = setting(1, tier="local", least=1, most=64, basic=True)
     """Number of complete steps that the local tier keeps, besides the one being written. Each needs
     the same amount of RAM."""
-    keep_last_n: int | None = setting(None, tier="persistent", least=1)
+    keep_last_n: int | None = setting(None, tier="persistent", least=1, basic=True)
     """Number of complete steps kept in the persistent tier; None keeps all."""
     keep_every_n_steps: int | None = setting(None, tier="persistent", least=1, needs="keep_last_n")
     """With ``keep_last_n``: multiples of this number are kept as well."""
     preservation_policy: PreservationPolicy | None = setting(
         None, tier="persistent", orbax="persistent.preservation_policy"
     )
-    """Policy that selects the steps to keep in the persistent tier, instead of the two settings
-    above: an Orbax ``PreservationPolicy`` or a user's own. The last complete step is always
-    kept."""
+    """Policy that selects the steps to keep in the persistent tier, instead of ``keep_last_n`` and
+    ``keep_every_n_steps``: an Orbax ``PreservationPolicy`` or a user's own. The last complete step
+    is always kept."""
     local_preservation_policy: PreservationPolicy | None = setting(None, tier="local")
     """The same for the local tier, which has one slot more than ``local_keep_last_n``. The newest
     complete step is always kept, older ones until their slot is written again. A step that the
@@ -120,12 +103,12 @@ class Config:
     False: only with a ``PreemptionCheckpointingPolicy`` among the policies; without one, notices
     are ignored."""
     preemption_notice: str | Callable[[], object] | tuple[str | Callable[[], object], ...] = (
-        setting("sigterm", may_differ=True)
+        setting("sigterm", may_differ=True, basic=True)
     )
     """Source of preemption notices in addition to SIGTERM, or a tuple of sources: "ray" (Ray
     Train), "gce" (the metadata server), "file:" and a path, or a function without arguments that is
     polled in the background and returns a true value after a notice. See docs/operations.md."""
-    exit_on_preemption: bool = False
+    exit_on_preemption: bool = setting(False, basic=True)
     """At the sync point, end the process inside ``save`` by ``SystemExit`` with status 143 as soon
     as the step is written."""
     save_on_stop: bool = False
@@ -134,7 +117,7 @@ class Config:
     A notice within the last second, which no process has seen yet, then costs no step. Each
     ``save`` captures the host state and holds a reference to the last state: device memory of one
     state if the caller drops it without donating it."""
-    preemption_grace_s: float = setting(25.0, may_differ=True)
+    preemption_grace_s: float = setting(25.0, may_differ=True, basic=True)
     """Time from the sync point to the kill. Saves that are not complete by then are named in the
     log; the local tier is saved first."""
     persistent_writers: PersistentWriters = setting("primary", tier="persistent")
@@ -142,16 +125,14 @@ class Config:
     ``"striped"``: every slice writes its part of the one copy, through its own network cards;
     leaves that the number of slices does not divide along any axis are written by the first slice.
     Both write an ordinary Orbax step."""
-    placement: PlacementPolicy = setting(AllButPrimary(), tier="local")
+    placement: PlacementPolicy = setting(AllButPrimary(), tier="local", basic=True)
     """Choice of the slices that store each shard in the local tier, as a policy or its text.
     ``"all_but_primary"``: every slice but the first stores all shards. ``"striped(2)"``: two slices
     store each shard, so a process transfers and stores less. See ``eckpt plan``."""
     host_state_buddies: int | None = setting(None, tier="local")
     """Number of processes on other slices that store a copy of a host state; None: one on every
     other slice."""
-    host_state_limit_bytes: int = setting(16 * MEBIBYTE, least=1, most=MAX_HOST_STATE_BYTES)
-    """Largest encoded host state of a process; at most 64 MiB, the limit of a transfer."""
-    host_state_remap: HostStateRemap | None = None
+    host_state_remap: HostStateRemap | None = setting(None, basic=True)
     """Function that derives a process's host state from those of a job of another size: one of
     ``emergency_ckpt.remaps``, or a function of ``(all former host states, process, count)``."""
     allow_missing_host_state: bool = setting(False, tier="persistent")
@@ -170,38 +151,28 @@ class Config:
     """Item of a plain Orbax step that is the training state. None: the item ``default``, ``state``
     or ``items``; else the only item with arrays; else all items with arrays, as a dict
     (``{"params": ..., "opt": ...}``)."""
-    require_storage: bool = setting(False, tier="persistent", needs="dir")
-    """End the start with an error when a small file cannot be written, read and removed in ``dir``.
-    False: the start does not wait for the test, and a failure is the event ``start.warning``. A job
-    that does not save to ``dir`` makes no test."""
-    require_signed: bool = False
-    """Restore only steps that were signed with this job's secret. False: an unsigned step of
-    ``dir``, such as one of plain Orbax, is restored and reported by the event ``restore.unsigned``.
-    Needs ``secret_file`` or ECKPT_SECRET. See docs/security.md."""
+    require: Collection[Requirement] = setting((), basic=True)
+    """What this job must have, a set or list of names; without a name, its lack is a warning.
+    "secret": ConfigError instead of generating a secret when none was given. "peers": the start
+    ends with PeerUnreachable when a neighbour of this process does not answer within half of
+    ``start_timeout_s``, as behind a firewall. "storage": the start ends with an error when a small
+    file cannot be written, read and removed in ``dir``; a job that does not save there makes no
+    test. "signed": only steps that were signed with this job's secret are restored; without it, an
+    unsigned step of ``dir``, such as one of plain Orbax, is reported by the event
+    ``restore.unsigned``. Needs ``secret_file`` or ECKPT_SECRET. See docs/security.md."""
     storage_compression: StorageCompression = setting("none", tier="persistent")
     """Compression of the arrays in new steps. ``"zstd"``, the default of plain Orbax, saves some 8%
     of the bytes of float32 weights and takes several times as long to write and to read. Steps of
     either kind can be restored."""
-    storage_buffer_bytes: int = setting(
-        2048 * MEBIBYTE, tier="persistent", may_differ=True, least=1
-    )
-    """Maximum number of bytes of a process that are in transfer to or from the persistent directory
-    at once. A larger array is transferred alone."""
     bind_host: str | None = setting(None, tier="local", may_differ=True, least=1, most=253)
     """Address on which this process serves its shards to peers. None: the address from which this
     host reaches the job's coordinator; 127.0.0.1 in a job on one machine."""
     bind_port: int = setting(0, tier="local", may_differ=True, most=65535)
     """Port on which this process serves its shards; 0: a free one."""
-    secret_file: str | None = setting(None, may_differ=True, least=1)
+    secret_file: str | None = setting(None, may_differ=True, least=1, basic=True)
     """File with the run's secret: 32 to 4096 bytes, not readable by other users. None: the
     environment variable ECKPT_SECRET, else the secret of `eckpt launch`; without either, the
     processes generate one, and the start warns."""
-    require_secret: bool = False
-    """Raise ConfigError instead of generating a secret when none was given."""
-    require_peers: bool = setting(False, tier="local")
-    """End the start with PeerUnreachable when a neighbour of this process does not answer within
-    half of ``start_timeout_s``, as behind a firewall. False: that is the event
-    ``start.warning``."""
     transfer_security: Security = setting("aead", tier="local")
     """Protection of transfers between peers. "aead": all bytes are encrypted and authenticated
     (AES-256-GCM). "crc": the bytes of shards have checksums only, for networks that are trusted by
@@ -220,29 +191,6 @@ class Config:
     device_copy_bytes: int = setting(0, may_differ=True)
     """Device memory, on each device, for copies that are not transferred yet. While the copies of
     one save fill it, the next save waits."""
-    staging_bytes: int = setting(256 * MEBIBYTE, may_differ=True, least=1)
-    """Host memory for the transfers of a save, besides the memory that keeps the step; a larger
-    shard is transferred alone. A save to the local tier that begins before the leader's decision
-    takes host memory for the whole state."""
-    staging_memory: StagingMemory = setting("auto", may_differ=True, internal=True)
-    """Kind of host memory for transfers: "pinned_host", "pageable" (JAX's own transfer), or "auto":
-    pinned if the device has it; on CPU none, because views need none."""
-    copy_threads: int | None = setting(None, may_differ=True, least=1, most=256)
-    """Number of threads that copy and check; None: 2, or 1 on a machine with one core."""
-    copy_batch_bytes: int = setting(1024 * MEBIBYTE, may_differ=True, least=1, internal=True)
-    """Bytes per native copy call."""
-    save_niceness: int = setting(10, may_differ=True, most=LOWEST_PRIORITY)
-    """Niceness of the threads that save, as of nice(1), from 0 to 19. With 0 they compete with
-    training as equals where cores are scarce."""
-    transfer_streams: int = setting(2, tier="local", may_differ=True, least=1)
-    """Connections per source when shards are fetched."""
-    ramdisk_wait_s: float | None = setting(None, tier="local", may_differ=True, least=0)
-    """Maximum time a start waits for an earlier process of the run that still holds its directory
-    on this host, before an error. 0: an error at once. None: most of ``start_timeout_s``, which is
-    also the maximum."""
-    other_runs_grace_s: float = setting(86400.0, tier="local", may_differ=True)
-    """Minimum time, in seconds, since the last change of another run's directory in ``local_dir``
-    before it may be removed. It is removed only when space is needed, the oldest first."""
     start_timeout_s: float = setting(
         120.0, may_differ=True, orbax="multiprocessing_options.coordination_timeout_secs"
     )
@@ -254,7 +202,8 @@ class Config:
         120.0, may_differ=True, orbax="multiprocessing_options.coordination_timeout_secs"
     )
     """Maximum time ``save`` waits for the previous save to RAM, a forced one also for that to
-    storage, and a save waits for its vote."""
+    storage, and a save waits for its vote. When an exception leaves the ``with`` block, saves in
+    progress have a quarter of it."""
     persistent_timeout_s: float = setting(
         1800.0, tier="persistent", may_differ=True, orbax="async_options.timeout_secs"
     )
@@ -262,8 +211,6 @@ class Config:
     storage_wait_timeout_s: float = setting(0.0, tier="persistent", may_differ=True, least=0)
     """Maximum time ``save`` waits for the previous persistent save; on timeout it skips this one.
     0: it never waits for storage. Raise it where no step may be skipped: training then waits."""
-    exit_timeout_s: float = setting(30.0, may_differ=True)
-    """Maximum wait for saves in progress when an exception leaves the ``with`` block."""
     transfer_timeout_s: float = setting(30.0, tier="local", may_differ=True)
     """Maximum silence of a peer. After it, a restore asks other holders, and the same one again
     until ``restore_timeout_s``. Keep it shorter than ``heartbeat_timeout_seconds`` of
@@ -271,16 +218,14 @@ class Config:
     event_log: str | None = setting(None, may_differ=True, least=1)
     """Directory for the event log of each process (docs/operations.md). None: the directory of
     ``eckpt launch``, if it started this process. "off": no event log."""
-    event_log_limit_bytes: int = setting(256 * MEBIBYTE, may_differ=True, least=MIN_LOG_BYTES)
-    """Maximum size of the event log of one process; the oldest events are removed first."""
-    hang_timeout_s: float | None = None
+    hang_timeout_s: float | None = setting(None, basic=True)
     """Maximum time without a step, after the first one; then all processes dump their stacks and
     end with status 124. None: no limit. See docs/operations.md."""
-    metrics_port: int | None = setting(None, may_differ=True, most=65535)
+    metrics_port: int | None = setting(None, may_differ=True, most=65535, basic=True)
     """Port of this process's Prometheus metrics (extra ``metrics``) on ``bind_host``, or on
     127.0.0.1 without one. Each process of a host needs its own. 0: a free one (event
     ``start.metrics``)."""
-    on_event: Listener | None = setting(None, may_differ=True)
+    on_event: Listener | None = setting(None, may_differ=True, basic=True)
     """Function called with each ``events.Event``, in the thread that emits it."""
 
     if not TYPE_CHECKING:  # a type checker finds unknown names by itself, unless it sees this
@@ -324,16 +269,17 @@ class Config:
         problems = config_problems(config)
         if problems:
             raise ConfigError(problems)
-        threads = config.copy_threads or min(2, os.cpu_count() or 1)
         run_id = config.run_id or run_id_of(config.dir or "")
         return dataclasses.replace(
-            config, run_id=run_id, copy_threads=threads, extra_holders=tuple(config.extra_holders)
+            config,
+            run_id=run_id,
+            extra_holders=tuple(config.extra_holders),
+            require=frozenset(config.require),
         )
 
     @property
     def _saves_nothing_to_ram(self) -> bool:
-        given = (self.local_save_policy, self.local_save_every_n_seconds)
-        return self.dir is not None and self.local_save_every_n_steps == 0 and given == (None, None)
+        return self.dir is not None and not plan_saves(self.local_save_every).is_on
 
     @property
     def run_name(self) -> str:
@@ -341,28 +287,11 @@ class Config:
         assert self.run_id is not None, "only a validated config is asked"
         return self.run_id
 
-    @property
-    def snapshots(self) -> SnapshotSettings:
-        """The settings by which this process takes snapshots."""
-        return SnapshotSettings(
-            self.snapshot_mode, self.device_copy_bytes, self.staging_bytes, self.staging_memory
-        )
-
     def save_plans(self) -> dict[TierName, SavePlan]:
         """Return the schedule of each tier that is on, the local one first."""
-        plans: dict[TierName, SavePlan] = {
-            "local": plan_saves(
-                self.local_save_policy,
-                every_n_steps=self.local_save_every_n_steps,
-                every_n_seconds=self.local_save_every_n_seconds,
-            )
-        }
+        plans: dict[TierName, SavePlan] = {"local": plan_saves(self.local_save_every)}
         if self.dir is not None:
-            plans["persistent"] = plan_saves(
-                self.save_policy,
-                every_n_steps=self.save_every_n_steps,
-                every_n_seconds=self.save_every_n_seconds,
-            )
+            plans["persistent"] = plan_saves(self.save_every)
         return {name: plan for name, plan in plans.items() if plan.is_on}
 
     @property
@@ -376,6 +305,11 @@ class Config:
         short_s = 3 * self.save_timeout_s + self.storage_wait_timeout_s
         is_short = self.async_save and not self.exit_on_preemption
         return short_s if is_short else self.longest_wait_s
+
+    @property
+    def exit_timeout_s(self) -> float:
+        """Maximum wait for saves in progress when an exception leaves the ``with`` block."""
+        return self.save_timeout_s / 4
 
     @property
     def heeds_preemption(self) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import NoneType
 from typing import Any, Final, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from emergency_ckpt.core.limits import MAX_SETTING_CHARS
 from emergency_ckpt.core.save.step_agreement import TierName
 
-_LONGEST_TIME_S: Final = 1e7
+LONGEST_TIME_S: Final = 1e7
 
 T = TypeVar("T")
 
@@ -27,8 +27,8 @@ class Setting:
       may_differ: it is a process's own affair; all others must be equal on all processes.
       least, most: of a number; of a text its length. A number of seconds is above zero unless
         ``least`` is 0; other numbers are at least 0.
+      basic: a setting of most jobs; the page has these first.
       needs: a setting without which this one has no effect.
-      internal: for measurements; no user has a reason to set it.
       orbax: the same setting among Orbax's options, where it has one.
     """
 
@@ -41,14 +41,20 @@ class Setting:
     may_differ: bool = False
     least: int | None = None
     most: int | None = None
+    basic: bool = False
     needs: str = ""
-    internal: bool = False
     orbax: str = ""
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The texts that it may be; empty where it is no choice of texts."""
-        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+        """The texts that it, or each of a collection, may be; empty where any may be."""
+        kind = get_args(self.kind)[0] if self.is_collection else self.kind
+        return get_args(kind) if get_origin(kind) is Literal else ()
+
+    @property
+    def is_collection(self) -> bool:
+        """True for a set of texts, taken from a list or tuple too."""
+        return get_origin(self.kind) is Collection
 
     def problem(self, value: object) -> str | None:
         """Return what is wrong with ``value``, of any type; None when nothing can be said of it."""
@@ -72,14 +78,22 @@ class Setting:
             return f"a whole number of at least {least}", is_whole(value, least)
         if self.kind is float:
             is_number = isinstance(value, int | float) and not is_flag
-            is_right = is_number and (0 < value < _LONGEST_TIME_S or value == self.least)
+            is_right = is_number and (0 < value < LONGEST_TIME_S or value == self.least)
             return "a positive number of seconds", is_right
         if self.choices:
-            *others, last = map(repr, self.choices)
-            return f"{', '.join(others)} or {last}", value in self.choices
+            return self._judged_choice(value)
         if get_origin(self.kind) is Callable:
             return "a function", callable(value)
         return "a text", self.kind is not str
+
+    def _judged_choice(self, value: Any) -> tuple[str, bool]:
+        *others, last = map(repr, self.choices)
+        names = f"{', '.join(others)} or {last}"
+        if not self.is_collection:
+            return names, value in self.choices
+        is_right = isinstance(value, set | frozenset | list | tuple)
+        given = cast("Collection[object]", value) if is_right else ()
+        return f"a set of {names}", is_right and all(part in self.choices for part in given)
 
     def _text_problem(self, value: str) -> str | None:
         longest = self.most or MAX_SETTING_CHARS

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +17,7 @@ from typing import Any, cast
 import jax
 from etils import epath
 
-from emergency_ckpt.config.policy_checks import preservation_policy_problems, save_policy_problems
+from emergency_ckpt.config.policy_checks import preservation_policy_problems, save_problems
 from emergency_ckpt.config.table import settings_table
 from emergency_ckpt.core.address import split_holder
 from emergency_ckpt.core.limits import NAME_PATTERN
@@ -165,8 +165,14 @@ def _is_address(holder: object) -> bool:
     return bool(host) and "@" not in host and is_port
 
 
-def _secret_problems(is_required: bool, secret_file: str | None) -> list[str]:
-    if not is_required:
+def _storage_problems(require: Collection[str], directory: str | None) -> list[str]:
+    return _line(
+        "storage" in require and directory is None, "require has 'storage', but dir is not set"
+    )
+
+
+def _secret_problems(require: Collection[str], secret_file: str | None) -> list[str]:
+    if "secret" not in require:
         return []
     try:
         found = own_secret(secret_file, os.environ)
@@ -174,7 +180,7 @@ def _secret_problems(is_required: bool, secret_file: str | None) -> list[str]:
         return list(error.problems)
     return _line(
         found is None,
-        "require_secret is set, but neither secret_file nor ECKPT_SECRET gives a secret",
+        "require has 'secret', but neither secret_file nor ECKPT_SECRET gives a secret",
     )
 
 
@@ -205,10 +211,7 @@ _RULES: tuple[_Rule, ...] = (
     (("dir", "local_dir"), _nested_problems),
     (("orbax_item",), _item_problems),
     (("preservation_policy", "keep_last_n"), _one_preservation),
-    *(
-        ((name,), partial(save_policy_problems, name))
-        for name in ("local_save_policy", "save_policy")
-    ),
+    *(((name,), partial(save_problems, name)) for name in ("local_save_every", "save_every")),
     *(
         ((name,), partial(preservation_policy_problems, name))
         for name in ("local_preservation_policy", "preservation_policy")
@@ -217,6 +220,7 @@ _RULES: tuple[_Rule, ...] = (
     (("placement",), _placement_problems),
     (("preemption_notice",), notice_problems),
     (("extra_holders",), _holder_problems),
-    (("require_secret", "secret_file"), _secret_problems),
+    (("require", "dir"), _storage_problems),
+    (("require", "secret_file"), _secret_problems),
     (("mesh", "replica_axis"), _mesh_problems),
 )

@@ -61,11 +61,7 @@ MAX_MARKER_BYTES: Final = 256 << 20
 """Maximum for a marker or the checksums of a step in storage, and so for any file read whole."""
 MAX_MANIFEST_BYTES: Final = 64 << 20
 MAX_HOST_STATE_BYTES: Final = 64 << 20
-"""Maximum for an encoded host state, for every reader: from RAM, storage or a peer.
-
-A job's own limit is the setting ``host_state_limit_bytes``. A later job with a lower setting, and a
-server without settings, must still read it.
-"""
+"""Maximum for an encoded host state, when it is saved and for every reader."""
 MAX_HOST_STATE_CONTAINERS: Final = 1_000_000
 """Maximum number of lists and dicts in an encoded host state.
 

@@ -25,6 +25,8 @@ MAX_WAITING: Final = 16384
 """Events that wait for the writer thread; more are dropped and counted."""
 
 MIN_LOG_BYTES: Final = 4 * MAX_LINE_BYTES
+LOG_BYTES: Final = 256 << 20
+"""Maximum size of the event log of a process; the oldest events are removed first."""
 _LIFE_VARIABLE: Final = "ECKPT_RESTART_COUNT"
 _BATCH: Final = 256
 _RETRY_S: Final = 5.0
@@ -35,7 +37,7 @@ _open: dict[tuple[Path, int | None], EventLog] = {}
 
 
 def open_event_log(
-    directory: Path, process: int | None, *, limit_bytes: int, life: int = 0
+    directory: Path, process: int | None, *, limit_bytes: int = LOG_BYTES, life: int = 0
 ) -> EventLog:
     """Return the log of ``process`` in ``directory``; None is the launcher. Does not block.
 

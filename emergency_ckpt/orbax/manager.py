@@ -107,7 +107,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
                 "the mesh has one slice: nothing is saved to RAM, as with Orbax. No axis of %s over"
                 " several hosts has the whole state at each position; with one, such as data"
                 " parallelism, a lost host's part is in the RAM of others. The setting"
-                " local_save_every_n_steps, or LocalCheckpointOptions(with_one_slice=True), saves"
+                " local_save_every, or LocalCheckpointOptions(with_one_slice=True), saves"
                 " one copy there, which is lost with its host",
                 {name: size for name, size in global_mesh.shape.items() if size > 1},
             )

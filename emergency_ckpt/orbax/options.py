@@ -11,7 +11,13 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt.config import Config
-from emergency_ckpt.config.policies import PerProcessPolicy, PreservationPolicy, SavePolicy
+from emergency_ckpt.config.policies import (
+    PerProcessPolicy,
+    PreservationPolicy,
+    SavePolicy,
+    is_interval,
+    parts_of,
+)
 from emergency_ckpt.config.table import Setting, settings_table
 from emergency_ckpt.errors import ConfigError
 
@@ -186,7 +192,7 @@ def settings_of(options: CheckpointManagerOptions, *, one_slice: bool) -> dict[s
     settings: dict[str, Any] = {
         row.name: _counterpart(options, row) for row in settings_table(Config) if row.orbax
     }
-    settings["save_policy"] = save_policy_of(persistent)
+    settings["save_every"] = save_policy_of(persistent)
     settings["save_on_preemption"] = False  # the policies decide it
     # Orbax waits for the previous save, and skips none.
     settings["storage_wait_timeout_s"] = settings["persistent_timeout_s"]
@@ -194,10 +200,10 @@ def settings_of(options: CheckpointManagerOptions, *, one_slice: bool) -> dict[s
         settings["keep_last_n"] = max(1, persistent.max_to_keep)
         settings["keep_every_n_steps"] = persistent.keep_period
     if local.read_only or (one_slice and not getattr(local, "with_one_slice", False)):
-        settings["local_save_every_n_steps"] = 0
+        settings["local_save_every"] = 0
         return settings
     policy = local.preservation_policy or ocm.LatestN(max(1, local.max_to_keep or 1))
-    settings["local_save_policy"] = save_policy_of(local)
+    settings["local_save_every"] = save_policy_of(local)
     settings["local_preservation_policy"] = policy
     settings["local_keep_last_n"] = max(
         1, getattr(local, "preserve_at_most", None) or steps_kept(policy) or 4
@@ -218,16 +224,11 @@ def _counterpart(options: CheckpointManagerOptions, row: Setting) -> Any:
 def with_further(settings: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``settings`` with the user's ``further`` ones, which have precedence.
 
-    An interval among them replaces the tier's policy, which would otherwise override it.
+    An interval in place of a policy leaves preemptions to ``save_on_preemption``, which is then on.
     """
     found = {**settings, **further}
-    for tier in ("local_", ""):
-        steps, seconds = f"{tier}save_every_n_steps", f"{tier}save_every_n_seconds"
-        if f"{tier}save_policy" in further or not {steps, seconds} & set(further):
-            continue
-        found[f"{tier}save_policy"] = None
-        found[steps] = further.get(steps, 0)
-        # As the policy would do.
+    given = [further[name] for name in ("local_save_every", "save_every") if name in further]
+    if any(all(is_interval(part) for part in parts_of(every)) for every in given):
         found["save_on_preemption"] = further.get("save_on_preemption", True)
     return found
 

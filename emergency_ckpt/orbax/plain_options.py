@@ -75,7 +75,7 @@ def both_tiers(options: ocp.CheckpointManagerOptions) -> BothTiers:
     """
     _check(options)
     read_only = options.read_only
-    off = {"save_every_n_steps": 0, "save_on_preemption": False} if read_only else {}
+    off = {"save_every": 0, "save_on_preemption": False} if read_only else {}
     local = getattr(options, "local", None) or LocalCheckpointOptions(
         save_interval_steps=min(options.save_interval_steps or 1, _MOST_STEPS_BETWEEN),
         read_only=read_only,

@@ -14,6 +14,7 @@ from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.shard_source import holder_name
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config.policies import PreservationPolicy, wanted_steps
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.core.restore.divergence import find_divergence
 from emergency_ckpt.core.save.retention import StepRecord, choose_removals
 from emergency_ckpt.core.shard_layout import Layout
@@ -68,7 +69,7 @@ class LocalSaves:
         failures: Failures,
         *,
         process: tuple[int, int],
-        host_state_limit_bytes: int,
+        host_state_limit_bytes: int = MAX_HOST_STATE_BYTES,
         copy_batch_bytes: int,
         timelines: Timelines | None = None,
         preservation: PreservationPolicy | None = None,

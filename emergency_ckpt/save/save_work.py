@@ -20,7 +20,12 @@ from emergency_ckpt.save.persistent.save import PersistentSave
 from emergency_ckpt.save.save_plan import SnapshotPlan, plan_snapshots
 from emergency_ckpt.save.save_request import SaveRequest
 from emergency_ckpt.save.saved_steps import SavedSteps
-from emergency_ckpt.save.saver_parts import SaverParts, capture_parts, start_facts
+from emergency_ckpt.save.saver_parts import (
+    SaverParts,
+    capture_parts,
+    snapshot_settings,
+    start_facts,
+)
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.capture import SharedCapture
@@ -55,7 +60,8 @@ class SaveWork:
         self._parts = parts
         self._schedules = schedules
         self._saved = saved
-        self._copies = DeviceCopies(parts.config.snapshots.device_copy_bytes)
+        self._snapshots = snapshot_settings(parts)
+        self._copies = DeviceCopies(self._snapshots.device_copy_bytes)
         self._captures = capture_parts(parts)
         self._placement: ProcessPlacement | None = None
         self._plan: SnapshotPlan | None = None
@@ -147,15 +153,15 @@ class SaveWork:
 
     def _plan_for(self, request: SaveRequest) -> tuple[SnapshotPlan, list[Any]]:
         """Return the plan for states like this one, the same while those come, and the leaves."""
-        config, state = self._parts.config, request.state
+        state = request.state
         plan, flat = self._plan, None
         if plan is None and self._placement is not None:  # that of a restore
-            plan = plan_snapshots(self._placement, config.snapshots, self._copies, self._parts.look)
+            plan = plan_snapshots(self._placement, self._snapshots, self._copies, self._parts.look)
         if plan is not None:
             flat = plan.structure.leaves_of(state)
         if plan is None or flat is None:
             placement = self.place(describe(state, "save"))
-            plan = plan_snapshots(placement, config.snapshots, self._copies, self._parts.look)
+            plan = plan_snapshots(placement, self._snapshots, self._copies, self._parts.look)
             self.use_placement(placement, host_states.size_of(request.capture()))
             flat = jax.tree_util.tree_leaves(state)
         self._plan = plan

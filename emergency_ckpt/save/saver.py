@@ -61,7 +61,7 @@ class Saver:
     def __init__(self, parts: SaverParts, incarnation: str) -> None:
         self._parts = parts
         self._schedules: dict[TierName, TierSchedule] = {
-            name: TierSchedule(name, plan, parts.failures, parts.config.save_niceness)
+            name: TierSchedule(name, plan, parts.failures)
             for name, plan in parts.config.save_plans().items()
         }
         self._saved = SavedSteps(parts.local, parts.persistent, incarnation, parts.config.run_name)

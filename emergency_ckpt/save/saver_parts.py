@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from emergency_ckpt.background import Failures
+from emergency_ckpt.background import Failures, copy_threads
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.cluster.process_placement import ProcessPlacement, copies_in_ram
@@ -14,6 +14,7 @@ from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config import Config
 from emergency_ckpt.config.policies import plan_text
 from emergency_ckpt.core.save.save_rules import skip_reason
+from emergency_ckpt.core.save.snapshot_plan import Buffers, SnapshotSettings
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import PeerAbsent, PeerLeft, SaveFailed
 from emergency_ckpt.events import EventSink
@@ -41,6 +42,7 @@ class SaverParts:
 
     config: Config
     process: tuple[int, int]
+    buffers: Buffers
     coordinator: Coordinator
     tier: LocalTier
     local: LocalSaves
@@ -55,14 +57,25 @@ class SaverParts:
     look: Callable[[], None]
 
 
+def snapshot_settings(parts: SaverParts) -> SnapshotSettings:
+    """Return how this process takes snapshots."""
+    config, buffers = parts.config, parts.buffers
+    return SnapshotSettings(
+        config.snapshot_mode,
+        config.device_copy_bytes,
+        buffers.staging_bytes,
+        buffers.staging_memory,
+    )
+
+
 def capture_parts(parts: SaverParts) -> CaptureParts:
     """Return what the captures of this process for the persistent tier share."""
     config = parts.config
     return CaptureParts(
-        scratch=ScratchArea(config.copy_threads or 1),
+        scratch=ScratchArea(copy_threads()),
         keeps_lent=parts.tier.keeps_lent_for_storage,
         events=parts.events,
-        copy_batch_bytes=config.copy_batch_bytes,
+        copy_batch_bytes=parts.buffers.copy_batch_bytes,
         timeout_s=config.persistent_timeout_s,
     )
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from emergency_ckpt.background import BackgroundWorker, Failures
+from emergency_ckpt.background import SAVE_NICENESS, BackgroundWorker, Failures
 from emergency_ckpt.config.policies import SavePlan
 from emergency_ckpt.core.save.backoff import Backoff
 from emergency_ckpt.core.save.save_rules import decide_by_step
@@ -26,11 +26,11 @@ class TierSchedule:
     What the agreement's thread uses is said in ``save_agreement.AgreedTier``.
     """
 
-    def __init__(self, name: TierName, plan: SavePlan, failures: Failures, niceness: int) -> None:
+    def __init__(self, name: TierName, plan: SavePlan, failures: Failures) -> None:
         self.name: TierName = name
         self.plan = plan
         self._failures = failures
-        self.worker = BackgroundWorker(f"eckpt-{name}-saves", failures, niceness)
+        self.worker = BackgroundWorker(f"eckpt-{name}-saves", failures, SAVE_NICENESS)
         self._lock = threading.Lock()
         self._last: int | None = None
         self._last_started: int | None = None

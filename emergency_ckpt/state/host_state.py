@@ -118,7 +118,7 @@ def encode(
             "it is over the limit",
             expected=f"at most {limit_bytes} bytes",
             actual=f"{len(data)} bytes",
-            hint="raise host_state_limit_bytes, or keep less in the iterator's state",
+            hint="keep less in the iterator's state",
         )
     return data
 

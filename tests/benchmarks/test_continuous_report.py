@@ -123,8 +123,8 @@ def test_each_variant_has_the_tiers_that_it_names(
     shape = continuous.plan_shape(2, 1, 1, 1, 1)
     orders = study.Orders(variant, shape, 100, 0.0, 1, 1, 0.0, "/p", "/r")
     settings = orders.settings("a policy")
-    local = settings.get("local_save_policy") or settings["local_save_every_n_steps"]
-    persistent = settings.get("save_policy") or settings["save_every_n_steps"]
+    local = settings["local_save_every"]
+    persistent = settings["save_every"]
     assert (bool(local), bool(persistent)) == (local_on, persistent_on)
     assert ("a policy" in settings.values()) == variant.endswith("continuous")
 

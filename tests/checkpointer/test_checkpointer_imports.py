@@ -20,7 +20,7 @@ from emergency_ckpt import EmergencyCheckpointer
 
 local_dir, storage = sys.argv[1:]
 config = EmergencyCheckpointer.default_config().set(
-    dir=storage, local_dir=local_dir, local_save_every_n_steps=1, save_every_n_steps=10,
+    dir=storage, local_dir=local_dir, local_save_every=1, save_every=10,
     host_state_buddies=0,
 )
 with config.instantiate() as ckpt:

@@ -76,7 +76,7 @@ def train(state: Any) -> Any:
 
 @pytest.mark.parametrize("interval", [0, 1], ids=["to RAM", "to both tiers"])
 def test_saved_is_what_the_state_was_at_the_call(world: World, interval: int) -> None:
-    with world.open_both(save_every_n_steps=interval) as checkpointer:
+    with world.open_both(save_every=interval) as checkpointer:
         state = state_of(world, 0)
         for step in (1, 2, 3):
             state = {**train(state), "keys": jax.random.split(jax.random.key(step), 3)}

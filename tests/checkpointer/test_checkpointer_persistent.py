@@ -76,7 +76,7 @@ def test_unusable_persistent_step_leads_to_the_older_one(
 
 
 def test_keep_last_n(world: World) -> None:
-    with world.open_both(keep_last_n=2, local_save_every_n_steps=0) as checkpointer:
+    with world.open_both(keep_last_n=2, local_save_every=0) as checkpointer:
         save_all(checkpointer, world, 2, 4, 6)
         assert checkpointer.all_steps() == [4, 6]
 

@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import pytest
 from world import LONG_S, World, same
 
+from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import Event
 
-WAIT = {"snapshot_mode": "wait", "staging_memory": "pinned_host", "staging_bytes": 40}
+PINNED = Buffers(40, "pinned_host")
+WAIT: dict[str, Any] = {"snapshot_mode": "wait", "buffers": PINNED}
 COPY = {**WAIT, "snapshot_mode": "device_copy", "device_copy_bytes": 40}
 
 
@@ -66,7 +68,7 @@ def test_wait_for_arrays_still_computed_is_no_stall(world: World, settings: Any)
     [
         WAIT,
         COPY,
-        {**WAIT, "staging_memory": "pageable"},
+        {**WAIT, "buffers": Buffers(40, "pageable")},
         {"snapshot_mode": "wait"},
         {"snapshot_mode": "device_copy", "device_copy_bytes": 40},
     ],
@@ -81,7 +83,7 @@ def test_both_tiers_have_what_was_donated_after_the_save(
             assert checkpointer.save(step=step, state=state, host_state=step)
             donate(state)
             # Where JAX hands out the array's own memory, the step could not have it yet.
-            assert state["w"].is_deleted() or settings.get("staging_memory") != "pinned_host"
+            assert state["w"].is_deleted() or settings.get("buffers") != PINNED
         checkpointer.wait_until_finished()
         checkpointer.check_for_errors()
     with world.open_both() as checkpointer:

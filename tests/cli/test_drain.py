@@ -31,14 +31,14 @@ def test_drain_then_all_ram_lost_restores_that_step(drains: Drains) -> None:
     assert (code, found["step"], found["is_written"]) == (0, 3, False)
     assert drains.stored() == stored
     assert drains.restored_from_storage() == (3, 30)
-    drains.save(4, 5, save_every_n_steps=1)  # and the run saves there
+    drains.save(4, 5, save_every=1)  # and the run saves there
     assert drains.restored_from_storage() == (5, 50)
 
 
 def test_drain_older_than_storage_does_nothing(drains: Drains) -> None:
     drains.save(2)
     kept = drains.copy_of_ram()
-    drains.save(4, save_every_n_steps=1)
+    drains.save(4, save_every=1)
     stored = drains.stored()
     code, found = drains.drain(local_dir=kept)
     assert (code, found["step"], found["is_written"]) == (0, 4, False)
@@ -46,7 +46,7 @@ def test_drain_older_than_storage_does_nothing(drains: Drains) -> None:
 
 
 def test_drain_of_step_without_documents_in_storage_writes_it(drains: Drains) -> None:
-    drains.save(2, 4, save_every_n_steps=1)
+    drains.save(2, 4, save_every=1)
     shutil.rmtree(drains.world.persistent / "host_state" / "4")
     code, found = drains.drain()
     assert (code, found["step"], found["is_written"]) == (0, 4, True)
@@ -55,7 +55,7 @@ def test_drain_of_step_without_documents_in_storage_writes_it(drains: Drains) ->
 
 def test_drain_while_the_job_runs_is_refused(drains: Drains) -> None:
     world = drains.world
-    with world.open_both(require_storage=True) as ckpt:  # the probe of storage is over then
+    with world.open_both(require={"storage"}) as ckpt:  # the probe of storage is over then
         save_all(ckpt, world, 1)
         world.persistent.mkdir(exist_ok=True)
         stored = drains.stored()
@@ -69,10 +69,10 @@ def test_drain_while_the_job_runs_is_refused(drains: Drains) -> None:
 def test_drain_of_a_lost_host_leaves_the_job_alone(drains: Drains) -> None:
     """Not noticed: the job runs on hosts that the drain was not given."""
     world, position = drains.world, Position()
-    drains.save(2, save_every_n_steps=2)
+    drains.save(2, save_every=2)
     drains.save(5)
     left = drains.copy_of_ram()  # of a host that is out of the job from here on
-    with world.open_both(save_every_n_steps=4) as ckpt:
+    with world.open_both(save_every=4) as ckpt:
         assert ckpt.restore(state=world.state(-1), host_state=position)[0] == 5
         for step in (6, 7, 8, 9):
             position.at = 10 * step
@@ -91,9 +91,9 @@ def test_drain_of_a_lost_host_leaves_the_job_alone(drains: Drains) -> None:
 def test_drain_of_rolled_back_lives_follows_the_timeline(drains: Drains) -> None:
     """Storage has step 8 of a life that was rolled back to step 4; RAM has 6 of the new one."""
     world, position = drains.world, Position()
-    drains.save(4, 8, save_every_n_steps=1)
+    drains.save(4, 8, save_every=1)
     kept = drains.copy_of_ram()
-    with world.open_both(save_every_n_steps=0) as ckpt:
+    with world.open_both(save_every=0) as ckpt:
         # The arrays are not kept: while they live, they hold the ramdisk.
         assert ckpt.restore(step=4, state=world.state(-1), host_state=position)[0] == 4
         position.at = 61
@@ -109,7 +109,7 @@ def test_drain_of_rolled_back_lives_follows_the_timeline(drains: Drains) -> None
 
 
 def test_drain_into_another_runs_directory_is_refused(drains: Drains) -> None:
-    with drains.world.open_both(run_id="other", save_every_n_steps=1) as ckpt:
+    with drains.world.open_both(run_id="other", save_every=1) as ckpt:
         save_all(ckpt, drains.world, 1)
     drains.save(7, dir=None)
     stored = drains.stored()
@@ -155,7 +155,7 @@ def test_drain_with_the_secret_signs_the_step(
     monkeypatch.setenv(SECRET_VARIABLE, generate_secret().decode())
     drains.save(3)
     assert drains.drain()[0] == 0
-    assert drains.restored_from_storage(require_signed=True) == (3, 30)
+    assert drains.restored_from_storage(require={"signed"}) == (3, 30)
 
 
 KILLED = """
@@ -184,7 +184,7 @@ def test_drain_killed_loses_nothing_and_is_repeated(
     drains: Drains, environment: dict[str, str], point: str
 ) -> None:
     world, is_whole = drains.world, point in ("marker", "version")
-    drains.save(2, save_every_n_steps=2)
+    drains.save(2, save_every=2)
     drains.save(5)
     command = [sys.executable, "-c", KILLED, point, *drains.words()]
     done = subprocess.run(command, env=environment, capture_output=True, check=False)

@@ -45,7 +45,7 @@ def test_drain_beside_a_job_that_starts_spoils_no_step(
     drains.save(5)
 
     def live() -> None:
-        with world.open_both(save_every_n_steps=4) as ckpt:
+        with world.open_both(save_every=4) as ckpt:
             assert ckpt.restore(state=world.state(-1), host_state=position)[0] == 5
             for step in (6, 7, 8):
                 position.at = 10 * step

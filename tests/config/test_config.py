@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import inspect
 import math
 from collections.abc import Callable
@@ -28,14 +29,10 @@ MUST_AGREE: dict[str, Any] = {
     "run_id": "another-run",
     "replica_axis": 1,
     "mesh": lambda: _mesh(reverse=True),
-    "local_save_every_n_steps": 7,
-    "save_every_n_steps": 77,
+    "local_save_every": datetime.timedelta(seconds=7),
+    "save_every": lambda: [1000, ocm.InitialSavePolicy()],
     "keep_last_n": 3,
-    "local_save_every_n_seconds": 5.0,
-    "save_every_n_seconds": 600,
-    "local_save_policy": lambda: ocm.FixedIntervalPolicy(7),
     "keep_every_n_steps": 50,
-    "save_policy": lambda: ocm.AnySavePolicy([ocm.InitialSavePolicy()]),
     "preservation_policy": lambda: ocm.LatestN(3),
     "local_preservation_policy": lambda: ocm.LatestN(1),
     "save_on_preemption": False,
@@ -45,16 +42,12 @@ MUST_AGREE: dict[str, Any] = {
     "take_over_dir": True,
     "on_divergence": "stop",
     "orbax_item": "params",
-    "require_secret": True,
-    "require_storage": True,
-    "require_peers": True,
-    "require_signed": True,
+    "require": {"peers", "storage"},
     "persistent_writers": "striped",
     "storage_compression": "zstd",
     "placement": Striped(2),
     "local_keep_last_n": 2,
     "host_state_buddies": 1,
-    "host_state_limit_bytes": 12345,
     "host_state_remap": lambda: lambda payloads, index, count: payloads[0],
     "transfer_security": "crc",
     "extra_holders": ("127.0.0.1:1",),
@@ -70,27 +63,16 @@ MAY_DIFFER: dict[str, Any] = {
     "preemption_notice": ("gce", "file:/run/preempted"),
     "snapshot_mode": "wait",
     "device_copy_bytes": 1 << 20,
-    "staging_bytes": 1 << 20,
-    "staging_memory": "pageable",
-    "copy_threads": 1,
-    "copy_batch_bytes": 1 << 20,
-    "save_niceness": 5,
-    "transfer_streams": 5,
-    "ramdisk_wait_s": 0,
-    "other_runs_grace_s": 60.0,
     "start_timeout_s": 1.0,
     "restore_timeout_s": 2.0,
     "save_timeout_s": 3.0,
     "persistent_timeout_s": 4.0,
-    "exit_timeout_s": 6.0,
     "transfer_timeout_s": 5.0,
     "storage_wait_timeout_s": 7.0,
     "async_save": False,
-    "storage_buffer_bytes": 1 << 20,
     "preemption_grace_s": 6.0,
     "event_log": "/logs/events",
     "metrics_port": 9400,
-    "event_log_limit_bytes": 1 << 20,
     "on_event": lambda: print,
 }
 
@@ -135,21 +117,21 @@ def no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_secret")
 def test_require_secret_without_one_is_refused() -> None:
-    (problem,) = problems_of(require_secret=True)
+    (problem,) = problems_of(require={"secret"})
     assert problem == (
-        "require_secret is set, but neither secret_file nor ECKPT_SECRET gives a secret"
+        "require has 'secret', but neither secret_file nor ECKPT_SECRET gives a secret"
     )
-    valid(require_secret=False).validated()
+    valid(require=()).validated()
 
 
 @pytest.mark.usefixtures("no_secret")
 def test_require_secret_names_why_a_file_will_not_do(tmp_path: Path) -> None:
     file = tmp_path / "secret"
-    (problem,) = problems_of(require_secret=True, secret_file=str(file))
+    (problem,) = problems_of(require={"secret"}, secret_file=str(file))
     assert f"{file} cannot be read" in problem
     file.write_text(SECRET)
     file.chmod(0o600)
-    valid(require_secret=True, secret_file=str(file)).validated()
+    valid(require={"secret"}, secret_file=str(file)).validated()
 
 
 @pytest.mark.usefixtures("no_secret")
@@ -158,7 +140,7 @@ def test_require_secret_takes_that_of_the_environment(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, SECRET)
-    valid(require_secret=True).validated()
+    valid(require={"secret"}).validated()
 
 
 def test_every_field_is_classified() -> None:
@@ -167,8 +149,7 @@ def test_every_field_is_classified() -> None:
 
 
 @pytest.mark.parametrize("name", MUST_AGREE)
-def test_agreement_covers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ECKPT_SECRET", SECRET)  # for require_secret
+def test_agreement_covers(name: str) -> None:
     base = valid(**NEEDS.get(name, {})).validated()
     changed = valid(**{**NEEDS.get(name, {}), name: _value(MUST_AGREE[name])}).validated()
     assert changed.shared_settings() != base.shared_settings()
@@ -230,31 +211,18 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"bind_port": 65536}, "bind_port must be at most 65535, not 65536"),
         ({"bind_port": "80"}, "bind_port must be a whole number of at least 0, not '80'"),
         ({"secret_file": b"x"}, "secret_file must be a text"),
-        ({"dir": None, "run_id": "r", "save_every_n_steps": 5}, "is set, but dir is not"),
-        ({"local_save_every_n_steps": -1}, "local_save_every_n_steps must be a whole number"),
-        ({"save_every_n_steps": 2.5}, "save_every_n_steps must be a whole number"),
-        ({"save_every_n_steps": True}, "save_every_n_steps must be a whole number"),
+        ({"dir": None, "run_id": "r", "save_every": 5}, "is set, but dir is not"),
+        ({"local_save_every": -1}, "local_save_every must be a whole number"),
+        ({"save_every": 2.5}, "save_every must be a whole number"),
+        ({"save_every": True}, "save_every must be a whole number"),
         ({"keep_last_n": 0}, "keep_last_n must be a whole number of at least 1"),
         ({"host_state_buddies": -1}, "host_state_buddies must be a whole number"),
-        ({"host_state_limit_bytes": 0}, "host_state_limit_bytes must be"),
-        ({"host_state_limit_bytes": (64 << 20) + 1}, "must be at most 67108864, not 67108865"),
-        ({"copy_threads": 0}, "copy_threads must be"),
-        ({"copy_batch_bytes": 0}, "copy_batch_bytes must be"),
-        ({"save_niceness": -1}, "save_niceness must be a whole number of at least 0, not -1"),
-        ({"save_niceness": 20}, "save_niceness must be at most 19, not 20"),
-        ({"transfer_streams": 0}, "transfer_streams must be"),
         ({"on_divergence": "vote"}, "on_divergence must be 'warn' or 'stop', not 'vote'"),
         ({"on_divergence": ["stop"]}, "on_divergence must be 'warn' or 'stop'"),
         ({"transfer_security": "tls"}, "transfer_security must be 'aead' or 'crc'"),
         ({"transfer_security": ["mac"]}, "transfer_security must be 'aead' or 'crc'"),
         ({"snapshot_mode": "copy"}, "snapshot_mode must be 'auto', 'wait' or 'device_copy', not"),
         ({"snapshot_mode": ["wait"]}, "snapshot_mode must be 'auto', 'wait' or 'device_copy', not"),
-        (
-            {"staging_memory": None},
-            "staging_memory must be 'auto', 'pinned_host' or 'pageable', not",
-        ),
-        ({"staging_bytes": 0}, "staging_bytes must be a whole number of at least 1"),
-        ({"staging_bytes": "1"}, "staging_bytes must be a whole number of at least 1"),
         ({"device_copy_bytes": -1}, "device_copy_bytes must be a whole number of at least 0"),
         ({"device_copy_bytes": True}, "device_copy_bytes must be a whole number of at least 0"),
         ({"snapshot_mode": "device_copy"}, "'device_copy' need each other"),
@@ -266,11 +234,14 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"transfer_timeout_s": "30"}, "transfer_timeout_s must be"),
         ({"save_timeout_s": True}, "save_timeout_s must be"),
         ({"preemption_grace_s": 0}, "preemption_grace_s must be a positive number"),
-        ({"save_every_n_seconds": 0}, "save_every_n_seconds must be a positive number"),
-        ({"local_save_every_n_seconds": -1}, "local_save_every_n_seconds must be a positive"),
-        ({"save_policy": 5}, "save_policy: 5 has no should_save"),
+        ({"save_every": datetime.timedelta()}, "save_every must be a positive time, not 0:00:00"),
+        ({"local_save_every": datetime.timedelta(-1)}, "local_save_every must be a positive time"),
+        ({"save_every": datetime.timedelta.max}, "save_every must be a positive time"),
+        ({"save_every": [5, object()]}, "has no should_save"),
+        ({"save_every": None}, "a datetime.timedelta, a policy, or a list of them, not None"),
+        ({"save_every": [5, "x"]}, "save_every must be a whole number of steps from 0 on"),
         (
-            {"local_save_policy": ocm.FixedIntervalPolicy(0)},
+            {"local_save_every": ocm.FixedIntervalPolicy(0)},
             "interval of FixedIntervalPolicy must be",
         ),
         ({"preservation_policy": "all"}, "preservation_policy: 'all' has no should_preserve"),
@@ -284,8 +255,8 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"persistent_writers": "all"}, "persistent_writers must be 'primary' or 'striped'"),
         ({"exit_on_preemption": "yes"}, "exit_on_preemption must be True or False"),
         (
-            {"dir": None, "run_id": "r", "save_policy": ocm.InitialSavePolicy()},
-            "save_policy is set, but dir is not",
+            {"dir": None, "run_id": "r", "save_every": ocm.InitialSavePolicy()},
+            "save_every is set, but dir is not",
         ),
         ({"replica_axis": "data"}, "replica_axis 'data' is not one of the mesh's axes"),
         ({"replica_axis": 2}, "replica_axis 2 is out of range"),
@@ -303,11 +274,18 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"bind_host": ""}, "bind_host is empty"),
         ({"bind_host": "h" * 254}, "is longer than 253 characters"),
         ({"local_dir": "/" + "d" * 4096}, "is longer than 4096 characters"),
-        ({"copy_threads": 257}, "copy_threads must be at most 256"),
         ({"take_over_dir": 1}, "take_over_dir must be True or False"),
         ({"allow_missing_host_state": "no"}, "allow_missing_host_state must be True or False"),
         ({"on_event": [1]}, "on_event must be a function"),
         ({"host_state_remap": "x"}, "host_state_remap must be a function"),
+        (
+            {"require": {"peer"}},
+            "require must be a set of 'secret', 'signed', 'storage' or 'peers'",
+        ),
+        ({"require": "peers"}, "or 'peers', not 'peers'"),
+        ({"require": [["peers"]]}, "require must be a set of"),
+        ({"require": None}, "require must be a set of"),
+        ({"dir": None, "run_id": "r", "require": {"storage"}}, "require has 'storage', but dir is"),
         ({"extra_holders": "10.0.0.7:80"}, "extra_holders must be a tuple of addresses"),
         ({"extra_holders": None}, "extra_holders must be a tuple of addresses"),
         ({"extra_holders": ("10.0.0.7",)}, "'10.0.0.7' is no address"),
@@ -328,9 +306,9 @@ def test_all_faults_are_reported_at_once() -> None:
         "dir": 7,
         "run_id": "a/b",
         "bind_port": -5,
-        "local_save_every_n_steps": -1,
+        "local_save_every": -1,
         "keep_last_n": 0,
-        "transfer_streams": "two",
+        "bind_host": 2,
         "start_timeout_s": 0,
         "replica_axis": "nowhere",
     }
@@ -370,7 +348,6 @@ def test_validation_is_a_copy_with_everything_filled_in() -> None:
     checked = config.validated()
     assert config.run_id is None
     assert checked.run_id == run_id_of("/persistent/run")
-    assert checked.copy_threads in (1, 2)
     assert checked.extra_holders == ("a:1",)
     assert checked.validated() == checked
     of_one_server = valid(extra_holders=("0f" * 16 + "@a:1",)).validated()
@@ -381,6 +358,26 @@ def test_placement_may_be_given_as_its_text() -> None:
     assert valid(placement="striped(3)").validated().placement == Striped(3)
     same = valid(placement=Striped(3)).validated()
     assert valid(placement="striped(3)").validated().shared_settings() == same.shared_settings()
+
+
+def test_save_rules_that_differ_are_told_apart() -> None:
+    of_seconds = [datetime.timedelta(seconds=seconds) for seconds in (5, 6)]
+    rules = [5, 6, *of_seconds, [5, of_seconds[0]], [5, of_seconds[1]], ocm.FixedIntervalPolicy(5)]
+    texts = {valid(save_every=rule).validated().shared_settings()["save_every"] for rule in rules}
+    assert len(texts) == len(rules)
+    assert "datetime.timedelta(seconds=5)" in texts
+
+
+def test_time_to_leave_follows_from_that_of_a_save() -> None:
+    assert Config().exit_timeout_s == 30.0
+    assert Config(save_timeout_s=8.0).exit_timeout_s == 2.0
+
+
+def test_requirements_have_no_order() -> None:
+    given = ({"peers", "storage"}, ["storage", "peers"], ("peers", "storage", "peers"))
+    configs = [valid(require=each).validated() for each in given]
+    assert [config.require for config in configs] == [frozenset({"peers", "storage"})] * 3
+    assert len({config.shared_settings()["require"] for config in configs}) == 1
 
 
 def test_path_objects_are_paths() -> None:
@@ -433,9 +430,9 @@ def test_local_dir_is_not_asked_for_where_nothing_is_saved_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("ECKPT_LOCAL_DIR", raising=False)
-    config = Config(dir="/persistent/run", local_save_every_n_steps=0)
+    config = Config(dir="/persistent/run", local_save_every=0)
     assert config.validated().local_dir == "/dev/shm/eckpt"
     monkeypatch.setenv("ECKPT_LOCAL_DIR", "/mnt/ram")
     assert config.validated().local_dir == "/mnt/ram"
     with pytest.raises(ConfigError, match="local_dir is not set"):
-        config.set(local_save_every_n_steps=5).validated()
+        config.set(local_save_every=5).validated()

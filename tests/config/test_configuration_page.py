@@ -13,5 +13,11 @@ def test_keywords_are_those_of_config() -> None:
     assert (ROOT / KEYWORDS).read_text() == keywords_module()
 
 
+def test_configuration_page_has_basic_settings_first() -> None:
+    basic, advanced = PAGE.read_text().split("\n## Advanced settings\n")
+    assert "| `save_every` |" in basic
+    assert "| `transfer_timeout_s` |" in advanced
+
+
 def test_configuration_page_is_that_of_config() -> None:
     assert PAGE.read_text() == configuration_page()

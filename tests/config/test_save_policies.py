@@ -12,13 +12,14 @@ import pytest
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt.config.policies import (
+    PerProcessPolicy,
     plan_saves,
     policy_identity,
     wanted_steps,
 )
 from emergency_ckpt.config.policy_checks import (
     preservation_policy_problems,
-    save_policy_problems,
+    save_problems,
 )
 from emergency_ckpt.core.save.retention import StepRecord
 from emergency_ckpt.core.save.save_rules import StepRules, decide_by_step
@@ -85,7 +86,7 @@ def test_what_depends_on_the_clock_is_agreed() -> None:
     )
     assert plan.timing == (Continuous(minimum_interval_s=30.0), adaptive)
     assert plan.is_agreed
-    assert plan_saves(None, every_n_seconds=9).timing == (EverySeconds(interval_s=9),)
+    assert plan_saves(datetime.timedelta(seconds=9)).timing == (EverySeconds(interval_s=9),)
 
 
 @pytest.mark.parametrize("policy", [Own(), OwnInterval(2)])
@@ -105,10 +106,24 @@ def test_policy_for_preemption_is_known() -> None:
     assert not plan_saves(ocm.FixedIntervalPolicy(2)).on_preemption
 
 
-def test_simple_fields_and_off() -> None:
-    assert plan_saves(None, every_n_steps=5).rules.intervals == (5,)
-    assert not plan_saves(None).is_on
-    assert plan_saves(None, every_n_seconds=1.0).is_on
+@pytest.mark.parametrize("off", [0, [], (0, 0)], ids=repr)
+def test_tier_without_a_rule_is_off(off: object) -> None:
+    assert not plan_saves(off).is_on
+
+
+def test_each_rule_of_a_list_counts() -> None:
+    minute = datetime.timedelta(minutes=1)
+    policies = ocm.AnySavePolicy([ocm.FixedIntervalPolicy(6)]), Own()
+    plan = plan_saves([4, minute, *policies])
+    assert plan.rules.intervals == (4, 6)
+    assert plan.timing == (EverySeconds(interval_s=60.0),)
+    assert len(plan.asked) == 1
+    assert plan_saves(minute).is_on
+
+
+def test_users_policy_in_a_list_is_asked_where_it_says() -> None:
+    plan = plan_saves([Own(), PerProcessPolicy(Own()), 3])
+    assert (len(plan.asked), len(plan.everywhere)) == (1, 1)
 
 
 RECORDS = [StepRecord(step, 60.0 * step, {"loss": abs(step - 3)}) for step in range(1, 7)]
@@ -159,9 +174,9 @@ def test_identities_have_no_addresses_and_tell_settings_apart() -> None:
 
 
 def test_what_is_no_policy_is_named() -> None:
-    policy = ocm.AnySavePolicy([3, ocm.FixedIntervalPolicy(0)])  # type: ignore[list-item]
-    problems = save_policy_problems("save_policy", policy)
-    assert "save_policy: 3 has no should_save" in problems[0]
+    policy = ocm.AnySavePolicy([object(), ocm.FixedIntervalPolicy(0)])  # type: ignore[list-item]
+    problems = save_problems("save_every", policy)
+    assert problems[0].startswith("save_every: <object")
     assert "interval of FixedIntervalPolicy must be a whole number" in problems[1]
     assert preservation_policy_problems("p", Own()) != []
     assert preservation_policy_problems("p", ocm.LatestN(1)) == []
@@ -169,7 +184,7 @@ def test_what_is_no_policy_is_named() -> None:
 
 def test_policy_class_in_place_of_a_policy_is_named() -> None:
     policy = ocm.AnySavePolicy([ocm.InitialSavePolicy])  # type: ignore[list-item]
-    assert save_policy_problems("p", policy) == ["p: InitialSavePolicy is a class: give one of it"]
+    assert save_problems("p", policy) == ["p: InitialSavePolicy is a class: give one of it"]
     assert "LatestN is a class" in preservation_policy_problems("p", ocm.LatestN)[0]
 
 
@@ -198,8 +213,8 @@ NOTHING_KEPT: list[Any] = [
 
 @pytest.mark.parametrize("policy", NO_SAVES, ids=repr)
 def test_save_policy_with_a_value_that_it_cannot_have(policy: Any) -> None:
-    (problem,) = save_policy_problems("save_policy", ocm.AnySavePolicy([policy]))
-    assert problem.startswith("save_policy: ")
+    (problem,) = save_problems("save_every", ocm.AnySavePolicy([policy]))
+    assert problem.startswith("save_every: ")
     assert " must be " in problem
 
 
@@ -223,7 +238,7 @@ def test_preservation_policy_with_a_value_that_it_cannot_have(policy: Any) -> No
     ids=repr,
 )
 def test_save_policies_that_will_do(policy: Any) -> None:
-    assert save_policy_problems("save_policy", policy) == []
+    assert save_problems("save_every", policy) == []
 
 
 @pytest.mark.parametrize(

@@ -93,11 +93,11 @@ def chosen(
 
     def program(world: JobProcess) -> Any:
         mesh = mesh_by()
-        if settings.get("save_every_n_steps"):
+        if settings.get("save_every"):
             settings["dir"] = str(world.root / f"{name}_storage")
         events: list[Event] = []
         config = world.config(
-            name, mesh=mesh, local_save_every_n_steps=1, on_event=events.append, **settings
+            name, mesh=mesh, local_save_every=1, on_event=events.append, **settings
         )
         with config.instantiate() as ckpt:
             for step in (1, 2):
@@ -181,7 +181,7 @@ PROGRAMS: dict[str, Callable[[JobProcess], Any]] = {
         lambda: mesh_of(data=2, fsdp=4),
         {**BY_FSDP, "all": P(("data", "fsdp"))},
         lost=FIRST,
-        save_every_n_steps=1,
+        save_every=1,
     ),
     "more bytes along the second": chosen(
         "more_bytes",
@@ -195,7 +195,7 @@ PROGRAMS: dict[str, Callable[[JobProcess], Any]] = {
         "maxtext_one_ram",
         lambda: maxtext_mesh(fsdp=8),
         P("fsdp"),
-        local_save_every_n_steps=1,
+        local_save_every=1,
     ),
     "manager of a mesh of one axis": maxtext("one_axis", lambda: mesh_of(data=8), P()),
 }

@@ -156,8 +156,8 @@ def whole_save(gcs: GcsControl) -> int:
         EmergencyCheckpointer(
             dir="gs://bucket/job",
             local_dir=ram,
-            local_save_every_n_steps=0,
-            save_every_n_steps=1,
+            local_save_every=0,
+            save_every=1,
             keep_last_n=None,
         ) as ckpt,
     ):

@@ -6,6 +6,7 @@ processes together as a real step does.
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import signal
@@ -169,26 +170,26 @@ def _run(
 
 def continuous(world: JobProcess) -> Any:
     policy = ocm.ContinuousCheckpointingPolicy()
-    return _run(world, "continuous", 200, local_save_policy=policy)
+    return _run(world, "continuous", 200, local_save_every=policy)
 
 
 def stride_10(world: JobProcess) -> Any:
     policy = ocm.ContinuousCheckpointingPolicy()
-    return _run(world, "stride_10", 120, stride=10, local_save_policy=policy)
+    return _run(world, "stride_10", 120, stride=10, local_save_every=policy)
 
 
 def stride_100(world: JobProcess) -> Any:
     policy = ocm.ContinuousCheckpointingPolicy()
-    return _run(world, "stride_100", 120, stride=100, local_save_policy=policy)
+    return _run(world, "stride_100", 120, stride=100, local_save_every=policy)
 
 
 def seconds_at_stride_100(world: JobProcess) -> Any:
-    chosen = {"local_save_every_n_steps": 0, "local_save_every_n_seconds": 0.25}
-    return _run(world, "seconds_100", 6, stride=100, **chosen)
+    every = datetime.timedelta(seconds=0.25)
+    return _run(world, "seconds_100", 6, stride=100, local_save_every=every)
 
 
 def users_own_at_stride_10(world: JobProcess) -> Any:
-    return _run(world, "own_10", 12, stride=10, local_save_policy=EveryThirteenth())
+    return _run(world, "own_10", 12, stride=10, local_save_every=EveryThirteenth())
 
 
 def both_tiers(world: JobProcess) -> Any:
@@ -199,8 +200,8 @@ def both_tiers(world: JobProcess) -> Any:
         world,
         "both",
         40,
-        local_save_policy=policy,
-        save_policy=ocm.ContinuousCheckpointingPolicy(),
+        local_save_every=policy,
+        save_every=ocm.ContinuousCheckpointingPolicy(),
         dir=str(world.root / "persistent"),
         preservation_policy=ocm.LatestN(2),
     )
@@ -210,7 +211,7 @@ def both_tiers(world: JobProcess) -> Any:
 
 def adaptive(world: JobProcess) -> Any:
     policy = AdaptiveInterval(mean_time_between_failures_s=5.0, max_overhead=0.2)
-    return _run(world, "adaptive", 20, local_save_policy=policy)
+    return _run(world, "adaptive", 20, local_save_every=policy)
 
 
 class EveryThirteenth:
@@ -227,12 +228,12 @@ class EveryThirteenth:
 
 def users_own(world: JobProcess) -> Any:
     policy = EveryThirteenth()
-    result = _run(world, "own", 20, local_save_policy=policy)
+    result = _run(world, "own", 20, local_save_every=policy)
     return {**result, "asked_in": sorted(policy.threads)}
 
 
 def every_second(world: JobProcess) -> Any:
-    return _run(world, "seconds", 8, local_save_every_n_steps=0, local_save_every_n_seconds=0.25)
+    return _run(world, "seconds", 8, local_save_every=datetime.timedelta(seconds=0.25))
 
 
 # Lives that are killed, or told to leave; run by a supervisor.
@@ -320,7 +321,7 @@ def life(arguments: list[str]) -> None:
     world = JobProcess(root, env.process_index, env.process_count, slices, connect("meeting"))
     settings: dict[str, Any] = json.loads(arguments[4]) if len(arguments) > 4 else {}
     if settings.pop("continuous", False):
-        settings["local_save_policy"] = ocm.ContinuousCheckpointingPolicy()
+        settings["local_save_every"] = ocm.ContinuousCheckpointingPolicy()
     train_until(world, env, last, settings)
 
 

@@ -102,7 +102,7 @@ def tie_stops(world: JobProcess) -> Any:
 
 def tie_is_settled_by_storage(world: JobProcess) -> Any:
     """The same save lies in storage, whose checksums agree with one side."""
-    settings = {"dir": str(world.root / "persistent"), "save_every_n_steps": 10}
+    settings = {"dir": str(world.root / "persistent"), "save_every": 10}
     train(world, "witness", range(1, 11), mesh=mesh_of(2), **settings)
     alter(world, "witness", 0)
     return seen(world, "witness", mesh=mesh_of(2), on_divergence="stop", **settings)

@@ -78,8 +78,8 @@ def settings(world: JobProcess, **more: Any) -> dict[str, Any]:
     return {
         "dir": DIRECTORY,
         "mesh": mesh_of(world.slices),
-        "save_every_n_steps": 5,
-        "local_save_every_n_steps": 0,
+        "save_every": 5,
+        "local_save_every": 0,
         **more,
     }
 
@@ -172,9 +172,7 @@ def slow_bucket(world: JobProcess) -> Any:
     """A bucket that takes 1 KB a second and request, beside local saves at every fifth step."""
     mesh = mesh_of(world.slices)
     iterator = Iterator(world.process)
-    chosen = settings(
-        world, save_every_n_steps=10, local_save_every_n_steps=5, storage_wait_timeout_s=5
-    )
+    chosen = settings(world, save_every=10, local_save_every=5, storage_wait_timeout_s=5)
     control = GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
     with world.config("run", **chosen).instantiate() as ckpt:
         ckpt.restore(state=specs(mesh), host_state=iterator)

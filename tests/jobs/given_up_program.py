@@ -20,10 +20,9 @@ def main(target: str, local_dir: str) -> int:
     with EmergencyCheckpointer(
         dir="gs://bucket/run",
         local_dir=local_dir,
-        local_save_every_n_steps=0,
-        save_every_n_steps=1,
+        local_save_every=0,
+        save_every=1,
         persistent_timeout_s=20.0,  # also for what storage answers
-        save_niceness=0,
     ) as ckpt:
         ckpt.restore(state=state)
         rule = control.add_fault(

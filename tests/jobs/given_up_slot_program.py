@@ -57,10 +57,9 @@ def main(local_dir: str) -> None:
     with EmergencyCheckpointer(
         dir="gs://bucket/run",
         local_dir=local_dir,
-        local_save_every_n_steps=1,
-        save_every_n_steps=2,
+        local_save_every=1,
+        save_every=2,
         on_event=events.append,
-        save_niceness=0,
     ) as ckpt:
         ckpt.restore(state=state_of(0))
         rule = control.add_fault(

@@ -72,7 +72,7 @@ def main() -> None:
     config = EmergencyCheckpointer.default_config().set(
         run_id="hang", local_dir=str(root / f"host{process}"), mesh=mesh, on_event=listen
     )
-    config.set(local_save_every_n_steps=1, **settings)
+    config.set(local_save_every=1, **settings)
     with config.instantiate() as ckpt:
         found, state = ckpt.restore(state=state, host_state=data)
         note(restored=found)

@@ -21,10 +21,9 @@ def main(target: str, local_dir: str, exit_timeout_s: float) -> None:
     with EmergencyCheckpointer(
         dir="gs://bucket/run",
         local_dir=local_dir,
-        local_save_every_n_steps=0,
-        save_every_n_steps=1,
-        exit_timeout_s=exit_timeout_s,
-        save_niceness=0,
+        local_save_every=0,
+        save_every=1,
+        save_timeout_s=4 * exit_timeout_s,
     ) as ckpt:
         ckpt.restore(state=state)
         rule = control.add_fault(

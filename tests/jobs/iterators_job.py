@@ -83,8 +83,8 @@ def config(world: JobProcess, name: str, ramdisk: str) -> CheckpointerConfig:
         name,
         local_dir=str(local_dir),
         dir=str(world.root / "persistent" / name),
-        save_every_n_steps=LAST,
-        local_save_every_n_steps=4,
+        save_every=LAST,
+        local_save_every=4,
         mesh=mesh_of(world.slices),
         restore_timeout_s=120,
     )

@@ -178,8 +178,8 @@ class JobProcess:
         config = EmergencyCheckpointer.default_config().set(
             run_id=name,
             local_dir=str(self.ramdisk(name, host)),
-            local_save_every_n_steps=5,
-            save_every_n_steps=0,
+            local_save_every=5,
+            save_every=0,
             restore_timeout_s=60,
             save_timeout_s=30,
             storage_wait_timeout_s=60,

@@ -15,11 +15,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from buffered import with_buffers
 from crashes import RESTORE_RETURNED, Kill
 from fake_gcs import FaultRule, GcsControl
 from job_process import Iterator, JobProcess, differences, mesh_of, run_program, specs_on, state_at
 
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
+from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.events import Event
 from emergency_ckpt.tools.launch.environment import report_step
 
@@ -149,8 +151,8 @@ def crash_in_save(world: JobProcess, kill: Kill, **settings: Any) -> None:
     mesh = mesh_of(world.slices)
     iterator = Iterator(world.process)
     settings.setdefault("on_event", Killer(world, kill))
-    config = world.config(kill.name, run_id=RUN_ID, mesh=mesh, copy_batch_bytes=1, **settings)
-    with config.instantiate() as ckpt:
+    config = world.config(kill.name, run_id=RUN_ID, mesh=mesh, **settings)
+    with with_buffers(Buffers(copy_batch_bytes=1))(config) as ckpt:
         ckpt.restore(state=specs_on(mesh), host_state=iterator)
         for step in (COMPLETE - 5, COMPLETE, TRIED):
             ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
@@ -160,7 +162,7 @@ def crash_in_save(world: JobProcess, kill: Kill, **settings: Any) -> None:
 
 
 def crash_in_persistent_save(world: JobProcess, kill: Kill) -> None:
-    settings = {"dir": directory_of(world, kill.name), "save_every_n_steps": 5}
+    settings = {"dir": directory_of(world, kill.name), "save_every": 5}
     crash_in_save(world, kill, on_event=PersistentKiller(world, kill), **settings)
 
 
@@ -207,7 +209,7 @@ def recover_persistent(world: JobProcess, name: str) -> dict[str, Any]:
     directory = directory_of(world, name)
 
     def config(life: str) -> CheckpointerConfig:
-        settings = {"dir": directory, "save_every_n_steps": 5, "mesh": mesh}
+        settings = {"dir": directory, "save_every": 5, "mesh": mesh}
         return world.config(f"{name}/{life}", run_id=RUN_ID, **settings)
 
     with config("second").instantiate() as ckpt:

@@ -40,12 +40,12 @@ def _train(world: JobProcess, name: str, last: int, end_at: int | None, **settin
 
 
 def one_raises(world: JobProcess) -> Any:
-    storage = {"dir": str(world.root / "stored_raises"), "save_every_n_steps": 10}
+    storage = {"dir": str(world.root / "stored_raises"), "save_every": 10}
     return _train(world, "raises", 15, LEFT_AT, persistent_writers="striped", **storage)
 
 
 def all_end(world: JobProcess) -> Any:
-    storage = {"dir": str(world.root / "stored_end"), "save_every_n_steps": 5}
+    storage = {"dir": str(world.root / "stored_end"), "save_every": 5}
     return _train(world, "end", 10, None, **storage)
 
 

@@ -84,9 +84,8 @@ def open_run(root: Path, ram: str, **settings: Any) -> EmergencyCheckpointer:
         dir=str(root / "persistent"),
         local_dir=str(root / ram),
         run_id="run",
-        local_save_every_n_steps=1,
-        save_niceness=0,
-        **{"save_every_n_steps": PERSISTENT_EVERY, **settings},
+        local_save_every=1,
+        **{"save_every": PERSISTENT_EVERY, **settings},
     )
 
 
@@ -119,7 +118,7 @@ def live(root: Path, life: int, point: str, ahead: int, tell: Callable[[Any], No
 def look(root: Path, tell: Callable[[Any], None]) -> None:
     """Restore what storage has; write nothing there."""
     shutil.rmtree(root / "other ram", ignore_errors=True)
-    with open_run(root, "other ram", save_every_n_steps=0) as ckpt:
+    with open_run(root, "other ram", save_every=0) as ckpt:
         tell(restored(ckpt))
 
 

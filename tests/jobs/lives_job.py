@@ -129,7 +129,7 @@ def primary_is_another_slice(world: JobProcess) -> Any:
     mesh = mesh_of(world.slices, [*range(1, world.slices), 0])
     settings = {
         "dir": str(world.root / "persistent"),
-        "save_every_n_steps": 5,
+        "save_every": 5,
         "mesh": mesh,
         "run_id": "other",
     }

@@ -54,9 +54,9 @@ def fill(world: World, directory: str, steps: int) -> None:
 def open_it(world: World, directory: str, **settings: Any) -> EmergencyCheckpointer:
     return world.open(
         dir=directory,
-        save_every_n_steps=1,
-        local_save_every_n_steps=0,
-        require_storage=True,  # the test of storage is over when the start is
+        save_every=1,
+        local_save_every=0,
+        require={"storage"},  # the test of storage is over when the start is
         storage_wait_timeout_s=600.0,
         **settings,
     )

@@ -121,7 +121,7 @@ def differences(state: dict[str, Any], step: int) -> Iterator[str]:
 def _patient(mesh: Mesh, **settings: Any) -> dict[str, Any]:
     return {
         "mesh": mesh,
-        "local_save_every_n_steps": 1,
+        "local_save_every": 1,
         "save_timeout_s": 120,
         "storage_wait_timeout_s": 120,
         "restore_timeout_s": 120,
@@ -136,7 +136,7 @@ def host_lost(world: JobProcess) -> Any:
 
 
 def all_ram_lost(world: JobProcess) -> Any:
-    storage = {"dir": str(world.root / "persistent"), "save_every_n_steps": STEPS}
+    storage = {"dir": str(world.root / "persistent"), "save_every": STEPS}
     train(world, "all_ram_lost", **storage)
     lose(world, "all_ram_lost", 0, 1)
     return restore(world, "all_ram_lost", **storage)

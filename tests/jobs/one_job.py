@@ -70,7 +70,7 @@ def on_mesh(world: JobProcess, name: str, slices: int) -> Any:
 
 def save(world: JobProcess, name: str, state_of: Any, **settings: Any) -> None:
     """Both tiers at steps 5 and 10; nothing of step 11 or later."""
-    settings = {"dir": str(world.root / f"{name}_persistent"), "save_every_n_steps": 5, **settings}
+    settings = {"dir": str(world.root / f"{name}_persistent"), "save_every": 5, **settings}
     iterator = Iterator(0)
     with world.config(name, **settings).instantiate() as ckpt:
         assert ckpt.restore(state=state_of(0), host_state=iterator)[0] is None
@@ -82,7 +82,7 @@ def save(world: JobProcess, name: str, state_of: Any, **settings: Any) -> None:
 
 
 def restore(world: JobProcess, name: str, specs: Any, wrong: Any, **settings: Any) -> Any:
-    settings = {"dir": str(world.root / f"{name}_persistent"), "save_every_n_steps": 5, **settings}
+    settings = {"dir": str(world.root / f"{name}_persistent"), "save_every": 5, **settings}
     found = {}
     for tier, host in (("local", 0), ("persistent", 1)):  # host 1 has nothing
         iterator = Iterator(-1)

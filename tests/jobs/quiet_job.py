@@ -18,7 +18,7 @@ from job_process import Iterator, JobProcess, mesh_of, run_program, specs_on, st
 from emergency_ckpt.transfer.client import TransferClient
 
 STEPS = range(1, 21)
-SETTINGS = {"local_save_every_n_steps": 5, "save_every_n_steps": 10}
+SETTINGS = {"local_save_every": 5, "save_every": 10}
 
 
 class Calls:
@@ -131,7 +131,7 @@ def saving(world: JobProcess) -> dict[str, Any]:
 def one_after_the_other(world: JobProcess) -> dict[str, Any]:
     """Process 1 calls ``save`` only when process 0 has returned from it: no one waits for it."""
     mesh = mesh_of(world.slices)
-    settings = {"dir": str(world.root / "alone_persistent"), "save_every_n_steps": 5}
+    settings = {"dir": str(world.root / "alone_persistent"), "save_every": 5}
     with world.config("alone", mesh=mesh, **settings).instantiate() as ckpt:
         started = []
         for step in (5, 10):

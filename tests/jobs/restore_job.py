@@ -188,7 +188,7 @@ def nothing_anywhere(world: JobProcess) -> Any:
 
 def more_lost_than_copies(world: JobProcess) -> Any:
     directory = str(world.root / "persistent_copies")
-    settings = {"dir": directory, "save_every_n_steps": 5}
+    settings = {"dir": directory, "save_every": 5}
     train(world, "deep", range(1, 8), **settings)
     lose(world, "deep", 0, 2)
     return restore(world, "deep", **settings)
@@ -257,7 +257,7 @@ def live_run_is_kept(world: JobProcess) -> Any:
 def drift(world: JobProcess) -> Any:
     """One process is configured otherwise: all say so, at the start."""
     try:
-        world.config("drift", local_save_every_n_steps=5 + (world.process == 2)).instantiate()
+        world.config("drift", local_save_every=5 + (world.process == 2)).instantiate()
     except CheckpointError as error:
         return {"error": type(error).__name__, "text": str(error)}
     raise AssertionError("the drift was not seen")

@@ -101,7 +101,7 @@ def newer_step_abandoned(world: JobProcess) -> Any:
 
 def only_storage_has_the_new(world: JobProcess) -> Any:
     """All RAM of the new life is lost; storage has its step 10, the hosts that return the old."""
-    storage = {"dir": str(world.root / "stored"), "save_every_n_steps": 5}
+    storage = {"dir": str(world.root / "stored"), "save_every": 5}
     since = _roll_back(world, "stored_new", 10, **storage)
     _back(world, "stored_new")
     lose(world, "stored_new", 0, 1)

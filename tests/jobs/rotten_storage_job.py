@@ -15,8 +15,8 @@ from restoring import lose, restore, train
 def settings_of(world: JobProcess, name: str) -> dict[str, Any]:
     return {
         "dir": str(world.root / f"storage_{name}"),
-        "save_every_n_steps": 5,
-        "local_save_every_n_steps": 0,
+        "save_every": 5,
+        "local_save_every": 0,
         "persistent_writers": "striped",
     }
 

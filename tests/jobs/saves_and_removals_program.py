@@ -21,8 +21,8 @@ def save_and_remove(directory: str, local_dir: str, saves: int) -> dict[str, obj
     with EmergencyCheckpointer(
         dir=directory,
         local_dir=local_dir,
-        local_save_every_n_steps=0,
-        save_every_n_steps=1,
+        local_save_every=0,
+        save_every=1,
         keep_last_n=KEPT,
         storage_wait_timeout_s=LONG_S,
         on_event=events.append,

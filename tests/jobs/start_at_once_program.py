@@ -15,7 +15,7 @@ def main() -> None:
         sys.stdin.readline()
         settings = {"dir": f"{directory}/{number}", "local_dir": local_dir, "run_id": run_id}
         try:
-            with EmergencyCheckpointer(**settings, save_every_n_steps=1):
+            with EmergencyCheckpointer(**settings, save_every=1):
                 print("accepted", flush=True)
                 sys.stdin.readline()
         except DirectoryInUse:

@@ -36,11 +36,11 @@ def another_dir(world: JobProcess) -> Any:
 
 
 def another_interval(world: JobProcess) -> Any:
-    return attempt(world, "another_interval", local_save_every_n_steps=5 + world.process)
+    return attempt(world, "another_interval", local_save_every=5 + world.process)
 
 
 def invalid_at_one(world: JobProcess) -> Any:
-    settings = {"local_save_every_n_steps": -1} if world.process == 1 else {}
+    settings = {"local_save_every": -1} if world.process == 1 else {}
     return attempt(world, "invalid_at_one", **settings)
 
 
@@ -53,7 +53,7 @@ def another_secret(world: JobProcess) -> Any:
 
 def no_secret_at_one(world: JobProcess) -> Any:
     with _environment(world.process == 0):
-        return attempt(world, "no_secret_at_one", require_secret=True)
+        return attempt(world, "no_secret_at_one", require={"secret"})
 
 
 def made_up(world: JobProcess) -> Any:
@@ -63,7 +63,7 @@ def made_up(world: JobProcess) -> Any:
 
 def launched(world: JobProcess) -> Any:
     with _environment(True):
-        return _warnings(world, "launched", require_secret=True)
+        return _warnings(world, "launched", require={"secret"})
 
 
 def _warnings(world: JobProcess, name: str, **settings: Any) -> Any:
@@ -88,7 +88,7 @@ def storage_refuses(world: JobProcess) -> Any:
     directory = world.root / "refusing"
     directory.mkdir(exist_ok=True)
     (directory / "host_state").write_text("in the way")
-    settings = {"dir": str(directory), "save_every_n_steps": 2, "require_storage": True}
+    settings = {"dir": str(directory), "save_every": 2, "require": {"storage"}}
     return attempt(world, "storage_refuses", **settings)
 
 
@@ -101,13 +101,13 @@ def closed_port(world: JobProcess) -> Any:
                 TransferServer, "start", lambda own: [start(own), own.stop()]
             )
             stack.enter_context(closed)
-        return attempt(world, "closed_port", require_peers=True)
+        return attempt(world, "closed_port", require={"peers"})
 
 
 def leave_claim(directory: Path, run_id: str, incarnation: str) -> dict[str, Any]:
     """As a job has left it; returns the settings of one that saves there."""
     writer_of(PersistentTier(str(directory)), run_id).hold(incarnation)
-    return {"dir": str(directory), "save_every_n_steps": 1, "local_save_every_n_steps": 0}
+    return {"dir": str(directory), "save_every": 1, "local_save_every": 0}
 
 
 def directory_of_another_run(world: JobProcess) -> Any:

@@ -107,8 +107,8 @@ def config(world: JobProcess, name: str, **more: Any) -> Any:
     settings = {
         "dir": f"gs://bucket/{name}",
         "mesh": mesh_of(world.slices),
-        "save_every_n_steps": 5,
-        "local_save_every_n_steps": 0,
+        "save_every": 5,
+        "local_save_every": 0,
         "persistent_timeout_s": SAVE_TIMEOUT_S,
         "restore_timeout_s": RESTORE_TIMEOUT_S,
     }
@@ -290,7 +290,7 @@ def save_beside(world: JobProcess, fault: str, rule: FaultRule) -> dict[str, Any
     """Steps 1 to 12, from 5 on with ``rule`` in force; what had come of them when it was lifted."""
     name, mesh, iterator = f"hung_{fault}", mesh_of(world.slices), Iterator(world.process)
     default_s = Config().storage_wait_timeout_s
-    tiers = {"local_save_every_n_steps": 1, "save_every_n_steps": 2, "keep_last_n": 1}
+    tiers = {"local_save_every": 1, "save_every": 2, "keep_last_n": 1}
     world.events.clear()
     with config(world, name, storage_wait_timeout_s=default_s, **tiers).instantiate() as ckpt:
         ckpt.restore(state=specs_on(mesh), host_state=iterator)

@@ -62,7 +62,7 @@ def a_group_lost(world: JobProcess) -> Any:
 
 def persistent_after_a_group_lost(world: JobProcess) -> Any:
     """Storage gives back what RAM lost; then every host is a holder of its part again."""
-    settings = two_copies(dir=str(world.root / "persistent"), save_every_n_steps=5)
+    settings = two_copies(dir=str(world.root / "persistent"), save_every=5)
     train(world, "deep", range(1, 8), **settings)
     before = stored(world, "deep")
     lose(world, "deep", 0, 1)

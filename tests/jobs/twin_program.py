@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from buffered import with_buffers
 
-from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
 
 LEAVES, ROWS = 4, 256
@@ -51,14 +52,12 @@ def hold_in_step(point: str) -> None:
 
 def main(directory: str, local_dir: str, life: int, point: str) -> None:
     jax.config.update("jax_platforms", "cpu")
-    with EmergencyCheckpointer(
+    with with_buffers(Buffers(storage_bytes=BATCH_BYTES))(
         dir=directory,
         local_dir=local_dir,
         run_id=RUN_ID,
-        local_save_every_n_steps=1,
-        save_every_n_steps=2,
-        storage_buffer_bytes=BATCH_BYTES,
-        save_niceness=0,
+        local_save_every=1,
+        save_every=2,
     ) as ckpt:
         found, _ = ckpt.restore(state=state_of(0, 0))
         say(f"restored {found}")

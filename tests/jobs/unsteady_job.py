@@ -95,7 +95,7 @@ def refusal(world: JobProcess) -> Any:
 
 def loaded(world: JobProcess) -> Any:
     """Hand round a load from storage over connections that break."""
-    settings = {"dir": str(world.root / "loaded_steps"), "save_every_n_steps": 5}
+    settings = {"dir": str(world.root / "loaded_steps"), "save_every": 5}
     train(world, "loaded", STEPS, **settings)
     lose_all(world, "loaded")
     with answering(resetting()):
@@ -116,7 +116,7 @@ def small_ramdisk(world: JobProcess) -> Any:
     settings = {
         "mesh": mesh,
         "dir": str(world.root / "small_steps"),
-        "save_every_n_steps": 5,
+        "save_every": 5,
         "local_keep_last_n": 1,
     }
     with world.config("small", **settings).instantiate() as ckpt:

@@ -67,10 +67,10 @@ def slow_folder(world: JobProcess) -> Any:
     if world.process == 0:
         _save_alone(world)
     world.meet()
-    storage = {"dir": str(world.root / "stored"), "save_every_n_steps": STEP}
-    train(world, "slow", range(1, STEP + 1), local_save_every_n_steps=0, **storage)
+    storage = {"dir": str(world.root / "stored"), "save_every": STEP}
+    train(world, "slow", range(1, STEP + 1), local_save_every=0, **storage)
     complete = [event["step"] for event in world.named("persistent.complete")]
-    found = restore(world, "slow", local_save_every_n_steps=0, **storage)
+    found = restore(world, "slow", local_save_every=0, **storage)
     return {**found, "complete": complete, "was_there": slow.was_there if slow else []}
 
 

@@ -26,7 +26,7 @@ def config(**flags: Any) -> Config:
 
 def test_defaults_are_maxtexts() -> None:
     made = config()
-    assert (made.save_every_n_steps, made.local_save_every_n_steps) == (10_000, 0)
+    assert (made.save_every, made.local_save_every) == (10_000, 0)
     assert made.async_save
     assert list(made.save_plans()) == ["persistent"]
 
@@ -73,7 +73,7 @@ def test_nothing_is_saved_when_checkpointing_is_off() -> None:
 def test_objects_with_other_settings_and_settings_that_win() -> None:
     flags = SimpleNamespace(checkpoint_period=7, learning_rate=0.1)
     made = from_maxtext(flags, keep_last_n=2, **PLACES).validated()
-    assert (made.save_every_n_steps, made.keep_last_n) == (7, 2)
+    assert (made.save_every, made.keep_last_n) == (7, 2)
 
 
 def test_all_faults_are_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import inspect
 import re
 from typing import Any
@@ -196,18 +197,17 @@ def test_interval_among_further_settings_beats_the_options() -> None:
         return Config(**places).set(**with_further(usual, further)).validated()
 
     without = config().save_plans()
-    for further in ({"save_every_n_seconds": 600.0}, {"save_every_n_steps": 7}):
+    for further in ({"save_every": datetime.timedelta(minutes=10)}, {"save_every": 7}):
         plans = config(**further).save_plans()
-        alone = Config(**places, **{"save_every_n_steps": 0, **further}).save_plans()
+        alone = Config(**places, **further).save_plans()
         assert plans["persistent"] == alone["persistent"] != without["persistent"]
         assert plans["local"] == without["local"]
         assert config(**further).heeds_preemption
-    plans = config(local_save_every_n_seconds=5.0).save_plans()
+    plans = config(local_save_every=datetime.timedelta(seconds=5)).save_plans()
     assert plans["persistent"] == without["persistent"]
     assert plans["local"] != without["local"]
 
 
-def test_policy_among_further_settings_is_kept_beside_interval() -> None:
-    policy = ocm.FixedIntervalPolicy(3)
-    found = with_further({}, {"save_policy": policy, "save_every_n_steps": 7})
-    assert found == {"save_policy": policy, "save_every_n_steps": 7}
+def test_policy_among_further_settings_decides_on_preemptions() -> None:
+    further = {"save_every": [ocm.FixedIntervalPolicy(3), 7]}
+    assert with_further({}, further) == further

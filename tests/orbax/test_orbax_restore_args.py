@@ -110,7 +110,7 @@ def _save(manager: emergency.CheckpointManager, world: World, *steps: int) -> li
 
 
 def test_reload_after_an_older_restore_lets_newer_steps_be_saved(world: World) -> None:
-    with manager_of(world, settings={"save_every_n_steps": 2}) as manager:
+    with manager_of(world, settings={"save_every": 2}) as manager:
         assert _save(manager, world, 1, 2, 3, 4, 5, 6) == [True] * 6
         manager.restore(2)
         manager.reload()
@@ -124,7 +124,7 @@ def test_reload_after_an_older_restore_lets_newer_steps_be_saved(world: World) -
 
 @pytest.mark.parametrize("restored", [None, 2, 6])
 def test_latest_step_after_its_removal_is_an_older_one(world: World, restored: int | None) -> None:
-    with manager_of(world, settings={"save_every_n_steps": 1}) as manager:
+    with manager_of(world, settings={"save_every": 1}) as manager:
         assert _save(manager, world, 2, 5, 6) == [True] * 3
         if restored is not None:
             manager.restore(restored)
@@ -136,7 +136,7 @@ def test_latest_step_after_its_removal_is_an_older_one(world: World, restored: i
 def test_best_step_leaves_out_a_step_whose_document_is_damaged(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = {"local_save_every_n_steps": 0, "save_every_n_steps": 1}
+    settings = {"local_save_every": 0, "save_every": 1}
     with manager_of(world, settings=settings, best_fn=lambda found: found["loss"]) as manager:
         assert _save(manager, world, 1, 2, 3) == [True] * 3
         damaged = world.persistent / "host_state" / "3" / "process_00000_of_00001.json"

@@ -15,8 +15,8 @@ DAY_S, HOUR_S = 86_400, 3_600
 
 TIERS: dict[str, dict[str, Any]] = {
     "ram": {},
-    "storage": {"save_every_n_steps": 1, "local_save_every_n_steps": 0},
-    "both": {"save_every_n_steps": 1},
+    "storage": {"save_every": 1, "local_save_every": 0},
+    "both": {"save_every": 1},
 }
 
 

@@ -14,7 +14,7 @@ from world import World, same, save_all
 
 from emergency_ckpt.errors import DirectoryInUse, StepNotFound, Unrecoverable
 
-STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
+STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
 LIKE = {"w": np.zeros(4, np.float32)}
 
 
@@ -74,7 +74,7 @@ def save_plain_like(world: World, step: int) -> None:
 def test_directory_of_plain_orbax_is_gone_on_from(world: World) -> None:
     for step in (2, 4):
         plain(world.persistent, step)
-    assert plain_restored(world, save_every_n_steps=0) == 4
+    assert plain_restored(world, save_every=0) == 4
     assert not log_of(world).exists(), "who only reads writes nothing"
     save_plain_like(world, 5)
     assert whole_steps(str(world.persistent)) == [2, 4, 5]
@@ -104,7 +104,7 @@ def test_folders_of_plain_orbax_renamed_by_hand_are_found(world: World) -> None:
     for step in (2, 4, 8):
         (world.persistent / f"state_{step}").rename(world.persistent / str(step))
     shutil.rmtree(world.persistent / "9")
-    assert plain_restored(world, save_every_n_steps=0) == 8
+    assert plain_restored(world, save_every=0) == 8
     save_plain_like(world, 10)
     assert plain_restored(world) == 10
 
@@ -139,7 +139,7 @@ def test_steps_copied_alone_count_in_another_directory(world: World) -> None:
     other = world.persistent.with_name("other")
     copy_steps(world, other, 2, 6)
     world.persistent = other
-    assert restored(world, save_every_n_steps=0) == 6
+    assert restored(world, save_every=0) == 6
     assert not log_of(world).exists()
     with world.open_both(**STORAGE) as ckpt:
         position = {"at": 0}
@@ -232,7 +232,7 @@ def test_log_lost_is_said_and_no_fresh_start(world: World, lost: str) -> None:
     if "RAM" in lost:
         world.lose_ram()
     shutil.rmtree(log_of(world))
-    assert restored(world, save_every_n_steps=0) == 4
+    assert restored(world, save_every=0) == 4
     assert "persistent.log_lost" in world.names()
     persist(world, 5, start=4)
     assert whole_steps(str(world.persistent)) == [2, 4, 5]

@@ -40,7 +40,7 @@ def log_of(world: World) -> Path:
 
 
 def persist(world: World, *steps: int) -> None:
-    with world.open_both(save_every_n_steps=1, local_save_every_n_steps=0) as ckpt:
+    with world.open_both(save_every=1, local_save_every=0) as ckpt:
         save_all(ckpt, world, *steps)
 
 
@@ -137,7 +137,7 @@ def test_restore_of_an_older_step_names_the_unreadable_newer(world: World, has_l
     marker_of(world, 4).write_bytes(b"\xff")
     if not has_log:
         shutil.rmtree(log_of(world))
-    with world.open_both(save_every_n_steps=1, local_save_every_n_steps=0, keep_last_n=1) as ckpt:
+    with world.open_both(save_every=1, local_save_every=0, keep_last_n=1) as ckpt:
         found, state = ckpt.restore(state=world.state(0))
         assert found == 2
         assert same(state, world.state(2))
@@ -180,7 +180,7 @@ def test_damaged_newest_version_is_named_and_mended(world: World, damage: bytes)
     persist(world, 2, 4)
     max(log_of(world).glob("*.json")).write_bytes(damage)
     world.events.clear()
-    with world.open_both(save_every_n_steps=1, local_save_every_n_steps=0) as ckpt:
+    with world.open_both(save_every=1, local_save_every=0) as ckpt:
         found, state = ckpt.restore(state=world.state(0))
         assert found == 4
         assert same(state, world.state(4))
@@ -199,12 +199,12 @@ def test_log_damaged_in_every_version_leaves_the_markers(world: World, damage: b
         path.write_bytes(damage)
     world.lose_ram()
     world.events.clear()
-    with world.open_both(save_every_n_steps=0) as ckpt:  # which mends nothing
+    with world.open_both(save_every=0) as ckpt:  # which mends nothing
         assert ckpt.restore(state=world.state(0))[0] == 4
         assert {"persistent.log_damaged", "persistent.log_lost"} <= set(world.names())
     world.lose_ram()
     world.events.clear()
-    with world.open_both(save_every_n_steps=1, local_save_every_n_steps=0) as ckpt:
+    with world.open_both(save_every=1, local_save_every=0) as ckpt:
         found, state = ckpt.restore(state=world.state(0))
         assert found == 4
         assert same(state, world.state(4))

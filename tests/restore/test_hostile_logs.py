@@ -17,7 +17,7 @@ from world import World, same, save_all
 from emergency_ckpt.errors import DirectoryInUse, NewerFormat, PersistentTierError
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
-STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
+STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
 SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
 OTHER = "37e5a8c90d6b41f2b8127c5ed49306aa6f81e0359bd4c7127a60fe8d2b95c34e"
 Version = dict[str, Any]
@@ -183,7 +183,7 @@ def test_version_of_100_mib_is_not_used(saved: World) -> None:
     path = add(saved)
     with path.open("ab") as file:
         file.truncate(100 << 20)
-    assert restored(saved, save_every_n_steps=0) == 4
+    assert restored(saved, save_every=0) == 4
     (reason,) = set(damage_named(saved))
     assert path.name in reason
     assert f"larger than {64 << 20} bytes" in reason
@@ -202,7 +202,7 @@ def test_version_of_another_run_refuses_saves_alone(saved: World) -> None:
     assert stored(saved) == before
     saved.ramdisk.mkdir(mode=0o700, exist_ok=True)
     saved.lose_ram()
-    assert restored(saved, save_every_n_steps=0) == 4
+    assert restored(saved, save_every=0) == 4
     assert stored(saved) == before
 
 
@@ -229,7 +229,7 @@ def test_version_signed_with_another_secret_is_named(
     signed.events.clear()
     reason = "it is signed with another secret"
     if required:
-        assert restored(signed, require_signed=True) == 4
+        assert restored(signed, require={"signed"}) == 4
         assert any(reason in each for each in damage_named(signed))
     else:
         assert restored(signed) == 2
@@ -245,7 +245,7 @@ def test_version_altered_after_it_was_signed_is_refused(signed: World, required:
     file = json.loads(newest.read_bytes())
     file["version"]["steps"] = file["version"]["steps"][:1]
     write(newest, file["version"], signature=file["signature"])
-    assert restored(signed, require_signed=required) == 4
+    assert restored(signed, require={"signed"} if required else ()) == 4
     assert any("it was altered after it had been signed" in r for r in damage_named(signed))
 
 
@@ -271,7 +271,7 @@ def test_version_that_is_no_file_is_passed_over(saved: World, what: str) -> None
         path.mkdir()
     else:
         path.symlink_to(os.devnull)
-    assert restored(saved, save_every_n_steps=0) == 4
+    assert restored(saved, save_every=0) == 4
     assert any(path.name in reason for reason in damage_named(saved))
 
 

@@ -34,7 +34,7 @@ def test_steps_of_a_bucket_among_junk_are_the_signed_ones(count: int) -> None:
     assert found["whole"] == [10, 20]
     # A quarter was not committed: nobody knows whose save it is, and it does not count.
     assert found["passed_over"] == count - count // 4 + 1
-    assert found["forged"] == ["it is not signed, and require_signed is set"]
+    assert found["forged"] == ["it is not signed, and require has 'signed'"]
     assert found["named"] == "it is not signed"
     assert found["left"] == 1
     assert found["listing"] < REQUESTS_BESIDES

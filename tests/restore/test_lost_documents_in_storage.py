@@ -12,7 +12,7 @@ from emergency_ckpt.errors import HostStateError
 
 
 def save_in_both(world: World, *steps: int) -> None:
-    with world.open_both(save_every_n_steps=1) as ckpt:
+    with world.open_both(save_every=1) as ckpt:
         save_all(ckpt, world, *steps)
 
 
@@ -49,7 +49,7 @@ def test_step_without_documents_and_ram_is_no_older_step(world: World) -> None:
 
 def test_newer_step_in_ram_hides_one_without_documents(world: World) -> None:
     save_in_both(world, 2)
-    with world.open_both(save_every_n_steps=0) as ckpt:
+    with world.open_both(save_every=0) as ckpt:
         ckpt.restore(state=world.state(0), host_state={})
         save_all(ckpt, world, 3)
     lose_documents(world, 2)
@@ -59,7 +59,7 @@ def test_newer_step_in_ram_hides_one_without_documents(world: World) -> None:
 def test_step_saved_again_beside_its_lost_documents_is_whole(world: World) -> None:
     save_in_both(world, 2, 4)
     lose_documents(world, 4)
-    with world.open_both(save_every_n_steps=1) as ckpt:
+    with world.open_both(save_every=1) as ckpt:
         assert ckpt.restore(state=world.state(0), host_state={})[0] == 4
         assert ckpt.save(step=4, state=world.state(4), host_state={}, force=True)
         ckpt.wait_until_finished()

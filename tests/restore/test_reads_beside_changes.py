@@ -102,7 +102,7 @@ def test_reader_whose_step_retention_removes_takes_the_newer(
         assert not item.exists()
 
     after_the_index(monkeypatch, save_newer)
-    reader = {"local_dir": str(stored.ramdisk.with_name("reader")), "save_every_n_steps": 0}
+    reader = {"local_dir": str(stored.ramdisk.with_name("reader")), "save_every": 0}
     with stored.open_both(**reader) as checkpointer:
         host: dict[str, int] = {}
         step, state = checkpointer.restore(state=stored.state(0), host_state=host)

@@ -99,6 +99,7 @@ def test_leftovers_that_cannot_be_forgotten_are_an_error_for_all(
         work: Callable[[], object],
         watch: PreemptionWatch,
         timeout_s: float,
+        series: object,
     ) -> str:
         def noted() -> None:
             asked.append("working")
@@ -107,7 +108,7 @@ def test_leftovers_that_cannot_be_forgotten_are_an_error_for_all(
             finally:
                 asked.append("told")
 
-        return run_on_all(coordinator, name, noted, watch, timeout_s)  # type: ignore[arg-type]
+        return run_on_all(coordinator, name, noted, watch, timeout_s, series)  # type: ignore[arg-type]
 
     host = {"at": 0}
     with world.open() as checkpointer:

@@ -71,7 +71,7 @@ def test_restore_of_newest_leaves_storage_alone_until_a_save(world: World) -> No
 
 def test_host_away_learns_that_its_steps_were_rolled_back(world: World) -> None:
     """Its RAM has step 10 of the old life; storage has the new one's step 8, and the record."""
-    both = {"save_every_n_steps": 2}
+    both = {"save_every": 2}
     with world.open_both(**both) as ckpt:
         save_all(ckpt, world, *range(1, 11))
     away = Path(f"{world.ramdisk}.away")
@@ -116,18 +116,18 @@ def test_storage_that_was_away_follows_at_the_next_save(world: World) -> None:
     persist(world, 2, 4)
     before = Path(f"{world.persistent}.before")
     shutil.copytree(world.persistent, before)
-    with world.open_both(local_save_every_n_steps=1, save_every_n_steps=1) as ckpt:
+    with world.open_both(local_save_every=1, save_every=1) as ckpt:
         ckpt.restore(2, state=world.state(0))  # it lies in RAM now
     shutil.rmtree(world.persistent)
     before.rename(world.persistent)  # as if storage had never heard of it
     elsewhere = world.persistent.rename(f"{world.persistent}.elsewhere")
-    with world.open_both(save_every_n_steps=10) as ckpt:
+    with world.open_both(save_every=10) as ckpt:
         assert ckpt.restore(2, state=world.state(0))[0] == 2
         save_all(ckpt, world, 3)
     shutil.rmtree(world.persistent)
     elsewhere.rename(world.persistent)
     assert kept(world) == []
-    with world.open_both(save_every_n_steps=1) as ckpt:
+    with world.open_both(save_every=1) as ckpt:
         assert ckpt.restore(state=world.state(0))[0] == 3
         save_all(ckpt, world, 4)
     assert kept(world) == ["4.rolled"]
@@ -156,7 +156,7 @@ def test_job_that_does_not_save_moves_nothing_in_storage(world: World) -> None:
     """It may read what another one is writing."""
     persist(world, 2, 4)
     world.lose_ram()
-    assert restored(world, 2, save_every_n_steps=0) == 2
+    assert restored(world, 2, save_every=0) == 2
     assert kept(world) == []
 
 

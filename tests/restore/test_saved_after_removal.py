@@ -8,9 +8,9 @@ import pytest
 from world import World, same, save_all
 
 TIERS: list[dict[str, Any]] = [
-    {"save_every_n_steps": 1, "local_save_every_n_steps": 0},
-    {"save_every_n_steps": 0, "local_save_every_n_steps": 1},
-    {"save_every_n_steps": 1, "local_save_every_n_steps": 1},
+    {"save_every": 1, "local_save_every": 0},
+    {"save_every": 0, "local_save_every": 1},
+    {"save_every": 1, "local_save_every": 1},
 ]
 
 

@@ -16,7 +16,7 @@ from world import World, logged, same, save_all
 
 from emergency_ckpt.errors import ConfigError, Unrecoverable
 
-STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
+STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
 SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
 OTHER = "37e5a8c90d6b41f2b8127c5ed49306aa6f81e0359bd4c7127a60fe8d2b95c34e"
 REAL, FORGED = 6, 1_000_000
@@ -99,7 +99,7 @@ def unsigned(world: World) -> list[tuple[Any, Any]]:
 def test_restore_of_a_signed_step_says_nothing(saved: World) -> None:
     assert is_signed(documents(saved, REAL) / "marker.json")
     assert all(map(is_signed, versions(saved)))
-    assert restored(saved, require_signed=True) == REAL
+    assert restored(saved, require={"signed"}) == REAL
     assert unsigned(saved) == []
 
 
@@ -118,14 +118,14 @@ def strip_newest(world: World) -> None:
 @pytest.mark.parametrize("how", [forge, strip_newest])
 def test_require_signed_passes_over_what_is_not(saved: World, how: Callable[[World], None]) -> None:
     how(saved)
-    with saved.open_both(**STORAGE, require_signed=True) as ckpt:
+    with saved.open_both(**STORAGE, require={"signed"}) as ckpt:
         newest = ckpt.latest_step()
         assert ckpt.restore(state=saved.state(0))[0] == newest
         assert newest == (REAL if how is forge else 4)
         save_all(ckpt, saved, 7)
         assert ckpt.latest_step() == 7
     saved.lose_ram()
-    assert restored(saved, require_signed=True) == 7
+    assert restored(saved, require={"signed"}) == 7
 
 
 def drop_from_log(world: World, step: int) -> None:
@@ -141,35 +141,35 @@ def drop_from_log(world: World, step: int) -> None:
 
 def test_version_that_is_not_signed_is_named(saved: World) -> None:
     drop_from_log(saved, REAL)
-    assert restored(saved, save_every_n_steps=0) == 4
+    assert restored(saved, save_every=0) == 4
     notes = [e.fields["text"] for e in saved.events if e.name == "restore.note"]
     assert "the step log: it is not signed" in notes
 
 
 def test_require_signed_passes_over_an_unsigned_version(saved: World) -> None:
     drop_from_log(saved, REAL)
-    with saved.open_both(**STORAGE, require_signed=True) as ckpt:
+    with saved.open_both(**STORAGE, require={"signed"}) as ckpt:
         assert ckpt.latest_step() == REAL
         assert ckpt.restore(state=saved.state(0))[0] == REAL
         save_all(ckpt, saved, 7)
     named = [e.fields["reason"] for e in saved.events if e.name == "persistent.log_damaged"]
-    assert any("it is not signed, and require_signed is set" in reason for reason in named)
+    assert any("it is not signed, and require has 'signed'" in reason for reason in named)
     assert is_signed(versions(saved)[-1])
     saved.lose_ram()
-    assert restored(saved, require_signed=True) == 7
+    assert restored(saved, require={"signed"}) == 7
 
 
 def test_require_signed_without_a_signed_version_takes_markers(saved: World) -> None:
     for path in versions(saved):
         write_unsigned(path, json.loads(path.read_bytes())["version"], "version")
-    assert restored(saved, require_signed=True) == REAL
+    assert restored(saved, require={"signed"}) == REAL
 
 
 def test_require_signed_with_nothing_signed_is_no_fresh_start(saved: World) -> None:
     for step in (4, REAL):
         strip(saved, step)
-    with pytest.raises(Unrecoverable, match="it is not signed, and require_signed is set"):
-        restored(saved, require_signed=True)
+    with pytest.raises(Unrecoverable, match="it is not signed, and require has 'signed'"):
+        restored(saved, require={"signed"})
 
 
 @pytest.mark.parametrize("required", [False, True])
@@ -191,7 +191,7 @@ def test_restore_of_altered_crcs_takes_an_older_step(
     if in_log:
         name_in_log(saved, REAL)
     with logged() as lines:
-        assert restored(saved, require_signed=required) == 4
+        assert restored(saved, require={"signed"} if required else ()) == 4
     altered = "it was altered after it had been signed"
     problem = altered if in_log else "it is not the one that the step log names"
     assert any(problem in line for line in lines)
@@ -201,14 +201,14 @@ def test_restore_after_the_secret_changed_is_named(
     saved: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ECKPT_SECRET", OTHER)
-    with pytest.raises(Unrecoverable, match="signed with another secret, and require_signed"):
-        restored(saved, require_signed=True)
+    with pytest.raises(Unrecoverable, match="signed with another secret, and require has 'signed'"):
+        restored(saved, require={"signed"})
     with saved.open_both(**STORAGE) as ckpt:
         assert ckpt.restore(state=saved.state(0))[0] == REAL
         save_all(ckpt, saved, 7)
     assert unsigned(saved) == [(REAL, "it is signed with another secret")]
     saved.lose_ram()
-    assert restored(saved, require_signed=True) == 7
+    assert restored(saved, require={"signed"}) == 7
 
 
 def test_restore_without_a_secret_takes_a_signed_step(
@@ -217,17 +217,17 @@ def test_restore_without_a_secret_takes_a_signed_step(
     monkeypatch.delenv("ECKPT_SECRET")
     assert restored(saved) == REAL
     assert unsigned(saved) == []
-    with pytest.raises(ConfigError, match="require_signed is set, but no secret is given"):
-        restored(saved, require_signed=True)
+    with pytest.raises(ConfigError, match="require has 'signed', but no secret is given"):
+        restored(saved, require={"signed"})
 
 
 def test_restart_of_another_run_id_knows_its_signature(saved: World) -> None:
-    assert restored(saved, run_id="other", save_every_n_steps=0, require_signed=True) == REAL
+    assert restored(saved, run_id="other", save_every=0, require={"signed"}) == REAL
     assert unsigned(saved) == []
 
 
 def test_require_signed_prefers_ram_to_a_forged_step(saved: World) -> None:
-    both = {"save_every_n_steps": 2, "local_save_every_n_steps": 1, "require_signed": True}
+    both = {"save_every": 2, "local_save_every": 1, "require": {"signed"}}
     with saved.open_both(**both) as ckpt:
         assert ckpt.restore(state=saved.state(0))[0] == REAL
         save_all(ckpt, saved, 7)
@@ -243,7 +243,7 @@ def test_plain_orbax_step_is_named_and_with_the_setting_refused(saved: World) ->
         assert manager.latest_step() == REAL  # reads what is signed as ever
         state = {"w": np.zeros((8, 4), np.float32), "step": np.int32(0), "host": 0}
         manager.save(9, args=ocp.args.StandardSave(state))
-    with saved.open_both(**STORAGE, require_signed=True) as ckpt:
+    with saved.open_both(**STORAGE, require={"signed"}) as ckpt:
         assert ckpt.all_steps() == [4, REAL]
         assert ckpt.restore(state=saved.state(0))[0] == REAL
     assert unsigned(saved) == []
@@ -256,7 +256,7 @@ def test_plain_orbax_step_alone_is_taken_and_named(
     with ocp.CheckpointManager(world.persistent) as manager:
         manager.save(9, args=ocp.args.StandardSave({"w": np.ones(4, np.float32)}))
     for required in (True, False):
-        with world.open_both(**STORAGE, require_signed=required) as ckpt:
+        with world.open_both(**STORAGE, require={"signed"} if required else ()) as ckpt:
             like = {"w": np.zeros(4, np.float32)}
             if required:
                 with pytest.raises(Unrecoverable, match="it is not signed"):
@@ -281,5 +281,5 @@ def test_save_at_an_unsigned_step_writes_it_anew(
         ckpt.check_for_errors()
     assert is_signed(documents(world, 2) / "marker.json")
     world.lose_ram()
-    assert restored(world, require_signed=True) == 2
+    assert restored(world, require={"signed"}) == 2
     assert list(world.persistent.glob("2.rolled-back-*"))

@@ -149,7 +149,7 @@ def test_ram_works_again_once_there_is_room(world: World) -> None:
             (world.ramdisk / "filler").unlink()
             save_all(checkpointer, world, 5)
             assert same(state, world.state(4))
-        with world.open(local_save_every_n_steps=1) as checkpointer:
+        with world.open(local_save_every=1) as checkpointer:
             assert checkpointer.restore(state=world.state(0), host_state=host)[0] == 5
 
 

@@ -17,10 +17,10 @@ from emergency_ckpt.restore.protocol import WholeSteps
 KEEPS_THREE: dict[str, Any] = {
     "local_keep_last_n": 3,
     "local_preservation_policy": ocm.LatestN(3),
-    "save_every_n_steps": 4,
+    "save_every": 4,
 }
-TOO_LARGE = bytes(200_000)
-"""A host state above the limit below: the save fails, with its tensors published."""
+NOT_UNICODE = "\udcff"
+"""A host state that cannot be encoded: the save fails, with its tensors published."""
 
 
 def test_more_steps_than_one_are_kept_in_ram(world: World) -> None:
@@ -94,12 +94,12 @@ def test_removed_step_is_gone_for_good(world: World) -> None:
 
 
 def test_step_left_by_a_removal_outlives_failures(world: World) -> None:
-    with world.open(local_keep_last_n=2, host_state_limit_bytes=100_000) as ckpt:
+    with world.open(local_keep_last_n=2) as ckpt:
         save_all(ckpt, world, 1, 2)
         ckpt.steps.remove(2)
         assert ckpt.all_steps() == [1]
         for step in (3, 4, 5, 6):
-            ckpt.save(step=step, state=world.state(step), host_state=TOO_LARGE)
+            ckpt.save(step=step, state=world.state(step), host_state=NOT_UNICODE)
             ckpt.wait_until_finished()
             assert ckpt.steps.survey(world.state(0)).local == (1,)
     with world.open(local_keep_last_n=2) as ckpt:
@@ -149,7 +149,7 @@ class Thirds:
 
 def test_policy_asked_on_every_process_is_asked_at_each_step(world: World) -> None:
     policy = PerProcessPolicy(ocm.AnySavePolicy([Thirds(), ocm.SpecificStepsPolicy([5])]))
-    with world.open(local_save_policy=policy) as ckpt:
+    with world.open(local_save_every=policy) as ckpt:
         due = []
         for step in range(10):
             looked = ckpt.should_save(step)

@@ -44,7 +44,7 @@ def lead(
     made: list[TierSchedule], policy: Wants, steps: Sequence[int], refused: int = 0
 ) -> list[int]:
     """Train ``steps``; the leader asks between them. Returns the steps that were saved."""
-    schedule = TierSchedule("local", plan_saves(policy), Failures(), 0)
+    schedule = TierSchedule("local", plan_saves(policy), Failures())
     made.append(schedule)
     leader, clock, ahead, saved = Leader(1, TIMEOUT_S), StepClock(), None, list[int]()
     for call, step in enumerate(steps):
@@ -105,7 +105,7 @@ def test_first_wanted_steps_after_a_restore_are_saved(world: World, restored: in
             assert checkpointer.save(step=restored, state=world.state(0))
     before = restored or 0
     policy = Wants([before + 1, before + 2])
-    with world.open(local_save_every_n_steps=0, local_save_policy=policy) as checkpointer:
+    with world.open(local_save_every=policy) as checkpointer:
         assert checkpointer.restore(state=world.state(0))[0] == restored
         deadline_s = time.monotonic() + LONG_S / 2
         while before + 2 not in policy.asked:  # a first step is compiled for longer

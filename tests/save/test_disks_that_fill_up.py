@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from world import World, same, save_all, small_tmpfs
 
+from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.tiers.local.slot_writer import SlotFile
 from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
@@ -62,7 +63,7 @@ def test_storage_full_between_arrays_costs_that_save_alone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = world.persistent.parent / "disk"
-    settings = {"dir": str(disk / "run"), "storage_buffer_bytes": LEAF_BYTES}
+    settings = {"dir": str(disk / "run"), "buffers": Buffers(storage_bytes=LEAF_BYTES)}
     with small_tmpfs(disk, DISK_BYTES):
         with world.open_both(**settings) as checkpointer:
             save_all(checkpointer, world, 2)
@@ -72,7 +73,7 @@ def test_storage_full_between_arrays_costs_that_save_alone(
             with pytest.raises(SaveFailed, match="No space left on device"):
                 checkpointer.check_for_errors()
             save_all(checkpointer, world, 5, 7, 9)
-            reader = {"local_dir": str(world.ramdisk.with_name("reader")), "save_every_n_steps": 0}
+            reader = {"local_dir": str(world.ramdisk.with_name("reader")), "save_every": 0}
             with world.open_both(**{**settings, **reader}) as other:
                 step, state = other.restore(state=world.state(0), host_state={})
             assert step == 2

@@ -16,7 +16,7 @@ import emergency_ckpt.orbax.checkpoint as ocp
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import CheckpointError, HostStateError
 
-RARE: dict[str, Any] = {"local_save_every_n_steps": 100, "save_every_n_steps": 100}
+RARE: dict[str, Any] = {"local_save_every": 100, "save_every": 100}
 LAST = 7
 
 
@@ -52,7 +52,7 @@ def test_stop_saves_the_last_step_in_both_tiers(world: World, is_noticed: bool) 
 
 
 def test_stop_saves_the_step_in_the_tier_that_lacks_it(world: World) -> None:
-    with world.open_both(save_on_stop=True, save_every_n_steps=100) as checkpointer:
+    with world.open_both(save_on_stop=True, save_every=100) as checkpointer:
         for step in range(1, LAST + 1):
             assert save(checkpointer, world, step)
             checkpointer.wait_until_finished()

@@ -17,6 +17,7 @@ import pytest
 from world import LONG_S, World, same
 
 from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import CheckpointError, PersistentTierError, RamdiskFull, SlotBusy
 from emergency_ckpt.save.vote import Ballot, Vote
 from emergency_ckpt.state import staging
@@ -24,13 +25,14 @@ from emergency_ckpt.tiers.local.slot_writer import SlotWriter
 from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
-STAGED: dict[str, Any] = {"staging_memory": "pinned_host", "snapshot_mode": "wait"}
+PINNED = Buffers(staging_memory="pinned_host")
+STAGED: dict[str, Any] = {"buffers": PINNED, "snapshot_mode": "wait"}
 MODES: dict[str, dict[str, Any]] = {
     "cpu": {},
     "cpu, wait": {"snapshot_mode": "wait"},
     "staged": STAGED,
     "device copies": {
-        "staging_memory": "pinned_host",
+        "buffers": PINNED,
         "snapshot_mode": "device_copy",
         "device_copy_bytes": 1 << 20,
     },
@@ -126,7 +128,7 @@ def test_each_shard_leaves_its_device_once(
     source: list[str],
 ) -> None:
     transfers = Transfers(monkeypatch)
-    with world.open_both(local_save_every_n_steps=local_every, **STAGED) as checkpointer:
+    with world.open_both(local_save_every=local_every, **STAGED) as checkpointer:
         for step in steps:
             assert save(checkpointer, world, step)
             checkpointer.wait_until_finished()
@@ -140,7 +142,7 @@ def test_preemption_saves_one_capture_in_both_tiers(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfers = Transfers(monkeypatch)
-    with world.open_both(save_every_n_steps=100, **STAGED) as checkpointer:
+    with world.open_both(save_every=100, **STAGED) as checkpointer:
         assert save(checkpointer, world, 1)
         checkpointer.wait_until_finished()
         transfers.take()
@@ -187,7 +189,7 @@ def test_storage_gets_the_bits_of_the_captured_step(
 def test_storage_alone_gets_the_bits_from_memory_of_its_own(
     world: World, slow: SlowStorage, mode: dict[str, Any]
 ) -> None:
-    with world.open_both(local_save_every_n_steps=0, **mode) as checkpointer:
+    with world.open_both(local_save_every=0, **mode) as checkpointer:
         assert save(checkpointer, world, 2)
         assert slow.reached.wait(LONG_S)
         slow.go_on.set()

@@ -67,6 +67,13 @@ def product() -> Any:
     return package
 
 
+def checkpointer(**sizes: int) -> Any:
+    """Return the product's class of checkpointers, with buffers of ``sizes``."""
+    own = product().EmergencyCheckpointer
+    plan = importlib.import_module("emergency_ckpt.core.save.snapshot_plan")
+    return type(own.__name__, (own,), {"_buffers": plan.Buffers(**sizes)})
+
+
 def _all_below(package: ModuleType) -> list[ModuleType]:
     found = [package]
     for each in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):

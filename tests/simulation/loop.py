@@ -68,22 +68,19 @@ class Loop:
 
     def _checkpointer(self, process: Process, seen: Seen) -> Any:
         plan = self._plan
-        return install.product().EmergencyCheckpointer(
+        return install.checkpointer(copy_batch_bytes=200)(
             run_id=RUN,
             local_dir=str(process.host.ram),
             bind_host=process.host.address,
-            local_save_every_n_steps=self._life.interval,
+            local_save_every=self._life.interval,
             dir=str(self._storage) if plan.stored_every else None,
-            save_every_n_steps=plan.stored_every,
+            save_every=plan.stored_every,
             keep_last_n=2 if plan.stored_every else None,
             persistent_timeout_s=30.0,
             storage_wait_timeout_s=1.0,
             local_keep_last_n=plan.keep_last_n,
             placement=plan.placement,
             save_on_preemption=False,
-            copy_threads=1,
-            copy_batch_bytes=200,
-            save_niceness=0,
             event_log="off",
             start_timeout_s=60.0,
             save_timeout_s=10.0,

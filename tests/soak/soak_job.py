@@ -38,10 +38,7 @@ _SETTINGS = {
     "transfer_timeout_s": 2.0,
     "persistent_timeout_s": 20.0,
     "storage_wait_timeout_s": 2.0,
-    "exit_timeout_s": 3.0,
     "preemption_grace_s": 15.0,
-    "ramdisk_wait_s": 10.0,
-    "save_niceness": 0,
     "event_log": "off",
 }
 
@@ -327,7 +324,7 @@ class JobRun:
         if said and not trouble.storage_hit and not any(s.step >= max(said) for s in stored.whole):
             problems.append(f"lost: step {max(said)} of life {number} was complete in storage")
         counts = [sum(line["e"] == "trained" for line in lines) for lines in life.journals]
-        every = self.job.settings["local_save_every_n_steps"]
+        every = self.job.settings["local_save_every"]
         quiet = not (trouble.ram_hit or trouble.storage_hit)
         if quiet and min(counts) > 2 * every + 2 and not life.notes("save.complete"):
             problems.append(f"saves stopped: none complete in {min(counts)} steps of life {number}")

@@ -168,8 +168,8 @@ def job_of(seed: int, number: int, *, may_mount: bool = True) -> Job:
     storage: Storage = chance.choice(("directory", "directory", "directory", "bucket", "none"))
     interval = 0 if storage == "none" else chance.choice((2, 4, 4))
     settings = {
-        "local_save_every_n_steps": chance.choice((1, 1, 2)),
-        "save_every_n_steps": interval,
+        "local_save_every": chance.choice((1, 1, 2)),
+        "save_every": interval,
         "keep_last_n": chance.choice((1, 2, 2, 3)),
         "local_keep_last_n": chance.choice((1, 1, 2)),
         "placement": chance.choice(("all_but_primary", "all_but_primary", "striped(2)")),

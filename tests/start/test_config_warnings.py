@@ -31,7 +31,7 @@ def config(**settings: Any) -> Config:
     ("settings", "said"),
     [
         ({}, ""),
-        ({"local_save_every_n_steps": 0}, "neither tier saves"),
+        ({"local_save_every": 0}, "neither tier saves"),
         ({"mesh": None, "replica_axis": "slice"}, "but mesh is not"),
         ({"mesh": None}, ""),
         ({"local_dir": "/proc/x"}, "lies on proc, not on tmpfs"),
@@ -44,7 +44,7 @@ def test_config_warnings_doubtful_setting_is_named(settings: dict[str, Any], sai
 
 
 def test_config_warnings_job_wide_ones_come_from_process_0() -> None:
-    settings = config(local_save_every_n_steps=0)
+    settings = config(local_save_every=0)
     assert config_warnings(settings, 1) == []
 
 
@@ -66,7 +66,7 @@ def test_file_system_of_takes_the_innermost_and_newest_mount(tmp_path: Path) -> 
 
 
 def test_checkpointer_says_warnings_at_start(world: World) -> None:
-    with logged() as lines, world.open(local_save_every_n_steps=0):
+    with logged() as lines, world.open(local_save_every=0):
         pass
     assert [line for line in lines if "neither tier saves" in line]
     assert [e.name for e in world.events if e.name == "start.warning"] == ["start.warning"]
@@ -90,12 +90,12 @@ def test_config_tiers_inside_each_other_are_refused(
 
 def test_config_misspelt_attribute_names_the_nearest() -> None:
     settings = EmergencyCheckpointer.default_config()
-    with pytest.raises(ConfigError, match="did you mean 'save_every_n_steps'"):
-        settings.save_every_n_step = 3  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(ConfigError, match="did you mean 'save_every_n_steps'"):
-        settings.set(save_every_n_step=3)
-    settings.save_every_n_steps = 3
-    assert settings.save_every_n_steps == 3
+    with pytest.raises(ConfigError, match="did you mean 'save_every'"):
+        settings.save_evry = 3  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ConfigError, match="did you mean 'save_every'"):
+        settings.set(save_evry=3)
+    settings.save_every = 3
+    assert settings.save_every == 3
 
 
 def test_checkpointer_in_a_job_not_joined_is_refused(
@@ -124,6 +124,6 @@ def test_job_of_one_process_is_told_once_of_its_one_copy(world: World, stores: b
 
 
 def test_job_of_one_process_without_ram_tier_is_told_nothing(world: World) -> None:
-    with world.open_both(local_save_every_n_steps=0) as checkpointer:
+    with world.open_both(local_save_every=0) as checkpointer:
         save_all(checkpointer, world, 2)
     assert "start.single_copy" not in world.names()

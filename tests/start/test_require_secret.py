@@ -1,4 +1,4 @@
-"""``require_secret`` through every face: a start without a given secret is refused at once."""
+"""``require={"secret"}`` through every face: a start without a given secret is refused at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from emergency_ckpt.maxtext import from_maxtext
 from emergency_ckpt.orbax import checkpoint as plain
 from emergency_ckpt.tools.cli.main import main
 
-REFUSED = "require_secret is set, but neither secret_file nor ECKPT_SECRET gives a secret"
+REFUSED = "require has 'secret', but neither secret_file nor ECKPT_SECRET gives a secret"
 MESH = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
 
 
@@ -30,13 +30,13 @@ def no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_require_secret_of_the_checkpointer_refuses(world: World) -> None:
     with pytest.raises(ConfigError, match=REFUSED):
-        world.open_both(require_secret=True)
+        world.open_both(require={"secret"})
 
 
 def test_require_secret_of_the_orbax_face_refuses(world: World) -> None:
     options = emergency.CheckpointManagerOptions(
         local=emergency.LocalCheckpointOptions(save_interval_steps=1, with_one_slice=True),
-        settings={"require_secret": True},
+        settings={"require": {"secret"}},
     )
     world.ramdisk.mkdir(exist_ok=True)
     with pytest.raises(ConfigError, match=REFUSED):
@@ -49,12 +49,12 @@ def test_require_secret_of_the_maxtext_face_refuses(world: World) -> None:
     flags = SimpleNamespace(checkpoint_period=7)
     places = {"dir": str(world.persistent), "local_dir": str(world.ramdisk)}
     with pytest.raises(ConfigError, match=REFUSED):
-        from_maxtext(flags, require_secret=True, **places).validated()
+        from_maxtext(flags, require={"secret"}, **places).validated()
 
 
 def test_require_secret_of_the_plain_face_refuses(world: World) -> None:
     options = plain.CheckpointManagerOptions(
-        local_directory=str(world.ramdisk), settings={"require_secret": True}
+        local_directory=str(world.ramdisk), settings={"require": {"secret"}}
     )
     with (
         pytest.raises(ConfigError, match=REFUSED),
@@ -75,7 +75,7 @@ def test_require_secret_of_the_axlearn_face_refuses(world: World, axlearn_face: 
         save_policy=every_step,
         local_save_policy=every_step,
         replica_axis_index=0,
-        require_secret=True,
+        require=("secret",),
     )
     with pytest.raises(ConfigError, match=REFUSED):
         cfg.instantiate(parent=None)

@@ -68,7 +68,7 @@ def test_start_storage_that_refuses_is_a_warning(
 def test_start_required_storage_that_refuses_is_an_error(world: World, refusing: Path) -> None:
     del refusing
     with pytest.raises(PersistentTierError, match="host_state/probe-"):
-        world.open_both(require_storage=True)
+        world.open_both(require={"storage"})
     world.open().stop()  # nothing of the failed start is left in the way
 
 
@@ -76,7 +76,7 @@ def test_start_required_directory_that_cannot_be_made_is_error(world: World) -> 
     blocker = world.persistent.parent / "file"
     blocker.write_text("")
     with pytest.raises(PersistentTierError, match="create "):
-        world.open_both(dir=str(blocker / "dir"), require_storage=True)
+        world.open_both(dir=str(blocker / "dir"), require={"storage"})
 
 
 def test_start_good_storage_is_silent_and_keeps_no_probe(
@@ -84,7 +84,7 @@ def test_start_good_storage_is_silent_and_keeps_no_probe(
 ) -> None:
     with world.open_both():
         assert probed.wait(LONG_S)
-    with world.open_both(require_storage=True):
+    with world.open_both(require={"storage"}):
         pass
     assert warnings_of(world) == []
     left = {path.name for path in world.persistent.rglob("*")}
@@ -94,7 +94,7 @@ def test_start_good_storage_is_silent_and_keeps_no_probe(
 
 def test_start_job_that_only_restores_writes_nothing(world: World, refusing: Path) -> None:
     for required in (False, True):
-        with world.open_both(save_every_n_steps=0, require_storage=required):
+        with world.open_both(save_every=0, require={"storage"} if required else ()):
             pass
     assert warnings_of(world) == []
     assert [path.name for path in refusing.rglob("*")] == ["host_state"]
@@ -132,7 +132,7 @@ def test_start_required_silent_storage_ends_at_its_deadline(
     world: World, silent: threading.Event
 ) -> None:
     with pytest.raises(PersistentTierError, match="no answer in time"):
-        world.open_both(require_storage=True, start_timeout_s=4)
+        world.open_both(require={"storage"}, start_timeout_s=4)
     assert silent.is_set()
 
 
@@ -187,7 +187,7 @@ def test_probes_left_by_crashed_starts_do_no_harm(world: World) -> None:
     folder.mkdir(parents=True)
     (folder / OLD).write_text("left")
     (folder / "probe-of-somebody").write_text("kept")
-    with world.open_both(require_storage=True) as checkpointer:
+    with world.open_both(require={"storage"}) as checkpointer:
         assert checkpointer.all_steps() == []
         save_all(checkpointer, world, 2)
         assert checkpointer.all_steps() == [2]
@@ -211,8 +211,8 @@ def test_is_left_over_needs_an_earlier_start(name: str, is_left: bool) -> None:
 
 
 def test_config_required_storage_needs_a_directory() -> None:
-    with pytest.raises(ConfigError, match="require_storage is set, but dir is not"):
-        Config(local_dir="/dev/shm/x", run_id="r", require_storage=True).validated()
+    with pytest.raises(ConfigError, match="require has 'storage', but dir is not"):
+        Config(local_dir="/dev/shm/x", run_id="r", require={"storage"}).validated()
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from emergency_ckpt.tiers.persistent.log import KEPT, LOG_FOLDER, LogRead, StepL
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
-STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
+STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
 PROGRAM = JOBS / "claim_program.py"
 
 
@@ -75,7 +75,7 @@ def test_second_run_in_a_directory_is_told_at_its_start(world: World) -> None:
 
 def test_second_run_that_only_reads_a_directory_may(world: World) -> None:
     persist(world, 1, 2)
-    with world.open_both(run_id="other", save_every_n_steps=0) as ckpt:
+    with world.open_both(run_id="other", save_every=0) as ckpt:
         assert ckpt.restore(state=world.state(0))[0] == 2
 
 

@@ -27,7 +27,7 @@ HOST_DTYPES = tuple(
 
 def _through(world: World, tier: str, state: Any, like: Any) -> Any:
     """Save ``state``, then restore into ``like`` from that tier alone."""
-    every = {"local": {}, "persistent": {"local_save_every_n_steps": 0, "save_every_n_steps": 1}}
+    every = {"local": {}, "persistent": {"local_save_every": 0, "save_every": 1}}
     with world.open_both(**every[tier]) as checkpointer:
         assert checkpointer.save(step=1, state=state)
         checkpointer.wait_until_finished()
@@ -97,7 +97,7 @@ def test_numpy_leaf_of_foreign_byte_order_keeps_bytes(world: World, tier: str) -
 )
 def test_leaf_that_would_come_back_different_is_refused(world: World, leaf: Any) -> None:
     with (
-        world.open_both(save_every_n_steps=1) as checkpointer,
+        world.open_both(save_every=1) as checkpointer,
         pytest.raises(InvalidState, match="leaf 'odd'"),
     ):
         checkpointer.save(step=1, state={"odd": leaf, "w": np.zeros(3)})

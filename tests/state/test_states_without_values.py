@@ -28,7 +28,7 @@ def test_donated_state_is_named_and_nothing_is_lost(
     world: World, interval: int, first: bool
 ) -> None:
     step = jax.jit(lambda w: w + 1, donate_argnums=0)
-    with world.open_both(save_every_n_steps=interval) as checkpointer:
+    with world.open_both(save_every=interval) as checkpointer:
         if not first:
             save_all(checkpointer, world, 1)
         state = world.state(2)
@@ -62,7 +62,7 @@ def test_empty_state_is_kept_in_ram_alone(world: World, state: Any) -> None:
         checkpointer.check_for_errors()
         assert checkpointer.restore(state=state) == (1, state)
     with (
-        world.open_both(run_id="other", save_every_n_steps=1) as checkpointer,
+        world.open_both(run_id="other", save_every=1) as checkpointer,
         pytest.raises(InvalidState, match="the state: it is empty"),
     ):
         checkpointer.save(step=2, state=state)

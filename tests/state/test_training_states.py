@@ -134,7 +134,7 @@ def assert_values(found: Any, expected: Any, like: Any) -> None:
 @pytest.mark.parametrize("tier", ["local", "persistent"])
 def test_training_state_is_restored_into_a_new_one(world: World, tier: str, build: Build) -> None:
     saved, fresh = stepped(build(1)), build(2)
-    with world.open_both(mesh=None, save_every_n_steps=1) as checkpointer:
+    with world.open_both(mesh=None, save_every=1) as checkpointer:
         assert checkpointer.save(step=1, state=saved)
         checkpointer.wait_until_finished()
         checkpointer.check_for_errors()
@@ -251,7 +251,7 @@ OTHER_KINDS = {
 
 @pytest.mark.parametrize("tier", ["local", "persistent"])
 def test_python_number_takes_any_scalar_of_its_kind(world: World, tier: str) -> None:
-    with world.open_both(mesh=None, save_every_n_steps=1) as checkpointer:
+    with world.open_both(mesh=None, save_every=1) as checkpointer:
         checkpointer.save(step=1, state={name: case[0] for name, case in NUMBERS.items()})
         checkpointer.wait_until_finished()
         checkpointer.check_for_errors()
@@ -267,7 +267,7 @@ def test_python_number_takes_any_scalar_of_its_kind(world: World, tier: str) -> 
 @pytest.mark.parametrize("case", OTHER_KINDS)
 def test_python_number_of_another_kind_is_a_mismatch(world: World, case: str) -> None:
     saved, like = OTHER_KINDS[case]
-    with world.open_both(mesh=None, save_every_n_steps=1) as checkpointer:
+    with world.open_both(mesh=None, save_every=1) as checkpointer:
         checkpointer.save(step=1, state={"x": saved})
         checkpointer.wait_until_finished()
     for lost in (False, True):

@@ -36,7 +36,7 @@ class Drains:
     def save(self, *steps: int, **settings: Any) -> None:
         """Start the job, save steps to RAM alone unless ``settings`` say more, and end it."""
         position = Position()
-        with self.world.open_both(**{"save_every_n_steps": 0, **settings}) as ckpt:
+        with self.world.open_both(**{"save_every": 0, **settings}) as ckpt:
             for step in steps:
                 position.at = 10 * step
                 ckpt.save(step=step, state=self.world.state(step), host_state=position)

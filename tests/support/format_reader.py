@@ -437,7 +437,7 @@ class Storage:
 def read_storage(
     files: Files, *, is_bucket: bool = False, secret: bytes | None = None, require: bool = False
 ) -> Storage:
-    """Return what a persistent directory holds. ``require``: as ``require_signed``."""
+    """Return what a persistent directory holds. ``require``: as "signed" in ``require``."""
     return _StorageReader(files, is_bucket, secret, require).read()
 
 

@@ -13,10 +13,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from buffered import with_buffers
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.events import Event
 
 LONG_S = 60.0
@@ -31,21 +33,21 @@ class World:
         self.events: list[Event] = []
         self.mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("slice", "fsdp"))
 
-    def open(self, **settings: Any) -> EmergencyCheckpointer:
+    def open(self, *, buffers: Buffers | None = None, **settings: Any) -> EmergencyCheckpointer:
         defaults: dict[str, Any] = {
             "run_id": "run",
             "local_dir": str(self.ramdisk),
-            "local_save_every_n_steps": 1,
-            "save_every_n_steps": 0,
+            "local_save_every": 1,
+            "save_every": 0,
             "mesh": self.mesh,
             "save_timeout_s": LONG_S,
             "storage_wait_timeout_s": LONG_S,  # a slow disk must not cost a save
             "on_event": self.events.append,
         }
-        return EmergencyCheckpointer(**{**defaults, **settings})
+        return with_buffers(buffers or Buffers())(**{**defaults, **settings})
 
     def open_both(self, **settings: Any) -> EmergencyCheckpointer:
-        both = {"dir": str(self.persistent), "save_every_n_steps": 2}
+        both = {"dir": str(self.persistent), "save_every": 2}
         return self.open(**{**both, **settings})
 
     def state(self, step: int) -> dict[str, Any]:
@@ -119,7 +121,7 @@ def save_all(checkpointer: EmergencyCheckpointer, world: World, *steps: int) -> 
     checkpointer.check_for_errors()
 
 
-STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
+STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
 """Settings of a job that saves to storage alone."""
 
 

@@ -29,7 +29,7 @@ module._EXIT_TIMEOUT_S = 60.0  # a slow machine may not copy the state in ten se
 local_dir, step, size_bytes, end = sys.argv[1], *map(int, sys.argv[2:4]), sys.argv[4]
 checkpointer = EmergencyCheckpointer(
     run_id="run", local_dir=local_dir,
-    local_save_every_n_steps=1, save_every_n_steps=0)
+    local_save_every=1, save_every=0)
 state = {"w": jnp.full(size_bytes, step, jnp.uint8)}
 checkpointer.save(step=step, state=state)
 if end == "raise":

@@ -20,7 +20,7 @@ from emergency_ckpt.errors import CheckpointError
 
 checkpointer = EmergencyCheckpointer(
     run_id="run", local_dir=sys.argv[1], bind_port=int(sys.argv[2]),
-    local_save_every_n_steps=1, save_every_n_steps=0)
+    local_save_every=1, save_every=0)
 checkpointer.save(step=1, state={"w": jnp.ones(8)})
 checkpointer.wait_until_finished()
 if os.fork() == 0:
@@ -51,7 +51,7 @@ def test_child_of_a_killed_trainer_keeps_neither_lock_nor_port(world: World) -> 
         trainer.send_signal(signal.SIGKILL)
         trainer.wait(60)
         assert "the checkpointer belongs to the parent process" in said
-        with world.open(bind_port=port, ramdisk_wait_s=0) as checkpointer:
+        with world.open(bind_port=port) as checkpointer:
             assert [path.name for path in (world.ramdisk / "run").iterdir()] == ["process_00000"]
             save_all(checkpointer, world, 2)
         trainer.stdin.write("\n")

@@ -21,8 +21,8 @@ def hang(*_, **__):
     threading.Event().wait()
 PersistentTier.write_tensors = hang
 with EmergencyCheckpointer(
-    run_id="run", dir=root + "/storage", local_dir=root + "/ram", exit_timeout_s=limit_s,
-    local_save_every_n_steps=0, save_every_n_steps=1,
+    run_id="run", dir=root + "/storage", local_dir=root + "/ram", save_timeout_s=4 * limit_s,
+    local_save_every=0, save_every=1,
 ) as checkpointer:
     checkpointer.save(step=1, state={"w": jnp.zeros(4)})
     assert hanging.wait(60)

@@ -22,8 +22,8 @@ def program_in(directory: Path) -> Path:
     lines = (ROOT / "docs" / "examples" / "plain_jax.py").read_text()
     for old, new in (
         (r'"/mnt/checkpoints/\w+"', repr(str(directory / "persistent"))),
-        (r"local_save_every_n_steps=10", "local_save_every_n_steps=1"),
-        (r"save_every_n_steps=1000", "save_every_n_steps=50"),
+        (r"local_save_every=10", "local_save_every=1"),
+        (r"save_every=1000", "save_every=50"),
         (r"(\n +)report_step\(step\)", r"\1__import__('time').sleep(0.03)\1report_step(step)"),
     ):
         lines, count = re.subn(old, new, lines)

@@ -100,7 +100,7 @@ def test_all_save_one_step_in_both_tiers_and_resume_there(exits_by_itself: bool)
             "step=33 kill=process:1 signal=TERM exact",
             pace_s=PACE_S,
             dir=str(root / "persistent"),
-            local_save_every_n_steps=LAST,
+            local_save_every=LAST,
             exit_on_preemption=exits_by_itself,
             preemption_grace_s=120.0,
         )
@@ -117,7 +117,7 @@ def test_all_save_one_step_in_both_tiers_and_resume_there(exits_by_itself: bool)
 def test_stop_of_the_launcher_costs_no_agreed_step() -> None:
     """Steps take longer than the second that a stop had once. No test told the launcher so."""
     with job_root() as root:
-        settings = {"pace_s": 3.0, "dir": str(root / "persistent"), "save_every_n_steps": 10_000}
+        settings = {"pace_s": 3.0, "dir": str(root / "persistent"), "save_every": 10_000}
         spec = spec_of(root, "continuous_job.py", "life", "10000", json.dumps(settings))
         supervisor = Supervisor(dataclasses.replace(spec, grace_s=JobSpec.grace_s))
         stopper = threading.Thread(target=_stop_in_training, args=(root, supervisor))
@@ -274,7 +274,7 @@ def test_notices_by_several_ways_are_one_save_of_all(
             hooks=hooks,
             pace_s=PACE_S,
             preemption_notice=("sigterm", f"file:{flag}"),
-            local_save_every_n_steps=5,
+            local_save_every=5,
         )
         assert len(lives.seen) == 3
         before = 0

@@ -29,9 +29,7 @@ def test_start_with_another_dir_names_both_values(seen: list[dict[str, Any]]) ->
 def test_start_with_another_interval_names_both_values(seen: list[dict[str, Any]]) -> None:
     for outcome in of(seen, "another_interval"):
         assert outcome["error"] == "ConfigError", outcome
-        line = (
-            "local_save_every_n_steps differs between the processes: 5 at process 0; 6 at process 1"
-        )
+        line = "local_save_every differs between the processes: 5 at process 0; 6 at process 1"
         assert line in outcome["text"]
 
 
@@ -45,14 +43,14 @@ def test_start_with_another_secret_fails_on_all(seen: list[dict[str, Any]]) -> N
 def test_start_without_a_required_secret_is_refused(seen: list[dict[str, Any]]) -> None:
     for outcome in of(seen, "no_secret_at_one"):
         assert outcome["error"] == "ConfigError", outcome
-        assert "require_secret is set, but neither secret_file" in outcome["text"]
+        assert "require has 'secret', but neither secret_file" in outcome["text"]
 
 
 def test_start_with_a_made_up_secret_warns_once(seen: list[dict[str, Any]]) -> None:
     told = [outcome["warnings"] for outcome in of(seen, "made_up")]
     assert [len(texts) for texts in told] == [1, 0]
     assert "no secret is given" in told[0][0]
-    assert "require_secret=True" in told[0][0]
+    assert 'require={"secret"}' in told[0][0]
 
 
 def test_start_with_a_launchers_secret_warns_of_nothing(seen: list[dict[str, Any]]) -> None:
@@ -91,4 +89,4 @@ def test_first_writer_knows_the_life_that_is_over(seen: list[dict[str, Any]]) ->
 def test_start_with_an_invalid_setting_fails_on_all(seen: list[dict[str, Any]]) -> None:
     for outcome in of(seen, "invalid_at_one"):
         assert outcome["error"] == "ConfigError", outcome
-        assert "local_save_every_n_steps must be a whole number" in outcome["text"]
+        assert "local_save_every must be a whole number" in outcome["text"]

@@ -26,8 +26,8 @@ from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.tools.cli.main import main
 
 SECRET = "a secret for tests, of 32 bytes."
-BOTH: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 1}
-STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
+BOTH: dict[str, Any] = {"save_every": 1, "local_save_every": 1}
+STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
 
 
 def saves(world: World, *steps: int, start: int | None = None, **settings: Any) -> None:
@@ -240,8 +240,8 @@ def test_reader_agrees_with_the_product_in_a_bucket() -> None:
 
 def test_reader_agrees_after_a_drain(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     drains = Drains(world, capsys)
-    saves(world, 1, 2, save_every_n_steps=2)
-    saves(world, 3, start=2, save_every_n_steps=0)
+    saves(world, 1, 2, save_every=2)
+    saves(world, 3, start=2, save_every=0)
     code, drained = drains.drain()
     assert (code, drained["step"], drained["is_written"]) == (0, 3, True)
     assert [each.step for each in assert_agrees(world, capsys).counting] == [2, 3]
@@ -336,7 +336,7 @@ def test_damage_of_a_ramdisk_is_named(
 ) -> None:
     if secret is not None:
         monkeypatch.setenv("ECKPT_SECRET", secret)
-    saves(world, 1, 2, save_every_n_steps=0)
+    saves(world, 1, 2, save_every=0)
     key = secret and secret.encode()
     (before,) = read_ramdisk(world.ramdisk, "run", key)
     assert before.faults == []

@@ -4,6 +4,7 @@ from typing import Any
 
 from benchmarks.common.contenders import RAM, CannotRestore, PyTree, Site, modes
 from emergency_ckpt import EmergencyCheckpointer, Event
+from emergency_ckpt.core.save.snapshot_plan import Buffers
 
 _OFF = 0
 _COMPLETE = {"save.complete", "persistent.complete"}
@@ -16,13 +17,16 @@ def prepare() -> None:
 class OurSession:
     """Our checkpointer with these settings and one active tier."""
 
-    def __init__(self, abstract_state: PyTree, **settings: Any) -> None:
+    def __init__(
+        self, abstract_state: PyTree, buffers: Buffers | None = None, **settings: Any
+    ) -> None:
         self._abstract_state = abstract_state
         config = EmergencyCheckpointer.default_config().set(on_event=self._note, **settings)
         self._complete_step: int | None = None
         self._saved_step: int | None = None
         self._hidden_s = self._ready_s = 0.0
-        self._checkpointer = config.instantiate()
+        ours = type("Ours", (EmergencyCheckpointer,), {"_buffers": buffers or Buffers()})
+        self._checkpointer = ours(config)
         self._checkpointer.__enter__()
 
     def start_fresh(self) -> None:
@@ -78,8 +82,8 @@ def open_session(site: Site) -> OurSession:
         dir=str(site.persistent_dir),
         local_dir=str(site.local_dir),
         run_id="benchmark",
-        local_save_every_n_steps=1 if site.tier == RAM else _OFF,
-        save_every_n_steps=_OFF if site.tier == RAM else 1,
+        local_save_every=1 if site.tier == RAM else _OFF,
+        save_every=_OFF if site.tier == RAM else 1,
         bind_host=site.bind_host,
         transfer_security=modes.chosen(),
         # As plain Orbax does by default: each slice writes its part of the one copy.

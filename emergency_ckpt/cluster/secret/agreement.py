@@ -33,7 +33,7 @@ MADE_UP = (
     "no secret is given, so the processes generated one through JAX's coordination service. It"
     " protects against an attacker who only reads, or only reaches the transfer ports; not against"
     " one who could write at the coordinator's port during this start. It cannot sign saves. Set"
-    " secret_file or ECKPT_SECRET, and require_secret=True to refuse a start without one"
+    ' secret_file or ECKPT_SECRET, and require={"secret"} to refuse a start without one'
 )
 """Warning of a job of several processes with a generated secret."""
 

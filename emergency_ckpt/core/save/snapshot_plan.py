@@ -11,13 +11,34 @@ StagingMemory = Literal["auto", "pinned_host", "pageable"]
 
 
 @dataclass(frozen=True)
+class Buffers:
+    """Host memory through which the bytes of this process pass.
+
+    Attributes:
+      staging_bytes: for the transfers of a save, besides the memory that keeps the step; a larger
+        shard is transferred alone. A save to the local tier that begins before the leader's
+        decision takes host memory for the whole state.
+      staging_memory: its kind: "pinned_host", "pageable" (JAX's own transfer), or "auto": pinned
+        if the device has it; on CPU none, because views need none.
+      copy_batch_bytes: of one native call that copies.
+      storage_bytes: in transfer to or from the persistent directory at once; a larger array is
+        transferred alone.
+    """
+
+    staging_bytes: int = 256 << 20
+    staging_memory: StagingMemory = "auto"
+    copy_batch_bytes: int = 1 << 30
+    storage_bytes: int = 2 << 30
+
+
+@dataclass(frozen=True)
 class SnapshotSettings:
-    """Settings of this process's snapshots; ``config.Config`` explains each."""
+    """The way in which this process takes snapshots: settings of ``config.Config``, and buffers."""
 
     mode: SnapshotMode = "auto"
     device_copy_bytes: int = 0
-    staging_bytes: int = 256 << 20
-    staging_memory: StagingMemory = "auto"
+    staging_bytes: int = Buffers.staging_bytes
+    staging_memory: StagingMemory = Buffers.staging_memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class StepSigning:
         """Return why a step with ``doubt`` must not be restored; empty when it may be."""
         if not doubt or not self.required:
             return ""
-        return f"{doubt}, and require_signed is set"
+        return f"{doubt}, and require has 'signed'"
 
 
 def step_signing(secret: RunSecret, *, required: bool) -> StepSigning:

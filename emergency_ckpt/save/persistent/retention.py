@@ -8,7 +8,7 @@ from collections.abc import Collection, Generator
 
 from absl import logging
 
-from emergency_ckpt.background import BackgroundWorker, Failures
+from emergency_ckpt.background import SAVE_NICENESS, BackgroundWorker, Failures
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config.policies import PreservationPolicy, wanted_steps
 from emergency_ckpt.core.save.retention import StepRecord, choose_removals
@@ -35,7 +35,6 @@ class Preservation:
         keep_every_n_steps: int | None,
         timelines: Timelines | None = None,
         timeout_s: float,
-        niceness: int = 0,
     ) -> None:
         """``timeout_s``: the maximum time of a call to storage."""
         self._writer = writer
@@ -52,7 +51,7 @@ class Preservation:
         self._is_on = policy is not None or keep_last_n is not None
         self._worker: BackgroundWorker | None = None
         if self._is_on:
-            self._worker = BackgroundWorker("eckpt-preservation", failures, niceness)
+            self._worker = BackgroundWorker("eckpt-preservation", failures, SAVE_NICENESS)
 
     def mark_failed(self, steps: Collection[int]) -> None:
         """A restore found these unusable: they neither go, nor stay in place of one that is whole.

@@ -25,6 +25,7 @@ from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.stored_chain import StoredChain
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.core.placement.policies import Topology
 from emergency_ckpt.core.placement.writers import host_state_writer, owners_of
 from emergency_ckpt.errors import (
@@ -99,7 +100,7 @@ class PersistentSaves:
         failures: Failures,
         *,
         chain: StoredChain,
-        host_state_limit_bytes: int,
+        host_state_limit_bytes: int = MAX_HOST_STATE_BYTES,
         timeout_s: float,
         departures: Departures | None = None,
     ) -> None:

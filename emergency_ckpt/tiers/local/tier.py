@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from emergency_ckpt.core.limits import SMALL_FILES_BYTES
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, SMALL_FILES_BYTES
 from emergency_ckpt.errors import LocalTierError, RamdiskFull, SlotBusy
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.local.old_lives import claim_or_wait
@@ -82,7 +82,7 @@ class LocalTier(HeldCopies):
         run_id: str,
         writer: Writer,
         *,
-        host_state_limit_bytes: int,
+        host_state_limit_bytes: int = MAX_HOST_STATE_BYTES,
         copy_threads: int,
         slots: int = SLOTS_AT_REST,
         start: str = "",

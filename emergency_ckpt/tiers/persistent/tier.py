@@ -24,6 +24,7 @@ from etils import epath
 
 from emergency_ckpt.core.placement.writers import StorageCompression
 from emergency_ckpt.core.restore.storage_read import StoredArray
+from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.step_log import Entry
@@ -60,7 +61,6 @@ from emergency_ckpt.tiers.storage.directory import StorageDirectory
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 
 DEFAULT_TIMEOUT_S = 300.0
-DEFAULT_BUFFER_BYTES = 2 << 30
 _T = TypeVar("_T")
 
 _FILE_SYSTEMS_OF_ONE_MACHINE = frozenset(
@@ -114,7 +114,7 @@ class PersistentTier:
         directory: str,
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
-        buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+        buffer_bytes: int = Buffers.storage_bytes,
         orbax_item: str | None = None,
         compression: StorageCompression = "none",
         signing: StepSigning = NO_SIGNING,

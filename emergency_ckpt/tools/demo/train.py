@@ -63,8 +63,8 @@ class Trainer:
         self._checkpointer_config = EmergencyCheckpointer.default_config().set(
             dir=options.persistent_dir,
             local_dir=str(env.local_dir),
-            local_save_every_n_steps=options.local_every,
-            save_every_n_steps=options.persistent_every,
+            local_save_every=options.local_every,
+            save_every=options.persistent_every,
             mesh=self._mesh,
             replica_axis=0,
             storage_wait_timeout_s=60.0,  # the scenarios count on every step there

@@ -104,7 +104,7 @@ class World:
         config = {
             "run_id": name,
             "ramdisk": str(self.root / "ram"),
-            "save_every_n_steps": SAVE_EVERY,
+            "save_every": SAVE_EVERY,
             "last_step": LAST,
             "on_event": notes.on_event,
             "after_step": notes.after_step,

@@ -71,7 +71,7 @@ def _fill(path: Path) -> None:
 
 
 def test_save_after_failures_pauses_and_recovers(world: World, refused: str) -> None:
-    with world.open_both(dir=refused, save_every_n_steps=1) as checkpointer:
+    with world.open_both(dir=refused, save_every=1) as checkpointer:
         for step in range(1, 201):
             checkpointer.save(step=step, state=world.state(step))
             checkpointer.wait_until_finished(LONG_S)
@@ -97,7 +97,7 @@ def _skipped(world: World) -> list[object]:
 
 def test_schedule_in_a_pause_proposes_no_step() -> None:
     plan = plan_saves(ocm.ContinuousCheckpointingPolicy())
-    schedule = TierSchedule("persistent", plan, Failures(), niceness=0)
+    schedule = TierSchedule("persistent", plan, Failures())
     progress = Progress(step=5, arrived_s=time.monotonic(), step_time_s=0.01)
     try:
         assert schedule.choose_step(progress, 6, 0.01) is not None
@@ -113,7 +113,7 @@ def test_schedule_in_a_pause_proposes_no_step() -> None:
 def test_failures_repeated_are_logged_once(world: World, refused: str) -> None:
     with (
         logged() as lines,
-        world.open_both(dir=refused, local_save_every_n_steps=0) as checkpointer,
+        world.open_both(dir=refused, local_save_every=0) as checkpointer,
     ):
         for step in range(1, 41):
             checkpointer.save(step=step, state=world.state(step), force=True)
@@ -156,7 +156,7 @@ def hung(
 ) -> Iterator[tuple[EmergencyCheckpointer, Hang]]:
     """A life whose first save, of step 1, hangs in storage."""
     wait = {"storage_wait_timeout_s": storage_wait_timeout_s}
-    settings = {"local_save_every_n_steps": 0, "save_every_n_steps": 1, **wait}
+    settings = {"local_save_every": 0, "save_every": 1, **wait}
     with world.open_both(**settings) as checkpointer:
         hang = Hang(patch)
         assert checkpointer.save(step=1, state=world.state(1))

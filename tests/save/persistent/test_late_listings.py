@@ -15,7 +15,7 @@ from emergency_ckpt.tiers.persistent.log import KEPT, LOG_FOLDER, LogRead, StepL
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
 LIFE = "000000000002-0000000000000000"
-STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
+STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
 
 
 class LateListings:

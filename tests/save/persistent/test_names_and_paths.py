@@ -34,14 +34,14 @@ def state_of(step: int) -> dict[str, Any]:
 def test_every_name_and_path_is_read_back(world: World) -> None:
     world.persistent = world.persistent.parent / DIRECTORY
     world.ramdisk = world.ramdisk.parent / f"ram {DIRECTORY}"
-    with world.open_both(save_every_n_steps=1) as checkpointer:
+    with world.open_both(save_every=1) as checkpointer:
         assert checkpointer.save(step=1, state=state_of(1), host_state={"at": 1})
         checkpointer.wait_until_finished()
         checkpointer.check_for_errors()
     for lose_ram in (False, True):
         if lose_ram:
             world.lose_ram()
-        with world.open_both(save_every_n_steps=1) as checkpointer:
+        with world.open_both(save_every=1) as checkpointer:
             host: dict[str, int] = {}
             step, state = checkpointer.restore(state=state_of(0), host_state=host)
             assert (step, host) == (1, {"at": 1})
@@ -61,7 +61,7 @@ def test_every_name_and_path_is_read_back(world: World) -> None:
     ],
 )
 def test_save_of_leaves_stored_in_one_place_is_refused(world: World, state: Any) -> None:
-    with world.open_both(save_every_n_steps=1) as checkpointer:
+    with world.open_both(save_every=1) as checkpointer:
         with pytest.raises(InvalidState, match="one over the other"):
             checkpointer.save(step=1, state=state)
         assert not (world.persistent / "1").exists()

@@ -24,7 +24,7 @@ def damage(world: World, step: int) -> None:
 
 def read(world: World) -> int | None:
     """Return the step that another job finds in storage, after a look at its bits."""
-    reader = {"local_dir": str(world.ramdisk.with_name("reader")), "save_every_n_steps": 0}
+    reader = {"local_dir": str(world.ramdisk.with_name("reader")), "save_every": 0}
     with world.open_both(**reader) as checkpointer:
         step, state = checkpointer.restore(state=world.state(0), host_state={})
     assert same(state, world.state(step or 0))

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from world import World
 
 from emergency_ckpt._native import crc32c
+from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.save.persistent.scratch_area import Borrowed, ScratchArea
 
@@ -82,10 +83,10 @@ def test_peak_memory_of_persistent_saves_is_flat(world: World, local_every: int)
     whole = np.zeros((8, STATE_BYTES // 32), np.float32)
     state = {"w": jax.device_put(whole, sharding)}
     step = jax.jit(lambda x: jax.tree.map(lambda y: y + 1, x), donate_argnums=0)
-    settings = {"staging_memory": "pinned_host", "snapshot_mode": "wait", "keep_last_n": 1}
-    settings |= {"staging_bytes": STATE_BYTES // 4, "local_save_every_n_steps": local_every}
+    settings = {"snapshot_mode": "wait", "keep_last_n": 1, "local_save_every": local_every}
+    pinned = Buffers(STATE_BYTES // 4, "pinned_host")
     peaks: list[int] = []
-    with world.open_both(**settings) as checkpointer:
+    with world.open_both(buffers=pinned, **settings) as checkpointer:
         for number in range(2, 2 * SAVES + 1, 2):
             state = step(state)
             assert checkpointer.save(step=number, state=state)

@@ -16,7 +16,7 @@ from emergency_ckpt.orbax import checkpoint as face
 from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
-STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
+STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
 STAGES = ["write_document", "write_tensors", "finish", "publish"]
 
 
@@ -110,7 +110,7 @@ def test_step_passed_over_outlives_a_failed_save(
     old_life(world, 2, 4)
     world.lose_ram()
     mend = garble(world, 4)
-    with world.open_both(save_every_n_steps=1, local_save_every_n_steps=local) as ckpt:
+    with world.open_both(save_every=1, local_save_every=local) as ckpt:
         assert ckpt.restore(state=world.state(0))[0] == 2
         mend()
         with monkeypatch.context() as patch:

@@ -52,7 +52,7 @@ def state() -> dict[str, Any]:
 
 @pytest.fixture(params=["none", "zstd"])
 def tier(world: World, request: pytest.FixtureRequest) -> PersistentTier:
-    settings = {"local_save_every_n_steps": 0, "storage_compression": request.param}
+    settings = {"local_save_every": 0, "storage_compression": request.param}
     with world.open_both(**settings) as checkpointer:
         assert checkpointer.save(step=STEP, state=state())
         checkpointer.wait_until_finished()

@@ -223,7 +223,7 @@ class DirectoryWriter:
                 "save in",
                 str(self._directory),
                 reason,
-                hint="give this job its own dir, or set save_every_n_steps=0 to only read there; if"
+                hint="give this job its own dir, or set save_every=0 to only read there; if"
                 " no other job saves there, restart this one, with take_over_dir=True for another"
                 " run's directory",
             )
