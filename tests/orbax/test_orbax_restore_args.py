@@ -97,7 +97,7 @@ def test_manager_of_one_slice_says_that_ram_is_off(
     ):
         assert ("nothing is saved to RAM" in caplog.text) == warned
         assert ("No axis of {'fsdp': 8} over several hosts" in caplog.text) == warned
-        assert ("The setting local_save_every_n_steps" in caplog.text) == warned
+        assert ("The setting local_save_every" in caplog.text) == warned
 
 
 def _save(manager: emergency.CheckpointManager, world: World, *steps: int) -> list[bool]:
