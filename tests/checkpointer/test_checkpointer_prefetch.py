@@ -322,7 +322,9 @@ def test_saves_do_not_wait_for_a_prefetch_that_hangs(saved: World, point: str) -
     with saved.open(on_event=gate, save_timeout_s=4.0) as checkpointer:
         checkpointer.prefetch(specs(saved))
         gate.wait()
-        save_all(checkpointer, saved, 3, 4)
+        for step in (3, 4):
+            assert checkpointer.save(step=step, state=saved.state(step), host_state={"at": step})
+            checkpointer.wait_until_finished(LONG_S / 2)
         gate.open()
         wait_for(saved, "prefetch.given_up")
         save_all(checkpointer, saved, 5, 6)
