@@ -83,7 +83,7 @@ class RestoreRequest:
 
 @dataclasses.dataclass(frozen=True)
 class MadeOf:
-    """What a state on this process's devices was made of: the same of it makes the same state.
+    """Ingredients of a state on this process's devices: the same ones make the same state.
 
     It says nothing of the holders from whom the bytes came.
 
