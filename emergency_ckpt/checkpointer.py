@@ -184,12 +184,12 @@ class EmergencyCheckpointer:
     ) -> None:
         """Start a restore in the background for the next ``restore``. Collective; does not block.
 
-        Call it before the train step is compiled; the restore then runs during compilation. The
-        next ``restore`` uses it if it requests the same and all processes have it. Any other
-        restore, and one after a save, ignores it. The next ``restore`` raises its errors, on all
-        processes; the one after that starts from scratch. It has a ``restore_timeout_s`` of its
-        own. The devices hold the state from then on, and RAM holds the fetched shards as after a
-        restore, so a crash loses nothing.
+        Call it before the train step is compiled; the restore then runs during compilation, and
+        leaves the arrays on this process's devices. The next ``restore`` waits for it, plans as
+        ever, and takes these arrays where its plan needs the same; each process by itself. Any
+        other restore, and a save, releases them first. A prefetch that fails is logged and has no
+        other effect. It has a ``restore_timeout_s`` of its own. RAM holds the fetched shards as
+        after a restore, so a crash loses nothing.
 
         Args:
           abstract_state: as ``state`` of ``restore``, with equal shapes, dtypes and shardings.
@@ -197,8 +197,8 @@ class EmergencyCheckpointer:
           wants_host_state: True when ``restore`` will be given a ``host_state``, which it applies.
 
         Raises:
-          InvalidState: as ``restore``. CheckpointError: after ``stop``, or before the ``restore``
-            that uses the previous prefetch.
+          InvalidState: as ``restore``. CheckpointError: after ``stop``, or while the arrays of the
+            previous prefetch wait for their ``restore``.
         """
         self._check_running("prefetch")
         number = wanted_step("prefetch", step)

@@ -11,6 +11,7 @@ from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.config import Config
+from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import RamdiskFull, RestoreFailed
 from emergency_ckpt.restore.request import RestoredState, RestoreRequest
 from emergency_ckpt.restore.restore import Restore
@@ -142,9 +143,9 @@ class Resume:
 
     def _continue_from(self, restored: RestoredState, *, keep_newer: bool) -> None:
         parts = self._parts
-        parts.saver.continue_from(
-            restored.save, restored.incarnation, restored.tier, keep_newer=keep_newer
-        )
+        # Not ``restored.tier``, which may differ between processes.
+        tier: TierName = "persistent" if restored.is_loaded else "local"
+        parts.saver.continue_from(restored.save, restored.incarnation, tier, keep_newer=keep_newer)
         parts.restore_parts.events.locate(incarnation=restored.incarnation)
         parts.local_saves.restart_from(restored.save)
         if parts.preservation is not None:

@@ -29,8 +29,10 @@ A holder that cannot be reached is asked again, after the others (``shards.holde
 the deadline it is an error that names it. ``StorageUnreachable`` likewise. Each stored step is
 loaded at most twice.
 
-``prefetch`` runs steps 1 to 5 in a thread of its own while the train step compiles. ``restore``
-then asks one question in its report: does every process have this prefetch, for this step, state
-and kind of restore? ``core.restore.prefetch`` decides for all: use it; restore as if there had been
-none; or fail, because the prefetch had failed and no process was told. A save that starts cancels
-it, for all."""
+``prefetch`` runs steps 1 to 5 in a thread of its own while the train step compiles, and leaves a
+cache on each process: the placed arrays, with the save, the CRCs of the copies and the tree that
+they were made of. ``restore`` reports and plans as ever. A process whose part of the plan is made
+of the same, and whose RAM has all that it keeps, skips step 4; all else is as without a prefetch.
+Hits need not agree: nothing in step 4 is collective. Any other plan releases the arrays before it
+needs memory, and so does a save. A prefetch that failed leaves nothing. One that was cancelled
+changes RAM no more (``RestoreRoom.check``), so a save waits for it only a moment."""

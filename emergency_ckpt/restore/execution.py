@@ -17,7 +17,6 @@ from typing import Protocol, TypeVar
 from emergency_ckpt.cluster.coordination import ERROR_LIMIT_CHARS
 from emergency_ckpt.cluster.shard_source import holder_name
 from emergency_ckpt.core.restore.plan_types import NoPlan, ProcessPlan, RestorePlan
-from emergency_ckpt.core.restore.prefetch import PrefetchReport
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.restore.host_state import fetch_documents
@@ -28,13 +27,12 @@ from emergency_ckpt.restore.protocol import (
     LoadPlan,
     PlanFailed,
     Status,
-    UsePrefetched,
     Verdict,
     failure_kind,
     failure_of,
     passed_over,
 )
-from emergency_ckpt.restore.request import RestoredState, RestoreParts, RestoreRequest
+from emergency_ckpt.restore.request import MadeOf, RestoredState, RestoreParts, RestoreRequest
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
 from emergency_ckpt.restore.shards.outvoted_copies import quarantine_outvoted
 from emergency_ckpt.restore.shards.room import RestoreRoom
@@ -81,15 +79,15 @@ class Attempt(Protocol):
         ...
 
 
-class Prefetched(Protocol):
-    """A prefetch that this process has."""
+class Placed(Protocol):
+    """This process's cache of one state that is on its devices already."""
 
-    def take(self) -> RestoredState:
-        """Give the state to the caller: all processes have it."""
+    def find(self, wanted: MadeOf) -> RestoredState | None:
+        """Return the state if it is made of ``wanted``; else release its memory, and None."""
         ...
 
-    def cancel(self, reason: str) -> None:
-        """Release its memory, which is needed: some processes do not have it."""
+    def release(self, reason: str) -> None:
+        """Release the memory of the state, if there is one."""
         ...
 
 
@@ -98,11 +96,15 @@ class RestoreExecution:
 
     Args:
       name: the same everywhere, used once.
+      placed: what this process has of it, or what will be asked for it later; None: neither.
     """
 
-    def __init__(self, parts: RestoreParts, request: RestoreRequest, name: str) -> None:
+    def __init__(
+        self, parts: RestoreParts, request: RestoreRequest, name: str, placed: Placed | None
+    ) -> None:
         self._parts = parts
         self._request = request
+        self._placed = placed
         self._deadline_s = time.monotonic() + parts.config.restore_timeout_s
         self._spent_s: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
         self.dialogue = RestoreDialogue(
@@ -123,36 +125,25 @@ class RestoreExecution:
         """Return the time, of ``time.monotonic``, at which every wait here has ended."""
         return self._deadline_s
 
-    def run(
-        self,
-        attempt: Attempt,
-        report: PrefetchReport,
-        prefetched: Prefetched | None = None,
-    ) -> RestoredState | NoPlan | PlanFailed:
+    def run(self, attempt: Attempt) -> RestoredState | NoPlan | PlanFailed:
         """Restore the state, or return why there is no plan. Blocks until the deadline at most.
 
         A step in storage is restored in two phases: all processes load it into RAM and report
         again; then it is restored as any step in RAM.
 
-        Args:
-          report: whether this process has a prefetch.
-          prefetched: the prefetch, when the report says that it is ready.
-
         Raises:
           RestoreFailed: on all processes, when it fails on one; AttemptCancelled: it was cancelled
             there.
         """
-        self._calls.check = attempt.check
+        self._calls.check = self._room.check = self.dialogue.check = attempt.check
         try:
-            return self._run(attempt, report, prefetched)
+            return self._run(attempt)
         finally:
             spent = {f"{name}_seconds": seconds for name, seconds in self._spent_s.items()}
             self._parts.events.emit("restore.phases", **spent)
 
-    def _run(
-        self, attempt: Attempt, report: PrefetchReport, prefetched: Prefetched | None
-    ) -> RestoredState | NoPlan | PlanFailed:
-        self._report(report)
+    def _run(self, attempt: Attempt) -> RestoredState | NoPlan | PlanFailed:
+        self._report()
         loaded = _Loaded()
         number = -1
         while True:
@@ -161,17 +152,13 @@ class RestoreExecution:
                 plan = self.dialogue.learn_plan()
             if isinstance(plan, NoPlan | PlanFailed):
                 return plan
-            if prefetched is not None and not isinstance(plan, UsePrefetched):
-                prefetched.cancel("not all processes have it")
             if isinstance(plan, LoadPlan):
+                if self._placed is not None:
+                    self._placed.release(f"step {plan.step} is loaded from storage")
                 if self._load_into_ram(number, plan, attempt, loaded):
-                    self._report(PrefetchReport())
+                    self._report()
                 continue
-            if isinstance(plan, UsePrefetched):
-                assert prefetched is not None, "this process said that it has it"
-                restored = self._restore_on_all(number, plan, attempt, prefetched.take)
-            else:
-                restored = self._load_from_ram(number, plan, attempt, loaded)
+            restored = self._load_from_ram(number, plan, attempt, loaded)
             if restored is not None:
                 return restored
 
@@ -183,13 +170,13 @@ class RestoreExecution:
         finally:
             self._spent_s[name] += time.monotonic() - started_s
 
-    def _report(self, report: PrefetchReport) -> None:
+    def _report(self) -> None:
         with self._phase("report"):
             self.dialogue.report(
                 self._parts.holdings.inventory(),
                 self._request.tree,
                 wants_host_state=self._request.wants_host_state,
-                prefetch=report,
+                damaged=self._parts.tier.damaged(),
             )
 
     def _new_leader(self) -> RestoreLeader:
@@ -218,21 +205,9 @@ class RestoreExecution:
         """Load a step in RAM onto the devices of all processes; None when it failed on one."""
 
         def restore() -> RestoredState:
-            self._emit_plan(plan, "local", loaded)
-            return self._from_local(plan, attempt, loaded)
-
-        return self._restore_on_all(number, plan, attempt, restore)
-
-    def _restore_on_all(
-        self,
-        number: int,
-        plan: RestorePlan | UsePrefetched,
-        attempt: Attempt,
-        load: Callable[[], RestoredState],
-    ) -> RestoredState | None:
-        def restore() -> RestoredState:
             attempt.check()
-            restored = load()
+            self._emit_plan(plan, "local", loaded)
+            restored = self._from_local(plan, attempt, loaded)
             with self._phase("host_state"):
                 attempt.apply_host_state(restored)
             return restored
@@ -241,14 +216,14 @@ class RestoreExecution:
         if done is None:
             return None
         restored, verdict = done
-        # Also what a prefetch was given is taken: the restore that uses it begins a later life.
+        # Also what a prefetch is given: the restore after it begins a later life.
         self._parts.tier.note_incarnation(verdict.incarnation)
         return dataclasses.replace(restored, incarnation=verdict.incarnation)
 
     def _on_all(
         self,
         number: int,
-        plan: RestorePlan | LoadPlan | UsePrefetched,
+        plan: RestorePlan | LoadPlan,
         attempt: Attempt,
         work: Callable[[], _T],
     ) -> tuple[_T, Verdict] | None:
@@ -266,7 +241,7 @@ class RestoreExecution:
         del result
         attempt.undo()
         if verdict.error:
-            raise failure_of(verdict.kind, _target(plan), verdict.error)
+            raise failure_of(verdict.kind, f"step {plan.step}", verdict.error)
         return None
 
     def _emit_plan(self, plan: RestorePlan | LoadPlan, tier: str, loaded: _Loaded) -> None:
@@ -321,20 +296,8 @@ class RestoreExecution:
             room=self._room,
             expendable=passed_over(plan, parts.config.run_name) - {save},
         )
-        tier: TierName = "persistent" if loaded.save == save else "local"
-        with self._phase("shards"), shards.collecting(part) as arrivals:
-            state = materialize(
-                self._request.tree, self._request.like, shards.bytes_of, arrivals, shards.dtype_of
-            )
-        tally = shards.tally
-        parts.events.emit(
-            "restore.fetched",
-            step=plan.step,
-            bytes_local=tally.local,
-            bytes_peer=tally.peer,
-        )
-        for holder, nbytes in sorted(tally.by_holder.items()):
-            parts.events.emit("restore.received", step=plan.step, holder=holder, size_bytes=nbytes)
+        with self._phase("shards"):
+            restored = self._place(plan, part, save, shards, loaded)
         attempt.check()
         with self._phase("host_state"):
             documents = fetch_documents(
@@ -347,27 +310,54 @@ class RestoreExecution:
                 plan.host_state_count or 0,
                 holder_name(me),
             )
-        if tier == "persistent":
+        return dataclasses.replace(
+            restored,
+            documents=documents,
+            rejected=plan.rejected,
+            timeline=plan.timeline,
+            lack=restored.lack or self._room.lack,
+            is_loaded=loaded.save == save,
+        )
+
+    def _place(
+        self,
+        plan: RestorePlan,
+        part: ProcessPlan,
+        save: SaveId,
+        shards: ShardCollection,
+        loaded: _Loaded,
+    ) -> RestoredState:
+        """Return the state on the devices: as it is there already, or verified, fetched, placed."""
+        parts, request, made_of = self._parts, self._request, None
+        if self._placed is not None:
+            leaves, crcs = shards.made_of(part)
+            made_of = MadeOf(save, request.tree, request.host_types(), leaves, crcs)
+            found = self._placed.find(made_of)
+            if found is not None and shards.holds_all(part, found.gathered):
+                return dataclasses.replace(found, is_prefetched=True)
+            del found
+            self._placed.release("not all that this process keeps is in its RAM")
+        with shards.collecting(part) as arrivals:
+            state = materialize(
+                request.tree, request.like, shards.bytes_of, arrivals, shards.dtype_of
+            )
+        tally = shards.tally
+        parts.events.emit(
+            "restore.fetched", step=plan.step, bytes_local=tally.local, bytes_peer=tally.peer
+        )
+        for holder, nbytes in sorted(tally.by_holder.items()):
+            parts.events.emit("restore.received", step=plan.step, holder=holder, size_bytes=nbytes)
+        tier: TierName = "local"
+        if loaded.save == save:
             # Bytes that this process just read from storage do not count as found in its RAM.
             tally.local = max(0, tally.local - loaded.nbytes)
-            tally.persistent = loaded.nbytes
+            tally.persistent, tier = loaded.nbytes, "persistent"
         return RestoredState(
-            plan.step,
-            save,
-            tier,
-            state,
-            documents,
-            tally,
-            plan.rejected,
-            shards.gathered,
-            plan.timeline,
-            lack=self._room.lack,
+            plan.step, save, tier, state, [], tally, (), shards.gathered, made_of=made_of
         )
 
 
-def _carry_out(
-    work: Callable[[], _T], plan: RestorePlan | LoadPlan | UsePrefetched
-) -> tuple[_T | None, Status]:
+def _carry_out(work: Callable[[], _T], plan: RestorePlan | LoadPlan) -> tuple[_T | None, Status]:
     """Return the result of ``work``, or None and its error, which is told to all processes."""
     try:
         return work(), Status()
@@ -377,20 +367,15 @@ def _carry_out(
         return None, _status_of(error, plan)
 
 
-def _status_of(error: Exception, plan: RestorePlan | LoadPlan | UsePrefetched) -> Status:
+def _status_of(error: Exception, plan: RestorePlan | LoadPlan) -> Status:
     """Return the copies to blame, if any: a step from storage as a whole, those in RAM by one."""
     if isinstance(error, CopiesFailed):
         return Status(str(error), error.unusable)
     is_load = isinstance(plan, LoadPlan)
     lacks = isinstance(error, PersistentTierError) and not error.unreachable
     if lacks or (isinstance(error, CorruptData) and is_load):
-        step = () if isinstance(plan, UsePrefetched) else (persistent_unusable(plan.step),)
-        return Status(str(error)[:ERROR_LIMIT_CHARS], step)
+        return Status(str(error)[:ERROR_LIMIT_CHARS], (persistent_unusable(plan.step),))
     if isinstance(error, CorruptData):
         return Status(str(error)[:ERROR_LIMIT_CHARS])
     text = f"{type(error).__name__}: {error}"[:ERROR_LIMIT_CHARS]
     return Status(text, kind=failure_kind(error))
-
-
-def _target(plan: RestorePlan | LoadPlan | UsePrefetched) -> str:
-    return "what was prefetched" if isinstance(plan, UsePrefetched) else f"step {plan.step}"

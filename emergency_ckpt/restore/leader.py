@@ -112,7 +112,9 @@ class RestoreLeader:
         self._inventory = Inventory(
             tuple(holders),
             self._manifests.read(holders),
-            quarantined=self._inventory.quarantined,
+            quarantined=self._inventory.quarantined.union(
+                *(report.quarantined for report in reports.values())
+            ),
             timeline=newest(self._inventory.timeline, *(each.timeline for each in holders)),
         )
         if self._persistent is not None and not self._has_asked:

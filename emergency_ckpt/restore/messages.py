@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
 
 from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s
+from emergency_ckpt.cluster.departures import departed
 from emergency_ckpt.cluster.messages import decode_message
 from emergency_ckpt.cluster.round import Round, Series
 from emergency_ckpt.core.limits import MAX_PLAN_MESSAGE_BYTES
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.restore.leaves.leaf_comparison import compare_targets
 from emergency_ckpt.core.restore.plan_types import RestorePlan
-from emergency_ckpt.core.restore.prefetch import PrefetchReport, decide_prefetch
 from emergency_ckpt.errors import CheckpointError, RestoreFailed
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.leader import RestoreLeader
@@ -27,7 +27,6 @@ from emergency_ckpt.restore.protocol import (
     Report,
     Status,
     SurveyAnswer,
-    UsePrefetched,
     Verdict,
     WholeSteps,
     failure_kind,
@@ -36,7 +35,6 @@ from emergency_ckpt.restore.protocol import (
 from emergency_ckpt.state.tree import StateTree
 from emergency_ckpt.types import LeafSpec
 
-_NO_PREFETCH = PrefetchReport()
 _MOST_NAMED = 8
 
 
@@ -48,6 +46,10 @@ class RestoreDialogue:
       series: of the restores, whose rounds these are.
       new_leader: called once, in process 0, when all have reported.
       deadline_s: of ``time.monotonic``; DeadlineExceeded after it.
+
+    Attributes:
+      check: called at intervals of some seconds while this process waits for the others; what it
+        raises ends the wait.
     """
 
     def __init__(
@@ -66,25 +68,32 @@ class RestoreDialogue:
         self._new_leader = new_leader
         self._events = events
         self._deadline_s = deadline_s
+        self.check: Callable[[], None] = lambda: None
         self._leader: RestoreLeader | None = None
         self._leader_error: CheckpointError | None = None
-        self._uses_prefetched = False
         self._reports = 0
         self._wanted: Mapping[str, LeafSpec] = {}
         self._answers = 0
 
-    def _round(self, name: str) -> Round:
-        left_s = deadline_left_s(self._deadline_s)
-        name = f"{self._name}/{name}"
-        return Round(self._coordinator, name, left_s, prompt=True, series=self._series)
+    def _round(self, name: str, *, for_each: bool = False) -> Round:
+        def absent(processes: Collection[int]) -> Mapping[int, str]:
+            self.check()
+            return departed(self._coordinator, processes)
+
+        return Round(
+            self._coordinator,
+            f"{self._name}/{name}",
+            deadline_left_s(self._deadline_s),
+            absent=absent,
+            prompt=True,
+            for_each=for_each,
+            series=self._series,
+        )
 
     def _next_answer(self) -> Round:
         """Return the round of the leader's next plan or list of steps, in which nothing is said."""
-        left_s = deadline_left_s(self._deadline_s)
-        name, self._answers = f"{self._name}/answer/{self._answers}", self._answers + 1
-        return Round(
-            self._coordinator, name, left_s, prompt=True, for_each=True, series=self._series
-        )
+        name, self._answers = f"answer/{self._answers}", self._answers + 1
+        return self._round(name, for_each=True)
 
     def report(
         self,
@@ -92,16 +101,16 @@ class RestoreDialogue:
         tree: StateTree,
         *,
         wants_host_state: bool,
-        prefetch: PrefetchReport = _NO_PREFETCH,
+        damaged: dict[str, tuple[int, ...]] | None = None,
     ) -> None:
-        """Tell the leader what this process holds and wants, and whether it is there already."""
+        """Tell the leader what this process holds and wants."""
         self._wanted = tree.wanted
         specs = msgspec.json.encode(list(self._wanted.values()))
         report = Report(
             inventory=inventory,
             state_digest=hashlib.sha256(specs).hexdigest(),
             wants_host_state=wants_host_state,
-            prefetch=prefetch,
+            damaged=damaged or {},
         )
         held = self._round(f"report/{self._reports}")
         self._reports += 1
@@ -123,8 +132,7 @@ class RestoreDialogue:
             known = (each.inventory.greatest for each in decoded.values())
             self._leader.greatest = max(self._leader.greatest, *known)
             self._check_states(decoded, report.state_digest, specs)
-            if not self._may_use_prefetched({p: r.prefetch for p, r in decoded.items()}):
-                self._leader.take_reports(decoded)
+            self._leader.take_reports(decoded)
         except Exception as error:  # noqa: BLE001 - the others wait for an answer
             self._leader_error = _typed(error)
 
@@ -179,15 +187,6 @@ class RestoreDialogue:
             raise self._leader_error or self._told(RestoreFailed("survey", "the job", found.error))
         return found.steps
 
-    def _may_use_prefetched(self, reports: Mapping[int, PrefetchReport]) -> bool:
-        decision = decide_prefetch(reports)
-        if decision.kind == "fail":
-            raise RestoreFailed("prefetch", "the state", decision.reason, hint="restore again")
-        if decision.kind == "restore" and decision.reason:
-            self._events.emit("prefetch.unused", reason=decision.reason)
-        self._uses_prefetched = decision.kind == "use"
-        return self._uses_prefetched
-
     def learn_plan(self) -> Answer:
         """The leader plans and tells each process its part."""
         answer: Answer | None = None
@@ -195,7 +194,7 @@ class RestoreDialogue:
             try:
                 if self._leader_error is not None:
                     raise self._leader_error
-                answer = UsePrefetched() if self._uses_prefetched else self._leader.plan()
+                answer = self._leader.plan()
             except Exception as error:  # noqa: BLE001 - the others wait for an answer
                 self._leader_error = typed = _typed(error)
                 answer = PlanFailed(str(typed)[:4000], failure_kind(typed))

@@ -7,17 +7,14 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
-import jax
 from absl import logging
 
 from emergency_ckpt.core.restore.plan_types import NoPlan
-from emergency_ckpt.core.restore.prefetch import PrefetchReport
-from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, RestoreFailed
+from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
 from emergency_ckpt.restore.execution import RestoreExecution
 from emergency_ckpt.restore.protocol import AttemptCancelled, PlanFailed, no_plan_error
-from emergency_ckpt.restore.request import RestoredState, RestoreParts, RestoreRequest
+from emergency_ckpt.restore.request import MadeOf, RestoredState, RestoreParts, RestoreRequest
 
 _CHECK_INTERVAL_S = 0.1
 _GRACE_S = 5.0
@@ -25,16 +22,19 @@ _GRACE_S = 5.0
 
 
 class Prefetch:
-    """One prefetch; collective, as a restore is. ``number`` is the same everywhere.
+    """One restore in a thread of its own, and the cache that it leaves on this process's devices.
 
-    The thread starts with the object. Until ``take`` or ``cancel`` it holds the state on the
-    devices, and with it the memory that is lent to its arrays. All methods may be called from any
-    thread; none is collective.
+    Collective, as a restore is; what becomes of the cache is each process's own affair. The thread
+    starts with the object. All methods may be called from any thread; none is collective.
 
     Args:
+      number: the same everywhere.
       after: one that was given up; this one waits for its end.
       saves_ended: whether no save of this process is under way, waiting so many seconds for it.
       held: keeps persistent steps from being removed.
+
+    Attributes:
+      cancelled_for: why it is not wanted any more, or came to nothing; empty while it may be used.
     """
 
     def __init__(
@@ -48,19 +48,16 @@ class Prefetch:
         held: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._parts = parts
-        self._request = request
-        self._number = number
         self._after = after
         self._saves_ended = saves_ended
         self._held = held
-        self._execution = RestoreExecution(parts, request, f"prefetch/{number}")
+        self._execution = RestoreExecution(parts, request, f"prefetch/{number}", self)
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._ended_s = 0.0
-        self._cancelled_for = ""
+        self._is_left_behind = False
         self._restored_state: RestoredState | None = None
-        self._error: CheckpointError | None = None
-        self.is_taken = False
+        self.cancelled_for = ""
         self._started_s = time.monotonic()
         parts.events.emit("prefetch.started", requested_step=request.requested_step)
         threading.Thread(target=self._run, name="eckpt-prefetch", daemon=True).start()
@@ -70,7 +67,7 @@ class Prefetch:
     def _run(self) -> None:
         try:
             self._bring()
-        except Exception as error:  # noqa: BLE001 - the next restore tells it
+        except Exception as error:  # noqa: BLE001 - the restore after it does without
             self._fail(error)
         finally:
             self._ended_s = time.monotonic()
@@ -83,13 +80,15 @@ class Prefetch:
         self._wait_until(self._saves_ended, "the save before it")
         with self._held():
             try:
-                outcome = self._execution.run(self, PrefetchReport())
+                outcome = self._execution.run(self)
             finally:
-                # Also what was fetched just now: until a restore says what may go, all stays.
-                parts.tier.protect([held.save for held in parts.tier.held()[0]])
+                with self._lock:
+                    if not self._is_left_behind:
+                        # Also what was fetched: until a restore says what may go, all stays.
+                        parts.tier.protect([held.save for held in parts.tier.held()[0]])
         if isinstance(outcome, RestoredState):
             with self._lock:
-                if not self._cancelled_for:
+                if not self.cancelled_for:
                     self._restored_state = outcome
             parts.events.emit(
                 "prefetch.finished",
@@ -105,7 +104,7 @@ class Prefetch:
 
     def _wait_until(self, ended: Callable[[float], bool], what: str) -> None:
         # Given up, it still goes on to where it tells the others: they would wait for it.
-        while not self.is_cancelled and not ended(_CHECK_INTERVAL_S):
+        while not self.cancelled_for and not ended(_CHECK_INTERVAL_S):
             if time.monotonic() > self._execution.deadline_s:
                 raise DeadlineExceeded("prefetch", "the state", f"{what} has not ended")
 
@@ -116,34 +115,26 @@ class Prefetch:
         self._parts.events.emit("prefetch.nothing")
 
     def _fail(self, error: Exception) -> None:
+        """Tell of the error, once: the restore after it meets the cause itself, if it lasts."""
         if isinstance(error, AttemptCancelled):
             self.cancel(error.problem)  # here nobody has asked for that yet
-        if self.is_cancelled:
-            self._parts.events.emit("prefetch.given_up", reason=self._cancelled_for[:500])
+        if self.cancelled_for:
+            self._parts.events.emit("prefetch.given_up", reason=self.cancelled_for[:500])
             return
-        if not isinstance(error, CheckpointError):
-            unexpected = f"unexpected {type(error).__name__}: {error}"
-            failure = RestoreFailed("prefetch", "the state", unexpected)
-            failure.__cause__ = error
-            error = failure
-        trace = "".join(traceback.format_exception(error))
-        part: BaseException | None = error
-        while part is not None:
-            part.__traceback__ = None  # its frames hold shards, and so lent memory
-            part = part.__cause__ or part.__context__
-        with self._lock:
-            self._error = error
+        self.cancel(f"it failed: {error}"[:500])
         self._parts.events.emit("prefetch.failed", reason=str(error)[:500])
-        logging.warning("prefetch failed: %s", trace)
+        is_typed = isinstance(error, CheckpointError)
+        logging.warning(
+            "prefetch failed: %s", error if is_typed else "".join(traceback.format_exception(error))
+        )
 
     # As the attempt of its ``RestoreExecution``.
 
     def check(self) -> None:
         """AttemptCancelled when it was meanwhile: the others shall not wait for this one."""
-        with self._lock:
-            reason = self._cancelled_for
-        if reason:
-            raise AttemptCancelled("prefetch", "the state", f"it was given up: {reason}")
+        if self.cancelled_for:
+            problem = f"it was given up: {self.cancelled_for}"
+            raise AttemptCancelled("prefetch", "the state", problem)
 
     def apply_host_state(self, restored: RestoredState) -> None:
         """Host states are applied by ``restore`` alone."""
@@ -151,58 +142,61 @@ class Prefetch:
     def undo(self) -> None:
         """Nothing of the caller's was touched."""
 
+    # As the cache.
+
+    def find(self, wanted: MadeOf) -> RestoredState | None:
+        """Return the state if it is made of ``wanted``; else release its memory, and None."""
+        with self._lock:
+            found = self._restored_state
+        if found is None or found.made_of is None:
+            return None
+        difference = found.made_of.difference(wanted)
+        if not difference:
+            return found
+        del found
+        self.cancel(difference)
+        return None
+
+    def release(self, reason: str) -> None:
+        """Release the memory of the state, if there is one."""
+        if self._restored_state is not None:
+            self.cancel(reason)
+
     # For the training thread.
 
     def cancel(self, reason: str) -> None:
-        """It is not wanted any more: let go of what it holds, and end soon. Does not wait.
-
-        An error that it has met stays, for the next restore to tell.
-        """
+        """It is not wanted any more: release what it holds, and end soon. Does not wait."""
         with self._lock:
-            if self._error is None:
-                self._cancelled_for = self._cancelled_for or reason
+            self.cancelled_for = self.cancelled_for or reason
             self._restored_state = None
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Return whether ``cancel`` was called."""
-        return bool(self._cancelled_for)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Return when the thread has ended, or at the latest a little after its deadline.
 
-        True when it has.
+        True when it has, or was left behind.
         """
         if timeout_s is None:
             timeout_s = max(0.0, self._execution.deadline_s - time.monotonic()) + _GRACE_S
-        return self._ended.wait(timeout_s)
+        return self._is_left_behind or self._ended.wait(timeout_s)
 
-    def decision_on(self, request: RestoreRequest) -> PrefetchReport:
-        """Return the answer of this process to ``request``."""
-        with self._lock:
-            if self._cancelled_for:
-                return PrefetchReport("unfit", self._number, self._cancelled_for)
-            if self._error is not None:
-                return PrefetchReport("failed", self._number, str(self._error)[:1000])
-            if not self._ended.is_set():
-                return PrefetchReport("failed", self._number, "it has not ended in time")
-            different = _difference(self._request, request)
-            if different:
-                return PrefetchReport("unfit", self._number, different)
-            return PrefetchReport("ready", self._number)
+    def wait_for_state(self) -> bool:
+        """Return whether it has brought a state, when its thread has ended or should have."""
+        if not self.cancelled_for and not self.wait():
+            self.cancel("it has not ended in time")
+        if self.cancelled_for:
+            self.give_way()
+        return self._restored_state is not None
 
-    def take(self) -> RestoredState:
-        """Return the restored state, once: from then on it is the caller's alone."""
-        with self._lock:
-            restored_state, self._restored_state = self._restored_state, None
-            assert restored_state is not None, "it was said to be ready, and is taken once"
-            self.is_taken = True
-            return restored_state
+    def give_way(self) -> None:
+        """Return when the thread, which was cancelled, has ended or changes RAM no more.
 
-    def take_error(self) -> CheckpointError | None:
-        """Return the error that ended it; None when it did not fail."""
-        with self._lock:
-            return self._error
+        It may wait for storage that does not answer. Blocks for a quarter of ``save_timeout_s`` at
+        most, so that a save has its time.
+        """
+        if not self.wait(self._parts.config.save_timeout_s / 4):
+            with self._lock:
+                self._is_left_behind = True
+            logging.warning("a prefetch that was given up still waits; it is left behind")
 
     def seconds_until(self, now_s: float) -> float:
         """Return the seconds that it had worked at ``now_s``."""
@@ -225,7 +219,7 @@ class Prefetches:
         held: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """Begin one; see ``Prefetch``. CheckpointError when one waits for its restore already."""
-        if self.current is not None and not self.current.is_cancelled:
+        if self.current is not None and not self.current.cancelled_for:
             hint = "call restore first"
             raise CheckpointError("prefetch", "state", "there is one already", hint=hint)
         number, self._count = self._count, self._count + 1
@@ -241,18 +235,17 @@ class Prefetches:
         if self.current is None:
             return None
         self.current.cancel(f"step {step} was saved before the restore")
-        return self.current.wait
+        return self.current.give_way
 
     def before_removal(self, step: int) -> None:
         """Give up the prefetch, which may have ``step``, before that is removed. Waits for it."""
         if self.current is not None:
             self.current.cancel(f"step {step} was removed before the restore")
-            self.current.wait()
+            self.current.give_way()
 
     def forget(self) -> None:
-        """A restore is over, and with it the prefetch, unless its thread hangs."""
-        if self.current is not None and self.current.wait(0):
-            self.current = None
+        """A restore is over, and with it the prefetch."""
+        self.current = None
 
     def end(self, timeout_s: float) -> None:
         """Give up the one under way; its thread is left behind if it takes longer."""
@@ -262,21 +255,3 @@ class Prefetches:
         prefetch.cancel("the checkpointer was stopped")
         if not prefetch.wait(timeout_s):
             logging.warning("a prefetch waits for other processes still; it is left behind")
-
-
-def _difference(prefetched: RestoreRequest, asked: RestoreRequest) -> str:
-    """In what the two differ; empty when one will do for the other."""
-    if prefetched.requested_step != asked.requested_step:
-        return f"step {prefetched.requested_step} was prefetched, not {asked.requested_step}"
-    if prefetched.wants_host_state != asked.wants_host_state:
-        return "with host state and without are not the same"
-    if prefetched.tree != asked.tree or _host_types(prefetched) != _host_types(asked):
-        return "another state was prefetched"
-    return ""
-
-
-def _host_types(request: RestoreRequest) -> list[tuple[type[Any], object]]:
-    """Type and dtype of each host value: the dtype also tells the byte order."""
-    flat = jax.tree_util.tree_leaves(request.like)
-    values = (flat[leaf.position] for leaf in request.tree.leaves if leaf.sharding is None)
-    return [(type(value), getattr(value, "dtype", None)) for value in values]

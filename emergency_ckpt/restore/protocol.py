@@ -9,7 +9,6 @@ import msgspec
 
 from emergency_ckpt.core.restore.inventory import HolderInventory, Quarantined
 from emergency_ckpt.core.restore.plan_types import NoPlan, Rejection, RestorePlan
-from emergency_ckpt.core.restore.prefetch import PrefetchReport
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import (
@@ -32,13 +31,22 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One process's inventory, and a digest of the state that it wants back.
 
     Attributes:
-      prefetch: what it says of its prefetch. Always ``none`` in a prefetch itself.
+      damaged: by digest, shards of its own copies that it found damaged or outvoted before.
     """
 
     inventory: HolderInventory
     state_digest: str
     wants_host_state: bool
-    prefetch: PrefetchReport = PrefetchReport()
+    damaged: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def quarantined(self) -> set[Quarantined]:
+        """Return what must not be used of the inventory."""
+        return {
+            Quarantined(self.inventory.holder, digest, shard)
+            for digest, shards in self.damaged.items()
+            for shard in shards
+        }
 
 
 class AttemptCancelled(RestoreFailed):
@@ -212,11 +220,7 @@ class SurveyAnswer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     error: str = ""
 
 
-class UsePrefetched(msgspec.Struct, frozen=True, tag="prefetched", forbid_unknown_fields=True):
-    """Instead of a plan: every process takes what it has prefetched."""
-
-
-Answer = RestorePlan | NoPlan | PlanFailed | LoadPlan | UsePrefetched
+Answer = RestorePlan | NoPlan | PlanFailed | LoadPlan
 
 
 @dataclasses.dataclass
@@ -238,9 +242,11 @@ class RestoreReport:
 
     Attributes:
       step: the restored step.
-      tier: ``"local"`` (own RAM and peers') or ``"persistent"``.
+      tier: where this process took its part from, in this restore or in the prefetch that it used:
+        ``"local"`` (own RAM and peers') or ``"persistent"``.
       seconds: from the call to the return.
-      overlapped_seconds: of a prefetch that was used, how long it had worked before the call.
+      overlapped_seconds: of a prefetch that this process used, how long it had worked before the
+        call.
       bytes_local, bytes_peer, bytes_persistent: bytes of tensors read from the own ramdisk, from
         peers and from the persistent directory. What this process read from storage for its peers
         counts too; what it then took from its own RAM does not.

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
 
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.peers import Peers
@@ -22,7 +26,7 @@ from emergency_ckpt.state.tree import PyTree, StateTree
 from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +74,41 @@ class RestoreRequest:
     retained: RetainedShards | None
     tensors_only: bool = False
 
+    def host_types(self) -> list[tuple[type[Any], object]]:
+        """Return type and dtype of each host value: the dtype also tells the byte order."""
+        flat = jax.tree_util.tree_leaves(self.like)
+        values = (flat[leaf.position] for leaf in self.tree.leaves if leaf.sharding is None)
+        return [(type(value), getattr(value, "dtype", None)) for value in values]
+
+
+@dataclasses.dataclass(frozen=True)
+class MadeOf:
+    """Ingredients of a state on this process's devices: the same ones make the same state.
+
+    It says nothing of the holders from whom the bytes came.
+
+    Attributes:
+      host_types: as in ``RestoreRequest``.
+      leaves: by path, as saved.
+      crcs: CRC32C of each chosen shard.
+    """
+
+    save: SaveId
+    tree: StateTree
+    host_types: list[tuple[type[Any], object]]
+    leaves: Mapping[str, LeafSpec]
+    crcs: Mapping[ShardId, int]
+
+    def difference(self, wanted: MadeOf) -> str:
+        """Return in what this is not ``wanted``; empty when it is."""
+        if (self.tree, self.host_types) != (wanted.tree, wanted.host_types):
+            return "another state was prefetched"
+        if self.save.step != wanted.save.step:
+            return f"step {self.save.step} was prefetched, and {wanted.save.step} is restored"
+        if self != wanted:
+            return f"other copies of step {self.save.step} were prefetched"
+        return ""
+
 
 @dataclasses.dataclass(frozen=True)
 class RestoredState:
@@ -77,7 +116,10 @@ class RestoredState:
 
     Attributes:
       save: its identity; it lies in RAM now, wherever it came from.
-      tier: where it came from.
+      tier: where this process's part came from.
+      is_loaded: this restore loaded the step from storage, on all processes.
+      is_prefetched: ``state`` was on the devices before.
+      made_of: of which it was made, in a prefetch.
       documents: the host states that belong to this process.
       gathered: digest of the slot with all that this process keeps, where one was written.
       timeline: the newest that any process knew, or storage.
@@ -97,3 +139,6 @@ class RestoredState:
     timeline: Timeline | None = None
     incarnation: str = ""
     lack: str = ""
+    is_loaded: bool = False
+    is_prefetched: bool = False
+    made_of: MadeOf | None = None

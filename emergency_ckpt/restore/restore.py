@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from absl import logging
 
 from emergency_ckpt.core.restore.plan_types import NoPlan, Rejection
-from emergency_ckpt.core.restore.prefetch import PrefetchReport
 from emergency_ckpt.core.wording import TIER_WORDS
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.restore.execution import RestoreExecution
@@ -90,9 +89,8 @@ class Restore:
         self._keep_newer = keep_newer
         self._prefetch = prefetch
         self._started_s = time.monotonic()
-        if prefetch is not None:
-            prefetch.wait()
-        self._execution = RestoreExecution(parts, request, f"restore/{number}")
+        ready = prefetch if prefetch is not None and prefetch.wait_for_state() else None
+        self._execution = RestoreExecution(parts, request, f"restore/{number}", ready)
         self._host_state = _HostState(parts, host_state, buddies)
         self._found: RestoredState | None = None
         self.restored: RestoredState | None = None
@@ -110,7 +108,11 @@ class Restore:
             raise
         finally:
             if self._prefetch is not None:
-                self._prefetch.cancel("a restore came after it")
+                # Also what was used: it is given once.
+                self._prefetch.cancel("the restore ended without it")
+                if self._found is None or not self._found.is_prefetched:
+                    reason = self._prefetch.cancelled_for
+                    self._parts.events.emit("prefetch.unused", reason=reason)
 
     @property
     def host_state_bytes(self) -> int:
@@ -172,10 +174,7 @@ class Restore:
 
     def _run(self) -> None:
         self._parts.events.emit("restore.started", requested_step=self._request.requested_step)
-        prefetch = self._prefetch
-        own = PrefetchReport() if prefetch is None else prefetch.decision_on(self._request)
-        ready = prefetch if own.kind == "ready" else None
-        outcome = self._execution.run(self._host_state, own, ready)
+        outcome = self._execution.run(self._host_state)
         if isinstance(outcome, NoPlan | PlanFailed):
             self._without_plan(outcome)
         else:
@@ -184,7 +183,7 @@ class Restore:
     def _finished(self, restored: RestoredState) -> RestoreReport:
         tally, prefetch = restored.tally, self._prefetch
         overlapped_s = 0.0
-        if prefetch is not None and prefetch.is_taken:
+        if prefetch is not None and restored.is_prefetched:
             overlapped_s = prefetch.seconds_until(self._started_s)
         report = RestoreReport(
             step=restored.step,
@@ -212,8 +211,7 @@ class Restore:
 
     def _without_plan(self, answer: NoPlan | PlanFailed) -> None:
         if isinstance(answer, PlanFailed):
-            prefetch_error = self._prefetch and self._prefetch.take_error()
-            raise prefetch_error or self._execution.dialogue.failure(answer)
+            raise self._execution.dialogue.failure(answer)
         for note in answer.notes:
             self._parts.events.emit("restore.note", text=note)
         for each in answer.rejected:

@@ -143,7 +143,8 @@ class StepCatalog:
             parts.events,
             deadline_s=deadline_s,
         )
-        dialogue.report(parts.holdings.inventory(), tree, wants_host_state=True)
+        inventory, damaged = parts.holdings.inventory(), parts.tier.damaged()
+        dialogue.report(inventory, tree, wants_host_state=True, damaged=damaged)
         return dialogue.learn_steps()
 
     def ramdisks_intact(self) -> bool:

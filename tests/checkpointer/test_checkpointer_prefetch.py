@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import signal
 import threading
@@ -9,8 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from world import LONG_S, World, same, save_all
+from world import LONG_S, World, logged, same, save_all
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import CheckpointError, StateMismatch, StepNotFound
@@ -66,6 +68,11 @@ def wait_for(world: World, name: str) -> None:
     raise AssertionError(f"{name} did not come: {world.names()}")
 
 
+def live_steps() -> list[int]:
+    """The steps whose arrays are on the devices."""
+    return sorted(int(np.asarray(a)[0, 0]) for a in jax.live_arrays() if a.shape == (8, 4))
+
+
 def unused(world: World) -> list[Any]:
     return [e.fields["reason"] for e in world.events if e.name == "prefetch.unused"]
 
@@ -92,7 +99,7 @@ def test_restore_finds_what_was_prefetched(saved: World, from_storage: bool) -> 
         check(checkpointer, saved, 2)
         after = saved.names()[len(before) :]
         assert {"restore.started", "restore.finished"} <= set(after)
-        assert not {"restore.planned", "restore.loaded", "restore.fetched"} & set(after)
+        assert not {"restore.loaded", "restore.fetched", "prefetch.unused"} & set(after)
         report = checkpointer.last_restore
         assert report is not None
         assert report.tier == ("persistent" if from_storage else "local")
@@ -112,7 +119,7 @@ def test_restore_waits_for_a_prefetch_that_is_under_way(saved: World) -> None:
         gate.wait()
         threading.Timer(0.1, gate.open).start()
         check(checkpointer, saved, 2)
-        assert saved.names().count("restore.planned") == 1
+        assert saved.names().count("restore.fetched") == 1
         assert unused(saved) == []
 
 
@@ -144,33 +151,112 @@ def test_host_state_moves_in_restore_alone(saved: World) -> None:
         assert position.at == 0
 
 
-@pytest.mark.parametrize(
-    ("asked", "reason"),
-    [
-        ({"step": 1}, "step None was prefetched, not 1"),
-        ({"host_state": None}, "with host state and without"),
-    ],
-)
-def test_another_request_is_an_ordinary_restore(
-    saved: World, asked: dict[str, Any], reason: str
-) -> None:
+def test_another_step_is_an_ordinary_restore(saved: World) -> None:
     with saved.open() as checkpointer:
         checkpointer.prefetch(specs(saved))
-        arguments = {"state": specs(saved), "host_state": {}, **asked}
-        step, state = checkpointer.restore(**arguments)
-        assert step == arguments.get("step", 2)
-        assert same(state, saved.state(step or 0))
+        step, state = checkpointer.restore(1, state=specs(saved), host_state={})
+        assert step == 1
+        assert same(state, saved.state(1))
         (told,) = unused(saved)
-        assert reason in told
+        assert told == "step 2 was prefetched, and 1 is restored"
 
 
-def test_another_sharding_is_an_ordinary_restore(saved: World) -> None:
-    other = {**specs(saved), "w": jax.ShapeDtypeStruct((8, 4), jnp.float32)}
+@pytest.mark.parametrize("asked", [{"step": 2}, {"host_state": None}, {"keep_newer": True}])
+def test_same_arrays_for_another_request(saved: World, asked: dict[str, Any]) -> None:
+    with saved.open() as checkpointer:
+        checkpointer.prefetch(specs(saved))
+        host = {"at": 0}
+        arguments = {"state": specs(saved), "host_state": host, **asked}
+        step, state = checkpointer.restore(**arguments)
+        assert step == 2
+        assert same(state, saved.state(2))
+        assert host == {"at": 0 if "host_state" in asked else 2}
+        assert saved.names().count("restore.fetched") == 1
+        assert unused(saved) == []
+
+
+def test_host_state_is_brought_though_not_prefetched(saved: World) -> None:
+    with saved.open() as checkpointer:
+        checkpointer.prefetch(specs(saved), wants_host_state=False)
+        check(checkpointer, saved, 2)
+        assert saved.names().count("restore.fetched") == 1
+
+
+@pytest.mark.parametrize("what", ["sharding", "structure", "host value"])
+def test_another_state_is_an_ordinary_restore(saved: World, what: str) -> None:
+    other: Any = specs(saved)
+    if what == "sharding":
+        other["w"] = jax.ShapeDtypeStruct((8, 4), jnp.float32)
+    elif what == "structure":
+        other = collections.OrderedDict(other)
+    else:
+        other["host"] = np.int64(0)
     with saved.open() as checkpointer:
         checkpointer.prefetch(other)
+        wait_for(saved, "prefetch.finished")
         check(checkpointer, saved, 2)
         (told,) = unused(saved)
         assert "another state was prefetched" in told
+
+
+def test_arrays_are_given_once(saved: World) -> None:
+    with saved.open() as checkpointer:
+        checkpointer.prefetch(specs(saved))
+        state = check(checkpointer, saved, 2)
+        for leaf in jax.tree.leaves(state):
+            if isinstance(leaf, jax.Array):
+                leaf.delete()  # as a donation does
+        check(checkpointer, saved, 2)
+        assert saved.names().count("restore.fetched") == 2
+
+
+@pytest.mark.parametrize("by", ["save", "stop", "removal"])
+def test_cached_arrays_are_released(saved: World, by: str) -> None:
+    gc.collect()
+    with saved.open(local_keep_last_n=2) as checkpointer:
+        checkpointer.prefetch(specs(saved))
+        wait_for(saved, "prefetch.finished")
+        assert live_steps() == [2]
+        if by == "save":
+            checkpointer.save(step=3, state=saved.state(3), host_state={"at": 3})
+        elif by == "stop":
+            checkpointer.stop()
+        else:
+            checkpointer.steps.remove(2)
+        assert 2 not in live_steps()
+
+
+@pytest.mark.parametrize("from_storage", [False, True], ids=["RAM", "storage"])
+def test_cached_arrays_go_before_others_are_placed(saved: World, from_storage: bool) -> None:
+    placed: list[list[int]] = []
+
+    def listener(event: Event) -> None:
+        saved.events.append(event)
+        if event.name in ("restore.loaded", "restore.fetched"):
+            placed.append(live_steps())
+
+    with saved.open_both(local_save_every_n_steps=3) as checkpointer:
+        save_all(checkpointer, saved, *([4] if from_storage else [3]))
+    gc.collect()
+    newest = 4 if from_storage else 3
+    with saved.open_both(on_event=listener) as checkpointer:
+        checkpointer.prefetch(specs(saved), step=2)
+        wait_for(saved, "prefetch.finished")
+        check(checkpointer, saved, newest)
+        assert placed == [[2], [], [newest]] if from_storage else [[2], [newest]]
+
+
+def test_copies_lost_meanwhile_are_brought_again(saved: World) -> None:
+    """The arrays are there, but this process would not hold what it has to hold."""
+    with saved.open_both() as checkpointer:
+        checkpointer.prefetch(specs(saved))
+        wait_for(saved, "prefetch.finished")
+        saved.lose_ram()
+        check(checkpointer, saved, 2)
+        assert "restore.loaded" in saved.names()
+        assert len(unused(saved)) == 1
+    with saved.open() as checkpointer:
+        check(checkpointer, saved, 2)
 
 
 def test_nothing_there_is_a_fresh_start(world: World) -> None:
@@ -183,18 +269,25 @@ def test_nothing_there_is_a_fresh_start(world: World) -> None:
         assert state is given
 
 
-def test_error_is_told_by_the_next_restore_and_once(saved: World) -> None:
+def test_failed_prefetch_is_logged_and_has_no_effect(saved: World) -> None:
     wrong = {**specs(saved), "w": jnp.zeros((8, 5))}
-    with saved.open() as checkpointer:
+    with saved.open() as checkpointer, logged() as lines:
         checkpointer.prefetch(wrong)
         wait_for(saved, "prefetch.failed")
-        checkpointer.save(step=3, state=saved.state(3), host_state={"at": 3})
+        check(checkpointer, saved, 2)
+        assert "(8, 5)" in unused(saved)[0]
+        checkpointer.prefetch(wrong)
         with pytest.raises(StateMismatch, match=r"\(8, 5\)"):
-            checkpointer.restore(state=specs(saved))
-        check(checkpointer, saved, 3)
+            checkpointer.restore(state=wrong)
         checkpointer.prefetch(specs(saved), step=17)
         with pytest.raises(StepNotFound):
             checkpointer.restore(step=17, state=specs(saved), host_state={})
+        check(checkpointer, saved, 2)
+        failures = [line for line in lines if line.startswith("prefetch failed")]
+        assert len(failures) == saved.names().count("prefetch.failed") == 3
+        checkpointer.prefetch(wrong)
+        save_all(checkpointer, saved, 3)
+        checkpointer.prefetch(specs(saved))  # no restore has to come between
         check(checkpointer, saved, 3)
 
 
@@ -222,6 +315,25 @@ def test_save_before_the_restore_comes_first(saved: World, point: str | None) ->
         check(checkpointer, saved, 4)
 
 
+@pytest.mark.parametrize("point", ["restore.planned", "restore.fetched"])
+def test_saves_do_not_wait_for_a_prefetch_that_hangs(saved: World, point: str) -> None:
+    """Nor does it change RAM when it goes on."""
+    gate = Gate(saved, point)
+    with saved.open(on_event=gate, save_timeout_s=4.0) as checkpointer:
+        checkpointer.prefetch(specs(saved))
+        gate.wait()
+        for step in (3, 4):
+            assert checkpointer.save(step=step, state=saved.state(step), host_state={"at": step})
+            checkpointer.wait_until_finished(LONG_S / 2)
+        gate.open()
+        wait_for(saved, "prefetch.given_up")
+        save_all(checkpointer, saved, 5, 6)
+        check(checkpointer, saved, 6)
+        checkpointer.prefetch(specs(saved))
+        check(checkpointer, saved, 6)
+    assert len(list(saved.ramdisk.rglob("slot_*.bin"))) <= 3
+
+
 def test_prefetch_waits_for_the_save_under_way(saved: World) -> None:
     gate = Gate(saved, "save.copied")
     with saved.open(on_event=gate) as checkpointer:
@@ -240,13 +352,13 @@ def test_memory_that_a_prefetch_lent_comes_back(saved: World) -> None:
     with saved.open() as checkpointer:
         for step in range(3, 9):
             checkpointer.prefetch(specs(saved))
-            # Every other one is not used: another step is asked for, in words.
-            asked = step - 1 if step % 2 else None
-            found, state = checkpointer.restore(asked, state=specs(saved), host_state={})
+            # Every other one is not used: another structure is asked for.
+            asked = collections.OrderedDict(specs(saved)) if step % 2 else specs(saved)
+            found, state = checkpointer.restore(state=asked, host_state={})
             assert found == step - 1
             save_all(checkpointer, saved, step)
             # The restored arrays are alive: their memory was not written.
-            assert same(state, saved.state(step - 1))
+            assert same(dict(state), saved.state(step - 1))
             del state
         assert len(unused(saved)) == 3
         gc.collect()

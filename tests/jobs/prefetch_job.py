@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import threading
 import time
 from collections.abc import Callable
@@ -122,7 +123,7 @@ def source_damaged(world: JobProcess) -> Any:
 
 
 def one_asks_for_another_state(world: JobProcess) -> Any:
-    """The prefetch fails everywhere; the next restore says so, the one after it works."""
+    """The prefetch fails everywhere; the restore is as if there had been none."""
     train(world, "drift", range(1, 11))
     world.events.clear()
     mesh = mesh_of(world.slices)
@@ -131,22 +132,68 @@ def one_asks_for_another_state(world: JobProcess) -> Any:
         del wanted["wide"]
     with world.config("drift", mesh=mesh).instantiate() as ckpt:
         ckpt.prefetch(wanted)
-        told = restore(world, ckpt, specs_on(mesh))
-        then = restore(world, ckpt, specs_on(mesh))
+        seen = restore(world, ckpt, specs_on(mesh))
         world.meet()
-    return [told, then]
+    return [seen, [fields["reason"] for fields in world.named("prefetch.failed")]]
 
 
-def one_restores_another_step(world: JobProcess) -> Any:
-    """What was prefetched is used by all or by none."""
-    train(world, "apart", range(1, 11))
+def one_has_no_cache(world: JobProcess) -> Any:
+    """One process prefetched another structure of the same leaves: it loads, and the others not."""
+    train(world, "alone", range(1, 11))
     world.events.clear()
     mesh = mesh_of(world.slices)
-    with world.config("apart", mesh=mesh).instantiate() as ckpt:
-        ckpt.prefetch(specs_on(mesh), step=10 if world.process == 2 else None)
+    wanted = specs_on(mesh)
+    with world.config("alone", mesh=mesh).instantiate() as ckpt:
+        ckpt.prefetch(collections.OrderedDict(wanted) if world.process == 3 else wanted)
+        compile_until(world, "prefetch.finished")
+        seen = restore(world, ckpt, specs_on(mesh))
+        for step in (11, 15):
+            iterator = Iterator(world.process).at(step)
+            ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator)
+        ckpt.wait_until_finished()
+        ckpt.check_for_errors()
+        again = restore(world, ckpt, specs_on(mesh))
+        world.meet()
+    return [seen, again]
+
+
+def copies_lost_where_there_is_no_cache(world: JobProcess) -> Any:
+    """Both copies of a part go bad after it: those that have the step agree on the older one."""
+    train(world, "retry", range(1, 11))
+    world.events.clear()
+    mesh = mesh_of(world.slices)
+    wanted = specs_on(mesh)
+    with world.config("retry", mesh=mesh).instantiate() as ckpt:
+        has_cache = world.process in (0, 2)
+        ckpt.prefetch(wanted if has_cache else collections.OrderedDict(wanted))
+        compile_until(world, "prefetch.finished")
+        world.meet()
+        if not has_cache:
+            damage_newest(process_dir(world, "retry", world.process))
+        world.meet()
         seen = restore(world, ckpt, specs_on(mesh))
         world.meet()
     return seen
+
+
+def one_never_prefetches(world: JobProcess) -> Any:
+    """The others wait for it until they save; no save waits for that."""
+    train(world, "never", range(1, 11))
+    world.events.clear()
+    mesh = mesh_of(world.slices)
+    settings = {"restore_timeout_s": 600, "save_timeout_s": 60}
+    with world.config("never", mesh=mesh, **settings).instantiate() as ckpt:
+        if world.process != 3:
+            ckpt.prefetch(specs_on(mesh))
+        for step in (15, 20):
+            iterator = Iterator(world.process).at(step)
+            ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator)
+            ckpt.wait_until_finished()
+        ckpt.check_for_errors()
+        given_up = [fields["reason"] for fields in world.named("prefetch.given_up")]
+        seen = restore(world, ckpt, specs_on(mesh))
+        world.meet()
+    return [seen, given_up]
 
 
 def save_comes_first(world: JobProcess) -> Any:
@@ -208,7 +255,9 @@ PROGRAMS = {
         slice_lost,
         source_damaged,
         one_asks_for_another_state,
-        one_restores_another_step,
+        one_has_no_cache,
+        copies_lost_where_there_is_no_cache,
+        one_never_prefetches,
         save_comes_first,
         save_comes_first_late_on_one,
         host_state_refused,

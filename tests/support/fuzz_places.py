@@ -32,7 +32,7 @@ from emergency_ckpt.cluster.secret import exchange
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.secret.sealed_values import OpenedValue, open_value, seal_value
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.restore.protocol import Answer, Report, SurveyAnswer, UsePrefetched, Verdict
+from emergency_ckpt.restore.protocol import Answer, PlanFailed, Report, SurveyAnswer, Verdict
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.save.vote import Ballot
 from emergency_ckpt.tiers.local.process_directory import LEDGER, read_ledger
@@ -169,7 +169,7 @@ PLACES: Mapping[str, Target] = {
     ),
     "secret_hello": Target(_secret_hello, [_HELLO]),
     "report": Target(_message(Report), [_REPORT]),
-    "answer": Target(_message(Answer), [msgspec.json.encode(UsePrefetched())]),
+    "answer": Target(_message(Answer), [msgspec.json.encode(PlanFailed("no"))]),
     "verdict": Target(_message(Verdict), [msgspec.json.encode(Verdict())]),
     "survey": Target(_message(SurveyAnswer), [msgspec.json.encode(SurveyAnswer())]),
     "ballot": Target(_message(Ballot), [msgspec.json.encode(Ballot("5e" * 32, "9d" * 32))]),

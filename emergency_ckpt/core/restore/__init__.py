@@ -9,7 +9,6 @@
    bytes to send; ``shard_classes`` lets processes with equal needs be planned once.
 5. For a step in storage, ``storage_read`` gives each process the chunks that it reads, and
    ``stored_leaves`` compares the stored arrays with the expected state.
-6. ``prefetch`` decides for all processes whether a prefetch is used.
 
 Guaranteed: shards and host states of one save only; no quarantined or outvoted copy; a rolled-back
 save only if the caller allows it; the same plan for any order of the reports; no exception for

@@ -85,6 +85,7 @@ class ShardCollection:
         self.gathered: str | None = None
         self._located: dict[str, dict[Box, _Lender]] = {}
         self._leaves: dict[str, LeafSpec] = {}
+        self._fetched: dict[str, Contents] = {}
         self._arrivals = Arrivals(calls.deadline_s + _GRACE_S)
 
     @functools.cached_property
@@ -100,6 +101,31 @@ class ShardCollection:
     def tally(self) -> Tally:
         """Bytes by where they came from, so far."""
         return self._fetcher.tally
+
+    def made_of(self, plan: ProcessPlan) -> tuple[dict[str, LeafSpec], dict[ShardId, int]]:
+        """Return the leaves as saved and the CRC32C of each shard that ``plan`` chooses.
+
+        Blocks for manifests of peers; ``collecting`` does not fetch them again. CopiesFailed,
+        HolderUnreachable.
+        """
+        leaves: dict[str, LeafSpec] = {}
+        crcs: dict[ShardId, int] = {}
+        own = [(read, self._own_contents(read.digest)) for read in plan.local]
+        theirs = [(group, self._contents_of(group, plan)) for group in plan.fetch]
+        for part, contents in (*own, *theirs):
+            leaves.update({leaf.path: leaf for leaf in contents.leaves})
+            for shard in selected(part.shards, contents):
+                crcs[contents.shard_id(shard)] = contents.shards[shard].crc32c
+        return leaves, crcs
+
+    def holds_all(self, plan: ProcessPlan, gathered: str | None) -> bool:
+        """Return whether all that stays in this process's RAM is there.
+
+        ``gathered``: the slot that alone has to have it, if any, or else it is as ``plan`` says.
+        """
+        kept, _ = self._divide(plan.fetch, self._fetched)
+        is_held = gathered is None or self._tier.contents(gathered) is not None
+        return is_held and not kept and not self._tier.quarantined_shards(gathered or "")
 
     @contextmanager
     def collecting(self, plan: ProcessPlan) -> Generator[Iterable[Sequence[ShardId]]]:
@@ -140,7 +166,7 @@ class ShardCollection:
         contents = {digest: self._own_contents(digest) for digest, _ in own}
         for group in groups:
             if group.digest not in contents:
-                contents[group.digest] = self._fetcher.contents_from(group, plan.addresses)
+                contents[group.digest] = self._contents_of(group, plan)
                 self._know(contents[group.digest])
         kept, used = self._divide(groups, contents)
         fetching = Fetching(contents, plan.addresses)
@@ -152,6 +178,12 @@ class ShardCollection:
             self._locate(digest, shards)
         if used:
             self._fetch_into_scratch(used, fetching)
+
+    def _contents_of(self, group: FetchGroup, plan: ProcessPlan) -> Contents:
+        if group.digest not in self._fetched:
+            found = self._fetcher.contents_from(group, plan.addresses)
+            self._fetched[group.digest] = found
+        return self._fetched[group.digest]
 
     def _know(self, contents: Contents) -> None:
         self._leaves.update({leaf.path: leaf for leaf in contents.leaves})
@@ -269,6 +301,7 @@ class ShardCollection:
             built = build_contents(
                 self._save, leaves, layout, [crcs[placed.shard] for placed in layout.shards]
             )
+            self._room.check()
             self.gathered = writer.stage(built)
             writer.publish()
         except BaseException:

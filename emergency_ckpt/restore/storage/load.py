@@ -72,6 +72,7 @@ class StorageLoad:
                 if not may_pass or time.monotonic() + pause_s >= self._deadline_s:
                     raise
             time.sleep(pause_s)
+            self._room.check()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _bring(self) -> int:
@@ -115,6 +116,7 @@ class StorageLoad:
             with writer.file() as file:
                 crcs = self._read(reads, offsets, file)
             ordered = [crcs[placed.shard] for placed in layout.shards]
+            self._room.check()
             digest = writer.stage(build_contents(plan.save, self._leaves, layout, ordered))
             writer.publish()
         self._tier.keep_only(plan.save, digest)

@@ -292,6 +292,12 @@ class HeldCopies:
             found = self._find(digest)
             return frozenset(found[0].bad_shards) if found else frozenset()
 
+    def damaged(self) -> dict[str, tuple[int, ...]]:
+        """Return ``quarantined_shards`` of each manifest that has some."""
+        digests = {held.digest for held in self.held()[0]}
+        found = {digest: tuple(sorted(self.quarantined_shards(digest))) for digest in digests}
+        return {digest: shards for digest, shards in found.items() if shards}
+
     def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:
         """Return the encoded document, or None when not held."""
         with self._lock:

@@ -221,7 +221,7 @@ def _phases(part: Sequence[LoggedEvent]) -> RestorePhases:
     for each in part:
         if each.name == "restore.started":
             prefetched_s = each.time_s - part[0].time_s
-        if each.name == "prefetch.finished":
+        if each.name in ("prefetch.finished", "restore.started"):
             before_s = each.time_s
         elif (phase := ends.get(each.name)) is not None:
             spent[phase] += each.time_s - before_s
