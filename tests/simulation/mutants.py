@@ -241,7 +241,7 @@ def orphans_not_adopted() -> None:
 def incarnation_kept_by_a_restore() -> None:
     """P2: training goes on in the incarnation of the start, or of the restored step."""
     execution = _module("restore.execution").RestoreExecution
-    real = execution._restore_on_all
+    real = execution._load_from_ram
 
     def restore(self: Any, *args: Any) -> Any:
         found = real(self, *args)
@@ -251,7 +251,7 @@ def incarnation_kept_by_a_restore() -> None:
             found, incarnation=found.save.incarnation
         )
 
-    execution._restore_on_all = restore
+    execution._load_from_ram = restore
 
 
 @_mutant("tests/restore/test_rolled_back.py", simulated=False)
