@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Unpack
 import jax
 from absl import logging
 
-from emergency_ckpt.assembly import agreed_config
 from emergency_ckpt.background import at_program_end, not_at_program_end
 from emergency_ckpt.cluster.preemption.signals import second_signal_ends
 from emergency_ckpt.cluster.preemption.watch import is_good_end
@@ -20,7 +19,7 @@ from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.forked import drop_in_child
-from emergency_ckpt.opening import open_together, text_of
+from emergency_ckpt.opening import Opened, agreed_config, text_of
 from emergency_ckpt.restore.protocol import RestoreReport, WholeSteps
 from emergency_ckpt.restore.steps import StepCatalog
 from emergency_ckpt.resume import Resume
@@ -62,12 +61,11 @@ class EmergencyCheckpointer:
         check_joined(jax.process_count())
         self._config, start = agreed_config(config or Config(), settings)
         process = (jax.process_index(), jax.process_count())
-        self._opened = opened = open_together(self._config, start, process, self._buffers)
+        self._opened = opened = Opened(self._config, start, process, self._buffers)
         self._departures, self._failures = opened.departures, opened.failures
-        parts = opened.parts
-        self._prefetches = parts.prefetches
-        self._saver, self._steps = parts.saver, parts.steps
-        self._resume = Resume(parts, self._config, opened.member.coordinator, opened.watch)
+        self._prefetches = opened.prefetches
+        self._saver, self._steps = opened.saver, opened.steps
+        self._resume = Resume(opened)
         self._stopped, self._why_stopped = False, "the checkpointer was stopped"
         self._progress = opened.progress
         self.last_restore: RestoreReport | None = None

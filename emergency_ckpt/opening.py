@@ -1,56 +1,157 @@
-"""The start of a checkpointer, on all processes together, with its checks."""
+"""The start of a checkpointer on all processes together, and the parts that it consists of."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from emergency_ckpt.assembly import (
-    Assembly,
-    Base,
-    Storage,
-    assemble,
-    look_at_storage,
-    open_storage,
-    watch_notices,
-)
+from absl import logging
+
 from emergency_ckpt.background import Failures
+from emergency_ckpt.cluster.coordination import Coordinator, connect_start
 from emergency_ckpt.cluster.departures import Departures
 from emergency_ckpt.cluster.hang.progress import StepProgress
 from emergency_ckpt.cluster.hang.watch import HangWatch
 from emergency_ckpt.cluster.membership import Membership
 from emergency_ckpt.cluster.peer_signs import DeathWatch, PeerSigns
 from emergency_ckpt.cluster.peers import Known
-from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
+from emergency_ckpt.cluster.preemption.sources import open_sources
+from emergency_ckpt.cluster.preemption.watch import PreemptionWatch, find_notices
 from emergency_ckpt.cluster.rounds import run_on_all
-from emergency_ckpt.config import Config
+from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
+from emergency_ckpt.cluster.stored_chain import SOON_S, StoredChain
+from emergency_ckpt.cluster.timelines import Timelines
+from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.secret.keys import RunSecret
-from emergency_ckpt.errors import RestoreFailed
+from emergency_ckpt.core.secret.step_signature import step_signing
+from emergency_ckpt.errors import ConfigError, RestoreFailed
 from emergency_ckpt.event_log.writer import NO_LOG, life_of, open_event_log
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.metrics.jax_events import record_for_jax
-from emergency_ckpt.start.claim import told_refusal
+from emergency_ckpt.restore.prefetch import Prefetches
+from emergency_ckpt.restore.request import RestoreParts
+from emergency_ckpt.restore.steps import StepCatalog
+from emergency_ckpt.save.local_save import LocalSaves
+from emergency_ckpt.save.persistent.retention import Preservation
+from emergency_ckpt.save.persistent.save import PersistentSaves
+from emergency_ckpt.save.saver import Saver
+from emergency_ckpt.save.saver_parts import SaverParts
+from emergency_ckpt.save.vote import Vote
+from emergency_ckpt.start.claim import ClaimAtStart, told_refusal
 from emergency_ckpt.start.config_warnings import config_warnings
 from emergency_ckpt.start.greetings import Greetings
+from emergency_ckpt.start.storage_probe import StorageProbe
+from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 _GREETING_TIMEOUT_S = 5.0
+_PROBE_TIMEOUT_S = 20.0
 _LOOPBACK = "127.0.0.1"
 
 
-@dataclasses.dataclass(frozen=True)
-class Opened:
-    """A place in the job, and the checkpointer's parts there."""
+def agreed_config(config: Config, settings: Mapping[str, Any]) -> tuple[Config, str]:
+    """Return the complete config, equal on all processes where it must be, and the start's name.
 
-    member: Membership
-    watch: PreemptionWatch
-    departures: Departures
-    failures: Failures
-    parts: Assembly
-    events: EventSink
-    progress: StepProgress | None
-    hang: HangWatch | None
+    Collective; ConfigError on all.
+    """
+    coordinator = connect_start()
+    try:
+        config = config.set(**settings).validated()
+    except ConfigError as error:
+        tell_problem(coordinator, error)
+        raise
+    return config, agree_settings(coordinator, config.shared_settings(), config.start_timeout_s)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Storage:
+    """The persistent directory on one process.
+
+    Attributes:
+      claim: at the leader, the look at its step log at the start; None on other processes.
+    """
+
+    tier: PersistentTier
+    writer: DirectoryWriter
+    claim: ClaimAtStart | None
+
+
+class Opened:
+    """One process's place in a running job, and the parts that a checkpointer consists of there.
+
+    The constructor is collective, blocks, and succeeds on all processes or on none:
+
+    1. ``member``: the secret, the ramdisk, the server for peers, an incarnation for all; the leader
+       looks at storage meanwhile.
+    2. ``watch`` and ``departures``: notices of a preemption, processes that leave or die.
+    3. What saves (``saver``), restores (``restore_parts``, ``prefetches``) and lists ``steps``.
+    4. All check what would show only at a loss or a save: ports, peers, storage (``_check``).
+    5. ``hang``: the watch for steps that do not come.
+
+    Raises as ``Membership``; DirectoryInUse on all; LocalTierError and, with "storage" in
+    ``require``, PersistentTierError, with "peers", PeerUnreachable on the failing process,
+    RestoreFailed on the others.
+
+    Attributes:
+      process: (index, count) of this one.
+      preservation: None without a directory.
+      progress, hang: None without ``hang_timeout_s``.
+    """
+
+    def __init__(
+        self, config: Config, start: str, process: tuple[int, int], buffers: Buffers
+    ) -> None:
+        """``start``: the name of this start."""
+        self.config, self.process, self.buffers = config, process, buffers
+        self.failures = Failures()
+        self.events = _sink(config, process[0])
+        try:
+            self._open(start)
+        except BaseException:
+            self.events.close()
+            raise
+
+    def _open(self, start: str) -> None:
+        config, process, events = self.config, self.process, self.events
+        for text in config_warnings(config, process[0]):
+            events.emit("start.warning", text=text)
+        self._storage: _Storage | None = None
+        self.member = member = Membership(config, process, start, events, self._look_at_storage)
+        if process[0] != 0:
+            self._storage = self._open_storage(member.secret)
+        events.locate(incarnation=member.incarnation)
+        self.watch = _watch_notices(config, member.coordinator, events)
+        signs = PeerSigns(member.peers.address_of, member.client)
+        self.departures = Departures(member.coordinator, signs)
+        self._deaths = DeathWatch(signs, member.peers.known, self.departures)
+        try:
+            self._assemble()
+            # Also so that no process's restore timeout runs while the leader waits for storage.
+            limit_s = config.start_timeout_s
+            errors = run_on_all(member.coordinator, "opened", self._check, self.watch, limit_s)
+            if errors:
+                refusal = told_refusal(member.coordinator)
+                if refusal is not None:
+                    raise refusal
+                raise RestoreFailed("start", "the job", errors)
+        except BaseException as error:
+            self._leave(text_of(error))
+            raise
+        if self._probe is not None and "storage" not in config.require:
+            self._probe.start()
+        self.progress: StepProgress | None = None
+        self.hang: HangWatch | None = None
+        if config.hang_timeout_s is not None:
+            self.progress = StepProgress()
+            self.hang = HangWatch(self.progress, member.coordinator, events, config.hang_timeout_s)
+
+    # Its end.
 
     def expect_no_step(self) -> None:
         """Tell the others that this process makes no more steps. Idempotent; not collective."""
@@ -63,26 +164,212 @@ class Opened:
         Idempotent. The end of the event log is written, which a silent file server delays by 5 s.
         """
         self.expect_no_step()
-        if self.parts.probe is not None:
-            self.parts.probe.end()
-        _release(self.departures, self.watch, self.member, reason)
+        if self._probe is not None:
+            self._probe.end()
+        self._leave(reason)
         self.events.close()
 
+    def _leave(self, reason: str) -> None:
+        self.departures.gone(reason)
+        self.watch.close()
+        self.member.leave()
 
-def open_together(config: Config, start: str, process: tuple[int, int], buffers: Buffers) -> Opened:
-    """Open both tiers, and return when all processes have. Collective; blocks.
+    # Storage.
 
-    ``start``: the name of this start. ``process``: (index, count). It succeeds on all processes or
-    on none. Raises as ``Membership``; DirectoryInUse on all; LocalTierError and, with
-    "storage" in ``require``, PersistentTierError, with "peers", PeerUnreachable on the failing
-    process, RestoreFailed on the others.
-    """
-    events = _sink(config, process[0])
-    try:
-        return _open(config, start, process, buffers, events)
-    except BaseException:
-        events.close()
-        raise
+    def _open_storage(self, secret: RunSecret) -> _Storage | None:
+        """Return the persistent directory; None without one. Does not block."""
+        config = self.config
+        if config.dir is None:
+            return None
+        tier = PersistentTier(
+            config.dir,
+            timeout_s=config.persistent_timeout_s,
+            buffer_bytes=self.buffers.storage_bytes,
+            orbax_item=config.orbax_item,
+            compression=config.storage_compression,
+            signing=step_signing(secret, required="signed" in config.require),
+        )
+        writer = self._writer_of(tier)
+        if self.process[0] != 0:
+            return _Storage(tier, writer, None)
+        claim = ClaimAtStart(
+            writer,
+            self.events,
+            self.failures,
+            saves_there=self._saves_to_storage,
+            deadline_s=time.monotonic() + config.start_timeout_s / 4,
+        )
+        return _Storage(tier, writer, claim)
+
+    def _writer_of(self, tier: PersistentTier) -> DirectoryWriter:
+        config = self.config
+        return DirectoryWriter(
+            tier.storage,
+            tier.found,
+            run_id=config.run_name,
+            from_dir=config.run_name == run_id_of(tier.directory),
+            take_over=config.take_over_dir,
+            events=self.events,
+        )
+
+    @property
+    def _saves_to_storage(self) -> bool:
+        return "persistent" in self.config.save_plans()
+
+    def _look_at_storage(self, secret: RunSecret) -> Known:
+        """Return what storage knows of the run: at the leader of a start. Blocks for storage."""
+        self._storage = storage = self._open_storage(secret)
+        if storage is None or storage.claim is None:
+            return Known()
+        # The probe makes the directory where it must be there.
+        is_probed = self._saves_to_storage and "storage" in self.config.require
+
+        def create(deadline_s: float) -> None:
+            if not is_probed:
+                storage.tier.create(deadline_s)
+
+        return storage.claim.look(storage.tier.directory, create)
+
+    def _storage_probe(self) -> StorageProbe | None:
+        """Return the test of storage at the leader of a job that saves there.
+
+        A job that only restores may have no permission to write. Storage that has just failed is
+        tested only where it must be there.
+        """
+        config, storage = self.config, self._storage
+        if storage is None or storage.claim is None or not self._saves_to_storage:
+            return None
+        if not storage.claim.has_read and "storage" not in config.require:
+            return None
+        timeout_s = min(_PROBE_TIMEOUT_S, config.start_timeout_s / 4)
+        return StorageProbe(storage.tier, self.member.incarnation, self.events, timeout_s)
+
+    # The parts.
+
+    def _assemble(self) -> None:
+        config, process, member, storage = self.config, self.process, self.member, self._storage
+        self._probe = self._storage_probe()
+        timelines = Timelines(member.tier, self.events, member.newest_step)
+        self.local_saves = self._local_saves(timelines)
+        self.preservation: Preservation | None = None
+        chain: StoredChain | None = None
+        stored: PersistentSaves | None = None
+        if storage is not None:
+            soon = storage.tier.with_timeout(SOON_S)
+            chain = StoredChain(
+                storage.writer, lambda: self._writer_of(soon), timelines, self.events
+            )
+            self.preservation = self._preservation(storage.writer, timelines)
+            stored = self._stored_saves(storage.tier, chain)
+        self.restore_parts = RestoreParts(
+            config=config,
+            coordinator=member.coordinator,
+            tier=member.tier,
+            holdings=member.holdings,
+            client=member.client,
+            peers=member.peers,
+            persistent=None if storage is None else storage.tier,
+            events=self.events,
+            timelines=timelines,
+            stored_chain=chain if self._saves_to_storage else None,
+        )
+        self.prefetches = Prefetches(self.restore_parts)
+        self.saver = saver = Saver(
+            SaverParts(
+                config=config,
+                process=process,
+                buffers=self.buffers,
+                coordinator=member.coordinator,
+                tier=member.tier,
+                local=self.local_saves,
+                persistent=stored,
+                preservation=self.preservation,
+                watch=self.watch,
+                timelines=timelines,
+                events=self.events,
+                failures=self.failures,
+                inbox=member.holdings.inbox,
+                before_save=self.prefetches.before_save,
+                look=self._deaths.look,
+            ),
+            member.incarnation,
+        )
+        self.steps = StepCatalog(
+            self.restore_parts,
+            lambda: self.local_saves.last_complete,
+            self.prefetches.before_removal,
+            self.held_steps,
+            saver.forget,
+            lambda: saver.saved.incarnation,
+            storage.writer if storage is not None and process[0] == 0 else None,
+        )
+
+    def held_steps(self) -> contextlib.AbstractContextManager[None]:
+        """Keep persistent steps from being removed while inside."""
+        return self.preservation.held() if self.preservation else contextlib.nullcontext()
+
+    def _local_saves(self, timelines: Timelines) -> LocalSaves:
+        config, member = self.config, self.member
+        return LocalSaves(
+            member.tier,
+            Vote(member.coordinator, config.save_timeout_s, self.departures),
+            member.peers,
+            self.events,
+            self.failures,
+            process=self.process,
+            copy_batch_bytes=self.buffers.copy_batch_bytes,
+            timelines=timelines,
+            preservation=config.local_preservation_policy,
+        )
+
+    def _stored_saves(self, tier: PersistentTier, chain: StoredChain) -> PersistentSaves:
+        member = self.member
+        return PersistentSaves(
+            tier,
+            member.coordinator,
+            member.peers,
+            member.holdings.inbox,
+            self.events,
+            self.failures,
+            chain=chain,
+            timeout_s=self.config.persistent_timeout_s,
+            departures=self.departures,
+        )
+
+    def _preservation(self, writer: DirectoryWriter, timelines: Timelines) -> Preservation:
+        config = self.config
+        return Preservation(
+            writer,
+            self.events,
+            self.failures,
+            policy=config.preservation_policy,
+            keep_last_n=config.keep_last_n,
+            keep_every_n_steps=config.keep_every_n_steps,
+            timelines=timelines,
+            timeout_s=config.persistent_timeout_s,
+        )
+
+    # The checks.
+
+    def _check(self) -> None:
+        """Check for faults that would otherwise show only at a loss or at a save."""
+        config, member = self.config, self.member
+        claim = None if self._storage is None else self._storage.claim
+        if config.metrics_port is not None:
+            _serve_metrics(config.bind_host or _LOOPBACK, config.metrics_port, self.events)
+        if claim is not None:
+            claim.check(member.coordinator)
+        # Where a peer must answer, a slow one would end the job.
+        must_answer = "peers" in config.require
+        longest_s = config.start_timeout_s / (2 if must_answer else 4)
+        timeout_s = longest_s if must_answer else min(_GREETING_TIMEOUT_S, longest_s)
+        greetings = Greetings(member.peers, self.process, self.events, timeout_s)
+        if self._probe is not None and "storage" in config.require:
+            self._probe.run()
+        member.adopt_orphans()
+        greetings.finish(required=must_answer)
+        if claim is not None:
+            claim.finish(member.coordinator, member.incarnation)
 
 
 def _sink(config: Config, me: int) -> EventSink:
@@ -100,74 +387,6 @@ def _sink(config: Config, me: int) -> EventSink:
     return events
 
 
-def _open(
-    config: Config, start: str, process: tuple[int, int], buffers: Buffers, events: EventSink
-) -> Opened:
-    failures = Failures()
-    for text in config_warnings(config, process[0]):
-        events.emit("start.warning", text=text)
-    storage: Storage | None = None
-
-    def known(secret: RunSecret) -> Known:
-        nonlocal storage
-        storage = open_storage(config, process, secret, buffers, events, failures)
-        return look_at_storage(config, storage)
-
-    member = Membership(config, process, start, events, known)
-    if process[0] != 0:
-        storage = open_storage(config, process, member.secret, buffers, events, failures)
-    events.locate(incarnation=member.incarnation)
-    watch = watch_notices(config, member.coordinator, events)
-    signs = PeerSigns(member.peers.address_of, member.client)
-    departures = Departures(member.coordinator, signs)
-    deaths = DeathWatch(signs, member.peers.known, departures)
-    base = Base(
-        config, process, buffers, member, watch, events, failures, departures, storage, deaths
-    )
-    try:
-        parts = assemble(base)
-        # Also so that no process's restore timeout runs while the leader waits for storage.
-        errors = run_on_all(
-            member.coordinator, "opened", lambda: _look(base, parts), watch, config.start_timeout_s
-        )
-        if errors:
-            refusal = told_refusal(member.coordinator)
-            if refusal is not None:
-                raise refusal
-            raise RestoreFailed("start", "the job", errors)
-    except BaseException as error:
-        _release(departures, watch, member, text_of(error))
-        raise
-    if parts.probe is not None and "storage" not in config.require:
-        parts.probe.start()
-    progress: StepProgress | None = None
-    hang: HangWatch | None = None
-    if config.hang_timeout_s is not None:
-        progress = StepProgress()
-        hang = HangWatch(progress, member.coordinator, events, config.hang_timeout_s)
-    return Opened(member, watch, departures, failures, parts, events, progress, hang)
-
-
-def _look(base: Base, parts: Assembly) -> None:
-    """Check for faults that would otherwise show only at a loss or at a save."""
-    config, member = base.config, base.member
-    if config.metrics_port is not None:
-        _serve_metrics(config.bind_host or _LOOPBACK, config.metrics_port, base.events)
-    if parts.claim is not None:
-        parts.claim.check(member.coordinator)
-    # Where a peer must answer, a slow one would end the job.
-    must_answer = "peers" in config.require
-    longest_s = config.start_timeout_s / (2 if must_answer else 4)
-    timeout_s = longest_s if must_answer else min(_GREETING_TIMEOUT_S, longest_s)
-    greetings = Greetings(member.peers, base.process, base.events, timeout_s)
-    if parts.probe is not None and "storage" in config.require:
-        parts.probe.run()
-    member.adopt_orphans()
-    greetings.finish(required=must_answer)
-    if parts.claim is not None:
-        parts.claim.finish(member.coordinator, member.incarnation)
-
-
 def _serve_metrics(host: str, port: int, events: EventSink) -> None:
     from emergency_ckpt.metrics.prometheus import serve_metrics  # noqa: PLC0415 - an extra
 
@@ -176,12 +395,18 @@ def _serve_metrics(host: str, port: int, events: EventSink) -> None:
     events.emit("start.metrics", host=host, port=server.port)
 
 
-def _release(
-    departures: Departures, watch: PreemptionWatch, member: Membership, reason: str
-) -> None:
-    departures.gone(reason)
-    watch.close()
-    member.leave()
+def _watch_notices(config: Config, coordinator: Coordinator, events: EventSink) -> PreemptionWatch:
+    """Return the watch for preemption notices, and log and emit their sources."""
+    if not config.heeds_preemption:
+        return PreemptionWatch(None, grace_s=config.preemption_grace_s)
+    notices = find_notices(coordinator, config.save_timeout_s)
+    watch = PreemptionWatch(notices, grace_s=config.preemption_grace_s)
+    sources = open_sources(config.preemption_notice, config.preemption_grace_s)
+    names = ", ".join([notices.source, *(source.name for source in sources)])
+    events.emit("preemption.source", source=names)
+    logging.info("preemption notices come from: %s", names)
+    watch.poll(sources, events)
+    return watch
 
 
 def text_of(error: BaseException) -> str:

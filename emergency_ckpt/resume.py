@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 
-from emergency_ckpt.assembly import Assembly
-from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.rounds import run_on_all
-from emergency_ckpt.config import Config
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import RamdiskFull, RestoreFailed
+from emergency_ckpt.opening import Opened
 from emergency_ckpt.restore.request import RestoredState, RestoreRequest
 from emergency_ckpt.restore.restore import Restore
 from emergency_ckpt.state.tree import PyTree, describe
@@ -25,17 +21,8 @@ class Resume:
     through here.
     """
 
-    def __init__(
-        self,
-        parts: Assembly,
-        config: Config,
-        coordinator: Coordinator,
-        watch: PreemptionWatch,
-    ) -> None:
+    def __init__(self, parts: Opened) -> None:
         self._parts = parts
-        self._config = config
-        self._coordinator = coordinator
-        self._watch = watch
         self._restores = 0
 
     def prefetch(self, state: PyTree, step: int | None, *, wants_host_state: bool) -> None:
@@ -45,7 +32,7 @@ class Resume:
         """
         request, _ = self._request(state, step, wants_host_state=wants_host_state)
         request = dataclasses.replace(request, tensors_only=not wants_host_state)
-        self._parts.prefetches.start(request, self._parts.saver.is_idle, self._held_steps)
+        self._parts.prefetches.start(request, self._parts.saver.is_idle, self._parts.held_steps)
 
     def restore(
         self,
@@ -75,12 +62,12 @@ class Resume:
         )
         parts.saver.begin_restore()
         try:
-            with self._held_steps():
+            with parts.held_steps():
                 restore.run()
             self._settle_on_all(restore, placement, number)
         except BaseException as error:
             restore.undo()
-            parts.restore_parts.events.emit("restore.failed", reason=str(error)[:500])
+            parts.events.emit("restore.failed", reason=str(error)[:500])
             raise
         finally:
             parts.prefetches.forget()
@@ -98,11 +85,6 @@ class Resume:
         request = RestoreRequest(tree, state, step, wants_host_state, placement.retained)
         return request, placement
 
-    def _held_steps(self) -> contextlib.AbstractContextManager[None]:
-        """Keep persistent steps from being removed while inside."""
-        preservation = self._parts.preservation
-        return preservation.held() if preservation else contextlib.nullcontext()
-
     def _settle_on_all(self, restore: Restore, placement: ProcessPlacement, number: int) -> None:
         """Settle, and return when all have: nobody trains while a peer counts on a leftover."""
 
@@ -110,13 +92,14 @@ class Resume:
             restore.settle()
             self._reserve(restore, placement)
 
+        parts = self._parts
         errors = run_on_all(
-            self._coordinator,
+            parts.member.coordinator,
             f"restore/{number}/ready",
             settle,
-            self._watch,
-            self._config.restore_timeout_s,
-            self._parts.restore_parts.series,
+            parts.watch,
+            parts.config.restore_timeout_s,
+            parts.restore_parts.series,
         )
         if errors:
             raise RestoreFailed("settle", "what RAM holds", errors)
@@ -137,16 +120,14 @@ class Resume:
                 raise
             lack = str(error)
         if restored is not None and lack:
-            self._parts.restore_parts.events.emit(
-                "ramdisk.full", step=restored.step, reason=lack[:500]
-            )
+            self._parts.events.emit("ramdisk.full", step=restored.step, reason=lack[:500])
 
     def _continue_from(self, restored: RestoredState, *, keep_newer: bool) -> None:
         parts = self._parts
         # Not ``restored.tier``, which may differ between processes.
         tier: TierName = "persistent" if restored.is_loaded else "local"
         parts.saver.continue_from(restored.save, restored.incarnation, tier, keep_newer=keep_newer)
-        parts.restore_parts.events.locate(incarnation=restored.incarnation)
+        parts.events.locate(incarnation=restored.incarnation)
         parts.local_saves.restart_from(restored.save)
         if parts.preservation is not None:
             stored = [each.step for each in restored.rejected if each.tier == "persistent"]

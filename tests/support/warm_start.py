@@ -40,7 +40,6 @@ _IMPORTS = (
     "tensorstore",
     "gcsfs",
     "google.cloud.storage",
-    "emergency_ckpt.assembly",
     "emergency_ckpt.opening",
     "emergency_ckpt.orbax",
     "emergency_ckpt.tiers.persistent.tier",
