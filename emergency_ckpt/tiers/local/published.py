@@ -173,10 +173,6 @@ class HeldCopies:
                 raise NotHeld("lend", f"shard {shard} of {digest[:12]}", "it is quarantined")
             return slot.lend(entry.offset, entry.nbytes)
 
-    def free_bytes(self) -> int:
-        """Return the free bytes of the ramdisk, which other processes may use too."""
-        return files.free_bytes(self._own.claim.dir_fd)
-
     def has_room_to_lend(self) -> bool:
         """Return True when a third slot has room, so that saves continue while one is lent.
 

@@ -55,17 +55,12 @@ from emergency_ckpt.tiers.persistent.plain_orbax import describe_plain
 from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
 from emergency_ckpt.tiers.persistent.steps.stored import StoredSteps
 from emergency_ckpt.tiers.persistent.steps.writer import delete_step, remove_tensors
-from emergency_ckpt.tiers.ramdisk.mounts import file_system_of
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_BUFFER_BYTES = 2 << 30
 _T = TypeVar("_T")
-
-_FILE_SYSTEMS_OF_ONE_MACHINE = frozenset(
-    {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
-)
 
 
 class StoredStep(NamedTuple):
@@ -220,14 +215,6 @@ class PersistentTier:
             raise
         except Exception as error:  # TensorStore raises ValueError for every storage error
             raise self.storage.error("read", item.removeprefix(self.directory), error) from error
-
-    def is_on_this_machine(self) -> bool:
-        """Return whether a disk or the memory of this machine holds the directory.
-
-        All processes that see the directory then run on this machine. Does not block for storage.
-        """
-        kind = None if self.storage.is_object_store else file_system_of(self.directory)
-        return kind in _FILE_SYSTEMS_OF_ONE_MACHINE
 
     def read_into(
         self,
