@@ -19,8 +19,9 @@ from emergency_ckpt.core.timeline import Timeline, newest, number_of
 from emergency_ckpt.errors import NotHeld
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.local.process_directory import ProcessDirectory, QuarantineRecord
+from emergency_ckpt.tiers.local.process_files import Published
 from emergency_ckpt.tiers.local.slot_choice import SlotState
-from emergency_ckpt.tiers.local.slots import Published, Slot
+from emergency_ckpt.tiers.local.slots import Slot
 from emergency_ckpt.tiers.ramdisk import locks as claims
 from emergency_ckpt.types import Contents, SaveId, ShardEntry
 
