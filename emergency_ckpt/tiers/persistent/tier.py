@@ -32,7 +32,6 @@ from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import StateTree
 from emergency_ckpt.tiers.persistent.chunks.file_reader import Sink
-from emergency_ckpt.tiers.persistent.chunks.sink_reader import SinkReader
 from emergency_ckpt.tiers.persistent.documents import read_checksums, read_host_state
 from emergency_ckpt.tiers.persistent.marker import (
     CHECKSUMS_NAME,
@@ -202,13 +201,7 @@ class PersistentTier:
         deadline_s: float,
     ) -> Iterator[tuple[ShardId, npt.NDArray[Any]]]:
         """Yield the boxes in the given order, as numpy arrays; see ``BoxReader``."""
-        reader = BoxReader(
-            item,
-            arrays,
-            complete=complete,
-            buffer_bytes=self._buffer_bytes,
-            deadline_s=deadline_s,
-        )
+        reader = self._reader(item, arrays, complete=complete, deadline_s=deadline_s)
         try:
             yield from reader.read(shards)
         except CorruptData:
@@ -231,20 +224,24 @@ class PersistentTier:
         The bytes are in C order. ``complete``: as in ``BoxReader``. Errors of ``sink`` pass
         through.
         """
-        reader = SinkReader(
-            item,
-            arrays,
-            sink,
-            complete=complete,
-            buffer_bytes=self._buffer_bytes,
-            deadline_s=deadline_s,
-        )
+        reader = self._reader(item, arrays, complete=complete, deadline_s=deadline_s)
         try:
-            return reader.read(boxes)
+            return reader.read_into(sink, boxes)
         except (CorruptData, LocalTierError):
             raise
         except Exception as error:  # TensorStore raises ValueError for every storage error
             raise self.storage.error("read", item.removeprefix(self.directory), error) from error
+
+    def _reader(
+        self, item: str, arrays: Mapping[str, StoredArray], *, complete: bool, deadline_s: float
+    ) -> BoxReader:
+        return BoxReader(
+            item,
+            arrays,
+            complete=complete,
+            buffer_bytes=self._buffer_bytes,
+            deadline_s=deadline_s,
+        )
 
     def read_document(
         self,
