@@ -16,7 +16,7 @@ import numpy as np
 from emergency_ckpt import _native
 
 STREAMS = (1, 2, 4)
-WRITERS = (2, 4)
+WRITERS = (1, 2, 4)
 _REPEATS = 3
 _SOCKET_PIECE_BYTES = 4 * 2**20
 _KEPT_PIECE_BYTES = 256 * 2**10  # stays in the cache until it is written
@@ -37,7 +37,7 @@ def best(rates: Mapping[str, float], name: str) -> float:
 
 def plain_writers(count: int) -> str:
     """Return the name of the limit with so many writers."""
-    return f"{PLAIN_WRITERS}, {count} writers"
+    return f"{PLAIN_WRITERS}, {count} writer{'s' if count > 1 else ''}"
 
 
 def measure(ramdisk: Path, storage: Path, size_bytes: int) -> dict[str, float]:

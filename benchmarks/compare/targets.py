@@ -41,10 +41,9 @@ def targets(
     if small is not None:
         found += _of_small_leaves(*small)
     for shape, summaries in jobs:
-        writers, readers = (
-            name(shape.process_count) for name in (limits.plain_writers, plain_readers.name_of)
-        )
-        # Each process writes its part, and each slice needs a copy of its own.
+        # By default the hosts of one slice write the copy, and each slice needs one of its own.
+        writers = limits.plain_writers(shape.hosts_per_slice)
+        readers = plain_readers.name_of(shape.process_count)
         size_bytes, copies = shape.state_bytes, shape.slices * shape.state_bytes
         found += _of_storage(shape, summaries, limit_rates, "save", "writers", writers, size_bytes)
         found += _of_storage(shape, summaries, limit_rates, "restore", "readers", readers, copies)

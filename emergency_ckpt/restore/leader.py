@@ -459,7 +459,6 @@ class RestoreLeader:
             self._leaves,
             self._parts.config.run_name,
             wants_host_state=self._wants_host_state,
-            on_this_machine=persistent.is_on_this_machine(),
         )
 
     def _cancel(self, step: int, reason: str) -> None:

@@ -24,7 +24,7 @@ from emergency_ckpt.errors import (
     StorageUnreachable,
     Unrecoverable,
 )
-from emergency_ckpt.types import Box, SaveId, ShardId
+from emergency_ckpt.types import SaveId, ShardId
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -135,15 +135,10 @@ _SILENCE_HINT = (
 
 
 class StorageRead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A box to read from storage.
-
-    Attributes:
-      parts: the boxes of which it is made, whose bytes follow each other in it, each with its
-        CRC32C of capture time where that is known.
-    """
+    """A box to read from storage, and the CRC32C of its bytes at capture where that is known."""
 
     shard: ShardId
-    parts: tuple[tuple[Box, int | None], ...]
+    crc32c: int | None
 
 
 class DocumentRead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -154,23 +149,15 @@ class DocumentRead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 class LoadPart(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The part of one process: reads from storage into RAM.
-
-    Attributes:
-      more: reads of which another process does the same; left out where RAM has no room for them.
-      arrays: how the leaves of both are stored.
-    """
+    """The part of one process: reads from storage into RAM, and how their leaves are stored."""
 
     reads: tuple[StorageRead, ...] = ()
-    more: tuple[StorageRead, ...] = ()
     arrays: dict[str, StoredArray] = {}
     documents: tuple[DocumentRead, ...] = ()
 
 
 class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=True):
-    """Bring a persistent step into RAM.
-
-    Each byte is read once over the whole job, or by each process that needs it: see ``LoadPart``.
+    """Bring a persistent step into RAM. Each byte is read once over the whole job.
 
     Attributes:
       save: identity under which it is published in RAM.

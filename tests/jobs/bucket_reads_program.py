@@ -81,7 +81,6 @@ def main() -> None:
         "requests": len(requests),
         "at_once": most_at_once([each for each in requests if each.bytes_out >= values.nbytes]),
         "served": sum(each.bytes_out for each in requests) / len(expected),
-        "this_machine": tier.is_on_this_machine(),
     }
     print(json.dumps(found))
 

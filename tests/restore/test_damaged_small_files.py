@@ -21,7 +21,7 @@ from emergency_ckpt.core.secret.step_signature import PURPOSE, StepSigning
 from emergency_ckpt.errors import CheckpointError, CorruptData, DirectoryInUse, Unrecoverable
 from emergency_ckpt.state import host_state
 from emergency_ckpt.tiers.local.manifest import decode_manifest
-from emergency_ckpt.tiers.local.process_directory import read_ledger
+from emergency_ckpt.tiers.local.process_files import ProcessFiles
 from emergency_ckpt.tiers.persistent import log as log_module
 from emergency_ckpt.tiers.persistent.log import decode_version
 from emergency_ckpt.tiers.persistent.marker import NO_SIGNING, check_marker, decode_checksums
@@ -81,18 +81,18 @@ def test_decoders_of_damaged_golden_files_raise_corrupt_data(
     assert refused > len(data)
 
 
-def test_read_ledger_of_damaged_file_raises_corrupt_data(tmp_path: Path) -> None:
+def test_ledger_of_damaged_file_raises_corrupt_data(tmp_path: Path) -> None:
     data = json.dumps(json.loads((GOLDEN / "ledger_v2.json").read_bytes())["file"])
     path = tmp_path / "ledger.json"
     path.write_text(data.replace(" ", ""))
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
-        ledger, _ = read_ledger(fd, "demo")
+        ledger, _ = ProcessFiles(fd, "demo").ledger()
         for each in damaged(path.read_bytes()):
             path.write_bytes(each)
             try:
                 # Whatever names of unsigned fields differ: what the digest covers does not.
-                assert read_ledger(fd, "demo")[0] == ledger
+                assert ProcessFiles(fd, "demo").ledger()[0] == ledger
             except CorruptData:
                 continue
     finally:

@@ -222,7 +222,6 @@ def install() -> None:
     _replace(tier, "open_by_name", _open_by_name)
     _replace(tier, "describe_item", lambda item: _open_by_name(item, (), 0.0))
     _replace(tier, "BoxReader", _BoxReader)
-    _replace(tier, "SinkReader", _SinkReader)
     state = _module("tiers.persistent.item.state")
     _replace(state, "item_state", lambda tree, shards, writers: shards)
     _replace(_module("tiers.persistent.item.array_writes"), "ArrayWrites", _ArrayWrites)
@@ -362,19 +361,11 @@ class _BoxReader:
             index = tuple(slice(first, last) for first, last in shard.box)
             yield shard, np.ascontiguousarray(whole[shard.leaf][index])
 
-
-class _SinkReader:
-    """Reads boxes of a stored item into a place for bytes."""
-
-    def __init__(self, item: Any, arrays: Any, sink: Any, **_: Any) -> None:
-        self._boxes = _BoxReader(item, arrays)
-        self._sink = sink
-
-    def read(self, boxes: Any) -> list[int]:
+    def read_into(self, sink: Any, boxes: Any) -> list[int]:
         offsets = dict(boxes)
         crcs: list[int] = []
-        for shard, values in self._boxes.read([shard for shard, _ in boxes]):
+        for shard, values in self.read([shard for shard, _ in boxes]):
             data = values.tobytes()
-            self._sink.write(memoryview(data), offsets[shard])
+            sink.write(memoryview(data), offsets[shard])
             crcs.append(native.crc32c(data))
         return crcs

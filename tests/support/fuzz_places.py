@@ -35,7 +35,7 @@ from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.restore.protocol import Answer, PlanFailed, Report, SurveyAnswer, Verdict
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.save.vote import Ballot
-from emergency_ckpt.tiers.local.process_directory import LEDGER, read_ledger
+from emergency_ckpt.tiers.local.process_files import LEDGER, ProcessFiles
 from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 from emergency_ckpt.tiers.persistent.chunks.index import ChunkIndex
 from emergency_ckpt.tiers.ramdisk.owners import OWNER_LOCK, read_owner
@@ -100,7 +100,7 @@ def _one_file(data: bytes, read: Callable[[int], object], index: int) -> object:
 
 
 def _ledger(data: bytes) -> object:
-    return _one_file(data, lambda fd: read_ledger(fd, "run"), 0)
+    return _one_file(data, lambda fd: ProcessFiles(fd, "run").ledger(), 0)
 
 
 def _from_socket(data: bytes, read: Callable[[Stream], object]) -> None:

@@ -14,7 +14,7 @@ from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.timeline import Life, Timeline
 from emergency_ckpt.state import host_state
 from emergency_ckpt.tiers.local.manifest import build_contents
-from emergency_ckpt.tiers.local.process_directory import Ledger
+from emergency_ckpt.tiers.local.process_files import Ledger
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.tiers.persistent.log import Version
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardId, Writer

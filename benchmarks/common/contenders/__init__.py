@@ -18,12 +18,14 @@ RAM, STORAGE = "ram", "storage"
 
 MODULES = {
     "ours": "benchmarks.common.contenders.ours",
+    "ours-striped": "benchmarks.common.contenders.ours_striped",
     "orbax-emergency": "benchmarks.common.contenders.orbax_emergency",
     "orbax-p2p": "benchmarks.common.contenders.orbax_p2p",
     "orbax": "benchmarks.common.contenders.orbax_plain",
 }
 
-_STORAGE_ONLY = ("orbax",)
+# The RAM tier of the second is that of "ours".
+_STORAGE_ONLY = ("orbax", "ours-striped")
 
 
 def tiers(name: str) -> tuple[str, ...]:

@@ -76,7 +76,8 @@ class OurSession:
         self._checkpointer.__exit__(None, None, None)
 
 
-def open_session(site: Site) -> OurSession:
+def open_session(site: Site, **settings: Any) -> OurSession:
+    """``settings``: other than the defaults."""
     return OurSession(
         site.abstract_state,
         dir=str(site.persistent_dir),
@@ -86,8 +87,7 @@ def open_session(site: Site) -> OurSession:
         save_every=_OFF if site.tier == RAM else 1,
         bind_host=site.bind_host,
         transfer_security=modes.chosen(),
-        # As plain Orbax does by default: each slice writes its part of the one copy.
-        persistent_writers="striped",
         mesh=site.mesh,
         replica_axis=site.replica_axis,
+        **settings,
     )

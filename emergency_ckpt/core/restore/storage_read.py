@@ -88,10 +88,10 @@ def assign_reads(
       arrays: stored format of each leaf. Leaves that are not named here are not read.
       saved: boxes of each leaf with known CRCs; some may be missing.
     """
-    needs = needs_of(targets, arrays)
+    needs = _needs_of(targets, arrays)
     known = {leaf: frozenset(saved.get(leaf, ())) for leaf in needs}
     for leaf, boxes in needs.items():
-        cut = tiles(known[leaf], arrays[leaf])
+        cut = _tiles(known[leaf], arrays[leaf])
         if cut:
             needs[leaf] = _needing(cut, boxes)
     total_bytes = 0
@@ -107,7 +107,7 @@ def assign_reads(
     return {process: tuple(sorted(shards)) for process, shards in assigned.items()}
 
 
-def needs_of(
+def _needs_of(
     targets: Mapping[int, TargetSet], arrays: Mapping[str, StoredArray]
 ) -> dict[str, dict[Box, tuple[int, ...]]]:
     """Return the processes that need each box with elements, sorted, by leaf and box."""
@@ -142,8 +142,8 @@ def _units(
     units: list[_Unit] = []
     for leaf in sorted(needs):
         array, boxes = arrays[leaf], needs[leaf]
-        if not are_whole_chunks(boxes, array):
-            boxes = blocks(boxes, array, limit_bytes)
+        if not _are_whole_chunks(boxes, array):
+            boxes = _blocks(boxes, array, limit_bytes)
         for box, members in boxes.items():
             for piece in [box] if box in known[leaf] else _split(box, array, limit_bytes):
                 units.append(_Unit(_size_bytes(piece, array), ShardId(leaf, piece), members))
@@ -155,7 +155,7 @@ def _size_bytes(box: Box, array: StoredArray) -> int:
     return volume(box) * array.item_bytes
 
 
-def are_whole_chunks(boxes: Iterable[Box], array: StoredArray) -> bool:
+def _are_whole_chunks(boxes: Iterable[Box], array: StoredArray) -> bool:
     """Return whether the distinct boxes consist of whole chunks and share none."""
     boxes = list(boxes)
     for axis, (size, chunk) in enumerate(zip(array.shape, array.chunk_shape, strict=True)):
@@ -167,12 +167,12 @@ def are_whole_chunks(boxes: Iterable[Box], array: StoredArray) -> bool:
     return True
 
 
-def tiles(saved: Collection[Box], array: StoredArray) -> list[Box]:
+def _tiles(saved: Collection[Box], array: StoredArray) -> list[Box]:
     """Return the saved boxes, and those that the same cuts make of the rest of the array; sorted.
 
     Empty when the saved boxes are not whole chunks, or too few to infer the cuts.
     """
-    if not saved or not are_whole_chunks(saved, array):
+    if not saved or not _are_whole_chunks(saved, array):
         return []
     cuts: list[list[tuple[int, int]]] = []
     for axis, size in enumerate(array.shape):
@@ -186,7 +186,7 @@ def tiles(saved: Collection[Box], array: StoredArray) -> list[Box]:
     return list(product(*cuts))
 
 
-def blocks(
+def _blocks(
     boxes: Mapping[Box, tuple[int, ...]], array: StoredArray, limit_bytes: int | None
 ) -> dict[Box, tuple[int, ...]]:
     """Return blocks of whole chunks that touch a box, and the processes that need them.

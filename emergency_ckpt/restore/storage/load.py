@@ -10,11 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from absl import logging
 
-from emergency_ckpt import _native
-from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
-from emergency_ckpt.errors import CorruptData, PersistentTierError, RamdiskFull, SlotBusy
+from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
+from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.restore.protocol import (
     LoadPart,
     LoadPlan,
@@ -77,37 +75,21 @@ class StorageLoad:
 
     def _bring(self) -> int:
         self._bring_documents()
-        own, more = self._part.reads, self._part.more
         # Somebody must publish a manifest, also of a state without any bytes.
-        if not own and not more and self._me != 0:
+        if not self._part.reads and self._me != 0:
             return 0
-        if more and not self._room.lack and self._has_room([*own, *more]):
-            try:
-                return self._bring_tensors([*own, *more])
-            except (RamdiskFull, SlotBusy) as error:
-                logging.info(
-                    "only this process's part of step %d is read: %s", self._plan.step, error
-                )
-        return self._bring_tensors(own)
-
-    def _has_room(self, reads: Sequence[StorageRead]) -> bool:
-        """Return whether the ramdisk has room for this even if all processes share it."""
-        needed_bytes = len(self._plan.parts) * self._layout(reads).size_bytes
-        return self._tier.free_bytes() >= needed_bytes
-
-    def _layout(self, reads: Sequence[StorageRead]) -> Layout:
-        specs = {leaf.path: leaf for leaf in self._leaves}
-        shards = [read.shard for read in reads]
-        return lay_out(
-            self._leaves, [(shard, shard_nbytes(specs[shard.leaf], shard.box)) for shard in shards]
-        )
+        return self._bring_tensors(self._part.reads)
 
     @property
     def _expendable(self) -> set[SaveId]:
         return {self._plan.save, *passed_over(self._plan, self._plan.save.run_id)}
 
     def _bring_tensors(self, reads: Sequence[StorageRead]) -> int:
-        layout, plan = self._layout(reads), self._plan
+        plan, specs = self._plan, {leaf.path: leaf for leaf in self._leaves}
+        shards = [read.shard for read in reads]
+        layout = lay_out(
+            self._leaves, [(shard, shard_nbytes(specs[shard.leaf], shard.box)) for shard in shards]
+        )
         offsets = {placed.shard: placed.offset for placed in layout.shards}
         # What is here of the save is not whole, and is read once more.
         with self._room.begin_write(
@@ -126,32 +108,18 @@ class StorageLoad:
         self, reads: Sequence[StorageRead], offsets: Mapping[ShardId, int], file: SlotFile
     ) -> dict[ShardId, int]:
         """Read all into the slot's file; return the CRC32C of each shard. CorruptData."""
-        specs = {leaf.path: leaf for leaf in self._leaves}
-        boxes: list[tuple[ShardId, int]] = []
-        sizes: list[int] = []
-        for read in reads:
-            at = offsets[read.shard]
-            for box, _ in read.parts:
-                boxes.append((ShardId(read.shard.leaf, box), at))
-                sizes.append(shard_nbytes(specs[read.shard.leaf], box))
-                at += sizes[-1]
         found = self._persistent.read_into(
             self._plan.item,
             self._part.arrays,
-            boxes,
+            [(read.shard, offsets[read.shard]) for read in reads],
             file,
             complete=self._plan.complete,
             deadline_s=self._deadline_s,
         )
         crcs: dict[ShardId, int] = {}
-        each = zip(boxes, found, sizes, strict=True)
-        for read in reads:
-            crcs[read.shard] = 0
-            for _, expected in read.parts:
-                (part, _), actual, nbytes = next(each)
-                _check_crc(self._plan, part, expected, actual)
-                whole = crcs[read.shard]
-                crcs[read.shard] = _native.crc32c_combine(whole, actual, nbytes)
+        for read, actual in zip(reads, found, strict=True):
+            _check_crc(self._plan, read.shard, read.crc32c, actual)
+            crcs[read.shard] = actual
         return crcs
 
     def _bring_documents(self) -> None:

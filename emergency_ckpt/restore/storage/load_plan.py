@@ -1,25 +1,19 @@
 """The leader's plan to load a persistent step into the RAM of all processes.
 
-Each byte leaves storage once, spread over all processes; where the step is on a file system of the
-machine on which all of them run, each process reads all that it needs.
+Each byte leaves storage once, spread over all processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from emergency_ckpt.core.restore.inventory import Inventory, Quarantined
 from emergency_ckpt.core.restore.leaves.leaf_comparison import PYTHON_NUMBERS
 from emergency_ckpt.core.restore.plan_types import RestorePlan, TargetSet
-from emergency_ckpt.core.restore.storage.reads_of_all import (
-    BoxRead,
-    ProcessReads,
-    assign_reads_to_all,
-)
 from emergency_ckpt.core.restore.storage_read import StoredArray, assign_reads
 from emergency_ckpt.restore.protocol import DocumentRead, LoadPart, LoadPlan, StorageRead
 from emergency_ckpt.tiers.persistent.tier import StoredStep
-from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
+from emergency_ckpt.types import Box, LeafSpec, SaveId
 
 
 def plan_load(
@@ -31,33 +25,18 @@ def plan_load(
     run_id: str,
     *,
     wants_host_state: bool,
-    on_this_machine: bool,
 ) -> LoadPlan:
-    """Return the part of each process in bringing a persistent step into RAM. Deterministic.
-
-    ``on_this_machine``: the step is on a file system of the machine on which all processes run.
-    """
+    """Return the part of each process in bringing a persistent step into RAM. Deterministic."""
     marker = stored.marker
     digests: Sequence[str] = ("",) * len(targets) if marker is None else marker.digests
     saved: dict[str, list[Box]] = {}
     for shard in stored.crcs:
         saved.setdefault(shard.leaf, []).append(shard.box)
-    if on_this_machine:
-        reads = assign_reads_to_all(targets, arrays, saved)
-    else:
-        once = assign_reads(targets, arrays, saved)
-        reads = {
-            process: ProcessReads(tuple(BoxRead(shard, (shard.box,)) for shard in shards), ())
-            for process, shards in once.items()
-        }
     parts: dict[int, LoadPart] = {}
-    for process, (own, more) in reads.items():
+    for process, shards in assign_reads(targets, arrays, saved).items():
         parts[process] = LoadPart(
-            reads=_with_crcs(own, stored.crcs),
-            more=_with_crcs(more, stored.crcs),
-            arrays={
-                leaf: arrays[leaf] for leaf in sorted({read.shard.leaf for read in (*own, *more)})
-            },
+            reads=tuple(StorageRead(shard, stored.crcs.get(shard)) for shard in shards),
+            arrays={leaf: arrays[leaf] for leaf in sorted({shard.leaf for shard in shards})},
             documents=tuple(
                 DocumentRead(owner, digests[owner])
                 for owner in range(process, len(digests), len(targets))
@@ -75,16 +54,6 @@ def plan_load(
         documents=stored.documents,
         document_count=len(digests) if wants_host_state else 0,
         rejected=plan.rejected,
-    )
-
-
-def _with_crcs(reads: Iterable[BoxRead], crcs: Mapping[ShardId, int]) -> tuple[StorageRead, ...]:
-    return tuple(
-        StorageRead(
-            read.shard,
-            tuple((part, crcs.get(ShardId(read.shard.leaf, part))) for part in read.parts),
-        )
-        for read in reads
     )
 
 
@@ -111,14 +80,13 @@ def loaded_copies(plan: LoadPlan, inventory: Inventory) -> set[Quarantined]:
         if part is None:
             continue
         shards = {read.shard for read in part.reads}
-        more = {read.shard for read in part.more}
         owners = {document.owner for document in part.documents}
         for tensors in holder.tensors:
             contents = inventory.manifests.get(tensors.digest)
             if tensors.save != plan.save or contents is None:
                 continue
             held = {contents.shard_id(index) for index in range(len(contents.shards))}
-            if shards <= held <= shards | more:
+            if held == shards:
                 replaced.add((holder.holder, tensors.digest))
         replaced.update(
             (holder.holder, state.digest)

@@ -1,7 +1,8 @@
 """The local tier: slots, manifests and host states of one process on its host's ramdisk.
 
 1. ``tier.LocalTier.open`` claims a directory of the run, and scans it. A damaged file is
-   quarantined with its reason, never used.
+   quarantined with its reason, never used. ``process_files`` is how all read such a directory: this
+   scan, ``eckpt serve`` (``read_only``) and the survey of ``eckpt ls``.
 2. ``reserve`` makes two slots (preallocated files of one step each) or finds them.
 3. ``begin_write`` chooses a slot without a step that must be kept (``slot_choice``), removes its
    manifest, and returns a ``SlotWriter``.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +12,9 @@ from absl import logging
 
 from emergency_ckpt.core.timeline import number_of
 from emergency_ckpt.errors import CheckpointError, CorruptData, LocalTierError
-from emergency_ckpt.tiers import files
-from emergency_ckpt.tiers.local.process_directory import read_ledger
+from emergency_ckpt.tiers.local.process_files import NUMBERS, ProcessFiles
 from emergency_ckpt.tiers.local.signatures import Signer
-from emergency_ckpt.tiers.local.slots import NUMBERS, read_manifest
 from emergency_ckpt.tiers.ramdisk.locks import Holder, process_directories
-from emergency_ckpt.tiers.ramdisk.ownership import open_process_directory
 
 SETTLE_S = 5.0
 """Time for the writer of an invalid record to replace it, in seconds."""
@@ -64,7 +60,7 @@ def _error(holder: Holder, run_id: str, waited_s: float) -> LocalTierError:
             f"this process has a checkpointer of that run already ({holder.describe()})",
             hint="stop it before you make another one",
         )
-    step = newest_step(holder, run_id)
+    step = _newest_step(holder)
     held = "no step" if step is None else f"step {step}"
     return LocalTierError(
         "start",
@@ -79,29 +75,23 @@ def greatest_number(run_dir: Path, signer: Signer | None = None) -> int:
     """Return the greatest number of a life on record in any directory of a run on this ramdisk."""
     numbers = [0]
     for path in process_directories(run_dir):
-        with contextlib.suppress(OSError, CorruptData):
-            dir_fd = open_process_directory(path)
-            try:
-                ledger, _ = read_ledger(dir_fd, run_dir.name, signer)
-                numbers.append(number_of(ledger.incarnation))
-            finally:
-                os.close(dir_fd)
+        with (
+            contextlib.suppress(OSError, CorruptData),
+            ProcessFiles.opened(path, signer=signer) as place,
+        ):
+            numbers.append(number_of(place.ledger()[0].incarnation))
     return max(numbers)
 
 
-def newest_step(holder: Holder, run_id: str) -> int | None:
+def _newest_step(holder: Holder) -> int | None:
     """Return the newest step in another process's directory, or None when none can be read."""
     steps: list[int] = []
-    with contextlib.suppress(OSError):
-        dir_fd = files.open_directory(holder.path)
-        try:
-            for number in NUMBERS:
-                with contextlib.suppress(CheckpointError):
-                    published = read_manifest(number, dir_fd, run_id)
-                    steps += [published.save.step] if published else []
+    with contextlib.suppress(OSError), ProcessFiles.opened(holder.path) as place:
+        for number in NUMBERS:
             with contextlib.suppress(CheckpointError):
-                complete = read_ledger(dir_fd, run_id)[0].complete
-                steps += [complete.step] if complete else []
-        finally:
-            os.close(dir_fd)
+                published = place.manifest(number)
+                steps += [published.save.step] if published else []
+        with contextlib.suppress(CheckpointError):
+            complete = place.ledger()[0].complete
+            steps += [complete.step] if complete else []
     return max(steps, default=None)

@@ -10,9 +10,8 @@ from pathlib import Path
 import msgspec
 from absl import logging
 
-from emergency_ckpt.core.limits import MAX_LEDGER_BYTES, MAX_QUARANTINE_RECORDS, NAME_PATTERN
-from emergency_ckpt.core.save_identity import check_save
-from emergency_ckpt.core.timeline import Timeline, newest, problem_of
+from emergency_ckpt.core.limits import MAX_QUARANTINE_RECORDS
+from emergency_ckpt.core.timeline import Timeline, newest
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -21,48 +20,23 @@ from emergency_ckpt.errors import (
     RamdiskFull,
 )
 from emergency_ckpt.tiers import files
-from emergency_ckpt.tiers.digested_file import DigestedFile
 from emergency_ckpt.tiers.local.host_state_store import HostStateStore
-from emergency_ckpt.tiers.local.signatures import (
-    OVERHEAD_BYTES,
-    Signer,
-    check_believed,
-    open_signed,
-    signed,
-)
-from emergency_ckpt.tiers.local.slot_choice import adds_nothing
-from emergency_ckpt.tiers.local.slots import (
+from emergency_ckpt.tiers.local.process_files import (
+    LEDGER_FILE,
     NUMBERS,
-    MemorySlot,
-    Slot,
+    Ledger,
+    ProcessFiles,
     file_name,
-    make_slot,
     manifest_name,
-    open_slot,
 )
+from emergency_ckpt.tiers.local.signatures import Signer, check_believed, signed
+from emergency_ckpt.tiers.local.slot_choice import adds_nothing
+from emergency_ckpt.tiers.local.slots import MemorySlot, Slot, make_slot, open_slot
 from emergency_ckpt.tiers.ramdisk.deletion import LEDGER, QUARANTINE_DIRECTORY
 from emergency_ckpt.tiers.ramdisk.locks import Claim, Holder, claim_directory
 from emergency_ckpt.types import SaveId, Writer
 
 _SLOT_FILES = re.compile(r"slot_(\d{1,2})\.(bin|manifest\.json)")
-
-
-class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The record of a process directory across lives of the job.
-
-    Attributes:
-      incarnation: the newest life that its process has heard of; empty before the first.
-      chain: which saves were rolled back; None before that was ever decided.
-      complete: the newest save known to be complete on all processes; None without one. It only
-        tells a job that lost its checkpoints from one that never had any.
-    """
-
-    incarnation: str = ""
-    chain: Timeline | None = None
-    complete: SaveId | None = None
-
-
-LEDGER_FILE = DigestedFile("ledger", Ledger, version=1, limit_bytes=MAX_LEDGER_BYTES)
 
 
 class QuarantineRecord(msgspec.Struct, frozen=True):
@@ -92,20 +66,17 @@ class ProcessDirectory:
         OSError when the directory itself cannot be read or written.
         """
         self.claim = claim
-        self.signer = signer
+        self.files = ProcessFiles(claim.dir_fd, run_id, signer)
         self.slots: list[Slot] = []
         self.in_memory: list[Slot] = []
         self.quarantined: list[QuarantineRecord] = []
         self.ledger = Ledger()
-        self._run_id = run_id
         self._host_state_limit_bytes = host_state_limit_bytes
         files.remove_temporaries(claim.dir_fd)
         self._quarantine_fd = files.ensure_directory(QUARANTINE_DIRECTORY, claim.dir_fd)
         files.remove_temporaries(self._quarantine_fd)
         self._next_record = len(os.listdir(self._quarantine_fd))
-        self.host_states = HostStateStore(
-            claim.dir_fd, run_id, host_state_limit_bytes, self._report, signer
-        )
+        self.host_states = HostStateStore(self.files, host_state_limit_bytes, self._report)
         self._doubts_ledger = False
         self._scan_ledger()
         self._scan_slots()
@@ -140,14 +111,15 @@ class ProcessDirectory:
         self._record(msgspec.structs.replace(self.ledger, complete=save))
 
     def _record(self, ledger: Ledger) -> None:
-        file = signed(LEDGER, LEDGER_FILE.encode(ledger), self.signer)
+        file = signed(LEDGER, LEDGER_FILE.encode(ledger), self.files.signer)
         files.write_atomic(LEDGER, self.claim.dir_fd, file)
         self.ledger = ledger
         self._doubts_ledger = False
 
     def sibling(self, claim: Claim) -> ProcessDirectory:
         """Scan another directory of this run. OSError."""
-        return ProcessDirectory(claim, self._run_id, self._host_state_limit_bytes, self.signer)
+        found = self.files
+        return ProcessDirectory(claim, found.run_id, self._host_state_limit_bytes, found.signer)
 
     def follow(self, timeline: Timeline) -> None:
         """Record ``timeline``, and unpublish what was rolled back.
@@ -267,7 +239,7 @@ class ProcessDirectory:
         self.host_states.remove_if(lambda held: held.save.step == step)
         known = self.ledger.complete
         if not any(self.published()):
-            self.invalidate_newer(SaveId(-1, "", self._run_id))
+            self.invalidate_newer(SaveId(-1, "", self.files.run_id))
         elif known is not None and known.step == step:
             left = [
                 (slot.whole, slot.published.save)
@@ -352,7 +324,7 @@ class ProcessDirectory:
 
     def _scan_ledger(self) -> None:
         try:
-            self.ledger, doubt = read_ledger(self.claim.dir_fd, self._run_id, self.signer)
+            self.ledger, doubt = self.files.ledger()
             check_believed(LEDGER, doubt)
         except CorruptData as error:
             self._doubts_ledger = isinstance(error, NotSigned)
@@ -362,7 +334,7 @@ class ProcessDirectory:
         names = os.listdir(self.claim.dir_fd)
         found = {match.group(1) for name in names if (match := _SLOT_FILES.fullmatch(name))}
         for number in sorted(map(int, found)):
-            slot, problem = open_slot(number, self.claim, self._run_id, self.signer)
+            slot, problem = open_slot(number, self.claim, self.files)
             if problem is not None:
                 self._report(manifest_name(number), problem)
             holds_a_save = slot is not None and slot.published is not None
@@ -388,27 +360,3 @@ class ProcessDirectory:
     def _report(self, name: str, error: CheckpointError) -> None:
         directory = str(self.claim.path)
         self.quarantine(QuarantineRecord(directory=directory, name=name, problem=str(error)))
-
-
-def read_ledger(dir_fd: int, run_id: str, signer: Signer | None = None) -> tuple[Ledger, str]:
-    """Return a directory's ledger, empty without one, and why it is not trusted (or "").
-
-    CorruptData. Of an untrusted one only ``complete`` is left: it prevents a silent fresh start. It
-    can only cause an error, and an attacker who can write it could as well delete everything.
-    """
-    try:
-        read = files.read_bounded(LEDGER, dir_fd, MAX_LEDGER_BYTES + OVERHEAD_BYTES)
-    except FileNotFoundError:
-        return Ledger(), ""
-    file, doubt = open_signed(LEDGER, read, signer)
-    ledger = LEDGER_FILE.decode(file, LEDGER)
-    problem = "" if ledger.chain is None else problem_of(ledger.chain)
-    if ledger.complete is not None:
-        check_save(ledger.complete)
-        if ledger.complete.run_id != run_id:
-            problem = "it is of another run"
-    if ledger.incarnation and not NAME_PATTERN.fullmatch(ledger.incarnation):
-        problem = "its incarnation is not a plain name"
-    if problem:
-        raise CorruptData("decode", LEDGER, problem)
-    return (Ledger(complete=ledger.complete) if doubt else ledger), doubt

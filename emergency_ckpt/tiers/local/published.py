@@ -19,8 +19,9 @@ from emergency_ckpt.core.timeline import Timeline, newest, number_of
 from emergency_ckpt.errors import NotHeld
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.local.process_directory import ProcessDirectory, QuarantineRecord
+from emergency_ckpt.tiers.local.process_files import Published
 from emergency_ckpt.tiers.local.slot_choice import SlotState
-from emergency_ckpt.tiers.local.slots import Published, Slot
+from emergency_ckpt.tiers.local.slots import Slot
 from emergency_ckpt.tiers.ramdisk import locks as claims
 from emergency_ckpt.types import Contents, SaveId, ShardEntry
 
@@ -172,10 +173,6 @@ class HeldCopies:
             if shard in slot.bad_shards:
                 raise NotHeld("lend", f"shard {shard} of {digest[:12]}", "it is quarantined")
             return slot.lend(entry.offset, entry.nbytes)
-
-    def free_bytes(self) -> int:
-        """Return the free bytes of the ramdisk, which other processes may use too."""
-        return files.free_bytes(self._own.claim.dir_fd)
 
     def has_room_to_lend(self) -> bool:
         """Return True when a third slot has room, so that saves continue while one is lent.

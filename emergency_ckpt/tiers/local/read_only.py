@@ -20,25 +20,17 @@ from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, Ho
 from emergency_ckpt.core.save_identity import check_save
 from emergency_ckpt.core.timeline import newest, number_of
 from emergency_ckpt.errors import CorruptData, HostStateError, LocalTierError, NotHeld
-from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.tiers import files
-from emergency_ckpt.tiers.local.host_state_store import (
-    document_names,
-    read_document,
-    read_file,
-    save_directories,
-    save_directory,
-)
 from emergency_ckpt.tiers.local.manifest import end_of
-from emergency_ckpt.tiers.local.process_directory import Ledger, read_ledger
-from emergency_ckpt.tiers.local.signatures import Signer
-from emergency_ckpt.tiers.local.slots import (
+from emergency_ckpt.tiers.local.process_files import (
     NUMBERS,
+    Ledger,
+    ProcessFiles,
     Published,
     file_name,
     manifest_name,
-    read_manifest,
 )
+from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.tiers.ramdisk.locks import (
     ReaderClaim,
     check_run_id,
@@ -210,24 +202,27 @@ class ReadOnlyRamdisk:
 class _Slot:
     """A published slot, mapped at its first read."""
 
-    def __init__(self, number: int, dir_fd: int, version: Version, published: Published) -> None:
+    def __init__(
+        self, number: int, place: ProcessFiles, version: Version, published: Published
+    ) -> None:
         self.version = version
         self.published = published
-        self._name = file_name(number)
-        self._dir_fd = dir_fd
+        self._number = number
+        self._place = place
         self._mapping: Mapping | None = None
 
     def mapping(self) -> Mapping:
         if self._mapping is None:
             size_bytes = max(end_of(self.published.contents), mmap.PAGESIZE)
             try:
-                fd = files.open_regular(self._name, self._dir_fd, os.O_RDONLY)
+                fd = self._place.open_slot(self._number, self.published)
                 try:
                     self._mapping = Mapping(fd, size_bytes, writable=False)
                 finally:
                     os.close(fd)
             except (OSError, ValueError, CorruptData) as error:
-                raise NotHeld("map", self._name, f"the slot cannot be read: {error}") from error
+                name = file_name(self._number)
+                raise NotHeld("map", name, f"the slot cannot be read: {error}") from error
         return self._mapping
 
     def close(self) -> None:
@@ -241,8 +236,7 @@ class _Directory:
     def __init__(self, claim: ReaderClaim, run_id: str, signer: Signer | None) -> None:
         self.slots: dict[int, _Slot] = {}
         self._claim = claim
-        self._run_id = run_id
-        self._signer = signer
+        self._files = ProcessFiles(claim.dir_fd, run_id, signer)
         self._bad: dict[int, Version] = {}
 
     def at_its_path(self) -> bool:
@@ -263,43 +257,37 @@ class _Directory:
             if version is None or self._bad.get(number) == version:
                 continue
             try:
-                published = read_manifest(number, self._claim.dir_fd, self._run_id, self._signer)
+                published = self._files.manifest(number)
             except CorruptData as error:
                 logging.warning("%s is not served: %s", self._claim.path, error)
                 self._bad[number] = version
                 continue
             # If it was replaced meanwhile, the next request sees another version.
             if published is not None:
-                self.slots[number] = _Slot(number, self._claim.dir_fd, version, published)
+                self.slots[number] = _Slot(number, self._files, version, published)
 
     def ledger(self) -> Ledger:
         try:
-            return read_ledger(self._claim.dir_fd, self._run_id, self._signer)[0]
+            return self._files.ledger()[0]
         except CorruptData as error:
             logging.warning("%s: %s", self._claim.path, error)
             return Ledger()
 
     def host_states(self) -> Iterator[HeldHostState]:
-        for save_name, save_fd in save_directories(self._claim.dir_fd):
-            for name in document_names(save_fd):
-                try:
-                    yield read_document(save_name, name, save_fd, self._run_id, self._signer)
-                except FileNotFoundError:
-                    continue  # removed by a trainer that started
-                except CorruptData as error:
-                    logging.warning("%s is not served: %s", self._claim.path, error)
+        for _, found in self._files.host_states():
+            if isinstance(found, CorruptData):
+                logging.warning("%s is not served: %s", self._claim.path, found)
+            else:
+                yield found
 
     def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:
-        wanted = save_directory(save)
-        for save_name, save_fd in save_directories(self._claim.dir_fd):
-            if save_name == wanted and save.run_id == self._run_id:
-                name = document_name(owner, count)
-                try:
-                    return read_file(save_name, name, save_fd, self._signer)
-                except FileNotFoundError:
-                    continue
-                except CorruptData as error:
-                    logging.warning("%s is not served: %s", self._claim.path, error)
+        if save.run_id == self._files.run_id:
+            try:
+                return self._files.document(save, owner, count)
+            except CorruptData as error:
+                logging.warning("%s is not served: %s", self._claim.path, error)
+            except OSError:
+                pass  # not held here
         return None
 
     def close(self) -> None:

@@ -25,8 +25,9 @@ from emergency_ckpt.tiers.local.manifest import (
     wrap_contents,
 )
 from emergency_ckpt.tiers.local.process_directory import ProcessDirectory
+from emergency_ckpt.tiers.local.process_files import Published, manifest_name
 from emergency_ckpt.tiers.local.signatures import signed
-from emergency_ckpt.tiers.local.slots import Published, Slot, manifest_name
+from emergency_ckpt.tiers.local.slots import Slot
 from emergency_ckpt.types import Contents, SaveId, Writer
 
 
@@ -201,7 +202,7 @@ class SlotWriter:
         name = manifest_name(self._slot.number)
         temporary = ""
         if not self._slot.in_memory:
-            data = signed(name, wrap_contents(encoded, self._writer), self._place.signer)
+            data = signed(name, wrap_contents(encoded, self._writer), self._place.files.signer)
             temporary = files.write_temporary(name, self._slot.claim.dir_fd, data)
         digest = contents_digest(encoded)
         self._staged = (temporary, Published(digest=digest, encoded=encoded, contents=contents))

@@ -12,44 +12,21 @@ import threading
 import weakref
 from collections.abc import Callable
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from emergency_ckpt._native import Mapping
-from emergency_ckpt.core.limits import MAX_MANIFEST_BYTES
 from emergency_ckpt.errors import CorruptData, LocalTierError, RamdiskFull
 from emergency_ckpt.state.lending import Lease, LentCount, Loan
 from emergency_ckpt.tiers import files
-from emergency_ckpt.tiers.local.manifest import decode_manifest, end_of
-from emergency_ckpt.tiers.local.signatures import (
-    OVERHEAD_BYTES,
-    Signer,
-    check_believed,
-    open_signed,
+from emergency_ckpt.tiers.local.process_files import (
+    ProcessFiles,
+    Published,
+    file_name,
+    manifest_name,
+    why_too_short,
 )
 from emergency_ckpt.tiers.ramdisk.locks import Claim
-from emergency_ckpt.types import Contents, SaveId, Writer
-
-NUMBERS = range(100)
-"""Valid slot numbers: at most two digits."""
-
-
-class Published(msgspec.Struct, frozen=True):
-    """The contents of a slot, and their encoding, whose SHA-256 is ``digest``.
-
-    ``writer``: the process that published them, as read from the manifest.
-    """
-
-    digest: str
-    encoded: bytes
-    contents: Contents
-    writer: Writer | None = None
-
-    @property
-    def save(self) -> SaveId:
-        return self.contents.save
-
 
 _counts_lock = threading.Lock()
 # One for each file in the process, shared by a closed tier and the next that opens the directory.
@@ -244,16 +221,6 @@ class MemorySlot(Slot):
         os.close(self._fd)
 
 
-def file_name(number: int) -> str:
-    """Return the name of a slot file."""
-    return f"slot_{number}.bin"
-
-
-def manifest_name(number: int) -> str:
-    """Return the name of a slot's manifest."""
-    return f"slot_{number}.manifest.json"
-
-
 def whole_pages(size_bytes: int) -> int:
     """Return ``size_bytes`` rounded up to whole pages, at least one: zero cannot be mapped."""
     return max(-(-size_bytes // mmap.PAGESIZE), 1) * mmap.PAGESIZE
@@ -305,7 +272,7 @@ def make_slot(number: int, claim: Claim, size_bytes: int, *, sparse: bool = Fals
 
 
 def open_slot(
-    number: int, claim: Claim, run_id: str, signer: Signer | None = None
+    number: int, claim: Claim, place: ProcessFiles
 ) -> tuple[Slot | None, CorruptData | None]:
     """Open a slot of an earlier life, with its contents if they are whole.
 
@@ -316,7 +283,7 @@ def open_slot(
     problem: CorruptData | None = None
     published: Published | None = None
     try:
-        published = read_manifest(number, claim.dir_fd, run_id, signer)
+        published = place.manifest(number)
     except CorruptData as error:
         problem = error
     slot: Slot | None = None
@@ -331,37 +298,10 @@ def open_slot(
         if not absent or published is not None:
             problem = problem or CorruptData("open", name, f"the slot cannot be used: {error}")
     if published is not None and slot is not None:
-        problem = _why_too_short(slot, published)
+        problem = why_too_short(number, published, slot.size_bytes)
     if slot is not None and published is not None and problem is None:
         slot.published = published
     return slot, problem
-
-
-def read_manifest(
-    number: int, dir_fd: int, run_id: str, signer: Signer | None = None
-) -> Published | None:
-    """Return the contents of a slot's manifest, or None without one.
-
-    CorruptData, also for another run's manifest; NotSigned when it is valid but not signed with the
-    secret of ``signer``.
-    """
-    name = manifest_name(number)
-    try:
-        data = files.read_bounded(name, dir_fd, MAX_MANIFEST_BYTES + OVERHEAD_BYTES)
-    except FileNotFoundError:
-        return None
-    file, doubt = open_signed(name, data, signer)
-    manifest, encoded = decode_manifest(file)
-    found = manifest.contents.save.run_id
-    if found != run_id:
-        raise CorruptData("open", name, "another run's manifest", expected=run_id, actual=found)
-    check_believed(name, doubt)
-    return Published(
-        digest=manifest.contents_digest,
-        encoded=encoded,
-        contents=manifest.contents,
-        writer=manifest.writer,
-    )
 
 
 def _adopt_file(fd: int, number: int, claim: Claim) -> Slot:
@@ -374,19 +314,6 @@ def _adopt_file(fd: int, number: int, claim: Claim) -> Slot:
     slot = Slot(number, claim, _map(fd, size_bytes, file_name(number)), fd)
     slot.written = True
     return slot
-
-
-def _why_too_short(slot: Slot, published: Published) -> CorruptData | None:
-    needed = end_of(published.contents)
-    if needed <= slot.size_bytes:
-        return None
-    return CorruptData(
-        "open",
-        file_name(slot.number),
-        "the slot is shorter than its manifest says",
-        expected=f"at least {needed} bytes",
-        actual=f"{slot.size_bytes} bytes",
-    )
 
 
 def _reserve(fd: int, offset: int, nbytes: int) -> None:

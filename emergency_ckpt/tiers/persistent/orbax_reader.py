@@ -1,7 +1,8 @@
-"""The arrays of an Orbax step, read box by box straight through TensorStore.
+"""The arrays of an Orbax step, described by its metadata and read box by box.
 
 Orbax restores a whole state onto its devices, once per replica. To read each byte once, this module
-reads boxes as numpy arrays; Orbax's metadata describe the arrays.
+reads boxes: from the files of the database where they are plain (``chunks``), else decoded by
+TensorStore, as always from a bucket.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import numpy.typing as npt
 import tensorstore
 from etils import epath
 
+from emergency_ckpt import _native
 from emergency_ckpt.core.boxes import shape_of
 from emergency_ckpt.core.restore.leaves.stored_leaves import stored_name
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.tiers.persistent.chunks.file_reader import FileBox, Sink, read_into
 from emergency_ckpt.tiers.persistent.chunks.index import ChunkIndex
 from emergency_ckpt.tiers.persistent.waits import result_by
 from emergency_ckpt.tiers.storage.calls import is_damage
@@ -31,6 +34,7 @@ from emergency_ckpt.types import LeafSpec, ShardId
 _OCDBT_CACHE_BYTES = 64 << 20
 _CONCURRENT_REQUESTS = 32
 _MOST_NAMED = 5
+_MOST_THREADS = 4
 _ONE_REQUEST_FOR_SEVERAL_CHUNKS = {
     "experimental_read_coalescing_threshold_bytes": 1 << 16,
     "experimental_read_coalescing_merged_bytes": 2 << 20,
@@ -198,6 +202,40 @@ class BoxReader:
                 yield done, self._result(done.leaf, future)
         finally:
             _cancel(future for _, _, future in under_way)
+
+    def read_into(self, sink: Sink, boxes: Sequence[tuple[ShardId, int]]) -> list[int]:
+        """Read each box to its offset in bytes; return the CRC32C of each. Blocks.
+
+        ``sink`` must refuse bytes once its owner does not want them any more. Errors of
+        TensorStore, of the file system and of the sink pass through; CorruptData, DeadlineExceeded.
+        """
+        in_files = self._in_files(boxes)
+        threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+        read = read_into(
+            list(in_files.values()), sink, threads=threads, deadline_s=self._deadline_s
+        )
+        crcs = dict(zip(in_files, read, strict=True))
+        others = [number for number in range(len(boxes)) if number not in in_files]
+        found = self.read([boxes[number][0] for number in others]) if others else ()
+        for number, (_, array) in zip(others, found, strict=True):
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            crcs[number] = _native.crc32c(data)
+            sink.write(data, boxes[number][1])
+        return [crcs[number] for number in range(len(boxes))]
+
+    def _in_files(self, boxes: Sequence[tuple[ShardId, int]]) -> dict[int, FileBox]:
+        """Return the boxes that can be read from the files of the database, by their number."""
+        if not any(self._arrays[shard.leaf].plain for shard, _ in boxes):
+            return {}
+        index = ChunkIndex.open(self._item, self._deadline_s)
+        if index is None:
+            return {}
+        found: dict[int, FileBox] = {}
+        for number, (shard, offset) in enumerate(boxes):
+            parts = index.parts_of(shard, self._arrays[shard.leaf])
+            if parts is not None:
+                found[number] = FileBox(parts, offset)
+        return found
 
     def _result(self, leaf: str, future: Any) -> npt.NDArray[Any]:
         try:

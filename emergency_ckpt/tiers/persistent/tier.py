@@ -33,7 +33,6 @@ from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import StateTree
 from emergency_ckpt.tiers.persistent.chunks.file_reader import Sink
-from emergency_ckpt.tiers.persistent.chunks.sink_reader import SinkReader
 from emergency_ckpt.tiers.persistent.documents import read_checksums, read_host_state
 from emergency_ckpt.tiers.persistent.marker import (
     CHECKSUMS_NAME,
@@ -56,16 +55,11 @@ from emergency_ckpt.tiers.persistent.plain_orbax import describe_plain
 from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
 from emergency_ckpt.tiers.persistent.steps.stored import StoredSteps
 from emergency_ckpt.tiers.persistent.steps.writer import delete_step, remove_tensors
-from emergency_ckpt.tiers.ramdisk.mounts import file_system_of
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 
 DEFAULT_TIMEOUT_S = 300.0
 _T = TypeVar("_T")
-
-_FILE_SYSTEMS_OF_ONE_MACHINE = frozenset(
-    {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
-)
 
 
 class StoredStep(NamedTuple):
@@ -207,27 +201,13 @@ class PersistentTier:
         deadline_s: float,
     ) -> Iterator[tuple[ShardId, npt.NDArray[Any]]]:
         """Yield the boxes in the given order, as numpy arrays; see ``BoxReader``."""
-        reader = BoxReader(
-            item,
-            arrays,
-            complete=complete,
-            buffer_bytes=self._buffer_bytes,
-            deadline_s=deadline_s,
-        )
+        reader = self._reader(item, arrays, complete=complete, deadline_s=deadline_s)
         try:
             yield from reader.read(shards)
         except CorruptData:
             raise
         except Exception as error:  # TensorStore raises ValueError for every storage error
             raise self.storage.error("read", item.removeprefix(self.directory), error) from error
-
-    def is_on_this_machine(self) -> bool:
-        """Return whether a disk or the memory of this machine holds the directory.
-
-        All processes that see the directory then run on this machine. Does not block for storage.
-        """
-        kind = None if self.storage.is_object_store else file_system_of(self.directory)
-        return kind in _FILE_SYSTEMS_OF_ONE_MACHINE
 
     def read_into(
         self,
@@ -244,20 +224,24 @@ class PersistentTier:
         The bytes are in C order. ``complete``: as in ``BoxReader``. Errors of ``sink`` pass
         through.
         """
-        reader = SinkReader(
-            item,
-            arrays,
-            sink,
-            complete=complete,
-            buffer_bytes=self._buffer_bytes,
-            deadline_s=deadline_s,
-        )
+        reader = self._reader(item, arrays, complete=complete, deadline_s=deadline_s)
         try:
-            return reader.read(boxes)
+            return reader.read_into(sink, boxes)
         except (CorruptData, LocalTierError):
             raise
         except Exception as error:  # TensorStore raises ValueError for every storage error
             raise self.storage.error("read", item.removeprefix(self.directory), error) from error
+
+    def _reader(
+        self, item: str, arrays: Mapping[str, StoredArray], *, complete: bool, deadline_s: float
+    ) -> BoxReader:
+        return BoxReader(
+            item,
+            arrays,
+            complete=complete,
+            buffer_bytes=self._buffer_bytes,
+            deadline_s=deadline_s,
+        )
 
     def read_document(
         self,

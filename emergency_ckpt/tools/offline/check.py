@@ -15,12 +15,10 @@ from emergency_ckpt.core.boxes import describe
 from emergency_ckpt.core.restore.majority import settle
 from emergency_ckpt.errors import CheckpointError, CorruptData
 from emergency_ckpt.state.host_state import decode
-from emergency_ckpt.tiers import files
-from emergency_ckpt.tiers.local.slots import file_name, manifest_name
+from emergency_ckpt.tiers.local.process_files import ProcessFiles, file_name, manifest_name
 from emergency_ckpt.tiers.persistent.documents import read_checksums, read_host_state
 from emergency_ckpt.tiers.persistent.steps.folders import LOOKS_AT_ONCE
 from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
-from emergency_ckpt.tiers.ramdisk.ownership import open_process_directory
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import RamCopy
@@ -184,11 +182,8 @@ class Check:
     ) -> tuple[list[str], int, int]:
         """Return a line for each damaged shard, and the numbers of shards and bytes read."""
         contents = copy.published.contents
-        dir_fd = open_process_directory(copy.folder, self._places.owner_uid)
-        try:
-            fd = files.open_regular(file_name(copy.number), dir_fd, os.O_RDONLY)
-        finally:
-            os.close(dir_fd)
+        with ProcessFiles.opened(copy.folder, self._places.owner_uid) as place:
+            fd = place.open_slot(copy.number)
         damaged: list[str] = []
         try:
             for entry in contents.shards:

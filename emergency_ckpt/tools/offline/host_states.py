@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,13 +9,9 @@ from emergency_ckpt.core.restore.candidates import filter_inventory
 from emergency_ckpt.core.restore.host_state_plan import choose_host_states
 from emergency_ckpt.core.restore.inventory import Inventory
 from emergency_ckpt.errors import CorruptData, HostStateError, TransferError
-from emergency_ckpt.state.host_state import decode, document_name
-from emergency_ckpt.tiers import files
-from emergency_ckpt.tiers.local.host_state_store import read_file, save_directory
-from emergency_ckpt.tiers.local.signatures import Signer
+from emergency_ckpt.state.host_state import decode
+from emergency_ckpt.tiers.local.process_files import ProcessFiles
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
-from emergency_ckpt.tiers.ramdisk.deletion import HOST_STATE_DIRECTORY
-from emergency_ckpt.tiers.ramdisk.ownership import open_process_directory
 from emergency_ckpt.tools.offline.ram import OtherHosts
 from emergency_ckpt.tools.survey.places import Places
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder
@@ -44,8 +39,8 @@ def ram_documents(
     def bytes_of(path: Path, owner: int) -> bytes:
         if others is not None and others.has(path):
             return others.document(path, save, owner, chosen.count)
-        name = document_name(owner, chosen.count)
-        return _bytes_of(path, save, name, signer, places.owner_uid)
+        with ProcessFiles.opened(path, places.owner_uid, signer) as place:
+            return place.document(save, owner, chosen.count)
 
     documents: dict[int, bytes] = {}
     for owner, (digest, names) in chosen.copies.items():
@@ -63,24 +58,6 @@ def ram_documents(
             target = f"host state of process {owner} at step {save.step}"
             raise CorruptData("read", target, f"no copy is sound: {'; '.join(problems)}")
     return documents
-
-
-def _bytes_of(
-    path: Path, save: SaveId, name: str, signer: Signer | None, owner_uid: int | None
-) -> bytes:
-    dir_fd = open_process_directory(path, owner_uid)
-    try:
-        parent_fd = files.open_inner(HOST_STATE_DIRECTORY, dir_fd)
-        try:
-            save_fd = files.open_inner(save_directory(save), parent_fd)
-        finally:
-            os.close(parent_fd)
-    finally:
-        os.close(dir_fd)
-    try:
-        return read_file(save_directory(save), name, save_fd, signer)
-    finally:
-        os.close(save_fd)
 
 
 def stored_documents(folder: str, digests: tuple[str, ...], places: Places) -> dict[int, bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -15,9 +14,7 @@ from emergency_ckpt.core.restore.inventory import Inventory
 from emergency_ckpt.core.restore.majority import settle
 from emergency_ckpt.errors import CorruptData, LocalTierError, TransferError
 from emergency_ckpt.state.dtypes import dtype_named
-from emergency_ckpt.tiers import files
-from emergency_ckpt.tiers.local.slots import file_name
-from emergency_ckpt.tiers.ramdisk.ownership import open_process_directory
+from emergency_ckpt.tiers.local.process_files import ProcessFiles, file_name
 from emergency_ckpt.tools.offline.source import Array, copy_common
 from emergency_ckpt.tools.survey.ramdisk import RamCopy
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardEntry
@@ -161,11 +158,8 @@ class RamSource:
 
     def _read_file(self, copy: RamCopy, entry: ShardEntry) -> Array:
         """Return a shard's bytes, fewer where the file is shorter."""
-        dir_fd = open_process_directory(copy.folder, self._owner_uid)
-        try:
-            fd = files.open_regular(file_name(copy.number), dir_fd, os.O_RDONLY)
-        finally:
-            os.close(dir_fd)
+        with ProcessFiles.opened(copy.folder, self._owner_uid) as place:
+            fd = place.open_slot(copy.number)
         data = np.empty(entry.nbytes, np.uint8)
         with open(fd, "rb", buffering=0) as file:
             file.seek(entry.offset)

@@ -15,29 +15,20 @@ from pathlib import Path
 from emergency_ckpt.core.limits import MAX_RUNS, NAME_PATTERN
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
 from emergency_ckpt.errors import CorruptData
-from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.tiers import files
-from emergency_ckpt.tiers.local.host_state_store import (
-    document_names,
-    read_document,
-    read_file,
-    save_directories,
-    save_directory,
-)
-from emergency_ckpt.tiers.local.manifest import end_of
-from emergency_ckpt.tiers.local.process_directory import Ledger, read_ledger
-from emergency_ckpt.tiers.local.signatures import Signer, check_believed
-from emergency_ckpt.tiers.local.slots import (
+from emergency_ckpt.tiers.local.process_files import (
     NUMBERS,
+    Ledger,
+    ProcessFiles,
     Published,
     file_name,
     manifest_name,
-    read_manifest,
 )
+from emergency_ckpt.tiers.local.signatures import check_believed
 from emergency_ckpt.tiers.ramdisk.deletion import HOST_STATE_DIRECTORY, LEDGER
 from emergency_ckpt.tiers.ramdisk.locks import check_run_id, process_directories
 from emergency_ckpt.tiers.ramdisk.owners import Owner, read_owner
-from emergency_ckpt.tiers.ramdisk.ownership import open_local_dir, open_process_directory
+from emergency_ckpt.tiers.ramdisk.ownership import open_local_dir
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.types import SaveId
 
@@ -159,25 +150,22 @@ def _read_again(
 ) -> ProcessFolder | SurveyFault | None:
     """Return the description of a directory: ``old`` when nothing changed, None when it is gone."""
     try:
-        dir_fd = open_process_directory(path, places.owner_uid)
+        with ProcessFiles.opened(path, places.owner_uid, places.signer(path.parent.name)) as place:
+            version = _version(place)
+            if isinstance(old, ProcessFolder) and old.version == version:
+                return old
+            return _read_folder(path, place, local_dir, version)
     except FileNotFoundError:
         return None
     except OSError as error:
         fault = SurveyFault.of(str(path), files.local_error("open", str(path), error))
         return old if old == fault else fault
-    try:
-        version = _version(dir_fd)
-        if isinstance(old, ProcessFolder) and old.version == version:
-            return old
-        return _Reading(path, dir_fd, places.signer(path.parent.name)).folder(local_dir, version)
-    finally:
-        os.close(dir_fd)
 
 
-def _version(dir_fd: int) -> Version:
+def _version(place: ProcessFiles) -> Version:
     """Return the stamps of the files that count. Slots change during a save: they are left out."""
-    stamps = list(_stamps("", dir_fd))
-    for name, save_fd in save_directories(dir_fd):
+    stamps = list(_stamps("", place.dir_fd))
+    for name, save_fd in place.save_directories():
         stamps += _stamps(f"{HOST_STATE_DIRECTORY}/{name}/", save_fd)
     return tuple(sorted(stamps))
 
@@ -193,95 +181,61 @@ def _stamps(prefix: str, dir_fd: int) -> Iterator[tuple[str, int, int, int]]:
         yield prefix + name, status.st_ino, status.st_mtime_ns, status.st_size
 
 
-class _Reading:
-    """One reading of an open process directory. Faults are collected."""
+def _read_folder(
+    path: Path, place: ProcessFiles, local_dir: Path, version: Version
+) -> ProcessFolder:
+    """Return the description of an open process directory, with its faults."""
+    faults: list[SurveyFault] = []
 
-    def __init__(self, path: Path, dir_fd: int, signer: Signer | None) -> None:
-        self._path = path
-        self._dir_fd = dir_fd
-        self._run_id = path.parent.name
-        self._signer = signer
-        self._faults: list[SurveyFault] = []
+    def note(name: str, error: CorruptData) -> None:
+        faults.append(SurveyFault.of(f"{path}/{name}", error))
 
-    def folder(self, local_dir: Path, version: Version) -> ProcessFolder:
-        return ProcessFolder(
-            path=self._path,
-            local_dir=local_dir,
-            run_id=self._run_id,
-            owner=read_owner(self._dir_fd),
-            ledger=self._ledger(),
-            copies=tuple(self._copies()),
-            host_states=tuple(sorted(self._host_states())),
-            faults=tuple(self._faults),
-            version=version,
-        )
-
-    def _copies(self) -> Iterator[RamCopy]:
-        for number in NUMBERS:
-            name = manifest_name(number)
-            try:
-                published = read_manifest(number, self._dir_fd, self._run_id, self._signer)
-                if published is None:
-                    continue
-                saved_s = os.stat(name, dir_fd=self._dir_fd, follow_symlinks=False).st_mtime
-                self._check_size(number, published)
-            except FileNotFoundError:
-                continue  # unpublished meanwhile
-            except CorruptData as error:
-                self._note(name, error)
-            else:
-                yield RamCopy(self._path, number, published, saved_s)
-
-    def _check_size(self, number: int, published: Published) -> None:
-        name, needed = file_name(number), end_of(published.contents)
+    ledger = Ledger()
+    try:
+        ledger, doubt = place.ledger()
+        check_believed(LEDGER, doubt)
+    except CorruptData as error:
+        note(LEDGER, error)
+    copies: list[RamCopy] = []
+    for number in NUMBERS:
         try:
-            fd = files.open_regular(name, self._dir_fd, os.O_RDONLY)
-        except OSError as error:
-            if isinstance(error, FileNotFoundError) and not self._is_published(number):
-                raise
-            problem = f"the slot cannot be opened: {error.strerror}"
-            raise CorruptData("open", name, problem) from error
-        try:
-            actual = os.fstat(fd).st_size
-        finally:
-            os.close(fd)
-        if actual < needed:
-            raise CorruptData(
-                "open",
-                name,
-                "the slot is shorter than its manifest says",
-                expected=f"at least {needed} bytes",
-                actual=f"{actual} bytes",
-            )
-
-    def _is_published(self, number: int) -> bool:
-        try:
-            os.stat(manifest_name(number), dir_fd=self._dir_fd, follow_symlinks=False)
+            published = place.manifest(number)
+            if published is not None:
+                copies.append(_copy_of(path, place, number, published))
         except FileNotFoundError:
-            return False
-        return True
-
-    def _host_states(self) -> Iterator[HeldHostState]:
-        for save_name, save_fd in save_directories(self._dir_fd):
-            for name in document_names(save_fd):
-                try:
-                    yield read_document(save_name, name, save_fd, self._run_id, self._signer)
-                except FileNotFoundError:
-                    continue  # removed meanwhile
-                except CorruptData as error:
-                    self._note(f"{HOST_STATE_DIRECTORY}/{save_name}/{name}", error)
-
-    def _ledger(self) -> Ledger:
-        ledger = Ledger()
-        try:
-            ledger, doubt = read_ledger(self._dir_fd, self._run_id, self._signer)
-            check_believed(LEDGER, doubt)
+            continue  # unpublished meanwhile
         except CorruptData as error:
-            self._note(LEDGER, error)
-        return ledger
+            note(manifest_name(number), error)
+    host_states: list[HeldHostState] = []
+    for name, found in place.host_states():
+        if isinstance(found, CorruptData):
+            note(f"{HOST_STATE_DIRECTORY}/{name}", found)
+        else:
+            host_states.append(found)
+    return ProcessFolder(
+        path=path,
+        local_dir=local_dir,
+        run_id=place.run_id,
+        owner=read_owner(place.dir_fd),
+        ledger=ledger,
+        copies=tuple(copies),
+        host_states=tuple(sorted(host_states)),
+        faults=tuple(faults),
+        version=version,
+    )
 
-    def _note(self, name: str, error: CorruptData) -> None:
-        self._faults.append(SurveyFault.of(f"{self._path}/{name}", error))
+
+def _copy_of(path: Path, place: ProcessFiles, number: int, published: Published) -> RamCopy:
+    """CorruptData when the slot cannot be read; FileNotFoundError when it was unpublished."""
+    name = manifest_name(number)
+    try:
+        os.close(place.open_slot(number, published))
+    except OSError as error:
+        os.stat(name, dir_fd=place.dir_fd, follow_symlinks=False)
+        problem = f"the slot cannot be opened: {error.strerror}"
+        raise CorruptData("open", file_name(number), problem) from error
+    status = os.stat(name, dir_fd=place.dir_fd, follow_symlinks=False)
+    return RamCopy(path, number, published, status.st_mtime)
 
 
 def copies_of(folders: Sequence[ProcessFolder], save: SaveId) -> list[RamCopy]:
@@ -291,17 +245,14 @@ def copies_of(folders: Sequence[ProcessFolder], save: SaveId) -> list[RamCopy]:
 
 def read_document_of(folder: ProcessFolder, held: HeldHostState) -> bytes:
     """Return a host state that ``folder`` had. CorruptData, also when it is gone meanwhile."""
-    save_name, name = save_directory(held.save), document_name(held.owner, held.count)
+    what = f"{folder.path}: host state of process {held.owner} at step {held.save.step}"
     try:
         dir_fd = files.open_directory(folder.path)
         try:
-            for found, save_fd in save_directories(dir_fd):
-                if found == save_name:
-                    return read_file(save_name, name, save_fd, None)
+            return ProcessFiles(dir_fd, folder.run_id).document(held.save, held.owner, held.count)
         finally:
             os.close(dir_fd)
-    except FileNotFoundError:
-        pass  # told as absent below
+    except FileNotFoundError as error:
+        raise CorruptData("read", what, "it is not there any more") from error
     except OSError as error:
-        raise files.local_error("open", str(folder.path), error) from error
-    raise CorruptData("read", f"{folder.path}/{save_name}/{name}", "it is not there any more")
+        raise files.local_error("read", what, error) from error

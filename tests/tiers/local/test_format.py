@@ -30,7 +30,7 @@ from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.state import host_state
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.tiers.local.manifest import decode_manifest, encode_contents, wrap_contents
-from emergency_ckpt.tiers.local.process_directory import LEDGER_FILE
+from emergency_ckpt.tiers.local.process_files import LEDGER_FILE
 from emergency_ckpt.tiers.local.signatures import open_signed
 from emergency_ckpt.tiers.persistent.log import decode_version, encode_version
 from emergency_ckpt.tiers.persistent.marker import NO_SIGNING

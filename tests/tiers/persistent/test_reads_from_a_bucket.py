@@ -16,7 +16,6 @@ AT_ONCE = 8
 def test_reads_are_few_requests_and_many_at_once() -> None:
     found = printed_beside_bucket("bucket_reads_program.py", timeout_s=250)
     assert found["same"]
-    assert not found["this_machine"], "else each process would ask for all bytes"
     assert found["requests"] <= LARGE_CHUNKS + REQUESTS_BESIDES
     assert found["described"] <= REQUESTS_TO_DESCRIBE
     assert found["at_once"] >= AT_ONCE

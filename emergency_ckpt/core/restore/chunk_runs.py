@@ -64,24 +64,3 @@ def _axis_of_runs(chunk_shape: Sequence[int]) -> int:
     """Return the first axis along which a chunk has several elements, else the last."""
     last = len(chunk_shape) - 1
     return next((axis for axis in range(last) if chunk_shape[axis] > 1), last)
-
-
-def are_stacked(parts: Sequence[Box], box: Box) -> bool:
-    """Return whether the bytes of the sorted ``parts``, one after the other, are those of ``box``.
-
-    In C order, without a gap and without an overlap.
-    """
-    if list(parts) == [box]:
-        return True
-    for axis, (start, stop) in enumerate(box):
-        if stop - start == 1:
-            continue
-        at = start
-        for part in parts:
-            if part[:axis] != box[:axis] or part[axis + 1 :] != box[axis + 1 :]:
-                return False
-            if part[axis][0] != at:
-                return False
-            at = part[axis][1]
-        return at == stop
-    return False

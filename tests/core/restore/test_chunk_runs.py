@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise, product
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.restore.storage.chunk_runs import are_stacked, runs_of
+from emergency_ckpt.core.restore.chunk_runs import runs_of
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.types import Box
 
@@ -73,25 +71,3 @@ def test_usual_chunks_have_runs(shape: tuple[int, ...], chunks: tuple[int, ...],
 )
 def test_other_chunks_have_none(shape: tuple[int, ...], chunks: tuple[int, ...], box: Box) -> None:
     assert runs_of(box, StoredArray("w", shape, chunks, 4)) is None
-
-
-@given(st.data())
-def test_parts_said_to_be_stacked_are_the_bytes_of_the_box(data: st.DataObject) -> None:
-    shape = tuple(data.draw(st.integers(1, 4)) for _ in range(data.draw(st.integers(1, 3))))
-    pieces = [sorted({0, size, *data.draw(st.sets(st.integers(0, size)))}) for size in shape]
-    parts: list[Box] = sorted(product(*[list(pairwise(cuts)) for cuts in pieces]))
-    parts = data.draw(st.sampled_from([parts, parts[1:], [*parts, parts[0]]]))
-    box = tuple((0, size) for size in shape)
-    values = np.arange(int(np.prod(shape)), dtype=np.uint8).reshape(shape)
-    joined = b"".join(values[index(part)].tobytes() for part in parts)
-    if are_stacked(parts, box):
-        assert joined == values.tobytes()
-
-
-def test_parts_along_the_first_axis_are_stacked() -> None:
-    box: Box = ((2, 8), (0, 3))
-    assert are_stacked([((2, 4), (0, 3)), ((4, 8), (0, 3))], box)
-    assert are_stacked([box], box)
-    assert are_stacked([((0, 1), (0, 2)), ((0, 1), (2, 3))], ((0, 1), (0, 3)))
-    assert not are_stacked([((2, 8), (0, 2)), ((2, 8), (2, 3))], box)
-    assert not are_stacked([((2, 4), (0, 3))], box)
