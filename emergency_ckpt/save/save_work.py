@@ -7,25 +7,23 @@ from typing import Any, NamedTuple
 
 import jax
 
-from emergency_ckpt.background import closing, no_garbage_collection
+from emergency_ckpt.background import closing, copy_threads, no_garbage_collection
 from emergency_ckpt.cluster.process_placement import (
     ProcessPlacement,
+    copies_in_ram,
     place_process,
     single_copy_text,
 )
+from emergency_ckpt.config.policies import plan_text
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.save.local_save import LocalSave
 from emergency_ckpt.save.persistent.capture import StorageCapture
 from emergency_ckpt.save.persistent.save import PersistentSave
+from emergency_ckpt.save.persistent.scratch_area import ScratchArea
 from emergency_ckpt.save.save_plan import SnapshotPlan, plan_snapshots
 from emergency_ckpt.save.save_request import SaveRequest
 from emergency_ckpt.save.saved_steps import SavedSteps
-from emergency_ckpt.save.saver_parts import (
-    SaverParts,
-    capture_parts,
-    snapshot_settings,
-    start_facts,
-)
+from emergency_ckpt.save.saver_parts import SaverParts
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.capture import SharedCapture
@@ -60,15 +58,14 @@ class SaveWork:
         self._parts = parts
         self._schedules = schedules
         self._saved = saved
-        self._snapshots = snapshot_settings(parts)
-        self._copies = DeviceCopies(self._snapshots.device_copy_bytes)
-        self._captures = capture_parts(parts)
+        self._copies = DeviceCopies(parts.config.device_copy_bytes)
+        self._scratch = ScratchArea(copy_threads())
         self._placement: ProcessPlacement | None = None
         self._plan: SnapshotPlan | None = None
 
     def close(self) -> None:
         """Return the memory of captures to the system once no save reads it."""
-        self._captures.scratch.release()
+        self._scratch.release()
 
     @property
     def placement(self) -> ProcessPlacement | None:
@@ -119,7 +116,7 @@ class SaveWork:
         else:
             snapshot, shards = plan.rest.take(flat), plan.not_stored
         capture = StorageCapture(
-            self._captures, request.step, plan.held_layout, snapshot, shards, shared
+            self._parts, self._scratch, request.step, plan.held_layout, snapshot, shards, shared
         )
         job = PersistentSave(
             save=request.save,
@@ -156,12 +153,16 @@ class SaveWork:
         state = request.state
         plan, flat = self._plan, None
         if plan is None and self._placement is not None:  # that of a restore
-            plan = plan_snapshots(self._placement, self._snapshots, self._copies, self._parts.look)
+            plan = plan_snapshots(
+                self._placement, self._parts.snapshot_settings, self._copies, self._parts.look
+            )
         if plan is not None:
             flat = plan.structure.leaves_of(state)
         if plan is None or flat is None:
             placement = self.place(describe(state, "save"))
-            plan = plan_snapshots(placement, self._snapshots, self._copies, self._parts.look)
+            plan = plan_snapshots(
+                placement, self._parts.snapshot_settings, self._copies, self._parts.look
+            )
             self.use_placement(placement, host_states.size_of(request.capture()))
             flat = jax.tree_util.tree_leaves(state)
         self._plan = plan
@@ -187,8 +188,7 @@ class SaveWork:
         Room for host states is part of it: this process's, and as many of others as have a copy.
         """
         if self._placement is None:
-            facts = start_facts(self._parts, placement, self._schedules)
-            self._parts.events.emit("start.ready", **facts)
+            self._parts.events.emit("start.ready", **self._start_facts(placement))
             text = single_copy_text(self._parts.config, placement)
             if text and "local" in self._schedules and self._parts.process[0] == 0:
                 single_bytes, state_bytes, _ = placement.single
@@ -209,3 +209,19 @@ class SaveWork:
         else:
             tier.reserve(size_bytes)
             tier.prefault_in_background()
+
+    def _start_facts(self, placement: ProcessPlacement) -> dict[str, int | str]:
+        """Fields of ``start.ready``. ``ram_bytes``: of the slots that this process reserves."""
+        config, topology = self._parts.config, placement.topology
+        plans = {name: schedule.plan for name, schedule in self._schedules.items()}
+        slots = config.local_keep_last_n + 1 if "local" in plans else 0
+        return {
+            "processes": topology.process_count,
+            "slices": len(topology.slices),
+            "copies": copies_in_ram(config.placement, topology) if slots else 0,
+            "slots": slots,
+            "ram_bytes": slots * placement.layout.size_bytes,
+            "local": plan_text(plans.get("local")),
+            "persistent": plan_text(plans.get("persistent")),
+            "dir": config.dir or "",
+        }

@@ -17,20 +17,21 @@ from emergency_ckpt.background import chain, closing
 from emergency_ckpt.cluster.preemption.watch import PREEMPTED_EXIT_CODE
 from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.rounds import leave_together
-from emergency_ckpt.core.save.save_rules import named_metrics
+from emergency_ckpt.core.save.save_rules import named_metrics, skip_reason
 from emergency_ckpt.core.save.step_agreement import TierName
-from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, PeerAbsent, PeerLeft
+from emergency_ckpt.errors import (
+    CheckpointError,
+    DeadlineExceeded,
+    PeerAbsent,
+    PeerLeft,
+    SaveFailed,
+)
 from emergency_ckpt.save.due_saves import DueSaves
 from emergency_ckpt.save.last_step import LastStep, was_donated
 from emergency_ckpt.save.save_request import SaveRequest
 from emergency_ckpt.save.save_work import SaveWork, Work
 from emergency_ckpt.save.saved_steps import SavedSteps
-from emergency_ckpt.save.saver_parts import (
-    SaverParts,
-    longest_wait_s,
-    note_given_up,
-    note_skipped,
-)
+from emergency_ckpt.save.saver_parts import SaverParts
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import PyTree, StateTree
@@ -210,7 +211,7 @@ class Saver:
         try:
             snapshot, read, work = self._work.take(name, request)
         except PeerAbsent as error:
-            note_given_up(self._parts, name, save, error)
+            self._give_up(name, save, error)
             return []
         first = self._parts.before_save(request.step)
         if first is not None:
@@ -232,19 +233,46 @@ class Saver:
 
     def _wait_turn(self, schedule: TierSchedule, request: SaveRequest, *, is_again: bool) -> bool:
         """Wait for the save before; a ``request`` that it leaves no time for is left out."""
-        parts, name, save = self._parts, schedule.name, request.save
-        limit_s = request.limit_s
-        if limit_s is None:
-            limit_s = longest_wait_s(parts, name, must_exist=request.must_exist)
+        name, save = schedule.name, request.save
+        limit_s = self._longest_wait_s(name, request)
         each_time = request.must_exist or name != "persistent"
         try:
             is_idle = self._wait_idle(schedule, limit_s, each_time=each_time)
         except (PeerLeft, PeerAbsent) as error:
-            note_given_up(parts, name, save, error)
+            self._give_up(name, save, error)
             return False
         if not is_idle:
-            note_skipped(parts, name, save, limit_s, is_again=is_again)
+            # What is under way may be a save of this very step: then nothing is missed yet.
+            self._parts.skip(name, save, None if is_again else self._missed(name, save, limit_s))
         return is_idle
+
+    def _longest_wait_s(self, name: TierName, request: SaveRequest) -> float:
+        """Return the longest wait for the save before."""
+        config = self._parts.config
+        if request.limit_s is not None:
+            return request.limit_s
+        if name == "local":
+            return config.save_timeout_s
+        # A slow bucket must not hold up training, nor with it the others' local saves. It is left
+        # out and not made up for at a later step: which one that is, the processes would have to
+        # agree on.
+        least_s = config.save_timeout_s if request.must_exist else 0.0
+        return max(least_s, config.storage_wait_timeout_s)
+
+    def _missed(self, name: TierName, save: SaveId, limit_s: float) -> SaveFailed:
+        saves = self._parts.saves(name)
+        waits = saves is not None and saves.waits_for_others
+        why = skip_reason(name, limit_s, waits_for_others=waits)
+        return SaveFailed(
+            "save", f"step {save.step} to the {name} tier", why.problem, hint=why.hint
+        )
+
+    def _give_up(self, name: TierName, save: SaveId, error: PeerLeft | PeerAbsent) -> None:
+        """Give ``save`` up: a process that it waits for has died, or gives no sign of life."""
+        target = f"step {save.step} to the {name} tier"
+        failure = SaveFailed("save", target, error.problem, hint=error.hint)
+        failure.__cause__ = error
+        self._parts.skip(name, save, failure)
 
     def _wait_idle(self, schedule: TierSchedule, limit_s: float, *, each_time: bool) -> bool:
         """Wait for the save before. PeerLeft, PeerAbsent: a process does not take part in it."""

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from emergency_ckpt.core.shard_layout import Layout
 from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.events import EventSink
 from emergency_ckpt.save.persistent.scratch_area import Borrowed, ScratchArea
+from emergency_ckpt.save.saver_parts import SaverParts
 from emergency_ckpt.state.capture import Captured, Kind, SharedCapture, flat_bytes
 from emergency_ckpt.state.staging import Memory, Snapshot
-from emergency_ckpt.tiers.local.slot_choice import StorageSource
 from emergency_ckpt.types import ShardId
-
-
-@dataclasses.dataclass(frozen=True)
-class CaptureParts:
-    """Parts that all captures of one process share.
-
-    Attributes:
-      scratch: memory for what no slot holds.
-      keeps_lent: whether a slot that is on loan may stay so for as long as storage takes.
-      timeout_s: the longest wait for the local save that reads the same snapshot.
-    """
-
-    scratch: ScratchArea
-    keeps_lent: Callable[[], StorageSource]
-    events: EventSink
-    copy_batch_bytes: int
-    timeout_s: float
 
 
 class StorageCapture:
@@ -44,15 +25,20 @@ class StorageCapture:
 
     def __init__(
         self,
-        parts: CaptureParts,
+        parts: SaverParts,
+        scratch: ScratchArea,
         step: int,
         layout: Layout,
         snapshot: Snapshot,
         shards: Sequence[ShardId],
         shared: SharedCapture | None,
     ) -> None:
-        """``snapshot``: of ``shards``, those that are not in ``shared``. ``layout``: of all."""
+        """``snapshot``: of ``shards``, those that are not in ``shared``. ``layout``: of all.
+
+        ``scratch``: memory for what no slot holds, the same for all captures of a process.
+        """
         self._parts = parts
+        self._scratch = scratch
         self._step = step
         self._size_bytes = layout.size_bytes
         self._places = {placed.shard: placed for placed in layout.shards}
@@ -102,10 +88,10 @@ class StorageCapture:
     def _read(self) -> str:
         sources = [self._take(self._snapshot, self._shards)] if self._shards else []
         if self._shared is not None:
-            copied = self._shared.take(self._parts.timeout_s)
+            copied = self._shared.take(self._parts.config.persistent_timeout_s)
             if copied is None:
                 sources.append(self._take(self._shared.snapshot, self._shared.shards))
-            elif self._parts.keeps_lent().lend:
+            elif self._parts.tier.keeps_lent_for_storage().lend:
                 self._captured.add(copied)
                 sources.append("slot")
             else:
@@ -113,7 +99,7 @@ class StorageCapture:
         return " and ".join(dict.fromkeys(sources))
 
     def _take(self, snapshot: Snapshot, shards: Sequence[ShardId]) -> str:
-        for batch in snapshot.batches(self._parts.copy_batch_bytes):
+        for batch in snapshot.batches(self._parts.buffers.copy_batch_bytes):
             self._copy([(shards[position], view) for position, view in batch])
         return "scratch"
 
@@ -130,7 +116,7 @@ class StorageCapture:
     def _copy(self, batch: Sequence[tuple[ShardId, Memory]]) -> None:
         """Copy shards to their places in the scratch area."""
         if self._borrowed is None:
-            self._borrowed = self._parts.scratch.borrow(self._size_bytes)
+            self._borrowed = self._scratch.borrow(self._size_bytes)
             self._captured.loans.append(self._borrowed.loan)
         places = self._places
         copies = [(flat_bytes(view), places[shard].offset) for shard, view in batch]

@@ -124,6 +124,11 @@ class PersistentSaves:
         """The newest save that is known to be whole in storage, of this life of the job."""
         return self._complete
 
+    @property
+    def waits_for_others(self) -> bool:
+        """Return whether this process has done its part of the save under way. From any thread."""
+        return self.outcomes.is_learning
+
     def restart(self) -> None:
         """After a restore: what was saved before it may be behind it."""
         self._complete = None
