@@ -27,8 +27,7 @@ from emergency_ckpt.errors import (
     SaveFailed,
 )
 from emergency_ckpt.save.due_saves import DueSaves
-from emergency_ckpt.save.last_step import LastStep, was_donated
-from emergency_ckpt.save.save_request import SaveRequest
+from emergency_ckpt.save.save_request import LastStep, SaveRequest, was_donated
 from emergency_ckpt.save.save_work import SaveWork, Work
 from emergency_ckpt.save.saved_steps import SavedSteps
 from emergency_ckpt.save.saver_parts import SaverParts
