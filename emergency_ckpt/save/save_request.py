@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from emergency_ckpt.state import host_state as host_states
-from emergency_ckpt.state.capture import SharedCapture
+from emergency_ckpt.state.capture import SlotCapture
 from emergency_ckpt.state.tree import PyTree
 from emergency_ckpt.types import SaveId
 
@@ -34,7 +34,7 @@ class SaveRequest:
     must_exist: bool = False
     limit_s: float | None = None
     both: bool = False
-    shared: SharedCapture | None = None
+    shared: SlotCapture | None = None
     _captured: list[host_states.Payload] = dataclasses.field(
         default_factory=list[host_states.Payload]
     )
@@ -43,7 +43,7 @@ class SaveRequest:
     def step(self) -> int:
         return self.save.step
 
-    def take_shared(self) -> SharedCapture | None:
+    def take_shared(self) -> SlotCapture | None:
         """Return what the local save shares, to be released by the caller; None the next time."""
         shared, self.shared = self.shared, None
         return shared

@@ -27,14 +27,14 @@ from emergency_ckpt.save.saved_steps import SavedSteps
 from emergency_ckpt.save.saver_parts import SaverParts
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.state import host_state as host_states
-from emergency_ckpt.state.capture import SharedCapture
+from emergency_ckpt.state.capture import SlotCapture
 from emergency_ckpt.state.device_copies import DeviceCopies
 from emergency_ckpt.state.host_state import Payload
 from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.structure import StateStructure
 from emergency_ckpt.state.tree import StateTree, check_values, describe
-from emergency_ckpt.types import ShardId
+from emergency_ckpt.types import LeafSpec, ShardId
 
 Work = Callable[[], None]
 
@@ -86,12 +86,19 @@ class _SnapshotPlan:
         return self._recipe(self.not_stored)
 
     @functools.cached_property
+    def specs(self) -> Mapping[str, LeafSpec]:
+        """Return the leaves by path."""
+        return self.placement.tree.specs
+
+    @functools.cached_property
     def held_layout(self) -> Layout:
         """Return places for all shards that this process holds."""
-        specs = self.placement.tree.specs
         return lay_out(
             self.placement.leaves,
-            [(shard, shard_nbytes(specs[shard.leaf], shard.box)) for shard in self.placement.held],
+            [
+                (shard, shard_nbytes(self.specs[shard.leaf], shard.box))
+                for shard in self.placement.held
+            ],
         )
 
     def _recipe(self, wanted: Sequence[ShardId]) -> SnapshotRecipe:
@@ -140,19 +147,19 @@ class SaveWork:
         self, plan: _SnapshotPlan, flat: list[Any], request: SaveRequest, payload: Payload
     ) -> TierWork:
         placement, snapshot = plan.placement, plan.local.take(flat)
-        if request.both and placement.stored and self._writes(placement):
-            request.shared = SharedCapture(snapshot, placement.stored)
+        is_shared = request.both and bool(placement.stored) and self._writes(placement)
+        capture = SlotCapture(snapshot, placement.stored, is_wanted=is_shared)
+        request.shared = capture if is_shared else None
         job = LocalSave(
             save=request.save,
             leaves=placement.leaves,
             layout=placement.layout,
-            snapshot=snapshot,
+            capture=capture,
             host_state=payload,
             buddies=placement.buddies,
-            shared=request.shared,
         )
         local = self._parts.local
-        return TierWork(snapshot, None, closing(job, lambda: local.run(job)))
+        return TierWork(snapshot, None, closing(capture, lambda: local.run(job)))
 
     def _persistent(
         self, plan: _SnapshotPlan, flat: list[Any], request: SaveRequest, payload: Payload
@@ -166,7 +173,14 @@ class SaveWork:
         else:
             snapshot, shards = plan.rest.take(flat), plan.not_stored
         capture = StorageCapture(
-            self._parts, self._scratch, request.step, plan.held_layout, snapshot, shards, shared
+            self._parts,
+            self._scratch,
+            request.step,
+            plan.specs,
+            plan.held_layout,
+            snapshot,
+            shards,
+            shared,
         )
         job = PersistentSave(
             save=request.save,

@@ -17,9 +17,12 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from emergency_ckpt.core.boxes import shape_of
 from emergency_ckpt.core.save.snapshot_plan import startable
 from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.state.waiting import Look, no_look, wait_until_ready
+from emergency_ckpt.types import Box, LeafSpec
 
 Memory = memoryview | npt.NDArray[Any]
 """Elements of a shard on the host, in their shape; contiguous or not."""
@@ -48,10 +51,16 @@ class Transfer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostShard:
-    """One shard on the host. ``array``: the JAX array that ``view`` shows, if it is one."""
+    """One shard in host memory that is kept until it is written, with the CRC32C of its bytes."""
 
     view: npt.NDArray[Any]
-    array: jax.Array | None
+    crc32c: int
+
+    @staticmethod
+    def of_bytes(memory: npt.NDArray[np.uint8], spec: LeafSpec, box: Box, crc32c: int) -> HostShard:
+        """Return the shard ``box`` of the leaf ``spec`` whose bytes are ``memory``, not copied."""
+        view = memory.view(dtype_named(spec.dtype)).reshape(shape_of(box))
+        return HostShard(view, crc32c)
 
 
 class _Flight:
@@ -197,23 +206,12 @@ class Snapshot:
             batch = []
             read_bytes = 0
             while (flight := self._next(limit_bytes - read_bytes, at_once=bool(batch))) is not None:
-                batch.append((flight.transfer.position, self._land(flight).view))
+                batch.append((flight.transfer.position, self._land(flight)))
                 read_bytes += flight.transfer.nbytes
                 del flight
             yield batch
             batch.clear()
         self._check_open()
-
-    def collect(self) -> list[HostShard]:
-        """Return all shards at once, in order. Like ``batches``, but the views stay valid."""
-        self.start(everything=True)
-        found: dict[int, HostShard] = {}
-        for position, view in self._next_views(None):
-            found[position] = HostShard(np.asarray(view), None)
-        while (flight := self._next(0, at_once=False)) is not None:
-            found[flight.transfer.position] = self._land(flight)
-        self._check_open()
-        return [found[position] for position in sorted(found)]
 
     def close(self) -> None:
         """Release all unread shards; further reads raise an error. Idempotent."""
@@ -228,13 +226,13 @@ class Snapshot:
             self._sources = []
             self._nothing_to_start.set()
 
-    def _next_views(self, limit_bytes: int | None) -> Batch:
+    def _next_views(self, limit_bytes: int) -> Batch:
         batch: Batch = []
         size_bytes = 0
         with self._lock:
             while self._views:
                 size_bytes += self._views[0][1].nbytes
-                if batch and limit_bytes is not None and size_bytes > limit_bytes:
+                if batch and size_bytes > limit_bytes:
                     break
                 batch.append(self._views.popleft())
         return batch
@@ -257,14 +255,14 @@ class Snapshot:
                 return None
             return self._started.popleft()
 
-    def _land(self, flight: _Flight) -> HostShard:
+    def _land(self, flight: _Flight) -> npt.NDArray[Any]:
         try:
             view = flight.land()
         finally:
             flight.transfer.release()
         with self._lock:
             self._waited_for.pop(flight.transfer.position, None)
-        return HostShard(view, flight.pinned)
+        return view
 
     def _check_open(self) -> None:
         if self._failure is not None:
