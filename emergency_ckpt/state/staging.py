@@ -30,15 +30,16 @@ Memory = memoryview | npt.NDArray[Any]
 Batch = list[tuple[int, Memory]]
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class Transfer:
-    """Shard number ``position``, still on its device.
+    """Shard number ``position`` on its way from its device.
 
     Attributes:
       source: an array on one device.
       memory: kind of the target host memory; None where JAX's own transfer is used.
       waited_for: the training thread waits for its end; otherwise ``source`` is a copy.
       release: called once when ``source`` is no longer needed.
+      target: from the start on; the source where JAX's own transfer is used.
     """
 
     position: int
@@ -47,6 +48,25 @@ class Transfer:
     memory: str | None
     waited_for: bool
     release: Callable[[], None]
+    # Any: ``is_ready`` is public but missing in JAX's array type.
+    target: Any = dataclasses.field(default=None, init=False)
+    _view: npt.NDArray[Any] | None = dataclasses.field(default=None, init=False)
+    _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False)
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the bytes are on the host; after the start."""
+        return self.target.is_ready()
+
+    def land(self) -> npt.NDArray[Any]:
+        """Return the bytes on the host; blocks for them. The source may be released afterwards.
+
+        Called from both threads, because a source that was donated meanwhile cannot be read again.
+        """
+        with self._lock:
+            if self._view is None:
+                self._view = np.asarray(jax.block_until_ready(self.target))
+            return self._view
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,39 +81,6 @@ class HostShard:
         """Return the shard ``box`` of the leaf ``spec`` whose bytes are ``memory``, not copied."""
         view = memory.view(dtype_named(spec.dtype)).reshape(shape_of(box))
         return HostShard(view, crc32c)
-
-
-class _Flight:
-    """A started transfer. ``array``: its target; the source when JAX's own transfer is used."""
-
-    def __init__(self, transfer: Transfer, array: jax.Array) -> None:
-        self.transfer = transfer
-        self._array = array
-        self._lock = threading.Lock()
-        self._view: npt.NDArray[Any] | None = None
-
-    @property
-    def pinned(self) -> jax.Array | None:
-        return None if self.transfer.memory is None else self._array
-
-    @property
-    def array(self) -> Any:
-        """The target; ``is_ready`` is public but missing in JAX's array type."""
-        return self._array
-
-    @property
-    def has_ended(self) -> bool:
-        return self.array.is_ready()
-
-    def land(self) -> npt.NDArray[Any]:
-        """Return the bytes on the host; blocks for them. The source may be released afterwards.
-
-        Called from both threads, because a source that was donated meanwhile cannot be read again.
-        """
-        with self._lock:
-            if self._view is None:
-                self._view = np.asarray(jax.block_until_ready(self._array))
-            return self._view
 
 
 class Snapshot:
@@ -121,8 +108,8 @@ class Snapshot:
         self._sources = [each.source for each in transfers if each.waited_for]
         self._views = deque(views)
         self._waiting = deque(transfers)
-        self._started: deque[_Flight] = deque()
-        self._waited_for: dict[int, _Flight] = {}  # started ones, by position
+        self._started: deque[Transfer] = deque()
+        self._waited_for: dict[int, Transfer] = {}  # started ones, by position
         self._staging_bytes = staging_bytes
         self._in_use_bytes = 0
         self._shared = waits_for_views
@@ -169,14 +156,15 @@ class Snapshot:
         if not self._nothing_to_start.wait(timeout_s):
             return False
         with self._lock:
-            flights = list(self._waited_for.values())
+            transfers = list(self._waited_for.values())
         # Of the others the target is the source.
-        wait_until_ready((f.array for f in flights if f.pinned is not None), look)
+        pinned = [each.target for each in transfers if each.memory is not None]
+        wait_until_ready(pinned, look)
         try:
-            jax.block_until_ready([f.pinned for f in flights if f.pinned is not None])
-            for flight in flights:
-                if flight.pinned is None:
-                    flight.land()
+            jax.block_until_ready(pinned)
+            for transfer in transfers:
+                if transfer.memory is None:
+                    transfer.land()
         except Exception as error:  # noqa: BLE001 - the reader raises it
             self._failure = error
         return True
@@ -205,10 +193,10 @@ class Snapshot:
         while self._go_on(read_bytes):
             batch = []
             read_bytes = 0
-            while (flight := self._next(limit_bytes - read_bytes, at_once=bool(batch))) is not None:
-                batch.append((flight.transfer.position, self._land(flight)))
-                read_bytes += flight.transfer.nbytes
-                del flight
+            while (moved := self._next(limit_bytes - read_bytes, at_once=bool(batch))) is not None:
+                batch.append((moved.position, self._land(moved)))
+                read_bytes += moved.nbytes
+                del moved
             yield batch
             batch.clear()
         self._check_open()
@@ -217,7 +205,7 @@ class Snapshot:
         """Release all unread shards; further reads raise an error. Idempotent."""
         with self._lock:
             self._closed = self._closed or bool(self._views or self._waiting or self._started)
-            for transfer in [*self._waiting, *(flight.transfer for flight in self._started)]:
+            for transfer in [*self._waiting, *self._started]:
                 transfer.release()
             self._waiting.clear()
             self._started.clear()
@@ -245,23 +233,23 @@ class Snapshot:
             self._note_progress()
             return bool(self._started)
 
-    def _next(self, room_bytes: int, *, at_once: bool) -> _Flight | None:
+    def _next(self, room_bytes: int, *, at_once: bool) -> Transfer | None:
         """Return the next transfer; ``at_once``: only a finished one, of at most ``room_bytes``."""
         with self._lock:
             if not self._started:
                 return None
             first = self._started[0]
-            if at_once and (first.transfer.nbytes > room_bytes or not first.has_ended):
+            if at_once and (first.nbytes > room_bytes or not first.has_ended):
                 return None
             return self._started.popleft()
 
-    def _land(self, flight: _Flight) -> npt.NDArray[Any]:
+    def _land(self, transfer: Transfer) -> npt.NDArray[Any]:
         try:
-            view = flight.land()
+            view = transfer.land()
         finally:
-            flight.transfer.release()
+            transfer.release()
         with self._lock:
-            self._waited_for.pop(flight.transfer.position, None)
+            self._waited_for.pop(transfer.position, None)
         return view
 
     def _check_open(self) -> None:
@@ -280,13 +268,12 @@ class Snapshot:
             count = startable(sizes, self._in_use_bytes, self._staging_bytes)
         if not count or self._failure is not None:
             return
-        started = _start_together(itertools.islice(self._waiting, count))
-        for flight in started:
+        for started in _start_together(itertools.islice(self._waiting, count)):
             self._waiting.popleft()
-            self._started.append(flight)
-            self._in_use_bytes += flight.transfer.nbytes
-            if flight.transfer.waited_for:
-                self._waited_for[flight.transfer.position] = flight
+            self._started.append(started)
+            self._in_use_bytes += started.nbytes
+            if started.waited_for:
+                self._waited_for[started.position] = started
 
     def _note_progress(self) -> None:
         """Record that the awaited transfers have ended, once none of them is left to start."""
@@ -294,7 +281,7 @@ class Snapshot:
             self._nothing_to_start.set()
 
 
-def _start_together(transfers: Iterable[Transfer]) -> list[_Flight]:
+def _start_together(transfers: Iterable[Transfer]) -> list[Transfer]:
     now = list(transfers)
     to_memory = [(each.source, each.memory) for each in now if each.memory is not None]
     hosts = iter(
@@ -308,4 +295,5 @@ def _start_together(transfers: Iterable[Transfer]) -> list[_Flight]:
     for each in now:
         if each.memory is None:
             each.source.copy_to_host_async()
-    return [_Flight(each, each.source if each.memory is None else next(hosts)) for each in now]
+        each.target = each.source if each.memory is None else next(hosts)
+    return now
