@@ -1,6 +1,32 @@
-"""Saves of one process: decide, take snapshots, hand them to the background. No storage, no RPC.
+"""Saves of one process, step by step: the file of ``save`` to read first. No storage, no RPC here.
 
-Everything here runs in the training thread, except for the short functions that it submits.
+In the training thread, by ``Saver.save``:
+
+1. ``DueSaves.take``: in which tiers a save is due at this step, and ``PreemptionWatch.reached``.
+   When nothing is due it returns: no flattening, no call.
+2. ``SavedSteps.identity`` names the save, and a ``SaveRequest`` holds what the caller gave.
+   ``_settle_past`` says what counts beside it: before the first of a life, or after a restore.
+3. For each tier, the local one first (``_begin``): ``_wait_turn`` waits for the tier's save before.
+   Where that takes too long this save is left out, and ``SaverParts.skip`` tells the others.
+4. ``SaveWork.take`` captures the host state and takes a ``Snapshot`` of the shards that
+   ``ProcessPlacement`` gives this process, and returns the work that is left.
+5. ``Snapshot.start`` starts what fits into the staging memory; ``TierSchedule.start`` hands the
+   work to the tier's thread.
+6. When the saves of all tiers have begun, ``_wait_captured`` waits until the state may be donated.
+
+In the thread of each tier:
+
+7. ``StorageCapture.read`` reads first what storage needs, so that training waits for no other
+   process. Then ``_when_confirmed`` waits for the leader's decision on a step, if it was not there.
+8. Local: ``LocalSaves.run`` copies the shards with their CRC32C into a free slot, publishes the
+   manifest and the host state, pushes that to the buddies, and votes (``Vote.cast``).
+9. Persistent: ``PersistentSaves.run`` writes with the other writers, in rounds, from the slot of
+   step 8 (``SlotCapture``) or the scratch area, and learns the outcome that the first writer sets.
+   ``Preservation.after_save`` then removes old steps.
+
+The state passes through three kinds: ``SaveRequest``, the caller's arrays by reference;
+``Snapshot``, shards on their way off the devices; ``HostShard``, bytes with their CRC32C, kept
+until storage has them. ``SlotCapture`` and ``StorageCapture`` are the two readers of a snapshot.
 """
 
 from __future__ import annotations
@@ -79,53 +105,6 @@ class Saver:
             timeout_s=parts.config.save_timeout_s,
         )
 
-    def begin_restore(self) -> None:
-        """Stop agreeing on steps, before a restore. Collective, with ``end_restore``."""
-        self._due.stop()
-        if self._last_step is not None:
-            self._last_step.take()
-
-    def end_restore(self) -> None:
-        """Agree on steps again, after a restore that succeeded or failed."""
-        self._due.start_again()
-
-    def expect_steps_after(self, step: int) -> None:
-        """After a restore of ``step``, -1 for none: agree on the steps that come first."""
-        self._due.expect(step)
-
-    def continue_from(
-        self, save: SaveId, incarnation: str, tier: TierName, *, keep_newer: bool = False
-    ) -> None:
-        """Continue from ``save``, restored from ``tier``, and save under ``incarnation``.
-
-        ``keep_newer``: newer steps are still in RAM; the next save forgets them.
-        """
-        self._saved.start_from(save, incarnation, tier)
-        self._goes_on_from = save if keep_newer else None
-        self._newest_due = save.step
-        for schedule in self._schedules.values():
-            schedule.restart_from(save.step)
-
-    def go_on_after(self, newest: Mapping[TierName, int]) -> None:
-        """Take ``newest`` for the newest steps of the tiers: no step up to them is due."""
-        self._parts.timelines.note_continuation()
-        self._saved.note_found(newest)
-        self._newest_due = max(newest.values(), default=-1)
-        for name, schedule in self._schedules.items():
-            if name in newest:
-                schedule.restart_from(newest[name])
-
-    def forget(self, step: int) -> None:
-        """``step`` was removed from both tiers: it may be saved again."""
-        self._saved.forget(step)
-        for schedule in self._schedules.values():
-            schedule.forget(step)
-
-    @property
-    def saved(self) -> SavedSteps:
-        """Return the steps that this process knows to be whole."""
-        return self._saved
-
     def save(
         self,
         step: int,
@@ -159,18 +138,11 @@ class Saver:
             self.wait_until_finished()
         return begun
 
-    def _begin_all(self, due: Mapping[TierName, int | None], request: SaveRequest) -> bool:
-        """Begin a save in each tier that is due, then wait until the state may be donated."""
-        request.both = len(due) > 1
-        begun: list[_Begun] = []
-        try:
-            for name, number in due.items():
-                begun += self._begin(name, request, number)
-        finally:
-            request.release()
-            for each in begun:
-                self._wait_captured(each, request, begun)
-        return bool(begun)
+    def _note_ignored(self, step: int) -> None:
+        """Say it once: the steps of a loop rise, and one that does not is probably a mistake."""
+        if not self._named_ignored:
+            self._named_ignored = True
+            self._parts.events.emit("save.ignored", step=step, newest=self._newest_due)
 
     def _settle_past(self, save: SaveId) -> None:
         """Decide what counts beside ``save``, before the first save of a life or after a restore.
@@ -184,11 +156,18 @@ class Saver:
             self._goes_on_from = None
         parts.timelines.begin_unrestored(save)
 
-    def _note_ignored(self, step: int) -> None:
-        """Say it once: the steps of a loop rise, and one that does not is probably a mistake."""
-        if not self._named_ignored:
-            self._named_ignored = True
-            self._parts.events.emit("save.ignored", step=step, newest=self._newest_due)
+    def _begin_all(self, due: Mapping[TierName, int | None], request: SaveRequest) -> bool:
+        """Begin a save in each tier that is due, then wait until the state may be donated."""
+        request.both = len(due) > 1
+        begun: list[_Begun] = []
+        try:
+            for name, number in due.items():
+                begun += self._begin(name, request, number)
+        finally:
+            request.release()
+            for each in begun:
+                self._wait_captured(each, request, begun)
+        return bool(begun)
 
     def _begin(
         self, name: TierName, request: SaveRequest, number: int | None = None
@@ -341,6 +320,55 @@ class Saver:
         """As ``EmergencyCheckpointer.should_save``."""
         reached = self._parts.watch.reached(step)
         return self._due.look(step, preempted=reached) or self._parts.watch.sync_step == step
+
+    # Around a restore.
+
+    def begin_restore(self) -> None:
+        """Stop agreeing on steps, before a restore. Collective, with ``end_restore``."""
+        self._due.stop()
+        if self._last_step is not None:
+            self._last_step.take()
+
+    def end_restore(self) -> None:
+        """Agree on steps again, after a restore that succeeded or failed."""
+        self._due.start_again()
+
+    def expect_steps_after(self, step: int) -> None:
+        """After a restore of ``step``, -1 for none: agree on the steps that come first."""
+        self._due.expect(step)
+
+    def continue_from(
+        self, save: SaveId, incarnation: str, tier: TierName, *, keep_newer: bool = False
+    ) -> None:
+        """Continue from ``save``, restored from ``tier``, and save under ``incarnation``.
+
+        ``keep_newer``: newer steps are still in RAM; the next save forgets them.
+        """
+        self._saved.start_from(save, incarnation, tier)
+        self._goes_on_from = save if keep_newer else None
+        self._newest_due = save.step
+        for schedule in self._schedules.values():
+            schedule.restart_from(save.step)
+
+    def go_on_after(self, newest: Mapping[TierName, int]) -> None:
+        """Take ``newest`` for the newest steps of the tiers: no step up to them is due."""
+        self._parts.timelines.note_continuation()
+        self._saved.note_found(newest)
+        self._newest_due = max(newest.values(), default=-1)
+        for name, schedule in self._schedules.items():
+            if name in newest:
+                schedule.restart_from(newest[name])
+
+    def forget(self, step: int) -> None:
+        """``step`` was removed from both tiers: it may be saved again."""
+        self._saved.forget(step)
+        for schedule in self._schedules.values():
+            schedule.forget(step)
+
+    @property
+    def saved(self) -> SavedSteps:
+        """Return the steps that this process knows to be whole."""
+        return self._saved
 
     def place(self, tree: StateTree) -> ProcessPlacement:
         """As ``SaveWork.place``."""
