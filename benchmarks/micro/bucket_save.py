@@ -133,18 +133,25 @@ def _upload(url: str, state: dict[str, Any], step: int) -> None:
 
 def _save(state: dict[str, Any], step: int) -> None:
     import jax  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415
 
     from emergency_ckpt.state.snapshot import SnapshotRecipe  # noqa: PLC0415
+    from emergency_ckpt.state.staging import HostShard  # noqa: PLC0415
     from emergency_ckpt.state.tree import BoxTable, describe  # noqa: PLC0415
     from emergency_ckpt.tiers.persistent.tier import PersistentTier  # noqa: PLC0415
     from emergency_ckpt.types import SaveId  # noqa: PLC0415
 
     tree = describe(state, "save")
     ids = BoxTable(tree, 1).shards_of(0)
-    on_host = SnapshotRecipe(tree, ids).take(jax.tree_util.tree_leaves(state)).collect()
+    snapshot = SnapshotRecipe(tree, ids).take(jax.tree_util.tree_leaves(state))
+    shards = {
+        ids[position]: HostShard(np.asarray(view), 0)
+        for batch in snapshot.batches(1 << 40)
+        for position, view in batch
+    }
     tier = PersistentTier(f"gs://{_BUCKET}/ours")
     save = SaveId(step=step, incarnation="life", run_id="run")
-    tier.write_tensors(save, tree, dict(zip(ids, on_host, strict=True)), (0,))
+    tier.write_tensors(save, tree, shards, (0,))
     tier.publish(save, {0: ("0" * 64, True)}, [leaf.spec for leaf in tree.leaves], {})
 
 

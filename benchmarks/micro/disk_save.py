@@ -105,16 +105,22 @@ def _write_files(folder: Path, state: dict[str, Any], step: int) -> None:
 
 def _tier(folder: Path, state: dict[str, Any], **options: Any) -> Callable[[int], object]:
     import jax  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415
 
     from emergency_ckpt.state.snapshot import SnapshotRecipe  # noqa: PLC0415
+    from emergency_ckpt.state.staging import HostShard  # noqa: PLC0415
     from emergency_ckpt.state.tree import BoxTable, describe  # noqa: PLC0415
     from emergency_ckpt.tiers.persistent.tier import PersistentTier  # noqa: PLC0415
     from emergency_ckpt.types import SaveId  # noqa: PLC0415
 
     tree = describe(state, "save")
     ids = BoxTable(tree, 1).shards_of(0)
-    on_host = SnapshotRecipe(tree, ids).take(jax.tree_util.tree_leaves(state)).collect()
-    shards = dict(zip(ids, on_host, strict=True))
+    snapshot = SnapshotRecipe(tree, ids).take(jax.tree_util.tree_leaves(state))
+    shards = {
+        ids[position]: HostShard(np.asarray(view), 0)
+        for batch in snapshot.batches(1 << 40)
+        for position, view in batch
+    }
     tier = PersistentTier(str(folder), **options)
 
     def save(step: int) -> None:

@@ -1,17 +1,15 @@
 """Saves: when one is due, its snapshot, and its way into the local tier.
 
-One save to the local tier:
+``saver`` says the steps of a save, and is the file to read first. What makes one of the local tier
+count, after the snapshot:
 
-1. ``saver`` asks ``due_saves``. When nothing is due it returns: no flattening, no call.
-2. The training thread waits for the previous save of the tier (a local event, no peer), captures
-   the host state, and takes a snapshot of the shards that ``core.placement`` gives this process.
-3. In the background ``local_save`` removes the manifest of a free slot, copies the shards into it
-   with their CRC32C in one pass, writes the new manifest beside it and renames it, publishes the
-   host state, and pushes it to the buddies.
-4. ``vote``: each process puts a ballot (digest of its manifest, or the reason of its refusal) and
+1. ``local_save`` removes the manifest of a free slot, copies the shards into it with their CRC32C
+   in one pass, writes the new manifest beside it and renames it, publishes the host state, and
+   pushes it to the buddies.
+2. ``vote``: each process puts a ballot (digest of its manifest, or the reason of its refusal) and
    adds one to a count. The process that makes it full says so. The leader sets the decision once,
    within a deadline, and every process acts on that value alone.
-5. After "complete" the older slot may be written again. Otherwise it stays protected.
+3. After "complete" the older slot may be written again. Otherwise it stays protected.
 
 Guaranteed: at any instant one published slot holds a complete step; no process overwrites step s
 while another still counts on it; a step without a save costs no communication.

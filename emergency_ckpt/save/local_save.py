@@ -22,8 +22,7 @@ from emergency_ckpt.errors import CheckpointError, SaveFailed, TransferError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 from emergency_ckpt.state import host_state as host_states
-from emergency_ckpt.state.capture import Kind, SharedCapture, flat_bytes
-from emergency_ckpt.state.staging import Snapshot
+from emergency_ckpt.state.capture import SlotCapture, flat_bytes
 from emergency_ckpt.tiers.local.manifest import build_contents
 from emergency_ckpt.tiers.local.tier import LocalTier, SlotWriter
 from emergency_ckpt.types import Contents, LeafSpec, SaveId
@@ -34,8 +33,7 @@ class LocalSave:
     """One save of one process, with its bytes still in the snapshot.
 
     Attributes:
-      layout: where each shard goes; ``snapshot`` has them in the same order.
-      shared: ``snapshot``, when the persistent save of the step takes it too.
+      layout: where each shard goes; the snapshot of ``capture`` has them in the same order.
       host_state: captured payload of the non-tensor state.
       buddies: processes that get a copy of the host state.
     """
@@ -43,14 +41,9 @@ class LocalSave:
     save: SaveId
     leaves: Sequence[LeafSpec]
     layout: Layout
-    snapshot: Snapshot
+    capture: SlotCapture
     host_state: host_states.Payload
     buddies: tuple[int, ...]
-    shared: SharedCapture | None = None
-
-    def close(self) -> None:
-        """Let go of the snapshot, read or not. Idempotent."""
-        (self.shared or self.snapshot).close()
 
 
 class LocalSaves:
@@ -132,12 +125,12 @@ class LocalSaves:
     def _run(self, job: LocalSave) -> None:
         started_s = time.monotonic()
         if self._in_doubt:
-            job.snapshot.start(everything=True)  # training does not wait for the others
+            job.capture.snapshot.start(everything=True)  # training does not wait for the others
         self._resolve_doubts()
         if self._complete is not None and self._complete.step == job.save.step:
             # The save before was this very step, and the others know already that it is whole.
             self._events.emit("save.kept", step=job.save.step)
-            job.close()
+            job.capture.close()
             return
         ballot, refusal = Ballot(), None
         try:
@@ -146,7 +139,7 @@ class LocalSaves:
             refusal = error
             ballot = Ballot(refused=f"{type(error).__name__}: {error}")
             # Nobody reads it any more: training must not wait for it until the others have voted.
-            job.close()
+            job.capture.close()
         self._is_voting, vote_s = True, time.monotonic()
         try:
             outcome = self._vote.cast(job.save, ballot)
@@ -185,24 +178,16 @@ class LocalSaves:
         """CRC of each shard. What was copied is let go before the next batch is waited for."""
         shards = job.layout.shards
         crcs: dict[int, int] = {}
-        kinds: dict[int, Kind] = {}
-        for batch in (job.shared or job.snapshot).batches(self._copy_batch_bytes):
+        for batch in job.capture.batches(self._copy_batch_bytes):
             positions = [position for position, _ in batch]
             copies = [(flat_bytes(view), shards[position].offset) for position, view in batch]
-            if job.shared is not None:
-                kinds.update((position, Kind.of(view)) for position, view in batch)
             crcs.update(zip(positions, writer.copy(copies), strict=True))
             del copies
             if len(crcs) < len(shards):
                 self._events.emit("save.copying", step=job.save.step, shards=len(crcs))
         found = [crcs[position] for position in range(len(shards))]
-        if job.shared is not None and job.shared.is_wanted:
-            loan = writer.loan()
-            copied = {
-                placed.shard: kinds[position].shard(loan.view(placed.offset, placed.nbytes))
-                for position, placed in enumerate(shards)
-            }
-            job.shared.hand_over(loan, copied, found)
+        if job.capture.is_wanted:
+            job.capture.hand_over(writer.loan(), job.leaves, job.layout, found)
         return found
 
     def _publish_host_state(self, job: LocalSave) -> None:

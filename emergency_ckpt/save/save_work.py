@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
-from emergency_ckpt.background import closing, no_garbage_collection
+from emergency_ckpt.background import closing, copy_threads, no_garbage_collection
 from emergency_ckpt.cluster.process_placement import (
     ProcessPlacement,
+    copies_in_ram,
     place_process,
     single_copy_text,
 )
+from emergency_ckpt.config.policies import plan_text
 from emergency_ckpt.core.save.step_agreement import TierName
+from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
 from emergency_ckpt.save.local_save import LocalSave
 from emergency_ckpt.save.persistent.capture import StorageCapture
 from emergency_ckpt.save.persistent.save import PersistentSave
-from emergency_ckpt.save.save_plan import SnapshotPlan, plan_snapshots
+from emergency_ckpt.save.persistent.scratch_area import ScratchArea
 from emergency_ckpt.save.save_request import SaveRequest
 from emergency_ckpt.save.saved_steps import SavedSteps
-from emergency_ckpt.save.saver_parts import (
-    SaverParts,
-    capture_parts,
-    snapshot_settings,
-    start_facts,
-)
+from emergency_ckpt.save.saver_parts import SaverParts
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.state import host_state as host_states
-from emergency_ckpt.state.capture import SharedCapture
+from emergency_ckpt.state.capture import SlotCapture
 from emergency_ckpt.state.device_copies import DeviceCopies
 from emergency_ckpt.state.host_state import Payload
+from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.staging import Snapshot
+from emergency_ckpt.state.structure import StateStructure
 from emergency_ckpt.state.tree import StateTree, check_values, describe
+from emergency_ckpt.types import LeafSpec, ShardId
 
 Work = Callable[[], None]
 
@@ -51,6 +53,59 @@ class TierWork(NamedTuple):
     work: Work
 
 
+class _SnapshotPlan:
+    """Recipes by which this process takes snapshots of states of one structure.
+
+    Those of the persistent tier are built when they are first needed.
+    """
+
+    def __init__(
+        self, placement: ProcessPlacement, parts: SaverParts, copies: DeviceCopies
+    ) -> None:
+        """``copies``: the budget of device memory, for all plans of the process."""
+        self.placement = placement
+        self.structure = StateStructure(placement.tree)
+        self._parts = parts
+        self._copies = copies
+        self.local = self._recipe(placement.stored)
+
+    @functools.cached_property
+    def held(self) -> SnapshotRecipe:
+        """Return the recipe of all shards that this process holds."""
+        return self._recipe(self.placement.held)
+
+    @functools.cached_property
+    def not_stored(self) -> tuple[ShardId, ...]:
+        """Return the shards that this process holds and does not keep in RAM."""
+        stored = set(self.placement.stored)
+        return tuple(shard for shard in self.placement.held if shard not in stored)
+
+    @functools.cached_property
+    def rest(self) -> SnapshotRecipe:
+        """Return the recipe of the shards ``not_stored``."""
+        return self._recipe(self.not_stored)
+
+    @functools.cached_property
+    def specs(self) -> Mapping[str, LeafSpec]:
+        """Return the leaves by path."""
+        return self.placement.tree.specs
+
+    @functools.cached_property
+    def held_layout(self) -> Layout:
+        """Return places for all shards that this process holds."""
+        return lay_out(
+            self.placement.leaves,
+            [
+                (shard, shard_nbytes(self.specs[shard.leaf], shard.box))
+                for shard in self.placement.held
+            ],
+        )
+
+    def _recipe(self, wanted: Sequence[ShardId]) -> SnapshotRecipe:
+        parts, tree = self._parts, self.placement.tree
+        return SnapshotRecipe(tree, wanted, parts.snapshot_settings, self._copies, parts.look)
+
+
 class SaveWork:
     """Snapshots of states and what is done with them. For the training thread."""
 
@@ -60,15 +115,14 @@ class SaveWork:
         self._parts = parts
         self._schedules = schedules
         self._saved = saved
-        self._snapshots = snapshot_settings(parts)
-        self._copies = DeviceCopies(self._snapshots.device_copy_bytes)
-        self._captures = capture_parts(parts)
+        self._copies = DeviceCopies(parts.config.device_copy_bytes)
+        self._scratch = ScratchArea(copy_threads())
         self._placement: ProcessPlacement | None = None
-        self._plan: SnapshotPlan | None = None
+        self._plan: _SnapshotPlan | None = None
 
     def close(self) -> None:
         """Return the memory of captures to the system once no save reads it."""
-        self._captures.scratch.release()
+        self._scratch.release()
 
     @property
     def placement(self) -> ProcessPlacement | None:
@@ -90,25 +144,25 @@ class SaveWork:
         return self._parts.process[0] in placement.writers
 
     def _local(
-        self, plan: SnapshotPlan, flat: list[Any], request: SaveRequest, payload: Payload
+        self, plan: _SnapshotPlan, flat: list[Any], request: SaveRequest, payload: Payload
     ) -> TierWork:
         placement, snapshot = plan.placement, plan.local.take(flat)
-        if request.both and placement.stored and self._writes(placement):
-            request.shared = SharedCapture(snapshot, placement.stored)
+        is_shared = request.both and bool(placement.stored) and self._writes(placement)
+        capture = SlotCapture(snapshot, placement.stored, is_wanted=is_shared)
+        request.shared = capture if is_shared else None
         job = LocalSave(
             save=request.save,
             leaves=placement.leaves,
             layout=placement.layout,
-            snapshot=snapshot,
+            capture=capture,
             host_state=payload,
             buddies=placement.buddies,
-            shared=request.shared,
         )
         local = self._parts.local
-        return TierWork(snapshot, None, closing(job, lambda: local.run(job)))
+        return TierWork(snapshot, None, closing(capture, lambda: local.run(job)))
 
     def _persistent(
-        self, plan: SnapshotPlan, flat: list[Any], request: SaveRequest, payload: Payload
+        self, plan: _SnapshotPlan, flat: list[Any], request: SaveRequest, payload: Payload
     ) -> TierWork:
         placement, shared = plan.placement, request.take_shared()
         if not self._writes(placement):
@@ -119,7 +173,14 @@ class SaveWork:
         else:
             snapshot, shards = plan.rest.take(flat), plan.not_stored
         capture = StorageCapture(
-            self._captures, request.step, plan.held_layout, snapshot, shards, shared
+            self._parts,
+            self._scratch,
+            request.step,
+            plan.specs,
+            plan.held_layout,
+            snapshot,
+            shards,
+            shared,
         )
         job = PersistentSave(
             save=request.save,
@@ -151,17 +212,16 @@ class SaveWork:
                 preservation.after_save(job.save.step)
         return complete
 
-    def _plan_for(self, request: SaveRequest) -> tuple[SnapshotPlan, list[Any]]:
+    def _plan_for(self, request: SaveRequest) -> tuple[_SnapshotPlan, list[Any]]:
         """Return the plan for states like this one, the same while those come, and the leaves."""
-        state = request.state
-        plan, flat = self._plan, None
+        state, plan, flat = request.state, self._plan, None
         if plan is None and self._placement is not None:  # that of a restore
-            plan = plan_snapshots(self._placement, self._snapshots, self._copies, self._parts.look)
+            plan = _SnapshotPlan(self._placement, self._parts, self._copies)
         if plan is not None:
             flat = plan.structure.leaves_of(state)
         if plan is None or flat is None:
             placement = self.place(describe(state, "save"))
-            plan = plan_snapshots(placement, self._snapshots, self._copies, self._parts.look)
+            plan = _SnapshotPlan(placement, self._parts, self._copies)
             self.use_placement(placement, host_states.size_of(request.capture()))
             flat = jax.tree_util.tree_leaves(state)
         self._plan = plan
@@ -187,8 +247,7 @@ class SaveWork:
         Room for host states is part of it: this process's, and as many of others as have a copy.
         """
         if self._placement is None:
-            facts = start_facts(self._parts, placement, self._schedules)
-            self._parts.events.emit("start.ready", **facts)
+            self._parts.events.emit("start.ready", **self._start_facts(placement))
             text = single_copy_text(self._parts.config, placement)
             if text and "local" in self._schedules and self._parts.process[0] == 0:
                 single_bytes, state_bytes, _ = placement.single
@@ -209,3 +268,19 @@ class SaveWork:
         else:
             tier.reserve(size_bytes)
             tier.prefault_in_background()
+
+    def _start_facts(self, placement: ProcessPlacement) -> dict[str, int | str]:
+        """Fields of ``start.ready``. ``ram_bytes``: of the slots that this process reserves."""
+        config, topology = self._parts.config, placement.topology
+        plans = {name: schedule.plan for name, schedule in self._schedules.items()}
+        slots = config.local_keep_last_n + 1 if "local" in plans else 0
+        return {
+            "processes": topology.process_count,
+            "slices": len(topology.slices),
+            "copies": copies_in_ram(config.placement, topology) if slots else 0,
+            "slots": slots,
+            "ram_bytes": slots * placement.layout.size_bytes,
+            "local": plan_text(plans.get("local")),
+            "persistent": plan_text(plans.get("persistent")),
+            "dir": config.dir or "",
+        }

@@ -1,6 +1,32 @@
-"""Saves of one process: decide, take snapshots, hand them to the background. No storage, no RPC.
+"""Saves of one process, step by step: the file of ``save`` to read first. No storage, no RPC here.
 
-Everything here runs in the training thread, except for the short functions that it submits.
+In the training thread, by ``Saver.save``:
+
+1. ``DueSaves.take``: in which tiers a save is due at this step, and ``PreemptionWatch.reached``.
+   When nothing is due it returns: no flattening, no call.
+2. ``SavedSteps.identity`` names the save, and a ``SaveRequest`` holds what the caller gave.
+   ``_settle_past`` says what counts beside it: before the first of a life, or after a restore.
+3. For each tier, the local one first (``_begin``): ``_wait_turn`` waits for the tier's save before.
+   Where that takes too long this save is left out, and ``SaverParts.skip`` tells the others.
+4. ``SaveWork.take`` captures the host state and takes a ``Snapshot`` of the shards that
+   ``ProcessPlacement`` gives this process, and returns the work that is left.
+5. ``Snapshot.start`` starts what fits into the staging memory; ``TierSchedule.start`` hands the
+   work to the tier's thread.
+6. When the saves of all tiers have begun, ``_wait_captured`` waits until the state may be donated.
+
+In the thread of each tier:
+
+7. ``StorageCapture.read`` reads first what storage needs, so that training waits for no other
+   process. Then ``_when_confirmed`` waits for the leader's decision on a step, if it was not there.
+8. Local: ``LocalSaves.run`` copies the shards with their CRC32C into a free slot, publishes the
+   manifest and the host state, pushes that to the buddies, and votes (``Vote.cast``).
+9. Persistent: ``PersistentSaves.run`` writes with the other writers, in rounds, from the slot of
+   step 8 (``SlotCapture``) or the scratch area, and learns the outcome that the first writer sets.
+   ``Preservation.after_save`` then removes old steps.
+
+The state passes through three kinds: ``SaveRequest``, the caller's arrays by reference;
+``Snapshot``, shards on their way off the devices; ``HostShard``, bytes with their CRC32C, kept
+until storage has them. ``SlotCapture`` and ``StorageCapture`` are the two readers of a snapshot.
 """
 
 from __future__ import annotations
@@ -17,20 +43,20 @@ from emergency_ckpt.background import chain, closing
 from emergency_ckpt.cluster.preemption.watch import PREEMPTED_EXIT_CODE
 from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.rounds import leave_together
-from emergency_ckpt.core.save.save_rules import named_metrics
+from emergency_ckpt.core.save.save_rules import named_metrics, skip_reason
 from emergency_ckpt.core.save.step_agreement import TierName
-from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, PeerAbsent, PeerLeft
+from emergency_ckpt.errors import (
+    CheckpointError,
+    DeadlineExceeded,
+    PeerAbsent,
+    PeerLeft,
+    SaveFailed,
+)
 from emergency_ckpt.save.due_saves import DueSaves
-from emergency_ckpt.save.last_step import LastStep, was_donated
-from emergency_ckpt.save.save_request import SaveRequest
+from emergency_ckpt.save.save_request import LastStep, SaveRequest, was_donated
 from emergency_ckpt.save.save_work import SaveWork, Work
 from emergency_ckpt.save.saved_steps import SavedSteps
-from emergency_ckpt.save.saver_parts import (
-    SaverParts,
-    longest_wait_s,
-    note_given_up,
-    note_skipped,
-)
+from emergency_ckpt.save.saver_parts import SaverParts
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import PyTree, StateTree
@@ -79,53 +105,6 @@ class Saver:
             timeout_s=parts.config.save_timeout_s,
         )
 
-    def begin_restore(self) -> None:
-        """Stop agreeing on steps, before a restore. Collective, with ``end_restore``."""
-        self._due.stop()
-        if self._last_step is not None:
-            self._last_step.take()
-
-    def end_restore(self) -> None:
-        """Agree on steps again, after a restore that succeeded or failed."""
-        self._due.start_again()
-
-    def expect_steps_after(self, step: int) -> None:
-        """After a restore of ``step``, -1 for none: agree on the steps that come first."""
-        self._due.expect(step)
-
-    def continue_from(
-        self, save: SaveId, incarnation: str, tier: TierName, *, keep_newer: bool = False
-    ) -> None:
-        """Continue from ``save``, restored from ``tier``, and save under ``incarnation``.
-
-        ``keep_newer``: newer steps are still in RAM; the next save forgets them.
-        """
-        self._saved.start_from(save, incarnation, tier)
-        self._goes_on_from = save if keep_newer else None
-        self._newest_due = save.step
-        for schedule in self._schedules.values():
-            schedule.restart_from(save.step)
-
-    def go_on_after(self, newest: Mapping[TierName, int]) -> None:
-        """Take ``newest`` for the newest steps of the tiers: no step up to them is due."""
-        self._parts.timelines.note_continuation()
-        self._saved.note_found(newest)
-        self._newest_due = max(newest.values(), default=-1)
-        for name, schedule in self._schedules.items():
-            if name in newest:
-                schedule.restart_from(newest[name])
-
-    def forget(self, step: int) -> None:
-        """``step`` was removed from both tiers: it may be saved again."""
-        self._saved.forget(step)
-        for schedule in self._schedules.values():
-            schedule.forget(step)
-
-    @property
-    def saved(self) -> SavedSteps:
-        """Return the steps that this process knows to be whole."""
-        return self._saved
-
     def save(
         self,
         step: int,
@@ -159,18 +138,11 @@ class Saver:
             self.wait_until_finished()
         return begun
 
-    def _begin_all(self, due: Mapping[TierName, int | None], request: SaveRequest) -> bool:
-        """Begin a save in each tier that is due, then wait until the state may be donated."""
-        request.both = len(due) > 1
-        begun: list[_Begun] = []
-        try:
-            for name, number in due.items():
-                begun += self._begin(name, request, number)
-        finally:
-            request.release()
-            for each in begun:
-                self._wait_captured(each, request, begun)
-        return bool(begun)
+    def _note_ignored(self, step: int) -> None:
+        """Say it once: the steps of a loop rise, and one that does not is probably a mistake."""
+        if not self._named_ignored:
+            self._named_ignored = True
+            self._parts.events.emit("save.ignored", step=step, newest=self._newest_due)
 
     def _settle_past(self, save: SaveId) -> None:
         """Decide what counts beside ``save``, before the first save of a life or after a restore.
@@ -184,11 +156,18 @@ class Saver:
             self._goes_on_from = None
         parts.timelines.begin_unrestored(save)
 
-    def _note_ignored(self, step: int) -> None:
-        """Say it once: the steps of a loop rise, and one that does not is probably a mistake."""
-        if not self._named_ignored:
-            self._named_ignored = True
-            self._parts.events.emit("save.ignored", step=step, newest=self._newest_due)
+    def _begin_all(self, due: Mapping[TierName, int | None], request: SaveRequest) -> bool:
+        """Begin a save in each tier that is due, then wait until the state may be donated."""
+        request.both = len(due) > 1
+        begun: list[_Begun] = []
+        try:
+            for name, number in due.items():
+                begun += self._begin(name, request, number)
+        finally:
+            request.release()
+            for each in begun:
+                self._wait_captured(each, request, begun)
+        return bool(begun)
 
     def _begin(
         self, name: TierName, request: SaveRequest, number: int | None = None
@@ -210,7 +189,7 @@ class Saver:
         try:
             snapshot, read, work = self._work.take(name, request)
         except PeerAbsent as error:
-            note_given_up(self._parts, name, save, error)
+            self._give_up(name, save, error)
             return []
         first = self._parts.before_save(request.step)
         if first is not None:
@@ -232,19 +211,46 @@ class Saver:
 
     def _wait_turn(self, schedule: TierSchedule, request: SaveRequest, *, is_again: bool) -> bool:
         """Wait for the save before; a ``request`` that it leaves no time for is left out."""
-        parts, name, save = self._parts, schedule.name, request.save
-        limit_s = request.limit_s
-        if limit_s is None:
-            limit_s = longest_wait_s(parts, name, must_exist=request.must_exist)
+        name, save = schedule.name, request.save
+        limit_s = self._longest_wait_s(name, request)
         each_time = request.must_exist or name != "persistent"
         try:
             is_idle = self._wait_idle(schedule, limit_s, each_time=each_time)
         except (PeerLeft, PeerAbsent) as error:
-            note_given_up(parts, name, save, error)
+            self._give_up(name, save, error)
             return False
         if not is_idle:
-            note_skipped(parts, name, save, limit_s, is_again=is_again)
+            # What is under way may be a save of this very step: then nothing is missed yet.
+            self._parts.skip(name, save, None if is_again else self._missed(name, save, limit_s))
         return is_idle
+
+    def _longest_wait_s(self, name: TierName, request: SaveRequest) -> float:
+        """Return the longest wait for the save before."""
+        config = self._parts.config
+        if request.limit_s is not None:
+            return request.limit_s
+        if name == "local":
+            return config.save_timeout_s
+        # A slow bucket must not hold up training, nor with it the others' local saves. It is left
+        # out and not made up for at a later step: which one that is, the processes would have to
+        # agree on.
+        least_s = config.save_timeout_s if request.must_exist else 0.0
+        return max(least_s, config.storage_wait_timeout_s)
+
+    def _missed(self, name: TierName, save: SaveId, limit_s: float) -> SaveFailed:
+        saves = self._parts.saves(name)
+        waits = saves is not None and saves.waits_for_others
+        why = skip_reason(name, limit_s, waits_for_others=waits)
+        return SaveFailed(
+            "save", f"step {save.step} to the {name} tier", why.problem, hint=why.hint
+        )
+
+    def _give_up(self, name: TierName, save: SaveId, error: PeerLeft | PeerAbsent) -> None:
+        """Give ``save`` up: a process that it waits for has died, or gives no sign of life."""
+        target = f"step {save.step} to the {name} tier"
+        failure = SaveFailed("save", target, error.problem, hint=error.hint)
+        failure.__cause__ = error
+        self._parts.skip(name, save, failure)
 
     def _wait_idle(self, schedule: TierSchedule, limit_s: float, *, each_time: bool) -> bool:
         """Wait for the save before. PeerLeft, PeerAbsent: a process does not take part in it."""
@@ -314,6 +320,55 @@ class Saver:
         """As ``EmergencyCheckpointer.should_save``."""
         reached = self._parts.watch.reached(step)
         return self._due.look(step, preempted=reached) or self._parts.watch.sync_step == step
+
+    # Around a restore.
+
+    def begin_restore(self) -> None:
+        """Stop agreeing on steps, before a restore. Collective, with ``end_restore``."""
+        self._due.stop()
+        if self._last_step is not None:
+            self._last_step.take()
+
+    def end_restore(self) -> None:
+        """Agree on steps again, after a restore that succeeded or failed."""
+        self._due.start_again()
+
+    def expect_steps_after(self, step: int) -> None:
+        """After a restore of ``step``, -1 for none: agree on the steps that come first."""
+        self._due.expect(step)
+
+    def continue_from(
+        self, save: SaveId, incarnation: str, tier: TierName, *, keep_newer: bool = False
+    ) -> None:
+        """Continue from ``save``, restored from ``tier``, and save under ``incarnation``.
+
+        ``keep_newer``: newer steps are still in RAM; the next save forgets them.
+        """
+        self._saved.start_from(save, incarnation, tier)
+        self._goes_on_from = save if keep_newer else None
+        self._newest_due = save.step
+        for schedule in self._schedules.values():
+            schedule.restart_from(save.step)
+
+    def go_on_after(self, newest: Mapping[TierName, int]) -> None:
+        """Take ``newest`` for the newest steps of the tiers: no step up to them is due."""
+        self._parts.timelines.note_continuation()
+        self._saved.note_found(newest)
+        self._newest_due = max(newest.values(), default=-1)
+        for name, schedule in self._schedules.items():
+            if name in newest:
+                schedule.restart_from(newest[name])
+
+    def forget(self, step: int) -> None:
+        """``step`` was removed from both tiers: it may be saved again."""
+        self._saved.forget(step)
+        for schedule in self._schedules.values():
+            schedule.forget(step)
+
+    @property
+    def saved(self) -> SavedSteps:
+        """Return the steps that this process knows to be whole."""
+        return self._saved
 
     def place(self, tree: StateTree) -> ProcessPlacement:
         """As ``SaveWork.place``."""

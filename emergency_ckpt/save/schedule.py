@@ -23,7 +23,7 @@ _HORIZON_S = 0.1
 class TierSchedule:
     """Decides for one tier. The training thread uses all but what is marked below.
 
-    What the agreement's thread uses is said in ``save_agreement.AgreedTier``.
+    What the agreement's thread uses is said in ``step_agreement.AgreedTier``.
     """
 
     def __init__(self, name: TierName, plan: SavePlan, failures: Failures) -> None:

@@ -1,19 +1,17 @@
-"""A snapshot that two saves of one step share: read from the devices once."""
+"""The bytes of a step that the local save copies into its slot, for the persistent save too."""
 
 from __future__ import annotations
 
-import dataclasses
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from emergency_ckpt.core.shard_layout import Layout
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.state.lending import Loan
 from emergency_ckpt.state.staging import Batch, HostShard, Memory, Snapshot
-from emergency_ckpt.types import ShardId
+from emergency_ckpt.types import LeafSpec, ShardId
 
 
 def flat_bytes(view: Memory) -> Memory:
@@ -23,61 +21,26 @@ def flat_bytes(view: Memory) -> Memory:
     return np.ascontiguousarray(view).reshape(-1).view(np.uint8)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Kind:
-    """The type and the shape of a shard whose bytes were copied elsewhere."""
+class SlotCapture:
+    """The snapshot that the local save of a step reads, once for both tiers.
 
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    @staticmethod
-    def of(view: Memory) -> Kind:
-        array = np.asarray(view)
-        return Kind(array.dtype, array.shape)
-
-    def shard(self, copied: npt.NDArray[np.uint8]) -> HostShard:
-        """Return the shard whose bytes are ``copied``."""
-        return HostShard(copied.view(self.dtype).reshape(self.shape), None)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Captured:
-    """Shards of a step in host memory, and the CRC32C of each, from its capture.
-
-    ``loans``: of that memory; ended by whoever knows that nobody reads it any more.
+    The local save lends its slot to the persistent save, where that wants the bytes. When it
+    leaves without having read (no slot is free, RAM has the step already, the save is dropped), the
+    persistent save reads the snapshot itself. Each side ends its interest; then the snapshot is
+    closed.
     """
 
-    shards: dict[ShardId, HostShard]
-    crcs: dict[ShardId, int]
-    loans: list[Loan]
-
-    @staticmethod
-    def nothing() -> Captured:
-        return Captured({}, {}, [])
-
-    def add(self, other: Captured) -> None:
-        self.shards.update(other.shards)
-        self.crcs.update(other.crcs)
-        self.loans.extend(other.loans)
-
-
-class SharedCapture:
-    """The shards that the local save of a step copies into a slot, for the persistent save too.
-
-    The local save reads the snapshot, and lends its slot to the other. When it leaves without
-    having read (no slot is free, RAM has the step already, the save is dropped), the persistent
-    save reads the snapshot itself. Each side ends its interest; then the snapshot is closed.
-    """
-
-    def __init__(self, snapshot: Snapshot, shards: Sequence[ShardId]) -> None:
-        """``shards``: those of ``snapshot``, in its order."""
+    def __init__(
+        self, snapshot: Snapshot, shards: Sequence[ShardId] = (), *, is_wanted: bool = False
+    ) -> None:
+        """``shards``: those of ``snapshot``, in its order. ``is_wanted``: by a persistent save."""
         self.snapshot = snapshot
         self.shards = tuple(shards)
         self._lock = threading.Lock()
         self._settled = threading.Event()
-        self._is_wanted = True
+        self._is_wanted = is_wanted
         self._is_read = False
-        self._copied: Captured | None = None
+        self._copied: tuple[Loan, dict[ShardId, HostShard]] | None = None
 
     # The local save.
 
@@ -92,15 +55,19 @@ class SharedCapture:
         return self._is_wanted
 
     def hand_over(
-        self, loan: Loan, shards: Mapping[ShardId, HostShard], crcs: Sequence[int]
+        self, loan: Loan, leaves: Sequence[LeafSpec], layout: Layout, crcs: Sequence[int]
     ) -> None:
         """Give the bytes in the slot on ``loan`` to the persistent save, if it still wants them."""
+        specs = {leaf.path: leaf for leaf in leaves}
         with self._lock:
             if not self._is_wanted:
                 loan.end()
                 return
-            crc_of = dict(zip(shards, crcs, strict=True))
-            self._copied = Captured(dict(shards), crc_of, [loan])
+            copied: dict[ShardId, HostShard] = {}
+            for placed, crc in zip(layout.shards, crcs, strict=True):
+                shard, memory = placed.shard, loan.view(placed.offset, placed.nbytes)
+                copied[shard] = HostShard.of_bytes(memory, specs[shard.leaf], shard.box, crc)
+            self._copied = loan, copied
         self._settled.set()
 
     def close(self) -> None:
@@ -112,10 +79,11 @@ class SharedCapture:
 
     # The persistent save.
 
-    def take(self, timeout_s: float) -> Captured | None:
-        """Return what the local save has copied; None when it has left the snapshot unread.
+    def take(self, timeout_s: float) -> tuple[Loan, dict[ShardId, HostShard]] | None:
+        """Return the loan of the slot and the shards in it; None when the snapshot is unread.
 
-        Waits for it. SaveFailed when it began to read and failed, or takes longer.
+        The caller ends the loan. Waits for the local save: SaveFailed when it began to read and
+        failed, or takes longer.
         """
         if not self._settled.wait(timeout_s):
             raise SaveFailed(
@@ -135,5 +103,4 @@ class SharedCapture:
             if self._settled.is_set():
                 self.snapshot.close()
         if copied is not None:
-            for loan in copied.loans:
-                loan.end()
+            copied[0].end()

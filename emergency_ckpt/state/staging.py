@@ -17,9 +17,12 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from emergency_ckpt.core.boxes import shape_of
 from emergency_ckpt.core.save.snapshot_plan import startable
 from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.state.waiting import Look, no_look, wait_until_ready
+from emergency_ckpt.types import Box, LeafSpec
 
 Memory = memoryview | npt.NDArray[Any]
 """Elements of a shard on the host, in their shape; contiguous or not."""
@@ -27,15 +30,16 @@ Memory = memoryview | npt.NDArray[Any]
 Batch = list[tuple[int, Memory]]
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class Transfer:
-    """Shard number ``position``, still on its device.
+    """Shard number ``position`` on its way from its device.
 
     Attributes:
       source: an array on one device.
       memory: kind of the target host memory; None where JAX's own transfer is used.
       waited_for: the training thread waits for its end; otherwise ``source`` is a copy.
       release: called once when ``source`` is no longer needed.
+      target: from the start on; the source where JAX's own transfer is used.
     """
 
     position: int
@@ -44,37 +48,15 @@ class Transfer:
     memory: str | None
     waited_for: bool
     release: Callable[[], None]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class HostShard:
-    """One shard on the host. ``array``: the JAX array that ``view`` shows, if it is one."""
-
-    view: npt.NDArray[Any]
-    array: jax.Array | None
-
-
-class _Flight:
-    """A started transfer. ``array``: its target; the source when JAX's own transfer is used."""
-
-    def __init__(self, transfer: Transfer, array: jax.Array) -> None:
-        self.transfer = transfer
-        self._array = array
-        self._lock = threading.Lock()
-        self._view: npt.NDArray[Any] | None = None
-
-    @property
-    def pinned(self) -> jax.Array | None:
-        return None if self.transfer.memory is None else self._array
-
-    @property
-    def array(self) -> Any:
-        """The target; ``is_ready`` is public but missing in JAX's array type."""
-        return self._array
+    # Any: ``is_ready`` is public but missing in JAX's array type.
+    target: Any = dataclasses.field(default=None, init=False)
+    _view: npt.NDArray[Any] | None = dataclasses.field(default=None, init=False)
+    _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False)
 
     @property
     def has_ended(self) -> bool:
-        return self.array.is_ready()
+        """Return whether the bytes are on the host; after the start."""
+        return self.target.is_ready()
 
     def land(self) -> npt.NDArray[Any]:
         """Return the bytes on the host; blocks for them. The source may be released afterwards.
@@ -83,8 +65,22 @@ class _Flight:
         """
         with self._lock:
             if self._view is None:
-                self._view = np.asarray(jax.block_until_ready(self._array))
+                self._view = np.asarray(jax.block_until_ready(self.target))
             return self._view
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostShard:
+    """One shard in host memory that is kept until it is written, with the CRC32C of its bytes."""
+
+    view: npt.NDArray[Any]
+    crc32c: int
+
+    @staticmethod
+    def of_bytes(memory: npt.NDArray[np.uint8], spec: LeafSpec, box: Box, crc32c: int) -> HostShard:
+        """Return the shard ``box`` of the leaf ``spec`` whose bytes are ``memory``, not copied."""
+        view = memory.view(dtype_named(spec.dtype)).reshape(shape_of(box))
+        return HostShard(view, crc32c)
 
 
 class Snapshot:
@@ -112,8 +108,8 @@ class Snapshot:
         self._sources = [each.source for each in transfers if each.waited_for]
         self._views = deque(views)
         self._waiting = deque(transfers)
-        self._started: deque[_Flight] = deque()
-        self._waited_for: dict[int, _Flight] = {}  # started ones, by position
+        self._started: deque[Transfer] = deque()
+        self._waited_for: dict[int, Transfer] = {}  # started ones, by position
         self._staging_bytes = staging_bytes
         self._in_use_bytes = 0
         self._shared = waits_for_views
@@ -160,14 +156,15 @@ class Snapshot:
         if not self._nothing_to_start.wait(timeout_s):
             return False
         with self._lock:
-            flights = list(self._waited_for.values())
+            transfers = list(self._waited_for.values())
         # Of the others the target is the source.
-        wait_until_ready((f.array for f in flights if f.pinned is not None), look)
+        pinned = [each.target for each in transfers if each.memory is not None]
+        wait_until_ready(pinned, look)
         try:
-            jax.block_until_ready([f.pinned for f in flights if f.pinned is not None])
-            for flight in flights:
-                if flight.pinned is None:
-                    flight.land()
+            jax.block_until_ready(pinned)
+            for transfer in transfers:
+                if transfer.memory is None:
+                    transfer.land()
         except Exception as error:  # noqa: BLE001 - the reader raises it
             self._failure = error
         return True
@@ -196,30 +193,19 @@ class Snapshot:
         while self._go_on(read_bytes):
             batch = []
             read_bytes = 0
-            while (flight := self._next(limit_bytes - read_bytes, at_once=bool(batch))) is not None:
-                batch.append((flight.transfer.position, self._land(flight).view))
-                read_bytes += flight.transfer.nbytes
-                del flight
+            while (moved := self._next(limit_bytes - read_bytes, at_once=bool(batch))) is not None:
+                batch.append((moved.position, self._land(moved)))
+                read_bytes += moved.nbytes
+                del moved
             yield batch
             batch.clear()
         self._check_open()
-
-    def collect(self) -> list[HostShard]:
-        """Return all shards at once, in order. Like ``batches``, but the views stay valid."""
-        self.start(everything=True)
-        found: dict[int, HostShard] = {}
-        for position, view in self._next_views(None):
-            found[position] = HostShard(np.asarray(view), None)
-        while (flight := self._next(0, at_once=False)) is not None:
-            found[flight.transfer.position] = self._land(flight)
-        self._check_open()
-        return [found[position] for position in sorted(found)]
 
     def close(self) -> None:
         """Release all unread shards; further reads raise an error. Idempotent."""
         with self._lock:
             self._closed = self._closed or bool(self._views or self._waiting or self._started)
-            for transfer in [*self._waiting, *(flight.transfer for flight in self._started)]:
+            for transfer in [*self._waiting, *self._started]:
                 transfer.release()
             self._waiting.clear()
             self._started.clear()
@@ -228,13 +214,13 @@ class Snapshot:
             self._sources = []
             self._nothing_to_start.set()
 
-    def _next_views(self, limit_bytes: int | None) -> Batch:
+    def _next_views(self, limit_bytes: int) -> Batch:
         batch: Batch = []
         size_bytes = 0
         with self._lock:
             while self._views:
                 size_bytes += self._views[0][1].nbytes
-                if batch and limit_bytes is not None and size_bytes > limit_bytes:
+                if batch and size_bytes > limit_bytes:
                     break
                 batch.append(self._views.popleft())
         return batch
@@ -247,24 +233,24 @@ class Snapshot:
             self._note_progress()
             return bool(self._started)
 
-    def _next(self, room_bytes: int, *, at_once: bool) -> _Flight | None:
+    def _next(self, room_bytes: int, *, at_once: bool) -> Transfer | None:
         """Return the next transfer; ``at_once``: only a finished one, of at most ``room_bytes``."""
         with self._lock:
             if not self._started:
                 return None
             first = self._started[0]
-            if at_once and (first.transfer.nbytes > room_bytes or not first.has_ended):
+            if at_once and (first.nbytes > room_bytes or not first.has_ended):
                 return None
             return self._started.popleft()
 
-    def _land(self, flight: _Flight) -> HostShard:
+    def _land(self, transfer: Transfer) -> npt.NDArray[Any]:
         try:
-            view = flight.land()
+            view = transfer.land()
         finally:
-            flight.transfer.release()
+            transfer.release()
         with self._lock:
-            self._waited_for.pop(flight.transfer.position, None)
-        return HostShard(view, flight.pinned)
+            self._waited_for.pop(transfer.position, None)
+        return view
 
     def _check_open(self) -> None:
         if self._failure is not None:
@@ -282,13 +268,12 @@ class Snapshot:
             count = startable(sizes, self._in_use_bytes, self._staging_bytes)
         if not count or self._failure is not None:
             return
-        started = _start_together(itertools.islice(self._waiting, count))
-        for flight in started:
+        for started in _start_together(itertools.islice(self._waiting, count)):
             self._waiting.popleft()
-            self._started.append(flight)
-            self._in_use_bytes += flight.transfer.nbytes
-            if flight.transfer.waited_for:
-                self._waited_for[flight.transfer.position] = flight
+            self._started.append(started)
+            self._in_use_bytes += started.nbytes
+            if started.waited_for:
+                self._waited_for[started.position] = started
 
     def _note_progress(self) -> None:
         """Record that the awaited transfers have ended, once none of them is left to start."""
@@ -296,7 +281,7 @@ class Snapshot:
             self._nothing_to_start.set()
 
 
-def _start_together(transfers: Iterable[Transfer]) -> list[_Flight]:
+def _start_together(transfers: Iterable[Transfer]) -> list[Transfer]:
     now = list(transfers)
     to_memory = [(each.source, each.memory) for each in now if each.memory is not None]
     hosts = iter(
@@ -310,4 +295,5 @@ def _start_together(transfers: Iterable[Transfer]) -> list[_Flight]:
     for each in now:
         if each.memory is None:
             each.source.copy_to_host_async()
-    return [_Flight(each, each.source if each.memory is None else next(hosts)) for each in now]
+        each.target = each.source if each.memory is None else next(hosts)
+    return now

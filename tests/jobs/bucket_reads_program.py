@@ -11,8 +11,8 @@ import jax
 import numpy as np
 from fake_gcs import FaultRule, GcsControl, RequestRecord
 from persistent_steps import life, writer_of
+from state_samples import on_host
 
-from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.tree import BoxTable, describe
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId
@@ -32,13 +32,11 @@ class Memory:
 
 
 def save(tier: PersistentTier, state: dict[str, jax.Array]) -> None:
-    tree = describe(state, "save")
-    shards = BoxTable(tree, 1).shards_of(0)
-    on_host = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state)).collect()
+    tree, shards = on_host(state)
     save_id = SaveId(STEP, life(1), "run")
     writer = writer_of(tier)
     writer.begin(save_id.incarnation)
-    tier.write_tensors(save_id, tree, dict(zip(shards, on_host, strict=True)), (0,))
+    tier.write_tensors(save_id, tree, shards, (0,))
     leaves = [leaf.spec for leaf in tree.leaves]
     writer.publish(tier.finish(save_id, {0: ("0" * 64, True)}, leaves, {}), None)
 

@@ -13,11 +13,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 from fake_gcs import FaultRule, GcsControl
+from state_samples import on_host
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.state.snapshot import SnapshotRecipe
-from emergency_ckpt.state.tree import BoxTable, describe
 from emergency_ckpt.tiers.persistent.item.array_writes import DATA_FILE_BYTES
 from emergency_ckpt.tiers.persistent.steps.writer import delete_step
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
@@ -58,12 +57,10 @@ def state_of(step: int, leaves: int = 3, rows: int = ROWS) -> dict[str, Any]:
 
 
 def write(step: int, state: dict[str, Any]) -> None:
-    tree = describe(state, "save")
-    ids = BoxTable(tree, 1).shards_of(0)
-    on_host = SnapshotRecipe(tree, ids).take(jax.tree_util.tree_leaves(state)).collect()
+    tree, shards = on_host(state)
     save = SaveId(step=step, incarnation="life", run_id="run")
     tier = PersistentTier(RUN, timeout_s=60.0)
-    tier.write_tensors(save, tree, dict(zip(ids, on_host, strict=True)), (0,))
+    tier.write_tensors(save, tree, shards, (0,))
 
 
 def is_whole(step: int, state: dict[str, Any]) -> bool:

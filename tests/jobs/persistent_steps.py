@@ -7,15 +7,14 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from state_samples import on_host
 
 from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.timeline import Timeline, number_of
 from emergency_ckpt.state import host_state
-from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.tree import BoxTable, describe
 from emergency_ckpt.tiers.persistent.marker import NO_SIGNING, OURS
 from emergency_ckpt.tiers.persistent.meetings import BEGUN, WRITTEN, Meet, meet_nobody
@@ -148,10 +147,8 @@ def write_tensors(
 ) -> list[LeafSpec]:
     """The tensors alone of a save: ``w`` is ``value``, four times."""
     state = {"w": np.full(4, value)}
-    tree = describe(state, "save")
-    shards = BoxTable(tree, 1).shards_of(0)
-    on_host = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state)).collect()
-    tier.write_tensors(save, tree, dict(zip(shards, on_host, strict=True)), (0,), meet)
+    tree, shards = on_host(state)
+    tier.write_tensors(save, tree, shards, (0,), meet)
     return [leaf.spec for leaf in tree.leaves]
 
 

@@ -31,6 +31,7 @@ from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.save.local_save import LocalSave, LocalSaves, layout_digest
 from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 from emergency_ckpt.state import host_state
+from emergency_ckpt.state.capture import SlotCapture
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.transfer.client import TransferClient
@@ -83,7 +84,9 @@ def job(step: int, host: object = None) -> LocalSave:
         save=save_id(step),
         leaves=LEAVES,
         layout=LAYOUT,
-        snapshot=Snapshot.of_views([by_shard[placed.shard] for placed in LAYOUT.shards]),
+        capture=SlotCapture(
+            Snapshot.of_views([by_shard[placed.shard] for placed in LAYOUT.shards])
+        ),
         host_state=host_state.capture({"step": step} if host is None else host),
         buddies=(),
     )

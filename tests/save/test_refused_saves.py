@@ -20,6 +20,7 @@ from emergency_ckpt.events import EventSink
 from emergency_ckpt.save.local_save import LocalSave, LocalSaves
 from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 from emergency_ckpt.state import host_state
+from emergency_ckpt.state.capture import SlotCapture
 from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import describe
@@ -97,7 +98,7 @@ def test_training_goes_on_before_the_vote_ends(
     )
     monkeypatch.setattr(where, name, refuse)
     save = SaveId(1, "life", "run")
-    saves.run(LocalSave(save, leaves, layout, snapshot, host_state.capture(0), ()))
+    saves.run(LocalSave(save, leaves, layout, SlotCapture(snapshot), host_state.capture(0), ()))
     assert vote.training_went_on == [True]
     with pytest.raises(SaveFailed, match=r"both slots are lent|no space left"):
         failures.raise_pending()

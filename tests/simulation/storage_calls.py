@@ -66,7 +66,6 @@ def count(writers: int) -> dict[str, int]:
     from emergency_ckpt.events import EventSink  # noqa: PLC0415
     from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves  # noqa: PLC0415
     from emergency_ckpt.state import host_state  # noqa: PLC0415
-    from emergency_ckpt.state.capture import Captured  # noqa: PLC0415
     from emergency_ckpt.state.tree import describe  # noqa: PLC0415
     from emergency_ckpt.types import SaveId  # noqa: PLC0415
 
@@ -102,7 +101,7 @@ def count(writers: int) -> dict[str, int]:
         def run(index: int, step: int = step) -> None:
             save = SaveId(step, LIFE, "run")
             payload = host_state.capture("x")
-            job = PersistentSave(save, tree, Captured.nothing, payload, topology, everyone)
+            job = PersistentSave(save, tree, dict, payload, topology, everyone)
             whole.append(every[index].run(job))
 
         for index, process in enumerate(processes):

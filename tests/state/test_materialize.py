@@ -22,6 +22,7 @@ from state_samples import (
     mesh_of,
     placed,
     random_bits,
+    read_at_once,
     sharded,
     through_bytes,
 )
@@ -197,8 +198,7 @@ def test_leaves_go_to_the_devices_as_they_arrive() -> None:
     state["host"] = np.arange(3)
     tree = describe(state, "restore")
     wanted = BoxTable(tree, 1).shards_of(0)
-    on_host = SnapshotRecipe(tree, wanted).take(jax.tree_util.tree_leaves(state)).collect()
-    views = [each.view for each in on_host]
+    views = read_at_once(SnapshotRecipe(tree, wanted).take(jax.tree_util.tree_leaves(state)))
     kept = dict(zip(wanted, views, strict=True))
     here: list[ShardId] = []
     asked: list[ShardId] = []

@@ -13,6 +13,7 @@ from state_samples import (
     box_of,
     mesh_of,
     random_bits,
+    read_at_once,
     shard_of,
     sharded,
 )
@@ -29,7 +30,7 @@ def recipe_for(state: Any) -> tuple[SnapshotRecipe, tuple[Any, ...]]:
 
 
 def views_of(recipe: SnapshotRecipe, flat: list[Any]) -> list[np.ndarray]:
-    return [each.view for each in recipe.take(flat).collect()]
+    return read_at_once(recipe.take(flat))
 
 
 def take(state: Any) -> dict[Any, np.ndarray]:

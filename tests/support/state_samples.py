@@ -13,8 +13,9 @@ from jax.sharding import PartitionSpec as P
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.state.materialize import materialize
 from emergency_ckpt.state.snapshot import SnapshotRecipe
+from emergency_ckpt.state.staging import HostShard, Snapshot
 from emergency_ckpt.state.structure import StateStructure
-from emergency_ckpt.state.tree import BoxTable, describe
+from emergency_ckpt.state.tree import BoxTable, StateTree, describe
 from emergency_ckpt.types import ShardId
 
 DEVICE_DTYPES = (
@@ -62,6 +63,23 @@ def sharded(whole: np.ndarray, mesh: Mesh, *spec: Any) -> jax.Array:
     return placed(whole, NamedSharding(mesh, P(*spec)))
 
 
+def read_at_once(snapshot: Snapshot) -> list[np.ndarray]:
+    """All shards of ``snapshot`` in order; those that are not transferred are not copied."""
+    snapshot.start(everything=True)
+    found: dict[int, np.ndarray] = {}
+    for batch in snapshot.batches(1 << 40):
+        found.update((position, np.asarray(view)) for position, view in batch)
+    return [found[position] for position in sorted(found)]
+
+
+def on_host(state: Any) -> tuple[StateTree, dict[ShardId, HostShard]]:
+    """``state`` described, and its shards as a save of one process would write them."""
+    tree = describe(state, "save")
+    wanted = BoxTable(tree, 1).shards_of(0)
+    views = read_at_once(SnapshotRecipe(tree, wanted).take(jax.tree_util.tree_leaves(state)))
+    return tree, {shard: HostShard(view, 0) for shard, view in zip(wanted, views, strict=True)}
+
+
 def through_bytes(state: Any, like: Any = None) -> Any:
     """Describe, snapshot, keep bytes only, and make the state again from them."""
     tree = describe(state, "test")
@@ -69,7 +87,7 @@ def through_bytes(state: Any, like: Any = None) -> Any:
     recipe = SnapshotRecipe(tree, wanted)
     flat = StateStructure(tree).leaves_of(state)
     assert flat is not None
-    views = [each.view for each in recipe.take(flat).collect()]
+    views = read_at_once(recipe.take(flat))
     kept = {
         shard: np.ascontiguousarray(view).reshape(-1).view(np.uint8).copy()
         for shard, view in zip(wanted, views, strict=True)

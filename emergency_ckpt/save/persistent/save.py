@@ -56,7 +56,6 @@ from emergency_ckpt.save.persistent.reports import (
 )
 from emergency_ckpt.save.persistent.writer_meetings import WriterMeetings
 from emergency_ckpt.state import host_state as host_states
-from emergency_ckpt.state.capture import Captured
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import StateTree
 from emergency_ckpt.tiers.persistent.meetings import new_attempt
@@ -79,7 +78,7 @@ class PersistentSave:
 
     save: SaveId
     tree: StateTree
-    load: Callable[[], Captured]
+    load: Callable[[], Mapping[ShardId, HostShard]]
     host_state: host_states.Payload
     topology: Topology
     writers: tuple[int, ...]
@@ -123,6 +122,11 @@ class PersistentSaves:
     def last_complete(self) -> SaveId | None:
         """The newest save that is known to be whole in storage, of this life of the job."""
         return self._complete
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Return whether this process has done its part of the save under way. From any thread."""
+        return self.outcomes.is_learning
 
     def restart(self) -> None:
         """After a restore: what was saved before it may be behind it."""
@@ -233,13 +237,13 @@ class PersistentSaves:
         """This writer's part; the first one publishes. Whether the step is kept as it is."""
         members = job.writers
         is_first = self._coordinator.process_index == members[0]
-        captured = Captured.nothing()
+        shards: dict[ShardId, HostShard] = {}
         documents: dict[int, bytes] = {}
 
         def first() -> StageReport:
             if is_first and self._is_kept(job):
                 return StageReport(kept=True)
-            captured.add(job.load())
+            shards.update(job.load())
             documents.update(self._collect(job))
             return StageReport(attempt=new_attempt())
 
@@ -247,9 +251,9 @@ class PersistentSaves:
         if told.kept:
             return True
         written = self._stage(
-            job, DOCUMENTS, lambda: self._write_documents(job, documents, captured.crcs)
+            job, DOCUMENTS, lambda: self._write_documents(job, documents, shards)
         )[1]
-        self._write_tensors(job, captured.shards, members, told.attempt)
+        self._write_tensors(job, shards, members, told.attempt)
         if is_first:
             self._publish(job, [each.written for each in written])
         return False
@@ -335,7 +339,7 @@ class PersistentSaves:
         self,
         job: PersistentSave,
         documents: Mapping[int, bytes],
-        crcs: Mapping[ShardId, int],
+        shards: Mapping[ShardId, HostShard],
     ) -> StageReport:
         """Before the tensors: a step that has none is then known to be of plain Orbax."""
         save, count = job.save, self._coordinator.process_count
@@ -348,7 +352,7 @@ class PersistentSaves:
             written[owner] = Document(digest, document.payload is None)
         seconds = time.monotonic() - started_s
         self._events.emit("persistent.host_states_written", step=save.step, seconds=seconds)
-        every = tuple(Crc(shard, crc) for shard, crc in crcs.items())
+        every = tuple(Crc(shard, each.crc32c) for shard, each in shards.items())
         return StageReport(written=Written(written, every))
 
     def _publish(self, job: PersistentSave, every: Sequence[Written]) -> None:

@@ -29,7 +29,6 @@ from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
 from emergency_ckpt.state import host_state
-from emergency_ckpt.state.capture import Captured
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import StateTree, describe
 from emergency_ckpt.tiers.persistent.meetings import Meet, meet_nobody
@@ -118,7 +117,7 @@ class Job:
             job = PersistentSave(
                 save=SaveId(step=step, incarnation=LIFE, run_id="run"),
                 tree=TREE,
-                load=Captured.nothing,
+                load=dict[ShardId, HostShard],
                 host_state=host_state.capture("x" * size),
                 topology=TOPOLOGY,
                 writers=writers(TOPOLOGY),
@@ -157,7 +156,7 @@ def _empty_save(step: int) -> PersistentSave:
     return PersistentSave(
         save=SaveId(step=step, incarnation=LIFE, run_id="run"),
         tree=TREE,
-        load=Captured.nothing,
+        load=dict[ShardId, HostShard],
         host_state=host_state.capture(0),
         topology=TOPOLOGY,
         writers=writers(TOPOLOGY),

@@ -8,17 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from etils import epath
 from etils.epath import backend
 from persistent_steps import life, writer_of
-from state_samples import mesh_of, sharded
+from state_samples import mesh_of, on_host, sharded
 
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.state.snapshot import SnapshotRecipe
-from emergency_ckpt.state.tree import BoxTable, describe
 from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
 from emergency_ckpt.tiers.persistent.item.documents import NamedArray
 from emergency_ckpt.tiers.persistent.item.state import NUMPY_ARRAY, ItemArray, StoredPart
@@ -31,11 +28,9 @@ LONG_S = 60.0
 
 def write_tensors(tier: PersistentTier, step: int) -> None:
     state = {"w": sharded(np.full((8, 4), step, np.float32), mesh_of(2, 4), ("x", "y"))}
-    tree = describe(state, "save")
-    shards = BoxTable(tree, 1).shards_of(0)
-    on_host = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state)).collect()
+    tree, shards = on_host(state)
     save = SaveId(step=step, incarnation=life(1), run_id="run")
-    tier.write_tensors(save, tree, dict(zip(shards, on_host, strict=True)), (0,))
+    tier.write_tensors(save, tree, shards, (0,))
 
 
 def stall(

@@ -15,10 +15,8 @@ import pytest
 import tensorstore
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from state_samples import mesh_of, random_bits, sharded
+from state_samples import mesh_of, on_host, random_bits, sharded
 
-from emergency_ckpt.state.snapshot import SnapshotRecipe
-from emergency_ckpt.state.tree import BoxTable, describe
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId
 
@@ -52,12 +50,10 @@ def state_of() -> dict[str, Any]:
 
 
 def written_by_us(directory: Path, state: Any, compression: Any) -> Path:
-    tree = describe(state, "save")
-    ids = BoxTable(tree, 1).shards_of(0)
-    on_host = SnapshotRecipe(tree, ids).take(jax.tree_util.tree_leaves(state)).collect()
+    tree, shards = on_host(state)
     tier = PersistentTier(str(directory), compression=compression)
     tier.create()
-    tier.write_tensors(SaveId(1, "life", "run"), tree, dict(zip(ids, on_host, strict=True)), (0,))
+    tier.write_tensors(SaveId(1, "life", "run"), tree, shards, (0,))
     return directory / "1" / "default"
 
 

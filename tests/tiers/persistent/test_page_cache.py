@@ -7,14 +7,11 @@ import mmap
 import os
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from persistent_steps import life, writer_of
-from state_samples import mesh_of, sharded
+from state_samples import mesh_of, on_host, sharded
 
-from emergency_ckpt.state.snapshot import SnapshotRecipe
-from emergency_ckpt.state.tree import BoxTable, describe
 from emergency_ckpt.tiers.persistent.item.page_cache import release_pages
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId
@@ -41,11 +38,9 @@ def cached_bytes(path: Path) -> int:
 
 def save(tier: PersistentTier, step: int) -> None:
     state = {"w": sharded(np.full((1 << 20, 4), step, np.float32), mesh_of(2, 4), ("x", "y"))}
-    tree = describe(state, "save")
-    shards = BoxTable(tree, 1).shards_of(0)
-    on_host = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state)).collect()
+    tree, shards = on_host(state)
     name = SaveId(step=step, incarnation=life(1), run_id="run")
-    tier.write_tensors(name, tree, dict(zip(shards, on_host, strict=True)), (0,))
+    tier.write_tensors(name, tree, shards, (0,))
 
 
 def data_files(directory: Path, step: int) -> list[Path]:

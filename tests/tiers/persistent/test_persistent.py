@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 import pytest
 from persistent_steps import life, whole_steps, writer_of
 from places import GOLDEN
-from state_samples import assert_same, mesh_of, random_bits, sharded
+from state_samples import assert_same, mesh_of, on_host, random_bits, sharded
 
 import emergency_ckpt.tiers
 from emergency_ckpt.core.boxes import volume
@@ -32,7 +32,6 @@ from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierEr
 from emergency_ckpt.state import host_state
 from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.state.materialize import materialize
-from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.tree import BoxTable, describe
 from emergency_ckpt.tiers.persistent.marker import (
     StepMarker,
@@ -77,16 +76,14 @@ def write(
 ) -> None:
     """One save, as ``save.persistent.save`` does it with one process."""
     save = save_id(step, incarnation)
-    tree = describe(state, "save")
-    shards = BoxTable(tree, 1).shards_of(0)
-    on_host = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state)).collect()
+    tree, shards = on_host(state)
     tier.create()
     writer = writer_of(tier)
     writer.begin(incarnation)
     writer.make_room(step, "saved anew")
     data = host_state.encode(save, 0, 1, host_state.capture(host))
     tier.write_document(step, 0, 1, data)
-    tier.write_tensors(save, tree, dict(zip(shards, on_host, strict=True)), (0,))
+    tier.write_tensors(save, tree, shards, (0,))
     documents = {0: (hashlib.sha256(data).hexdigest(), host is None)}
     writer.publish(tier.finish(save, documents, [leaf.spec for leaf in tree.leaves], {}), None)
 
@@ -453,12 +450,10 @@ def write_example(directory: Path) -> bytes:
     """The worked example of FORMAT.md; returns its marker, but that its tensors are fixed ones."""
     save = SaveId(step=40, incarnation=EXAMPLE_LIFE, run_id="demo")
     state = {"params": {"w": np.array([1, -0.0, np.nan, 0.5], np.float32)}, "rng": np.uint32(42)}
-    tree = describe(state, "save")
-    shards = BoxTable(tree, 1).shards_of(0)
-    on_host = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state)).collect()
+    tree, shards = on_host(state)
     tier = PersistentTier(str(directory))
     tier.create()
-    tier.write_tensors(save, tree, dict(zip(shards, on_host, strict=True)), (0,))
+    tier.write_tensors(save, tree, shards, (0,))
     documents: dict[int, tuple[str, bool]] = {}
     for owner, host in enumerate([{"position": 160}, None]):
         data = host_state.encode(save, owner, 2, host_state.capture(host))

@@ -94,7 +94,7 @@ def test_arrays_have_every_value(writers: tuple[int, ...]) -> None:
         name, boxes = leaf.spec.path, boxes_by_device(leaf)
         for shard in state[name].addressable_shards:
             view = np.asarray(shard.data)
-            shards[ShardId(name, boxes[shard.device])] = HostShard(view, None)
+            shards[ShardId(name, boxes[shard.device])] = HostShard(view, 0)
     arrays = item_state(tree, shards, writers)
     for name, value in values.items():
         found, times = np.zeros_like(value), np.zeros(value.shape, int)
@@ -118,9 +118,7 @@ def test_values_to_write_are_those_of_the_snapshot() -> None:
     }
     tree = describe(state, "save")
     views = {"divided": np.asarray(state["divided"]), "host": state["host"]}
-    shards = {
-        ShardId(name, whole(view.shape)): HostShard(view, None) for name, view in views.items()
-    }
+    shards = {ShardId(name, whole(view.shape)): HostShard(view, 0) for name, view in views.items()}
     for name, array in item_state(tree, shards, (0, 1)).items():
         assert array.parts
         for part in array.parts:
