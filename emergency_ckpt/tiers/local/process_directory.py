@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from absl import logging
@@ -21,7 +23,6 @@ from emergency_ckpt.errors import (
     RamdiskFull,
 )
 from emergency_ckpt.tiers import files
-from emergency_ckpt.tiers.digested_file import DigestedFile
 from emergency_ckpt.tiers.local.host_state_store import HostStateStore
 from emergency_ckpt.tiers.local.signatures import (
     OVERHEAD_BYTES,
@@ -43,6 +44,53 @@ from emergency_ckpt.tiers.local.slots import (
 from emergency_ckpt.tiers.ramdisk.deletion import LEDGER, QUARANTINE_DIRECTORY
 from emergency_ckpt.tiers.ramdisk.locks import Claim, Holder, claim_directory
 from emergency_ckpt.types import SaveId, Writer
+
+T = TypeVar("T")
+
+
+class DigestedFile(Generic[T]):
+    """The codec of one kind of small file: ``{"format": version, "digest": ..., field: value}``.
+
+    ``digest`` is the SHA-256 (hex) of the bytes of the value in the file.
+    """
+
+    def __init__(self, field: str, content: type[T], *, version: int, limit_bytes: int) -> None:
+        """Describe the file; ``content`` is the type that its value decodes to."""
+        self._field = field
+        self._version = version
+        self._limit_bytes = limit_bytes
+        self._content = msgspec.json.Decoder(content)
+        fields = [("format", int), ("digest", str), (field, msgspec.Raw)]
+        self._file = msgspec.json.Decoder(
+            msgspec.defstruct("File", fields, frozen=True, forbid_unknown_fields=True)
+        )
+
+    def encode(self, value: object) -> bytes:
+        """Return the bytes of the file."""
+        encoded = msgspec.json.encode(value)
+        digest = hashlib.sha256(encoded).hexdigest()
+        file = {"format": self._version, "digest": digest, self._field: msgspec.Raw(encoded)}
+        return msgspec.json.encode(file)
+
+    def decode(self, data: bytes, target: str) -> T:
+        """Return the value of a file. CorruptData, which names ``target``, is the only error."""
+        if len(data) > self._limit_bytes:
+            problem = f"it is larger than {self._limit_bytes} bytes"
+            raise CorruptData("decode", target, problem)
+        try:
+            file: Any = self._file.decode(data)
+            encoded = getattr(file, self._field)
+            self._compare(target, "unknown version", self._version, file.format)
+            actual = hashlib.sha256(encoded).hexdigest()
+            self._compare(target, "the digest differs", file.digest, actual)
+            return self._content.decode(encoded)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise CorruptData("decode", target, f"not such a file: {error!s:.300}") from error
+
+    def _compare(self, target: str, problem: str, expected: object, actual: object) -> None:
+        if actual != expected:
+            raise CorruptData("decode", target, problem, expected=expected, actual=actual)
+
 
 _SLOT_FILES = re.compile(r"slot_(\d{1,2})\.(bin|manifest\.json)")
 
