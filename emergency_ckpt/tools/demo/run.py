@@ -24,7 +24,6 @@ from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.event_log.records import LoggedEvent
 from emergency_ckpt.event_log.tail import LogTail
 from emergency_ckpt.tools.demo import report
-from emergency_ckpt.tools.demo.page import write_demo_report
 from emergency_ckpt.tools.demo.results import ProcessResult, decode_result, merge_results
 from emergency_ckpt.tools.demo.scenarios import ALL, Scenario, ScenarioJob, choose
 from emergency_ckpt.tools.demo.timeline import RunTimeline, show
@@ -93,7 +92,7 @@ def run_demo(options: DemoOptions, console: Console) -> int:
         )
         return 1
     report.plot_losses(options.out / "loss.png", baseline, faulty)
-    write_demo_report(options.out / "report.html", baseline, faulty)
+    report.write_page(options.out / "report.html", baseline, faulty)
     document = report.summary_document(
         verdicts,
         seconds=time.monotonic() - started_s,
