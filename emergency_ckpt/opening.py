@@ -15,8 +15,8 @@ from absl import logging
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator, connect_start
 from emergency_ckpt.cluster.departures import Departures
-from emergency_ckpt.cluster.hang.progress import StepProgress
-from emergency_ckpt.cluster.hang.watch import HangWatch
+from emergency_ckpt.cluster.hang.hang_watch import HangWatch
+from emergency_ckpt.cluster.hang.step_progress import StepProgress
 from emergency_ckpt.cluster.membership import Membership
 from emergency_ckpt.cluster.peer_signs import DeathWatch, PeerSigns
 from emergency_ckpt.cluster.peers import Known
@@ -28,10 +28,10 @@ from emergency_ckpt.cluster.stored_chain import SOON_S, StoredChain
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.core.save.snapshot_plan import Buffers
-from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.core.secret.step_signature import step_signing
 from emergency_ckpt.errors import ConfigError, RestoreFailed
-from emergency_ckpt.event_log.writer import NO_LOG, life_of, open_event_log
+from emergency_ckpt.event_log.log_writer import NO_LOG, life_of, open_event_log
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.metrics.jax_events import record_for_jax
 from emergency_ckpt.restore.prefetch import Prefetches

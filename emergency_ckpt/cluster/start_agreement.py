@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -22,12 +22,12 @@ from emergency_ckpt.cluster.coordination import (
 from emergency_ckpt.cluster.messages import decode_each, decode_message
 from emergency_ckpt.cluster.round import Round, nobody
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
-from emergency_ckpt.core.settings_agreement import differing_settings
 from emergency_ckpt.errors import ConfigError, CoordinationError, DeadlineExceeded
 
 _DIFFER_S = 5.0
 """Time for the second round, where the first has taken all there was."""
 _MOST_LINES = 20
+_MOST_NAMED = 8
 
 
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,3 +133,28 @@ def _not_all_came(timeout_s: float, missing: tuple[str, ...]) -> DeadlineExceede
         missing=missing,
         hint="look at the logs of the missing processes",
     )
+
+
+def differing_settings(tables: Mapping[int, Mapping[str, str]]) -> list[str]:
+    """Return a line for each setting that differs: its name, each value, and its processes.
+
+    ``tables``: by process, the text of each setting that must agree. "Not known" counts as a
+    value.
+    """
+    names = sorted({name for table in tables.values() for name in table})
+    lines: list[str] = []
+    for name in names:
+        holders: dict[str, list[int]] = {}
+        for process, table in sorted(tables.items()):
+            holders.setdefault(table.get(name, "not known there"), []).append(process)
+        if len(holders) > 1:
+            values = "; ".join(f"{value} at {_named(who)}" for value, who in holders.items())
+            lines.append(f"{name} differs between the processes: {values}")
+    return lines
+
+
+def _named(processes: Sequence[int]) -> str:
+    named = ", ".join(map(str, processes[:_MOST_NAMED]))
+    more = len(processes) - _MOST_NAMED
+    text = f"process {named}" if len(processes) == 1 else f"processes {named}"
+    return f"{text} and {more} more" if more > 0 else text

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import difflib
 import functools
+import hashlib
 import os
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import jax
 
-from emergency_ckpt.config.agreement import shared_settings
 from emergency_ckpt.config.normalization import (
     as_policy,
     as_text,
@@ -23,10 +24,11 @@ from emergency_ckpt.config.policies import (
     SaveEvery,
     SavePlan,
     plan_saves,
+    policy_identity,
 )
-from emergency_ckpt.config.table import setting
+from emergency_ckpt.config.table import setting, settings_table
 from emergency_ckpt.config.validation import config_problems
-from emergency_ckpt.core.placement.policies import (
+from emergency_ckpt.core.placement.placement_policies import (
     AllButPrimary,
     PlacementPolicy,
 )
@@ -37,7 +39,7 @@ from emergency_ckpt.core.save.snapshot_plan import (
 )
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.event_log.writer import launcher_directory
+from emergency_ckpt.event_log.log_writer import launcher_directory
 from emergency_ckpt.events import Listener
 from emergency_ckpt.types import Requirement, Security
 
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 
 HostStateRemap = Callable[[Sequence[Any], int, int], Any]
 """``remap(payloads of all saved processes, process_index, process_count) -> payload``."""
+
+_SHOWN_CHARS = 200
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -318,8 +322,16 @@ class Config:
         return self.save_on_preemption or asked_for
 
     def shared_settings(self) -> dict[str, str]:
-        """Return what all processes of a job must have set alike, as texts by name."""
-        return shared_settings(self)
+        """Return what all processes of a job must have set alike, as texts by name.
+
+        Equal texts are equal settings.
+        """
+        rows = sorted(settings_table(Config), key=lambda row: row.name)
+        return {
+            row.name: _bounded(_identity(getattr(self, row.name)))
+            for row in rows
+            if not row.may_differ
+        }
 
 
 @functools.cache
@@ -330,3 +342,26 @@ def _setting_names() -> frozenset[str]:
 def _unknown(name: str) -> str:
     nearest = difflib.get_close_matches(name, sorted(_setting_names()), 1)
     return f"{name!r} is not a setting" + (f"; did you mean {nearest[0]!r}?" if nearest else "")
+
+
+def _identity(value: Any) -> str:
+    """Return the text of a setting's value, the same on every process that has set the same."""
+    if value is None or isinstance(value, bool | int | float | str | datetime.timedelta):
+        return repr(value)
+    if isinstance(value, jax.sharding.Mesh):
+        devices = [device.id for device in value.devices.flat]
+        return f"axes {value.axis_names} of {value.devices.shape}, devices {devices}"
+    if isinstance(value, frozenset):
+        return f"{{{', '.join(sorted(map(_identity, cast('frozenset[object]', value))))}}}"
+    if isinstance(value, list | tuple):
+        return f"({', '.join(_identity(part) for part in value)})"
+    if callable(value):
+        return "a function"  # its name may change where nothing else does
+    return repr(policy_identity(value))
+
+
+def _bounded(text: str) -> str:
+    if len(text) <= _SHOWN_CHARS:
+        return text
+    digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:12]
+    return f"{text[:_SHOWN_CHARS]}... ({digest})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,11 @@ from jax.experimental import multihost_utils
 from emergency_ckpt.checkpointer import EmergencyCheckpointer
 from emergency_ckpt.cluster.coordination import jax_hears_notices
 from emergency_ckpt.cluster.preemption.watch import is_good_end
+from emergency_ckpt.cluster.topology import replicated_axis
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.errors import CheckpointError, StepNotFound
 from emergency_ckpt.metrics import CheckpointLog
 from emergency_ckpt.orbax import items
-from emergency_ckpt.orbax.latest_step import LatestStep
-from emergency_ckpt.orbax.mesh_slices import replica_axis_of, slice_count
 from emergency_ckpt.orbax.options import (
     CheckpointManagerOptions,
     check_kinds,
@@ -32,6 +31,41 @@ from emergency_ckpt.orbax.options import (
 )
 from emergency_ckpt.orbax.step_metadata import best_of, step_metadata
 from emergency_ckpt.restore.steps import StepDescription
+from emergency_ckpt.state.tree import BoxTable, PyTree, describe
+
+
+class LatestStep:
+    """The newest complete step, known without communication: found or restored, then saved.
+
+    Attributes:
+      goes_on_from: the older step that was restored while newer ones remain, until the next save;
+        else None.
+    """
+
+    def __init__(self) -> None:
+        self._found: int | None = None
+        self.goes_on_from: int | None = None
+
+    def note_found(self, steps: Sequence[int]) -> None:
+        """Set the complete steps, oldest first."""
+        self._found = steps[-1] if steps else None
+
+    def note_restored(self, step: int, before: int | None) -> None:
+        """``before``: the newest step that remains in addition until the next save."""
+        if before is not None and before > step:
+            self._found, self.goes_on_from = before, step
+        else:
+            self._found, self.goes_on_from = step, None
+
+    def note_save_started(self) -> None:
+        """Forget every step newer than a requested one."""
+        if self.goes_on_from is not None:
+            self._found, self.goes_on_from = self.goes_on_from, None
+
+    def newest(self, saved: int | None) -> int | None:
+        """Return the newest step; ``saved``: the newest completed save or restored step."""
+        return max((step for step in (self._found, saved) if step is not None), default=None)
+
 
 _open: weakref.WeakValueDictionary[str, CheckpointManager] = weakref.WeakValueDictionary()
 """The open manager of each run, by run id; a new one replaces it."""
@@ -419,3 +453,25 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             if kind is None:
                 raise
             logging.error("closing the manager failed: %s", failure)  # the block's matters more
+
+
+def slice_count(mesh: jax.sharding.Mesh, axis: int) -> int:
+    """Return the number of slices along ``axis``; ValueError when it is no axis of ``mesh``."""
+    if mesh.devices.ndim == 1:
+        return 1  # as in Orbax: no axis is left to be a replica axis
+    if not 0 <= axis < mesh.devices.ndim:
+        raise ValueError(f"replica_axis_index {axis} is no axis of the mesh {mesh.axis_names}")
+    return mesh.devices.shape[axis]
+
+
+def replica_axis_of(mesh: jax.sharding.Mesh, axis: int, state: PyTree) -> int | None:
+    """Return the axis of the slices: ``axis``, unless it has size 1; None where there is one slice.
+
+    A mesh may begin with axes of size 1 that a run does not use, as MaxText's with ``diloco``. Then
+    it is the axis along which ``state`` is replicated over several hosts. ValueError as
+    ``slice_count``.
+    """
+    if slice_count(mesh, axis) > 1:
+        return axis
+    held = BoxTable(describe(state, "open"), jax.process_count()).held_leaves()
+    return replicated_axis(mesh, held, needs_whole=True)

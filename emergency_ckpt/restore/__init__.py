@@ -15,7 +15,7 @@ One restore:
 4. Each process verifies its own shards in place and hands their memory to JAX; nothing is copied on
    CPU. If anything must be fetched, all that the process keeps goes into one free slot: own shards
    copied, others received with their CRC on the way. What it does not keep goes into memory of its
-   own (``tiers.local.scratch``). The slot is published under the identity of its origin, so the
+   own (``restore.shards.room``). The slot is published under the identity of its origin, so the
    host is a holder again. A shard goes to the devices as soon as its own CRC is checked.
 5. All report. A copy that failed is quarantined and the leader plans again, with a peer, an older
    step or the persistent tier. One verdict holds for all.

@@ -11,17 +11,18 @@ import contextlib
 import dataclasses
 import time
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Protocol, TypeVar
 
 from emergency_ckpt.cluster.coordination import ERROR_LIMIT_CHARS
 from emergency_ckpt.cluster.shard_source import holder_name
-from emergency_ckpt.core.restore.plan_types import NoPlan, ProcessPlan, RestorePlan
+from emergency_ckpt.core.boxes import describe
+from emergency_ckpt.core.restore.plan_types import NoPlan, ProcessPlan, RestorePlan, few
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import CorruptData, PersistentTierError
-from emergency_ckpt.restore.host_state import fetch_documents
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.restore.dialogue import RestoreDialogue
 from emergency_ckpt.restore.leader import RestoreLeader
-from emergency_ckpt.restore.messages import RestoreDialogue
 from emergency_ckpt.restore.planning import persistent_unusable
 from emergency_ckpt.restore.protocol import (
     LoadPlan,
@@ -33,17 +34,20 @@ from emergency_ckpt.restore.protocol import (
     passed_over,
 )
 from emergency_ckpt.restore.request import MadeOf, RestoredState, RestoreParts, RestoreRequest
+from emergency_ckpt.restore.restored_host_state import fetch_documents
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
-from emergency_ckpt.restore.shards.outvoted_copies import quarantine_outvoted
 from emergency_ckpt.restore.shards.room import RestoreRoom
 from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed
 from emergency_ckpt.restore.shards.shard_loader import ShardCollection
 from emergency_ckpt.restore.storage.load import StorageLoad
 from emergency_ckpt.state.materialize import materialize
 from emergency_ckpt.state.tree import BoxTable
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.types import SaveId, ShardId
 
 _T = TypeVar("_T")
+
+_OUTVOTED = "most holders have other bytes, and theirs are restored"
 
 _PHASES = ("report", "plan", "load", "shards", "host_state", "agree")
 _MARGIN_S = 10.0
@@ -284,7 +288,7 @@ class RestoreExecution:
         parts, save, me = self._parts, plan.save, self._parts.process[0]
         part = plan.processes.get(me, ProcessPlan())
         parts.tier.protect([held.save for held in parts.tier.held()[0]])
-        quarantine_outvoted(parts.tier, parts.events, save, holder_name(me), part.outvoted)
+        _quarantine_outvoted(parts.tier, parts.events, save, holder_name(me), part.outvoted)
         shards = ShardCollection(
             parts.tier,
             parts.client,
@@ -379,3 +383,39 @@ def _status_of(error: Exception, plan: RestorePlan | LoadPlan) -> Status:
         return Status(str(error)[:ERROR_LIMIT_CHARS])
     text = f"{type(error).__name__}: {error}"[:ERROR_LIMIT_CHARS]
     return Status(text, kind=failure_kind(error))
+
+
+def _quarantine_outvoted(
+    tier: LocalTier,
+    events: EventSink,
+    save: SaveId,
+    holder: str,
+    outvoted: Mapping[str, tuple[int, ...]],
+) -> None:
+    """Mark copies that a majority of their holders contradicts as damaged.
+
+    Each manifest is told of once, by ``restore.quarantined``.
+
+    Their bytes fit their CRC, so nothing but this mark keeps them from being used or served until
+    the restore has put the majority's in their place and unpublished their slot.
+    """
+    for digest, shards in outvoted.items():
+        contents = tier.contents(digest)
+        if contents is None:
+            continue  # it is not held any more
+        known = tier.quarantined_shards(digest)
+        new = [shard for shard in shards if shard not in known]
+        for shard in new:
+            tier.quarantine(digest, shard, _OUTVOTED)
+        if new:
+            events.emit(
+                "restore.quarantined",
+                step=save.step,
+                holder=holder,
+                shard=few(map(_name, map(contents.shard_id, new))),
+                detail=_OUTVOTED,
+            )
+
+
+def _name(shard: ShardId) -> str:
+    return f"{shard.leaf}{describe(shard.box)}"

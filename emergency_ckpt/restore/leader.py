@@ -23,7 +23,6 @@ from emergency_ckpt.errors import (
     CorruptData,
     PersistentTierError,
 )
-from emergency_ckpt.restore.extra_holders import ask_extra_holders
 from emergency_ckpt.restore.planning import (
     may_precede,
     next_incarnation,
@@ -41,7 +40,7 @@ from emergency_ckpt.restore.protocol import (
 )
 from emergency_ckpt.restore.replica_disputes import ReplicaDisputes
 from emergency_ckpt.restore.request import RestoreParts, RestoreRequest
-from emergency_ckpt.restore.shards.holder_calls import HolderCalls
+from emergency_ckpt.restore.shards.holder_calls import HolderCalls, ask_extra_holders
 from emergency_ckpt.restore.shards.manifest_reads import ManifestReads, passed_over_unread
 from emergency_ckpt.restore.storage.load_plan import loaded_copies, plan_load
 from emergency_ckpt.tiers.persistent.steps.folders import LOOKS_AT_ONCE

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from emergency_ckpt.tools.demo import model
 from emergency_ckpt.tools.demo.data import DataConfig, make_iterator, read_corpus
-from emergency_ckpt.tools.demo.digest import iterator_digest, shard_digests
+from emergency_ckpt.tools.demo.train import iterator_digest, shard_digests
 
 SMALL = model.ModelConfig(sequence_length=16, d_model=16, num_heads=2, num_layers=1)
 
@@ -91,7 +91,7 @@ import json
 import jax
 from emergency_ckpt.tools.demo import model
 from emergency_ckpt.tools.demo.data import DataConfig, make_iterator, read_corpus
-from emergency_ckpt.tools.demo.digest import shard_digests
+from emergency_ckpt.tools.demo.train import shard_digests
 
 config = model.ModelConfig(sequence_length=16, d_model=16, num_heads=2, num_layers=1)
 mesh = model.make_mesh(2)

@@ -27,7 +27,7 @@ from kubernetes_rules import (
 from ledgers import complete_in
 
 from emergency_ckpt.tools.cli.main import main
-from emergency_ckpt.tools.launch.ports import ReservedPort
+from emergency_ckpt.tools.launch.process_set import ReservedPort
 
 ROOT = Path(__file__).parents[2]
 GKE = ROOT / "deploy" / "gke"

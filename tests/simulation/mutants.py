@@ -323,7 +323,7 @@ def copied_crc_not_compared() -> None:
 def another_host_state_taken() -> None:
     """P2: a holder's host state of another save, or another digest, is applied."""
     check = "document.digest != wanted.digest or document.save != save"
-    _edit("restore.host_state", "fetch_documents", check, "False")
+    _edit("restore.restored_host_state", "fetch_documents", check, "False")
 
 
 @_mutant("tests/restore/test_other_process_ids.py", simulated=False)
@@ -335,7 +335,7 @@ def orphans_never_released() -> None:
 @_mutant("tests/restore/shards/test_arrivals.py", simulated=False)
 def arrivals_without_deadline() -> None:
     """P6: a restore waits without end for shards that do not come."""
-    _edit("restore.shards.arrivals", "Arrivals.__iter__", "self._ended, left_s", "self._ended")
+    _edit("restore.shards.shard_loader", "Arrivals.__iter__", "self._ended, left_s", "self._ended")
 
 
 @_mutant("tests/core/restore/test_majority.py", simulated=False)

@@ -26,7 +26,7 @@ from soak_oracle import Bounds, Life, bounds
 from soak_plan import ENDINGS, MAX_HOSTS, Fault, Incident, Job, clock_of
 from soak_program import Order
 
-from emergency_ckpt.tools.launch.ports import ReservedPort
+from emergency_ckpt.tools.launch.process_set import ReservedPort
 
 HANG_S = 120.0
 """Longer than all deadlines of the job's settings together: what takes longer hangs."""

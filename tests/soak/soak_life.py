@@ -14,7 +14,7 @@ from typing import Any
 
 from soak_program import Order, live
 
-from emergency_ckpt.tools.launch.ports import ReservedPort
+from emergency_ckpt.tools.launch.process_set import ReservedPort
 
 POLL_S = 0.003
 _PR_SET_PDEATHSIG = 1

@@ -10,8 +10,10 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -20,9 +22,14 @@ from emergency_ckpt.errors import (
     TransferError,
 )
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.names import each_address
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
+_EXTRA_HOLDER_S = 10.0
+"""Longest wait for a configured holder that does not answer: it may be gone for good."""
+_THREADS = 32
 
 _T = TypeVar("_T")
 
@@ -115,3 +122,32 @@ class HolderCalls:
             )
         silent[holder] = error
         return True
+
+
+def ask_extra_holders(
+    client: TransferClient, events: EventSink, addresses: Sequence[str], deadline_s: float
+) -> list[HolderInventory]:
+    """Return the inventories of holders outside of the job: ``eckpt serve`` without its trainer.
+
+    Those that do not answer in time are named by an event.
+
+    A name with several addresses, such as that of a headless service, stands for a server at each.
+    ``deadline_s``: of the restore, by ``time.monotonic``.
+    """
+    if not addresses:
+        return []
+
+    def ask(address: str) -> HolderInventory | None:
+        left_s = deadline_s - time.monotonic()
+        calls = HolderCalls(events, time.monotonic() + min(_EXTRA_HOLDER_S, left_s / 8))
+        what = f"inventory of {address}"
+        try:
+            return calls.first(what, [address], client.inventory, lambda _, error: None)
+        except CheckpointError as error:
+            events.emit("restore.holder_unreachable", address=address, reason=str(error))
+            return None
+
+    with ThreadPoolExecutor(_THREADS, "eckpt-holders") as pool:
+        found = dict.fromkeys(each for some in pool.map(each_address, addresses) for each in some)
+        answers = list(pool.map(ask, found))
+    return [answer for answer in answers if answer is not None]

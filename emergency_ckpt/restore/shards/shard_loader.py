@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -20,17 +22,16 @@ from emergency_ckpt.core.restore.inventory import Quarantined
 from emergency_ckpt.core.restore.plan_types import FetchGroup, ProcessPlan, selected
 from emergency_ckpt.core.shard_layout import Layout, lay_out
 from emergency_ckpt.errors import (
+    DeadlineExceeded,
     RestoreFailed,
 )
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.protocol import Tally
-from emergency_ckpt.restore.shards.arrivals import Arrivals
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
-from emergency_ckpt.restore.shards.room import RestoreRoom, receive_target
+from emergency_ckpt.restore.shards.room import RestoreRoom, Scratch, receive_target
 from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed, Fetching, ShardFetcher
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.tiers.local.manifest import build_contents
-from emergency_ckpt.tiers.local.scratch import Scratch
 from emergency_ckpt.tiers.local.tier import LocalTier, SlotWriter
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.source import FileTarget
@@ -48,6 +49,43 @@ _GRACE_S = 5.0
 _ALIGNMENT = 64
 _VERIFY_BYTES = 256 << 20
 """Own shards that are checked at once: so large that it costs nothing to check them in parts."""
+
+
+class Arrivals:
+    """A queue from the threads that fetch and check shards to the one that uses them.
+
+    ``deadline_s``: of ``time.monotonic``.
+    """
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._changed = threading.Condition()
+        self._waiting: list[ShardId] = []
+        self._ended = False
+
+    def put(self, *shards: ShardId) -> None:
+        """These can be used from now on. From any thread."""
+        with self._changed:
+            self._waiting.extend(shards)
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """No more will come: all are here, or something failed."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def __iter__(self) -> Iterator[list[ShardId]]:
+        """Yield the shards that arrived since the last look. Waits; DeadlineExceeded."""
+        while True:
+            with self._changed:
+                left_s = max(0.0, self._deadline_s - time.monotonic())
+                if not self._changed.wait_for(lambda: self._waiting or self._ended, left_s):
+                    raise DeadlineExceeded("restore", "shards", "they did not come in time")
+                found, self._waiting = self._waiting, []
+            if not found:
+                return
+            yield found
 
 
 class ShardCollection:

@@ -2,8 +2,8 @@
 
 1. ``directory`` is a directory there: its methods read, write and remove files.
 2. ``calls`` runs each call in a thread, retries errors that may pass, and raises StorageTimeout at
-   the deadline. The thread of a timed-out call continues.
-3. ``abandoned_calls`` keeps such calls by the step that they may change.
+   the deadline. The thread of a timed-out call continues; ``calls.LATE_CHANGES`` keeps it by the
+   step that it may change.
 
 Guaranteed: a caller waits until its deadline at most; a timed-out call does not delay the exit of
 the process (``calls`` excludes blocked workers of thread pools from the interpreter's join); no

@@ -19,8 +19,8 @@ from emergency_ckpt.core.limits import MAX_MARKER_BYTES
 from emergency_ckpt.core.step_names import is_own_name
 from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
 from emergency_ckpt.paths import resolved
-from emergency_ckpt.tiers.storage.abandoned_calls import LATE_CHANGES
 from emergency_ckpt.tiers.storage.calls import (
+    LATE_CHANGES,
     StorageTimeout,
     call,
     call_with_retries,

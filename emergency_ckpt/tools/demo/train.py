@@ -7,18 +7,22 @@ The launcher starts it once per host, with its place in the job in the environme
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from absl import logging
 
 from emergency_ckpt.checkpointer import EmergencyCheckpointer
 from emergency_ckpt.cluster.preemption.watch import PREEMPTED_EXIT_CODE
-from emergency_ckpt.event_log.writer import EventLog, open_event_log
-from emergency_ckpt.tools.demo import data, digest, model, results
+from emergency_ckpt.event_log.log_writer import EventLog, open_event_log
+from emergency_ckpt.tools.demo import data, model, results
 from emergency_ckpt.tools.launch.environment import JobEnvironment, report_step
 from emergency_ckpt.tools.simulated_job import initialize_job
 
@@ -110,8 +114,8 @@ class Trainer:
             steps=self._options.steps,
             loss=loss,
             corpus=self._corpus_digest,
-            shards=digest.shard_digests(state),
-            iterator=digest.iterator_digest(self._iterator.get_state()),
+            shards=shard_digests(state),
+            iterator=iterator_digest(self._iterator.get_state()),
         )
 
 
@@ -147,6 +151,33 @@ def _train(env: JobEnvironment, options: argparse.Namespace, log: EventLog) -> i
     log.note("train.finished", {"step": result.steps, "loss": result.loss}, **place)
     logging.info("finished at step %d with loss %s", result.steps, result.loss)
     return 0
+
+
+def shard_digests(state: Any) -> dict[str, str]:
+    """Return the SHA-256 of each shard of ``state`` on this process's devices, by shard name."""
+    digests: dict[str, str] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        array = leaf
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            array = jax.random.key_data(leaf)
+        for shard in array.addressable_shards:
+            box = ",".join(
+                f"{part.start or 0}:{size if part.stop is None else part.stop}"
+                for part, size in zip(shard.index, array.shape, strict=True)
+            )
+            host = np.ascontiguousarray(np.asarray(shard.data))
+            header = f"{host.dtype}{host.shape}".encode()
+            digests[f"{name}[{box}]"] = hashlib.sha256(header + host.tobytes()).hexdigest()
+    return digests
+
+
+def iterator_digest(iterator_state: object) -> str:
+    """Return the SHA-256 of a data iterator's state: of its JSON form, or of its bytes."""
+    if isinstance(iterator_state, bytes):
+        return hashlib.sha256(iterator_state).hexdigest()
+    text = json.dumps(iterator_state, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,9 +20,10 @@ from emergency_ckpt.tools.launch.environment import JobEnvironment
 from emergency_ckpt.tools.launch.job import EventSink, JobEvent, JobSpec, ProcessExit
 from emergency_ckpt.tools.launch.job_layout import JobLayout
 from emergency_ckpt.tools.launch.logs import LogFollower
-from emergency_ckpt.tools.launch.ports import ReservedPort
-from emergency_ckpt.tools.launch.progress import NO_STEP, ProgressFile
+from emergency_ckpt.tools.launch.progress_file import NO_STEP, ProgressFile
 from emergency_ckpt.tools.launch.ramdisks import SlotReserves
+
+LOOPBACK = "127.0.0.1"
 
 POLL_S = 0.01
 KILL_DEADLINE_S = 30.0
@@ -42,6 +44,29 @@ _MALLOC_ENVIRON = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 _MIN_COMPILE_TIME_S = 0.1
 """Compilations that take less are not kept. JAX's default is 1 s; a small model's take less."""
+
+
+class ReservedPort:
+    """A free TCP port on loopback, reserved while this object is open.
+
+    The socket is bound with SO_REUSEPORT and never listens. No other program can take the port
+    before the coordinator starts, but a server of the same user that sets SO_REUSEPORT too, as
+    gRPC does, can bind it and gets every connection.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            self._socket.bind((LOOPBACK, 0))
+        except OSError:
+            self._socket.close()
+            raise
+        self.address = f"{LOOPBACK}:{self._socket.getsockname()[1]}"
+
+    def close(self) -> None:
+        """Release the port."""
+        self._socket.close()
 
 
 @dataclass

@@ -15,7 +15,7 @@ from emergency_ckpt.core.restore.majority import settle
 from emergency_ckpt.errors import CorruptData, LocalTierError, TransferError
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.tiers.local.process_files import ProcessFiles, file_name
-from emergency_ckpt.tools.offline.source import Array, copy_common
+from emergency_ckpt.tools.offline.step_source import Array, copy_common
 from emergency_ckpt.tools.survey.ramdisk import RamCopy
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardEntry
 

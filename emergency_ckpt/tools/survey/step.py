@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -17,7 +17,6 @@ from emergency_ckpt.tiers.persistent.documents import read_checksums, read_host_
 from emergency_ckpt.tiers.persistent.marker import StepMarker
 from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
-from emergency_ckpt.tools.survey.abbreviation import abbreviated
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, read_document_of
 from emergency_ckpt.tools.survey.storage import look_at
@@ -25,6 +24,10 @@ from emergency_ckpt.tools.survey.survey import RamSave, SaveState, StoredSave, S
 from emergency_ckpt.types import Box, LeafSpec
 
 FORMAT = 1
+
+_TEXT_CHARS = 120
+_ITEMS = 16
+_DEPTH = 16
 
 
 class ShownShard(msgspec.Struct, frozen=True):
@@ -253,3 +256,22 @@ def _leaf(leaf: LeafSpec, shards: Iterable[tuple[Box, int, int, list[str]]]) -> 
             for box, nbytes, crc, holders in shards
         ),
     )
+
+
+def abbreviated(value: Any, depth: int = 0) -> Any:
+    """Return a JSON value (a host state) of bounded size; a cut says how much was left out."""
+    if depth >= _DEPTH and isinstance(value, dict | list):
+        return "..."
+    if isinstance(value, str) and len(value) > _TEXT_CHARS:
+        return f"{value[:_TEXT_CHARS]}... ({len(value)} characters)"
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        short = [abbreviated(item, depth + 1) for item in items[:_ITEMS]]
+        more = len(items) - _ITEMS
+        return [*short, f"... ({more} more)"] if more > 0 else short
+    if isinstance(value, dict):
+        fields = list(cast("dict[str, Any]", value).items())
+        kept = {key: abbreviated(item, depth + 1) for key, item in fields[:_ITEMS]}
+        more = len(fields) - _ITEMS
+        return {**kept, "...": f"({more} more)"} if more > 0 else kept
+    return value

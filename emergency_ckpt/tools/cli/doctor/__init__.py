@@ -1,12 +1,14 @@
 """``eckpt doctor``: checks of a host before a job starts there, room and pages for it.
 
 1. ``machine``: versions, the native engine; ``network``: the secret, addresses, peers.
-2. ``storage``: a small file is written, read and removed; the clock; the size of the newest step.
-3. ``ramdisk``: file system, owner, room for the slots, pages; ``memory``: what the host has left.
+2. ``storage_check``: a small file is written, read and removed; the clock; the size of the newest
+   step.
+3. ``ramdisk_check``: file system, owner, room for the slots, pages; ``memory``: what the host has
+   left.
 4. ``copies``: those of the newest step in RAM, and what a lost host would cost.
 
 Only the check of storage writes, and it removes what it has written. ``--clean`` (``clean``) and
-``--reserve`` (``reserve``) take the place of the checks.
+``--reserve`` take the place of the checks.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,9 +125,7 @@ def run(args: argparse.Namespace) -> int:
 
         return clean.run(args)
     if args.reserve:
-        from emergency_ckpt.tools.cli.doctor import reserve  # noqa: PLC0415
-
-        return reserve.run(args)
+        return _reserve(args)
     findings = list(_findings(args))
     if args.json:
         print(as_json(findings))
@@ -151,9 +152,9 @@ def _check(args: argparse.Namespace) -> None:
 
 def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     # Imported here, so that `eckpt doctor --help` does not import numpy and the storage clients.
-    from emergency_ckpt.tools.cli.doctor import machine, network, storage  # noqa: PLC0415
+    from emergency_ckpt.tools.cli.doctor import machine, network, storage_check  # noqa: PLC0415
     from emergency_ckpt.tools.cli.doctor.copies import check_copies  # noqa: PLC0415
-    from emergency_ckpt.tools.cli.doctor.ramdisk import check_ramdisk  # noqa: PLC0415
+    from emergency_ckpt.tools.cli.doctor.ramdisk_check import check_ramdisk  # noqa: PLC0415
     from emergency_ckpt.tools.survey.places import Places  # noqa: PLC0415
 
     yield machine.check_versions()
@@ -165,12 +166,14 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     yield from network.check_peers(args.peers, args.bind_host, args.run_id, secret, args.timeout)
     directory = ""
     if args.dir is not None:
-        tried = storage.check_storage(args.dir, f"doctor-{secrets.token_hex(8)}", args.timeout)
+        tried = storage_check.check_storage(
+            args.dir, f"doctor-{secrets.token_hex(8)}", args.timeout
+        )
         yield from tried
         directory = "" if worst(tried) == "failure" else args.dir
     state_bytes = given_bytes(args)
     if state_bytes is None and args.dir is not None:
-        finding, state_bytes = storage.newest_state_bytes(args.dir, args.timeout)
+        finding, state_bytes = storage_check.newest_state_bytes(args.dir, args.timeout)
         yield finding
     if args.local_dir is not None:
         needed_bytes, spare_bytes = None, 0
@@ -196,3 +199,39 @@ def _slots(args: argparse.Namespace, needed_bytes: int) -> Finding:
     slots_text = count_text(slots, "slot", "slots")
     text = f"{slots_text} on this host, {size_text(needed_bytes)} in all with host states"
     return Finding("slots", "ok", text, measured={"slots": slots, "needed_bytes": needed_bytes})
+
+
+def _reserve(args: argparse.Namespace) -> int:
+    """Make the pages of a slot of each process; return 0, also when the host needs none."""
+    from emergency_ckpt.tiers.ramdisk.reserve import has_slots, reserve_slot  # noqa: PLC0415
+
+    if args.local_dir is None or args.run_id is None:
+        raise ConfigError(["give --local-dir and --run-id"], target="eckpt doctor --reserve")
+    if has_slots(args.local_dir, args.run_id):
+        print(f"{args.local_dir} has slots of run {args.run_id!r}: nothing to reserve")
+        return 0
+    size_bytes = slot_bytes(args, _state_bytes(args))
+    for process in range(args.processes):
+        made = reserve_slot(args.local_dir, args.run_id, process, size_bytes)
+        print(f"reserved {size_text(made)} of {size_text(size_bytes)} in {args.local_dir}")
+    return 0
+
+
+def _state_bytes(args: argparse.Namespace) -> int:
+    given = given_bytes(args)
+    if given is not None:
+        return given
+    if args.dir is None:
+        raise ConfigError(
+            ["give --state-gib, or --dir with a step in it"], target="eckpt doctor --reserve"
+        )
+    # Orbax, which this imports, takes a second to load.
+    from emergency_ckpt.tools.cli.doctor.storage_check import newest_state_bytes  # noqa: PLC0415
+
+    finding, found = newest_state_bytes(args.dir, args.timeout)
+    if found is None:
+        print(f"{finding.text}; {finding.mend}", file=sys.stderr)
+        raise ConfigError(
+            ["give --state-gib: no step tells the size"], target="eckpt doctor --reserve"
+        )
+    return found

@@ -7,7 +7,7 @@ No engine is asked whether a job will be started again. Two signs stand for its 
   one in storage.
 - This host is about to be given back (``LastDrain.at_end``): what its RAM has is lost in any case.
 
-One server drains, and the others serve it (``core.drain_turn``).
+One server drains, and the others serve it (``turn_at_the_end``).
 """
 
 from __future__ import annotations
@@ -15,21 +15,47 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from emergency_ckpt.background import SignalFlag
-from emergency_ckpt.core.drain_turn import candidates_of, turn_at_the_end
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.tiers.ramdisk.locks import current_holder, process_directories
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.names import numeric_addresses
 
+Turn = Literal["drain", "wait", "leave"]
+
 _ANSWER_S = 5.0
 _ASK_EVERY_S = 2.0
 _THREADS = 32
+
+CANDIDATES = 2
+"""The second one is there for the case that the first one dies. More would only repeat the look at
+storage, one after the other, while their hosts are to be given back."""
+
+
+def candidates_of(own: str, answering: Collection[str]) -> tuple[str, ...]:
+    """Return the addresses whose servers may drain, in their order, of all that answer now."""
+    return tuple(sorted({own, *answering})[:CANDIDATES])
+
+
+def turn_at_the_end(own: str, candidates: tuple[str, ...], answering: Collection[str]) -> Turn:
+    """Return what a server does whose host is about to be given back.
+
+    All go on serving until the candidates have left: those need what the others have.
+
+    Args:
+      candidates: as of when the end began; the same on all hosts that began it together.
+      answering: those of ``candidates`` that answer now.
+    """
+    if own not in candidates:
+        return "wait" if answering else "leave"
+    before = candidates[: candidates.index(own)]
+    return "wait" if any(each in answering for each in before) else "drain"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The demo's result: pure decisions over events and digests, a summary, a table and a plot."""
+"""The demo's result: pure decisions over events and digests; a summary, a table, a plot, a page."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.event_log.records import LoggedEvent
 from emergency_ckpt.tools.demo.results import JobDigest, differences
 from emergency_ckpt.tools.demo.scenarios import Scenario
+from emergency_ckpt.tools.report.page import ReportRun
+from emergency_ckpt.tools.report.reading import run_events
+from emergency_ckpt.tools.report.writing import write_report
 
 Summary = dict[str, Any]
 
@@ -322,3 +325,14 @@ def plot_losses(path: Path, baseline: FinishedRun, faulty: Mapping[str, Finished
         panel.set(title=name, xlabel="step", ylabel="loss (nats per byte)")
         panel.legend()
     figure.savefig(path, dpi=110)
+
+
+def write_page(path: Path, baseline: FinishedRun, faulty: Mapping[str, FinishedRun]) -> None:
+    """Write one page about the runs with a fault, by scenario, and the undisturbed one."""
+    runs = {**faulty, "undisturbed": baseline}
+    sections = [
+        ReportRun(title=name, events=run_events(record.events))
+        for name, record in runs.items()
+        if record.events
+    ]
+    write_report(path, "Runs of eckpt demo", sections)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emergency_ckpt.core.settings_agreement import differing_settings
+from emergency_ckpt.cluster.start_agreement import differing_settings
 
 
 def test_equal_tables_give_no_line() -> None:
