@@ -23,7 +23,7 @@ from emergency_ckpt.cluster.stored_chain import SOON_S, StoredChain
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.core.save.snapshot_plan import Buffers
-from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.core.secret.step_signature import step_signing
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import EventSink

@@ -17,8 +17,8 @@ from emergency_ckpt.assembly import (
 )
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.departures import Departures
-from emergency_ckpt.cluster.hang.progress import StepProgress
-from emergency_ckpt.cluster.hang.watch import HangWatch
+from emergency_ckpt.cluster.hang.hang_watch import HangWatch
+from emergency_ckpt.cluster.hang.step_progress import StepProgress
 from emergency_ckpt.cluster.membership import Membership
 from emergency_ckpt.cluster.peer_signs import DeathWatch, PeerSigns
 from emergency_ckpt.cluster.peers import Known
@@ -26,9 +26,9 @@ from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.save.snapshot_plan import Buffers
-from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.errors import RestoreFailed
-from emergency_ckpt.event_log.writer import NO_LOG, life_of, open_event_log
+from emergency_ckpt.event_log.log_writer import NO_LOG, life_of, open_event_log
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.metrics.jax_events import record_for_jax
 from emergency_ckpt.start.claim import told_refusal

@@ -24,7 +24,7 @@ FACES = {"CheckpointManager", "CheckpointManagerOptions", "EmergencyCheckpointer
 
 # Public names that only users call.
 CALLED_BY_USERS = {
-    "axlearn/checkpointer.py": {"checkpoint_paths", "ckpt_dir"},
+    "axlearn/adapter.py": {"checkpoint_paths", "ckpt_dir"},
     "checkpointer.py": {"failed_saves"},
     "maxtext.py": {"create_checkpoint_manager", "from_maxtext"},
     "orbax/manager.py": {"best_step", "in_primary_slice", "reload"},
@@ -45,15 +45,15 @@ OWN_SIZES = {
     "cluster/coordination.py": {"ERROR_LIMIT_CHARS", "JOINED_LIMIT_CHARS"},
     "cluster/departures.py": {"REASON_LIMIT_CHARS"},
     "cluster/hang/exit.py": {"STACKS_LIMIT_CHARS"},
-    "cluster/hang/progress.py": {"PLACE_LIMIT_CHARS"},
-    "cluster/hang/watch.py": {"REASON_LIMIT_CHARS"},
+    "cluster/hang/step_progress.py": {"PLACE_LIMIT_CHARS"},
+    "cluster/hang/hang_watch.py": {"REASON_LIMIT_CHARS"},
     "cluster/messages.py": {"UNREADABLE_LIMIT_CHARS"},
     "cluster/preemption/sources.py": {"TEXT_LIMIT_CHARS"},
     "core/restore/plan_types.py": {"MAX_REASON_CHARS"},
     "core/run_log/run_events.py": {"MAX_TEXT_CHARS"},
-    "tools/demo/timeline.py": {"MESSAGE_LIMIT_CHARS"},
+    "tools/demo/display.py": {"MESSAGE_LIMIT_CHARS"},
     "tools/deploy/gke_job.py": {"LABEL_LIMIT_CHARS"},
-    "event_log/writer.py": {"MIN_LOG_BYTES"},
+    "event_log/log_writer.py": {"MIN_LOG_BYTES"},
     "save/vote.py": {"BALLOT_LIMIT_CHARS"},
     "transfer/split.py": {"MAX_REQUEST_BYTES", "MIN_REQUEST_BYTES"},
     "transfer/wire.py": {"MAX_EXCERPT_CHARS"},

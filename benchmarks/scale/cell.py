@@ -29,11 +29,11 @@ from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.cluster.round import Series
 from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.config.settings import Config
-from emergency_ckpt.core.placement.policies import parse_policy, place
+from emergency_ckpt.core.placement.placement_policies import parse_policy, place
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, selected
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.restore.dialogue import RestoreDialogue
 from emergency_ckpt.restore.leader import RestoreLeader
-from emergency_ckpt.restore.messages import RestoreDialogue
 from emergency_ckpt.restore.protocol import Answer, Status
 from emergency_ckpt.restore.request import RestoreRequest
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls

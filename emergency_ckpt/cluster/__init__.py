@@ -9,7 +9,7 @@
 4. ``departures`` records the processes that have left, and why, and decides who is absent.
    ``preemption`` agrees on the step at which all act on a notice, through JAX or, where its service
    is off, through our own handler and keys (the event ``preemption.source`` says which).
-5. ``timelines`` decides when a restore is binding; ``storage`` applies it to the persistent
+5. ``timelines`` decides when a restore is binding; ``stored_chain`` applies it to the persistent
    directory, and holds the run's claim on that.
 
 Guaranteed: every wait has a deadline and names the missing processes; an error on one process of a

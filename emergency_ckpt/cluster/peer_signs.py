@@ -1,7 +1,7 @@
 """Signs that other processes have died, and the watch that looks for them while somebody waits.
 
 A process that dies announces nothing. Its connections close, its port refuses new ones, or its host
-answers no more; ``core.peer_signs`` has the rule. Who finds a process dead says so to all
+answers no more; ``core.peer_state`` has the rule. Who finds a process dead says so to all
 (``departures``), because only its peers had a connection to it.
 """
 
@@ -17,7 +17,7 @@ from typing import Protocol
 from absl import logging
 
 from emergency_ckpt.core.address import parse_address, split_holder
-from emergency_ckpt.core.peer_signs import PRESENT, PeerState, Signs, decide
+from emergency_ckpt.core.peer_state import PRESENT, PeerState, Signs, decide
 from emergency_ckpt.errors import CheckpointError, PeerAbsent, PeerLeft
 
 _PROBE_TIMEOUT_S = 1.0

@@ -7,7 +7,7 @@ import dataclasses
 from emergency_ckpt.cluster.topology import topology_of
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.boxes import covers, whole
-from emergency_ckpt.core.placement.policies import (
+from emergency_ckpt.core.placement.placement_policies import (
     AllButPrimary,
     PlacementPolicy,
     SingleCopies,

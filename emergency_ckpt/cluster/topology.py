@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import jax
 import numpy as np
 
-from emergency_ckpt.core.placement.policies import Topology, replicated_bytes
+from emergency_ckpt.core.placement.placement_policies import Topology, replicated_bytes
 from emergency_ckpt.core.placement.striping import HeldLeaves
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.state.tree import StateTree

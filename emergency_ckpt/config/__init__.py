@@ -1,11 +1,11 @@
 """Settings: one table in ``settings``; validation, agreement and documents follow from it.
 
 1. ``settings`` declares each setting once: name, type, default, traits and meaning. ``table`` reads
-   the declarations as rows.
+   the declarations as rows. ``Config.shared_settings`` makes texts of those that must be equal on
+   all processes.
 2. ``validation`` finds every fault of a config: of each value alone by its row, then of several
    together. ``policy_checks`` does it for policy objects, which ``policies`` turns into plans.
-3. ``agreement`` makes texts of those settings that must be equal on all processes.
-4. ``document`` writes ``docs/configuration.md`` and ``keywords``, which type checkers read;
+3. ``document`` writes ``docs/configuration.md`` and ``keywords``, which type checkers read;
    axlearn's face has a field for each row.
 
 No library validates: a row is judged by one comparison for each kind of value, and with msgspec,

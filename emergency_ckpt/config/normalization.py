@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from emergency_ckpt.core.placement.policies import parse_policy
+from emergency_ckpt.core.placement.placement_policies import parse_policy
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.paths import resolved
 

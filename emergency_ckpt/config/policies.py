@@ -15,7 +15,7 @@ import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from emergency_ckpt.core.save.retention import StepRecord, wanted_by_fields
+from emergency_ckpt.core.save.retention_rules import StepRecord, wanted_by_fields
 from emergency_ckpt.core.save.save_rules import StepRules
 from emergency_ckpt.core.save.timing import (
     AdaptiveInterval,

@@ -28,7 +28,7 @@ from emergency_ckpt.config.policies import (
 )
 from emergency_ckpt.config.table import setting, settings_table
 from emergency_ckpt.config.validation import config_problems
-from emergency_ckpt.core.placement.policies import (
+from emergency_ckpt.core.placement.placement_policies import (
     AllButPrimary,
     PlacementPolicy,
 )
@@ -39,7 +39,7 @@ from emergency_ckpt.core.save.snapshot_plan import (
 )
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.event_log.writer import launcher_directory
+from emergency_ckpt.event_log.log_writer import launcher_directory
 from emergency_ckpt.events import Listener
 from emergency_ckpt.types import Requirement, Security
 

@@ -21,10 +21,10 @@ from emergency_ckpt.config.policy_checks import preservation_policy_problems, sa
 from emergency_ckpt.config.table import settings_table
 from emergency_ckpt.core.address import split_holder
 from emergency_ckpt.core.limits import NAME_PATTERN
-from emergency_ckpt.core.placement.policies import AllButPrimary, Striped
+from emergency_ckpt.core.placement.placement_policies import AllButPrimary, Striped
 from emergency_ckpt.core.save.notice_rules import notice_problems
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.event_log.writer import NO_LOG
+from emergency_ckpt.event_log.log_writer import NO_LOG
 from emergency_ckpt.run_secret import own_secret
 
 _UNSTORABLE = re.compile(r"[\\*?\[]|(?<=/)gs:(?=/)")

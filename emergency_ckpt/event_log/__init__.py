@@ -18,7 +18,7 @@ empty before they are known; the number of restarts by ``eckpt launch``, 0 witho
 Guarantees: a line is whole, or the last of its file (a killed process) or before a line that
 follows it after a failed write; readers skip it. A normal stop loses nothing. A killed process
 loses events that its writer thread had not yet passed to the kernel: those of the last
-milliseconds, at most ``writer.MAX_WAITING``. Nothing here raises into training or keeps it
+milliseconds, at most ``log_writer.MAX_WAITING``. Nothing here raises into training or keeps it
 waiting: a full disk, a removed directory and a silent file server are logged once, events are
 dropped meanwhile, and the event ``log.lost`` tells their number afterwards.
 

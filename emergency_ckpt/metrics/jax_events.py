@@ -5,7 +5,7 @@ from __future__ import annotations
 from jax import monitoring
 
 from emergency_ckpt.events import Event
-from emergency_ckpt.metrics.table import samples_of
+from emergency_ckpt.metrics.metric_table import samples_of
 
 
 def record_for_jax(event: Event) -> None:

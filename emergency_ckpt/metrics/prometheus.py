@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import Event
 from emergency_ckpt.forked import drop_in_child
-from emergency_ckpt.metrics.table import METRICS, Metric, samples_of
+from emergency_ckpt.metrics.metric_table import METRICS, Metric, samples_of
 
 MAX_SCRAPES = 16
 """Scrapes at one time; further connections are closed."""

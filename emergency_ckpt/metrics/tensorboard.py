@@ -9,7 +9,7 @@ from typing import Any
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import Event
 from emergency_ckpt.metrics.background_listener import BackgroundListener
-from emergency_ckpt.metrics.table import samples_of
+from emergency_ckpt.metrics.metric_table import samples_of
 
 
 class TensorBoard(BackgroundListener):

@@ -21,9 +21,8 @@ from emergency_ckpt.core.restore.plan_types import NoPlan, ProcessPlan, RestoreP
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.restore.host_state import fetch_documents
+from emergency_ckpt.restore.dialogue import RestoreDialogue
 from emergency_ckpt.restore.leader import RestoreLeader
-from emergency_ckpt.restore.messages import RestoreDialogue
 from emergency_ckpt.restore.planning import persistent_unusable
 from emergency_ckpt.restore.protocol import (
     LoadPlan,
@@ -35,6 +34,7 @@ from emergency_ckpt.restore.protocol import (
     passed_over,
 )
 from emergency_ckpt.restore.request import MadeOf, RestoredState, RestoreParts, RestoreRequest
+from emergency_ckpt.restore.restored_host_state import fetch_documents
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
 from emergency_ckpt.restore.shards.room import RestoreRoom
 from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed

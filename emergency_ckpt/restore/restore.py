@@ -11,10 +11,10 @@ from emergency_ckpt.core.restore.plan_types import NoPlan, Rejection
 from emergency_ckpt.core.wording import TIER_WORDS
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.restore.execution import RestoreExecution
-from emergency_ckpt.restore.host_state import HostStatePush, apply_host_state
 from emergency_ckpt.restore.prefetch import Prefetch
 from emergency_ckpt.restore.protocol import PlanFailed, RestoreReport, no_plan_error
 from emergency_ckpt.restore.request import RestoredState, RestoreParts, RestoreRequest
+from emergency_ckpt.restore.restored_host_state import HostStatePush, apply_host_state
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.types import SaveId
 

@@ -14,8 +14,8 @@ from absl import logging
 from emergency_ckpt.cluster.coordination import run_and_report
 from emergency_ckpt.cluster.round import Series, agree
 from emergency_ckpt.errors import CorruptData, PersistentTierError, RestoreFailed, StepNotFound
+from emergency_ckpt.restore.dialogue import RestoreDialogue
 from emergency_ckpt.restore.leader import LISTING_TIMEOUT_S, RestoreLeader
-from emergency_ckpt.restore.messages import RestoreDialogue
 from emergency_ckpt.restore.protocol import WholeSteps
 from emergency_ckpt.restore.request import RestoreParts, RestoreRequest
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls

@@ -17,7 +17,7 @@ from quarters import W, save_quarters
 from tiers_support import RUN_ID
 
 from emergency_ckpt.core.restore.inventory import HolderInventory
-from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 from emergency_ckpt.tiers.local.signatures import Signer

@@ -214,10 +214,10 @@ def test_export_never_writes_over_anything(
 KILLED = """
 import os, signal, sys
 from emergency_ckpt.tools.cli.main import main
-from emergency_ckpt.tools.offline import export
+from emergency_ckpt.tools.offline import export_step
 def die(*_): os.kill(os.getpid(), signal.SIGKILL)
-setattr(*{"tensors": (export.Export, "write_host_states"), "rename": (export.os, "rename")}
-        [sys.argv[1]], die)
+setattr(*{"tensors": (export_step.Export, "write_host_states"),
+          "rename": (export_step.os, "rename")}[sys.argv[1]], die)
 main(sys.argv[2:])
 """
 

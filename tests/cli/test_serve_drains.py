@@ -14,7 +14,7 @@ import pytest
 from quarters import save_quarters
 from tiers_support import RUN_ID, open_tier
 
-from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.run_secret import generate_secret
 from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 from emergency_ckpt.tiers.local.signatures import Signer

@@ -19,7 +19,7 @@ from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.config.document import meanings_of_settings
 from emergency_ckpt.config.table import settings_table
-from emergency_ckpt.core.placement.policies import Striped
+from emergency_ckpt.core.placement.placement_policies import Striped
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.simulated_job import HEARTBEAT_TIMEOUT_S
 

@@ -21,7 +21,7 @@ from emergency_ckpt.config.policy_checks import (
     preservation_policy_problems,
     save_problems,
 )
-from emergency_ckpt.core.save.retention import StepRecord
+from emergency_ckpt.core.save.retention_rules import StepRecord
 from emergency_ckpt.core.save.save_rules import StepRules, decide_by_step
 from emergency_ckpt.core.save.timing import AdaptiveInterval, Continuous, EverySeconds, TierStatus
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emergency_ckpt.core.peer_signs import SILENCE_S, Signs, decide
+from emergency_ckpt.core.peer_state import SILENCE_S, Signs, decide
 
 LONG_S = SILENCE_S
 

@@ -20,8 +20,8 @@ from demo_support import (
 )
 from rich.console import Console
 
-from emergency_ckpt.tools.demo import report
-from emergency_ckpt.tools.demo.report import FinishedRun, ScenarioVerdict, decide_verdict
+from emergency_ckpt.tools.demo import demo_report
+from emergency_ckpt.tools.demo.demo_report import FinishedRun, ScenarioVerdict, decide_verdict
 from emergency_ckpt.tools.demo.results import (
     JobDigest,
     ProcessResult,
@@ -161,15 +161,15 @@ def test_loss_of_a_step_done_twice_is_that_of_the_later_life() -> None:
     first_life = steps(0, 1, 3, start_s=0)
     second_life = [event(10 + step, "train.step", life=1, step=step, loss=1.0) for step in (3, 4)]
     events = [*second_life, *first_life]
-    assert report.losses(events) == {1: 9.9, 2: 9.8, 3: 1.0, 4: 1.0}
-    assert report.losses(events, life=0) == {1: 9.9, 2: 9.8, 3: 9.7}
+    assert demo_report.losses(events) == {1: 9.9, 2: 9.8, 3: 1.0, 4: 1.0}
+    assert demo_report.losses(events, life=0) == {1: 9.9, 2: 9.8, 3: 9.7}
 
 
 def test_document_of_all_scenarios() -> None:
     good, bad = verdict(faulty()), verdict(faulty([]))
-    single = report.summary_document([good], seconds=80.0, every=False)
+    single = demo_report.summary_document([good], seconds=80.0, every=False)
     assert single == good.summary
-    every = report.summary_document([good, bad], seconds=123.45, every=True)
+    every = demo_report.summary_document([good, bad], seconds=123.45, every=True)
     assert every == {
         "recovered": False,
         "bitwise_equal": True,
@@ -180,22 +180,22 @@ def test_document_of_all_scenarios() -> None:
 
 def test_what_is_written_can_be_read_again(tmp_path: Path) -> None:
     document = verdict(faulty()).summary
-    report.write_summary(tmp_path / "summary.json", document)
+    demo_report.write_summary(tmp_path / "summary.json", document)
     assert json.loads((tmp_path / "summary.json").read_text()) == document
-    report.write_losses(tmp_path / "losses.jsonl", faulty().events)
+    demo_report.write_losses(tmp_path / "losses.jsonl", faulty().events)
     lines = [json.loads(line) for line in (tmp_path / "losses.jsonl").read_text().splitlines()]
     assert [(line["life"], line["step"]) for line in lines] == [
         *((0, step) for step in range(1, 24)),
         *((1, step) for step in range(21, 31)),
     ]
-    report.plot_losses(tmp_path / "loss.png", baseline(), {"slice-loss": faulty()})
+    demo_report.plot_losses(tmp_path / "loss.png", baseline(), {"slice-loss": faulty()})
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_table_names_every_scenario_and_every_failure() -> None:
     output = io.StringIO()
     console = Console(file=output, width=110)
-    console.print(report.summary_table([verdict(faulty()), verdict(faulty([]), "half-lost")]))
+    console.print(demo_report.summary_table([verdict(faulty()), verdict(faulty([]), "half-lost")]))
     text = output.getvalue()
     good, bad = (
         next(line for line in text.splitlines() if name in line)

@@ -12,7 +12,7 @@ from demo_support import baseline, faulty
 from rich.console import Console
 
 from emergency_ckpt.tools.demo import run
-from emergency_ckpt.tools.demo.report import FinishedRun
+from emergency_ckpt.tools.demo.demo_report import FinishedRun
 from emergency_ckpt.tools.demo.scenarios import ALL, SCENARIOS
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.event_log.records import LoggedEvent
-from emergency_ckpt.tools.demo.timeline import KEPT_MESSAGES, RunTimeline, render, show
+from emergency_ckpt.tools.demo.display import KEPT_MESSAGES, RunTimeline, render, show
 
 
 def shown(events: list[LoggedEvent], *, terminal: bool, quiet: bool = False) -> str:

@@ -16,10 +16,10 @@ import pytest
 from absl import logging
 
 from emergency_ckpt.core.limits import MAX_LINE_BYTES
-from emergency_ckpt.event_log import writer
+from emergency_ckpt.event_log import log_writer
+from emergency_ckpt.event_log.log_writer import EventLog, open_event_log
 from emergency_ckpt.event_log.reader import EventHistory, read_events
 from emergency_ckpt.event_log.tail import LogTail
-from emergency_ckpt.event_log.writer import EventLog, open_event_log
 from emergency_ckpt.events import Event, EventSink, Origin
 
 LIMIT = 64 << 20
@@ -35,7 +35,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def quick_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_RETRY_S", 0.0)
+    monkeypatch.setattr(log_writer, "_RETRY_S", 0.0)
 
 
 def event(number: int, name: str = "save.complete", **fields: object) -> Event:
@@ -112,7 +112,7 @@ def test_log_two_users_of_a_program_share_a_file(tmp_path: Path) -> None:
 
 
 def test_log_rotation_keeps_newest_within_limit(tmp_path: Path) -> None:
-    limit = writer.MIN_LOG_BYTES
+    limit = log_writer.MIN_LOG_BYTES
     log = opened(tmp_path, limit_bytes=limit)
     for number in range(4000):
         log(event(number, text="x" * 200))
@@ -137,7 +137,7 @@ def test_log_rotation_keeps_newest_within_limit(tmp_path: Path) -> None:
 WRITER = """
 import sys, time
 from pathlib import Path
-from emergency_ckpt.event_log.writer import open_event_log
+from emergency_ckpt.event_log.log_writer import open_event_log
 from emergency_ckpt.events import Event, Origin
 log = open_event_log(Path(sys.argv[1]), 3, limit_bytes=1 << 26)
 number = 0
@@ -172,7 +172,7 @@ def test_log_sigkill_loses_a_bounded_tail(tmp_path: Path) -> None:
     emitted = killed_at(started_writer(tmp_path), 300)
     found = steps(read_events(tmp_path))
     assert found == list(range(len(found)))  # a tail, and nothing in between
-    assert emitted - writer.MAX_WAITING < len(found) <= emitted + 1
+    assert emitted - log_writer.MAX_WAITING < len(found) <= emitted + 1
     assert found
 
 
@@ -237,14 +237,14 @@ FULL = """
 import resource, signal, sys, time
 from pathlib import Path
 from absl import logging
-from emergency_ckpt.event_log import writer
+from emergency_ckpt.event_log import log_writer
 from emergency_ckpt.events import Event, Origin
 told = []
 logging.warning = lambda text, *values: told.append(text % values)
-writer._RETRY_S = 0.0
+log_writer._RETRY_S = 0.0
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
-log = writer.open_event_log(Path(sys.argv[1]), 3, limit_bytes=1 << 26)
+log = log_writer.open_event_log(Path(sys.argv[1]), 3, limit_bytes=1 << 26)
 for number in range(100):
     log(Event("save.complete", {"step": number}, 1000.0 + number, Origin(3)))
     time.sleep(0.001)
@@ -267,8 +267,10 @@ def test_log_without_room_drops_and_is_said_once(tmp_path: Path) -> None:
 def test_log_waiting_events_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file server that is silent: the thread hangs in its first write."""
     may_write = threading.Event()
-    monkeypatch.setattr(writer, "MAX_WAITING", 10)
-    monkeypatch.setattr(writer.LogFiles, "append", _behind(may_write, writer.LogFiles.append))
+    monkeypatch.setattr(log_writer, "MAX_WAITING", 10)
+    monkeypatch.setattr(
+        log_writer.LogFiles, "append", _behind(may_write, log_writer.LogFiles.append)
+    )
     log = opened(tmp_path)
     for number in range(2000):
         log(event(number))

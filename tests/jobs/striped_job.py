@@ -12,7 +12,7 @@ from typing import Any
 from job_process import Iterator, JobProcess, differences, mesh_of, run_program, specs_on, state_at
 from restoring import damage_newest, lose, process_dir, restore, train
 
-from emergency_ckpt.core.placement.policies import Striped
+from emergency_ckpt.core.placement.placement_policies import Striped
 
 
 def two_copies(**settings: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from launch_support import wait_until
 
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.launch.environment import JobEnvironment
-from emergency_ckpt.tools.launch.progress import NO_STEP, ProgressFile
+from emergency_ckpt.tools.launch.progress_file import NO_STEP, ProgressFile
 
 paths = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0/."), min_size=1, max_size=9

@@ -373,7 +373,7 @@ def test_fault_for_another_job_is_refused(make_spec: MakeSpec) -> None:
 def test_event_log_has_launcher_and_processes_of_all_lives(make_spec: MakeSpec) -> None:
     program = """
 from emergency_ckpt.event_log.reader import read_events
-from emergency_ckpt.event_log.writer import open_event_log
+from emergency_ckpt.event_log.log_writer import open_event_log
 
 def launched():
     events = read_events(env.event_log).events

@@ -9,7 +9,7 @@ from jax import monitoring
 
 from emergency_ckpt.events import Event, Origin
 from emergency_ckpt.metrics.jax_events import record_for_jax
-from emergency_ckpt.metrics.table import METRICS, samples_of
+from emergency_ckpt.metrics.metric_table import METRICS, samples_of
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 

@@ -14,7 +14,7 @@ from emergency_ckpt.cluster.round import Series
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.restore.messages import RestoreDialogue
+from emergency_ckpt.restore.dialogue import RestoreDialogue
 from emergency_ckpt.restore.protocol import PlanFailed
 from emergency_ckpt.state.tree import describe
 

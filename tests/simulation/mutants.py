@@ -323,7 +323,7 @@ def copied_crc_not_compared() -> None:
 def another_host_state_taken() -> None:
     """P2: a holder's host state of another save, or another digest, is applied."""
     check = "document.digest != wanted.digest or document.save != save"
-    _edit("restore.host_state", "fetch_documents", check, "False")
+    _edit("restore.restored_host_state", "fetch_documents", check, "False")
 
 
 @_mutant("tests/restore/test_other_process_ids.py", simulated=False)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from emergency_ckpt.event_log.records import LoggedEvent
-from emergency_ckpt.tools.demo.report import FinishedRun
+from emergency_ckpt.tools.demo.demo_report import FinishedRun
 from emergency_ckpt.tools.demo.results import JobDigest
 
 DIGEST = JobDigest({"params/w[0:2]": "aa", "params/w[2:4]": "bb"}, {0: "i0", 1: "i1"}, ())

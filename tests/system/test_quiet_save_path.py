@@ -35,7 +35,7 @@ DECIDING = (
     "emergency_ckpt.checkpointer",
     "emergency_ckpt.core.save.save_rules",
     "emergency_ckpt.save.due_saves",
-    "emergency_ckpt.cluster.preemption.agreement",
+    "emergency_ckpt.cluster.preemption.notice_agreement",
     "emergency_ckpt.cluster.preemption.watch",
     "emergency_ckpt.save.saver",
     "emergency_ckpt.save.schedule",

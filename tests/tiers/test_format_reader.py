@@ -19,7 +19,7 @@ from golden_example import ledger, slot_bytes
 from places import GOLDEN
 from world import World, save_all
 
-from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.core.secret.step_signature import step_signing
 from emergency_ckpt.core.timeline import Life, Timeline
 from emergency_ckpt.tiers.persistent.tier import PersistentTier

@@ -19,7 +19,7 @@ from transfer_support import RUN_ID, SAVE, SECRET, fetch_all, random_shards
 
 from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.core.restore.inventory import HolderInventory
-from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.errors import LocalTierError, NotHeld, TransferError
 from emergency_ckpt.state import host_state
 from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk

@@ -1,7 +1,7 @@
 """Preemption notices: the step at which all processes act on one, and the time that is left.
 
 SIGTERM is JAX's, where its service is on; every other notice, and SIGTERM where it is off, is
-agreed on in ``agreement``, by the same rule.
+agreed on in ``notice_agreement``, by the same rule.
 
 JAX's sync manager takes SIGTERM at any process and agrees, in the background, on the next call
 that all processes make. It identifies calls by number and answers yes once, at the number after the
@@ -22,7 +22,7 @@ from absl import logging
 from jax.experimental import multihost_utils
 
 from emergency_ckpt.cluster.coordination import Coordinator, jax_hears_notices
-from emergency_ckpt.cluster.preemption.agreement import AgreedNotices, SignalNotices
+from emergency_ckpt.cluster.preemption.notice_agreement import AgreedNotices, SignalNotices
 from emergency_ckpt.cluster.preemption.sources import NoticePolls, NoticeSource
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.events import EventSink

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from emergency_ckpt.core.limits import MAX_EXCHANGE_BYTES
-from emergency_ckpt.core.secret.keys import RunSecret, derive_key
+from emergency_ckpt.core.secret.derived_keys import RunSecret, derive_key
 from emergency_ckpt.core.secret.sealed_values import OpenedValue, open_value, seal_value
 from emergency_ckpt.run_secret import OwnSecret, generate_secret
 

@@ -1,11 +1,12 @@
 """Placement: the shards that each process stores, and the survival of each choice. Pure.
 
-1. ``policies.place`` takes, for each group of equal leaves, the boxes that each process holds, and
-   returns the shards that this process stores; every process computes it alone.
+1. ``placement_policies.place`` takes, for each group of equal leaves, the boxes that each process
+   holds, and returns the shards that this process stores; every process computes it alone.
 2. ``striping`` deals each shard to ``copies`` slices; ``writers`` names the processes that write
    the persistent tier.
 3. ``retained_shards`` says which shards a restore keeps, so that the process is a holder again.
-4. ``policies.buddies`` names the processes on other slices that keep a copy of its host state.
+4. ``placement_policies.buddies`` names the processes on other slices that keep a copy of its host
+   state.
 5. ``study`` and ``survivability`` compute cost and survival of each policy for a given job.
 
 Guaranteed: every box that any process holds is stored somewhere, on ``copies`` different slices

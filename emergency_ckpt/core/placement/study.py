@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from emergency_ckpt.core.limits import MAX_LOST_HOSTS, MAX_SLICES
-from emergency_ckpt.core.placement.policies import (
+from emergency_ckpt.core.placement.placement_policies import (
     ALL_BUT_PRIMARY,
     AllButPrimary,
     PlacementPolicy,

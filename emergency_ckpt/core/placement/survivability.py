@@ -15,7 +15,11 @@ from __future__ import annotations
 from functools import lru_cache
 from math import comb
 
-from emergency_ckpt.core.placement.policies import AllButPrimary, PlacementPolicy, Topology
+from emergency_ckpt.core.placement.placement_policies import (
+    AllButPrimary,
+    PlacementPolicy,
+    Topology,
+)
 from emergency_ckpt.errors import ConfigError
 
 Polynomial = tuple[int, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from emergency_ckpt.core.placement.policies import Topology
+from emergency_ckpt.core.placement.placement_policies import Topology
 
 PersistentWriters = Literal["primary", "striped"]
 StorageCompression = Literal["none", "zstd"]

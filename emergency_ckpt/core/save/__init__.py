@@ -5,7 +5,7 @@
    ``backoff`` pauses a tier whose saves fail.
 3. ``snapshot_plan`` chooses the device, the order and the copies for each transfer to the host.
 4. ``save_rules.decide_vote`` decides whether the save is complete on all processes.
-5. ``retention`` lists the persistent steps that may be removed.
+5. ``retention_rules`` lists the persistent steps that may be removed.
 
 Guaranteed: all processes save at one step or none does, for any delay of messages; a save counts
 only when every expected process published it and none refused; the newest complete persistent

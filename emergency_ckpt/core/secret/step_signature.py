@@ -8,7 +8,7 @@ import hmac
 
 import msgspec
 
-from emergency_ckpt.core.secret.keys import RunSecret, derive_key
+from emergency_ckpt.core.secret.derived_keys import RunSecret, derive_key
 
 PURPOSE = "persistent step"
 NOT_SIGNED = "it is not signed"

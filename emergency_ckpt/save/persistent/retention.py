@@ -11,7 +11,7 @@ from absl import logging
 from emergency_ckpt.background import SAVE_NICENESS, BackgroundWorker, Failures
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config.policies import PreservationPolicy, wanted_steps
-from emergency_ckpt.core.save.retention import StepRecord, choose_removals
+from emergency_ckpt.core.save.retention_rules import StepRecord, choose_removals
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter

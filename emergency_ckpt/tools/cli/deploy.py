@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from emergency_ckpt.config import Config
-from emergency_ckpt.core.placement.policies import ALL_BUT_PRIMARY
+from emergency_ckpt.core.placement.placement_policies import ALL_BUT_PRIMARY
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.run_secret import load_secret_file
 from emergency_ckpt.tools.deploy.gke_job import GkeJob, RamdiskSource

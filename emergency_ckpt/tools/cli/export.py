@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if problem:
         raise ConfigError([problem], target="eckpt export")
     # Imported here, so that `eckpt export --help` does not import JAX and Orbax.
-    from emergency_ckpt.tools.offline.export import use_no_accelerator  # noqa: PLC0415
+    from emergency_ckpt.tools.offline.export_step import use_no_accelerator  # noqa: PLC0415
 
     use_no_accelerator()
     return _drain(args) if args.drain else _export(args)
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _export(args: argparse.Namespace) -> int:
     from emergency_ckpt.tools.cli.progress import progress_of  # noqa: PLC0415
-    from emergency_ckpt.tools.offline.export import export_step  # noqa: PLC0415
+    from emergency_ckpt.tools.offline.export_step import export_step  # noqa: PLC0415
 
     done = export_step(args.step, args.directory, places_of(args), progress_of)
     print(f"exported {done.name} to {args.directory}: {done.leaves} leaves")

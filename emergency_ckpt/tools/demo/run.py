@@ -23,10 +23,10 @@ from rich.console import Console
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.event_log.records import LoggedEvent
 from emergency_ckpt.event_log.tail import LogTail
-from emergency_ckpt.tools.demo import report
+from emergency_ckpt.tools.demo import demo_report
+from emergency_ckpt.tools.demo.display import RunTimeline, show
 from emergency_ckpt.tools.demo.results import ProcessResult, decode_result, merge_results
 from emergency_ckpt.tools.demo.scenarios import ALL, Scenario, ScenarioJob, choose
-from emergency_ckpt.tools.demo.timeline import RunTimeline, show
 from emergency_ckpt.tools.launch.faults import parse_fault
 from emergency_ckpt.tools.launch.job import JobResult, JobSpec
 from emergency_ckpt.tools.launch.supervisor import Supervisor
@@ -68,8 +68,8 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     scenarios = choose(options.scenario, options.job)
     runs_dir = _fresh_runs_dir(options.out)
     started_s = time.monotonic()
-    faulty: dict[str, report.FinishedRun] = {}
-    verdicts: list[report.ScenarioVerdict] = []
+    faulty: dict[str, demo_report.FinishedRun] = {}
+    verdicts: list[demo_report.ScenarioVerdict] = []
     with _ram_directory(options.ram) as ram:
         stage = _Stage(options, runs_dir, ram, console)
         baseline = stage.run("undisturbed", None)
@@ -82,7 +82,7 @@ def run_demo(options: DemoOptions, console: Console) -> int:
                 break
             faulty[scenario.name] = record
             verdicts.append(
-                report.decide_verdict(scenario, options.job.process_count, baseline, record)
+                demo_report.decide_verdict(scenario, options.job.process_count, baseline, record)
             )
     if stopped is not None and not verdicts:
         raise stopped
@@ -91,15 +91,15 @@ def run_demo(options: DemoOptions, console: Console) -> int:
             "the undisturbed run did not finish, so there is nothing to compare", style="red"
         )
         return 1
-    report.plot_losses(options.out / "loss.png", baseline, faulty)
-    report.write_page(options.out / "report.html", baseline, faulty)
-    document = report.summary_document(
+    demo_report.plot_losses(options.out / "loss.png", baseline, faulty)
+    demo_report.write_page(options.out / "report.html", baseline, faulty)
+    document = demo_report.summary_document(
         verdicts,
         seconds=time.monotonic() - started_s,
         every=options.scenario == ALL,
         not_run=[scenario.name for scenario in scenarios if scenario.name not in faulty],
     )
-    report.write_summary(options.out / "summary.json", document)
+    demo_report.write_summary(options.out / "summary.json", document)
     _tell(options, console, verdicts, document)
     if stopped is not None:
         raise stopped
@@ -121,7 +121,7 @@ class _Stage:
         self._ram = ram
         self._console = console
 
-    def run(self, name: str, scenario: Scenario | None) -> report.FinishedRun:
+    def run(self, name: str, scenario: Scenario | None) -> demo_report.FinishedRun:
         """Run the job to its end, with the scenario's fault if there is one."""
         job = self._options.job
         directory = self._runs_dir / name
@@ -139,8 +139,8 @@ class _Stage:
             self._console.print(str(result.error), style="red", markup=False)
         finished = result.error is None
         results = _read_results(results_dir) if finished else []
-        report.write_losses(directory / "losses.jsonl", events)
-        return report.FinishedRun(
+        demo_report.write_losses(directory / "losses.jsonl", events)
+        return demo_report.FinishedRun(
             finished=finished and len(results) == job.process_count,
             events=events,
             digest=merge_results(results) if results else None,
@@ -272,13 +272,13 @@ def _ram_directory(chosen: Path | None) -> Generator[Path]:
 def _tell(
     options: DemoOptions,
     console: Console,
-    verdicts: Sequence[report.ScenarioVerdict],
-    document: report.Summary,
+    verdicts: Sequence[demo_report.ScenarioVerdict],
+    document: demo_report.Summary,
 ) -> None:
     if options.json_only:
         console.print_json(json.dumps(document))
         return
-    console.print(report.summary_table(verdicts))
+    console.print(demo_report.summary_table(verdicts))
     for verdict in verdicts:
         for problem in verdict.problems:
             line = f"{verdict.summary['scenario']}: {problem}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from emergency_ckpt.core.limits import NAME_PATTERN
-from emergency_ckpt.core.placement.policies import ALL_BUT_PRIMARY, parse_policy
+from emergency_ckpt.core.placement.placement_policies import ALL_BUT_PRIMARY, parse_policy
 from emergency_ckpt.core.placement.study import SLOTS, held_bytes, stored_share
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.deploy.quantity import format_quantity

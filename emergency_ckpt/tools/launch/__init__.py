@@ -2,7 +2,8 @@
 
 1. ``supervisor`` starts one process per host (``process_set``), each with its ramdisk directory and
    its place in the job (``environment``).
-2. It polls their ends, logs and steps (``progress``), and fires requested faults (``injection``).
+2. It polls their ends, logs and steps (``progress_file``), and fires requested faults
+   (``injection``).
 3. When a process dies or the job hangs, it ends all others: they wait in a collective.
 4. ``supervisor.decide`` decides: restart with new ports and the same ramdisks, or give up.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.launch.progress import ProgressFile
+from emergency_ckpt.tools.launch.progress_file import ProgressFile
 
 _PREFIX = "ECKPT_"
 HOST_INDEX_VARIABLE = f"{_PREFIX}HOST_INDEX"
@@ -112,7 +112,7 @@ def report_step(step: int) -> None:
 
     Call it once per step, at the end. It is one memory write (about 0.2 us), never a system call,
     and does nothing without a supervisor. It blocks only for an ``exact`` fault at this step, for
-    at most ``progress.HOLD_LIMIT_S`` seconds.
+    at most ``progress_file.HOLD_LIMIT_S`` seconds.
 
     Raises:
       OSError: the progress file cannot be mapped (first call only).

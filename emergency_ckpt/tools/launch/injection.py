@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from emergency_ckpt.tools.launch.faults import Fault
 from emergency_ckpt.tools.launch.job_layout import JobLayout
 from emergency_ckpt.tools.launch.process_set import ProcessSet
-from emergency_ckpt.tools.launch.progress import NO_STEP
+from emergency_ckpt.tools.launch.progress_file import NO_STEP
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from emergency_ckpt.tools.launch.environment import JobEnvironment
 from emergency_ckpt.tools.launch.job import EventSink, JobEvent, JobSpec, ProcessExit
 from emergency_ckpt.tools.launch.job_layout import JobLayout
 from emergency_ckpt.tools.launch.logs import LogFollower
-from emergency_ckpt.tools.launch.progress import NO_STEP, ProgressFile
+from emergency_ckpt.tools.launch.progress_file import NO_STEP, ProgressFile
 from emergency_ckpt.tools.launch.ramdisks import SlotReserves
 
 LOOPBACK = "127.0.0.1"

@@ -15,9 +15,9 @@ from emergency_ckpt.core.shard_layout import shard_nbytes
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
-from emergency_ckpt.tools.offline.check import Advance, CheckCounts
-from emergency_ckpt.tools.offline.source import PIECE_BYTES
-from emergency_ckpt.tools.offline.stored import StoredSource
+from emergency_ckpt.tools.offline.check_places import Advance, CheckCounts
+from emergency_ckpt.tools.offline.step_source import PIECE_BYTES
+from emergency_ckpt.tools.offline.stored_source import StoredSource
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.types import ShardId
 

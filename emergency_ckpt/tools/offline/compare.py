@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from emergency_ckpt.state.dtypes import dtype_named
-from emergency_ckpt.tools.offline.source import StepSource
+from emergency_ckpt.tools.offline.step_source import StepSource
 from emergency_ckpt.types import LeafSpec
 
 _ELEMENTS_AT_ONCE = 1 << 22

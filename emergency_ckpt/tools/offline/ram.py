@@ -18,7 +18,7 @@ from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.local.slots import file_name
 from emergency_ckpt.tiers.ramdisk.ownership import open_process_directory
-from emergency_ckpt.tools.offline.source import Array, copy_common
+from emergency_ckpt.tools.offline.step_source import Array, copy_common
 from emergency_ckpt.tools.survey.ramdisk import RamCopy
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardEntry
 

@@ -17,7 +17,7 @@ from emergency_ckpt.core.restore.inventory import Inventory
 from emergency_ckpt.core.restore.wholeness import lacks_of, newest_whole
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.offline.draining.peers import ask_peers, merged
+from emergency_ckpt.tools.offline.draining.peer_ram import ask_peers, merged
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.survey import Survey, take_survey
 from emergency_ckpt.transfer.client import TransferClient

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.core.secret.step_signature import StepSigning, step_signing
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.tiers.local.signatures import Signer

@@ -17,7 +17,7 @@ from tiers_support import LAYOUT, complete_save, document, open_tier, save_id
 from tiers_support import fill as fill_slot
 
 from emergency_ckpt._native import crc32c
-from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.core.secret.step_signature import step_signing
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.tiers.local.tier import LocalTier

@@ -27,7 +27,7 @@ from tiers_support import (
     write_save,
 )
 
-from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.tools.cli.main import main

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.placement.policies import Topology
+from emergency_ckpt.core.placement.placement_policies import Topology
 from emergency_ckpt.core.placement.writers import (
     PersistentWriters,
     host_state_writer,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emergency_ckpt.core.boxes import volume
-from emergency_ckpt.core.placement.policies import Striped, Topology, place, place_on
+from emergency_ckpt.core.placement.placement_policies import Striped, Topology, place, place_on
 from emergency_ckpt.core.placement.striping import HeldLeaves, blocks
 from emergency_ckpt.types import Box, ShardId
 

@@ -10,7 +10,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from planner_world import Layout, PlannerWorld
 
-from emergency_ckpt.core.placement.policies import Striped
+from emergency_ckpt.core.placement.placement_policies import Striped
 from emergency_ckpt.core.restore.inventory import (
     HeldTensors,
     HolderInventory,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.save.retention import choose_removals, wanted_by_fields
+from emergency_ckpt.core.save.retention_rules import choose_removals, wanted_by_fields
 
 STEPS = st.lists(st.integers(0, 1000), unique=True).map(sorted)
 

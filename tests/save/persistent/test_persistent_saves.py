@@ -23,7 +23,7 @@ from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.stored_chain import StoredChain
 from emergency_ckpt.cluster.timelines import Timelines
-from emergency_ckpt.core.placement.policies import Topology
+from emergency_ckpt.core.placement.placement_policies import Topology
 from emergency_ckpt.core.placement.writers import writers
 from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
 from emergency_ckpt.events import Event, EventSink

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from persistent_steps import RUN_ID, life, whole_steps, writer_of
 
 from emergency_ckpt.background import Failures
-from emergency_ckpt.core.save.retention import choose_removals
+from emergency_ckpt.core.save.retention_rules import choose_removals
 from emergency_ckpt.core.step_log import LogWriter, begun, changed
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.save.persistent.retention import Preservation

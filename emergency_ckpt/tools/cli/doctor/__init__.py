@@ -1,8 +1,10 @@
 """``eckpt doctor``: checks of a host before a job starts there, room and pages for it.
 
 1. ``machine``: versions, the native engine; ``network``: the secret, addresses, peers.
-2. ``storage``: a small file is written, read and removed; the clock; the size of the newest step.
-3. ``ramdisk``: file system, owner, room for the slots, pages; ``memory``: what the host has left.
+2. ``storage_check``: a small file is written, read and removed; the clock; the size of the newest
+   step.
+3. ``ramdisk_check``: file system, owner, room for the slots, pages; ``memory``: what the host has
+   left.
 4. ``copies``: those of the newest step in RAM, and what a lost host would cost.
 
 Only the check of storage writes, and it removes what it has written. ``--clean`` (``clean``) and
@@ -150,9 +152,9 @@ def _check(args: argparse.Namespace) -> None:
 
 def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     # Imported here, so that `eckpt doctor --help` does not import numpy and the storage clients.
-    from emergency_ckpt.tools.cli.doctor import machine, network, storage  # noqa: PLC0415
+    from emergency_ckpt.tools.cli.doctor import machine, network, storage_check  # noqa: PLC0415
     from emergency_ckpt.tools.cli.doctor.copies import check_copies  # noqa: PLC0415
-    from emergency_ckpt.tools.cli.doctor.ramdisk import check_ramdisk  # noqa: PLC0415
+    from emergency_ckpt.tools.cli.doctor.ramdisk_check import check_ramdisk  # noqa: PLC0415
     from emergency_ckpt.tools.survey.places import Places  # noqa: PLC0415
 
     yield machine.check_versions()
@@ -164,12 +166,14 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     yield from network.check_peers(args.peers, args.bind_host, args.run_id, secret, args.timeout)
     directory = ""
     if args.dir is not None:
-        tried = storage.check_storage(args.dir, f"doctor-{secrets.token_hex(8)}", args.timeout)
+        tried = storage_check.check_storage(
+            args.dir, f"doctor-{secrets.token_hex(8)}", args.timeout
+        )
         yield from tried
         directory = "" if worst(tried) == "failure" else args.dir
     state_bytes = given_bytes(args)
     if state_bytes is None and args.dir is not None:
-        finding, state_bytes = storage.newest_state_bytes(args.dir, args.timeout)
+        finding, state_bytes = storage_check.newest_state_bytes(args.dir, args.timeout)
         yield finding
     if args.local_dir is not None:
         needed_bytes, spare_bytes = None, 0
@@ -222,7 +226,7 @@ def _state_bytes(args: argparse.Namespace) -> int:
             ["give --state-gib, or --dir with a step in it"], target="eckpt doctor --reserve"
         )
     # Orbax, which this imports, takes a second to load.
-    from emergency_ckpt.tools.cli.doctor.storage import newest_state_bytes  # noqa: PLC0415
+    from emergency_ckpt.tools.cli.doctor.storage_check import newest_state_bytes  # noqa: PLC0415
 
     finding, found = newest_state_bytes(args.dir, args.timeout)
     if found is None:

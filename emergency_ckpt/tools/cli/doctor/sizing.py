@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from emergency_ckpt.core.limits import SMALL_FILES_BYTES
-from emergency_ckpt.core.placement.policies import parse_policy
+from emergency_ckpt.core.placement.placement_policies import parse_policy
 from emergency_ckpt.core.placement.study import held_bytes, stored_share
 from emergency_ckpt.errors import ConfigError
 

@@ -12,7 +12,7 @@ from emergency_ckpt.core.wording import count_text, size_text
 from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import BAD, GOOD, places_of, print_json
 from emergency_ckpt.tools.cli.progress import progress_of
-from emergency_ckpt.tools.offline.check import Check, CheckCounts
+from emergency_ckpt.tools.offline.check_places import Check, CheckCounts
 from emergency_ckpt.tools.survey.listing import ListedStep, listing_of
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.survey import Survey, take_survey

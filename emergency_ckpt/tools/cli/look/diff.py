@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> Comparison:
     from emergency_ckpt.tools.offline.compare import differences  # noqa: PLC0415  takes numpy
-    from emergency_ckpt.tools.offline.names import find_source  # noqa: PLC0415
-    from emergency_ckpt.tools.offline.source import leaf_bytes  # noqa: PLC0415
+    from emergency_ckpt.tools.offline.named_steps import find_source  # noqa: PLC0415
+    from emergency_ckpt.tools.offline.step_source import leaf_bytes  # noqa: PLC0415
 
     places = places_of(args, may_be_none=True)
     with contextlib.ExitStack() as stack:

@@ -1,7 +1,7 @@
 """RAM brought to storage when a job is over for good (``eckpt export --drain``).
 
 1. ``drain`` chooses the newest whole step and writes it, alone in its directory (``lock``).
-2. ``peers`` brings what only other hosts have.
+2. ``peer_ram`` brings what only other hosts have.
 3. ``last`` runs it by itself: the servers of a job's hosts notice that the job is over, and agree
    on the one that drains. It needs neither JAX nor Orbax, and starts ``drain`` as a process.
 

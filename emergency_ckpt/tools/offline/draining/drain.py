@@ -38,11 +38,11 @@ from emergency_ckpt.tiers.persistent.marker import OURS
 from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter, Moved
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.tiers.ramdisk.locks import current_holder
-from emergency_ckpt.tools.offline.draining.peers import PeerRam, ask_peers
-from emergency_ckpt.tools.offline.export import Progress, Shown, newest_item, ram_tree
+from emergency_ckpt.tools.offline.draining.peer_ram import PeerRam, ask_peers
+from emergency_ckpt.tools.offline.export_step import Progress, Shown, newest_item, ram_tree
 from emergency_ckpt.tools.offline.host_states import ram_documents
 from emergency_ckpt.tools.offline.ram import RamSource
-from emergency_ckpt.tools.offline.source import leaf_bytes
+from emergency_ckpt.tools.offline.step_source import leaf_bytes
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.survey import RamSave, Survey, take_survey, with_folders
 from emergency_ckpt.transfer.client import TransferClient

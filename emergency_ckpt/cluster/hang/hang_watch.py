@@ -15,7 +15,7 @@ from absl import logging
 
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.hang.exit import end_hung_process
-from emergency_ckpt.cluster.hang.progress import StepProgress
+from emergency_ckpt.cluster.hang.step_progress import StepProgress
 from emergency_ckpt.cluster.messages import by_process, decode_each, decode_message
 from emergency_ckpt.cluster.round import Cell
 from emergency_ckpt.core.hang import HangDecision, ProcessProgress, decide_hang

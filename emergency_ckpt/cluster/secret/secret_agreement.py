@@ -20,7 +20,7 @@ from emergency_ckpt.cluster.coordination import (
 from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.cluster.secret.exchange import Exchange
 from emergency_ckpt.cluster.secret.sealed_coordination import SealedCoordinator
-from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.errors import ConfigError, ForgedValue
 from emergency_ckpt.run_secret import (
     OwnSecret,

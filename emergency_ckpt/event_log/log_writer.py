@@ -12,7 +12,7 @@ from typing import Any, Final
 from absl import logging
 
 from emergency_ckpt.core.limits import MAX_LINE_BYTES
-from emergency_ckpt.event_log.files import LogFiles
+from emergency_ckpt.event_log.log_files import LogFiles
 from emergency_ckpt.event_log.records import LAUNCHER_FILE, LoggedEvent, encode_line, logged
 from emergency_ckpt.events import Event
 from emergency_ckpt.forked import drop_in_child

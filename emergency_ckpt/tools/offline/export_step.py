@@ -41,10 +41,10 @@ from emergency_ckpt.tiers.persistent.late_arrays import (
 from emergency_ckpt.tiers.persistent.marker import ITEM, OURS
 from emergency_ckpt.tiers.persistent.orbax_names import STEP_METADATA, TREE
 from emergency_ckpt.tools.offline.host_states import ram_documents, stored_documents
-from emergency_ckpt.tools.offline.names import find_source
+from emergency_ckpt.tools.offline.named_steps import find_source
 from emergency_ckpt.tools.offline.ram import RamSource
-from emergency_ckpt.tools.offline.source import leaf_bytes, read_leaf
-from emergency_ckpt.tools.offline.stored import StoredSource
+from emergency_ckpt.tools.offline.step_source import leaf_bytes, read_leaf
+from emergency_ckpt.tools.offline.stored_source import StoredSource
 from emergency_ckpt.tools.survey.places import Places
 from emergency_ckpt.tools.survey.storage import look_at
 from emergency_ckpt.tools.survey.survey import take_survey

@@ -18,7 +18,7 @@ from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.tiers.persistent.orbax_reader import BoxReader
 from emergency_ckpt.tiers.persistent.plain_orbax import describe_plain
 from emergency_ckpt.tiers.persistent.tier import PersistentTier, StoredStep
-from emergency_ckpt.tools.offline.source import Array, split
+from emergency_ckpt.tools.offline.step_source import Array, split
 from emergency_ckpt.types import Box, LeafSpec, ShardId
 
 _BUFFER_BYTES = 1 << 30

@@ -6,7 +6,7 @@ import re
 
 from emergency_ckpt.errors import ConfigError, PersistentTierError, StepNotFound
 from emergency_ckpt.tools.offline.ram import RamSource
-from emergency_ckpt.tools.offline.source import StepSource
+from emergency_ckpt.tools.offline.step_source import StepSource
 from emergency_ckpt.tools.survey.places import Places
 from emergency_ckpt.tools.survey.survey import RamSave, Survey, take_survey
 
@@ -20,7 +20,7 @@ def find_source(name: str, places: Places) -> StepSource:
     """
     found = _NAME.fullmatch(name)
     if found is None:
-        from emergency_ckpt.tools.offline.stored import open_folder  # noqa: PLC0415  takes a second
+        from emergency_ckpt.tools.offline.stored_source import open_folder  # noqa: PLC0415  takes a second
 
         return open_folder(name, places.timeout_s)
     tier, number = found[1], found[2]
@@ -54,7 +54,7 @@ def _ram(each: RamSave, survey: Survey, places: Places) -> RamSource:
 
 
 def _stored(step: int, places: Places) -> StepSource:
-    from emergency_ckpt.tools.offline.stored import open_stored  # noqa: PLC0415  takes a second
+    from emergency_ckpt.tools.offline.stored_source import open_stored  # noqa: PLC0415  takes a second
 
     try:
         return open_stored(places.directory, step, places.signing(), places.timeout_s)
