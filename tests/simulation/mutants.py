@@ -150,10 +150,12 @@ def published_before_the_bytes() -> None:
         flat = [np.ascontiguousarray(views[n]).reshape(-1).view(np.uint8) for n in sorted(views)]
         crcs = [native.crc32c(each.tobytes()) for each in flat]
         digest = writer.stage(module.build_contents(job.save, job.leaves, job.layout, crcs))
+        loan = writer.loan()
         writer.publish()
         for each, place in zip(flat, job.layout.shards, strict=True):
             module.time.sleep(0.001)
             native.copy_crc32c(writer._slot.mapping, [(each, place.offset)], 1)
+        job.capture.hand_over(loan, job.leaves, job.layout, crcs)
         self._publish_host_state(job)
         return module.Ballot(digest=digest, layout=module.layout_digest(job.layout))
 
