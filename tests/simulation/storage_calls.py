@@ -31,7 +31,9 @@ class NoStorage:
     def write_document(self, *args: Any) -> None:
         pass
 
-    def write_tensors(self, save: Any, tree: Any, shards: Any, writers: Any, meet: Any) -> None:
+    def write_tensors(
+        self, save: Any, tree: Any, shards: Any, writers: Any, meet: Any, attempt: str
+    ) -> None:
         meet("tensors_begun")
         meet("tensors_written")
 
