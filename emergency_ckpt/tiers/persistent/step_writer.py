@@ -117,7 +117,6 @@ class StepWriter:
         self._meet(WRITTEN)
         self._writes.check()
         self._check_others()
-        self._check_own(apart)
         item.merge([f"{self._folder}/{self._database_of(each)}" for each in apart])
         self._commit(claim, _manifest(item, ITEM))
 
@@ -181,15 +180,6 @@ class StepWriter:
             found[f"{ITEM}/{TREE}"] = self._tree.document()
             found[f"{ITEM}/{documents.SHARDINGS}"] = documents.shardings(self._tree.arrays)
         return {name: text.encode() for name, text in found.items() if text is not None}
-
-    def _check_own(self, apart: Sequence[int]) -> None:
-        """Raise PersistentTierError when this process's database is gone, of those ``apart``.
-
-        The folder is then another attempt's, and the item's manifest must not be put there.
-        """
-        manifest = f"{self._database_of(self._first)}/{MANIFEST}"
-        if self._first in apart and self._tree.arrays and not self._objects.read([manifest]):
-            raise self._objects.lost(manifest)
 
     def _check_others(self) -> None:
         """Raise CorruptData when another writer divided the arrays in another way."""
