@@ -33,9 +33,6 @@ CALLED_BY_USERS = {
 # JAX's coordination client and these parts of Orbax have no public name.
 PRIVATE_MODULES = {
     "cluster/coordination.py": {"jax._src"},
-    "tiers/persistent/orbax_writer.py": {
-        "orbax.checkpoint._src.handlers.composite_checkpoint_handler",
-    },
     "tools/simulated_job.py": {"jax._src"},
 }
 

@@ -27,7 +27,7 @@ from emergency_ckpt.events import Event
 
 for _name in (
     "orbax.checkpoint",
-    *(f"emergency_ckpt.tiers.persistent.orbax_{w}er" for w in ("read", "writ")),
+    *(f"emergency_ckpt.tiers.persistent.{name}" for name in ("orbax_reader", "step_writer")),
 ):
     importlib.import_module(_name)
 
@@ -67,16 +67,21 @@ class Killer:
 
     def kill_in_commit(self) -> None:
         """Kill this process when TensorStore was told to commit the arrays of the step."""
-        from emergency_ckpt.tiers.persistent import orbax_writer  # noqa: PLC0415
+        from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites  # noqa: PLC0415
 
-        write = orbax_writer._Item._write_documents
+        begin, result, begun = ArrayWrites._begin, ArrayWrites.result, []
 
-        def write_or_die(*args: Any) -> None:
-            if self.step > 0:
+        def begin_and_note(*args: Any) -> None:
+            begin(*args)
+            begun.append(True)
+
+        def result_or_die(own: ArrayWrites, future: Any) -> Any:
+            if begun and self.step > 0:  # the first one after the batch was handed over
                 self.kill()
-            write(*args)
+            begun.clear()
+            return result(own, future)
 
-        orbax_writer._Item._write_documents = write_or_die
+        ArrayWrites._begin, ArrayWrites.result = begin_and_note, result_or_die
 
 
 def open_run(root: Path, ram: str, **settings: Any) -> EmergencyCheckpointer:

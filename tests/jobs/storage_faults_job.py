@@ -18,7 +18,7 @@ from job_process import Iterator, JobProcess, differences, mesh_of, run_program,
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.tiers.persistent import waits
-from emergency_ckpt.tiers.persistent.bucket import objects
+from emergency_ckpt.tiers.persistent.item import objects
 from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
 
 SAVE_TIMEOUT_S = 20.0
@@ -336,7 +336,7 @@ def until(holds: Callable[[], bool], what: str) -> None:
 def one_writer_fails(world: JobProcess) -> Any:
     """The write of one process breaks off, of process 1 and of 0; what it comes to on both."""
     name, mesh, iterator = "breaks", mesh_of(world.slices), Iterator(world.process)
-    write = ArrayWrites.write
+    write = ArrayWrites.write_into
     results: dict[str, Any] = {}
     directory = str(world.root / "broken_writes")
     with config(world, name, dir=directory, persistent_timeout_s=20.0).instantiate() as ckpt:
@@ -347,7 +347,7 @@ def one_writer_fails(world: JobProcess) -> Any:
                     raise ValueError("broken off")
                 return write(*args, **kwargs)
 
-            ArrayWrites.write = break_off
+            ArrayWrites.write_into = break_off
             ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
             ckpt.wait_until_finished()
             results[f"{step}"] = ""

@@ -225,7 +225,7 @@ def install() -> None:
     state = _module("tiers.persistent.item.state")
     _replace(state, "item_state", lambda tree, shards, writers: shards)
     _replace(_module("tiers.persistent.item.array_writes"), "ArrayWrites", _ArrayWrites)
-    _replace(_module("tiers.persistent.orbax_writer"), "write_step", _write_step)
+    _replace(_module("tiers.persistent.step_writer"), "StepWriter", _StepWriter)
 
 
 def _replace(module: Any, name: str, value: Any) -> None:
@@ -253,6 +253,16 @@ class _ArrayWrites:
 
     def database_of(self, process: int) -> str:
         return f"part_{process}"
+
+
+class _StepWriter:
+    """The write of a step as files of the simulation."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._work = lambda: _write_step(*args, **options)
+
+    def write(self) -> None:
+        self._work()
 
 
 def _write_step(

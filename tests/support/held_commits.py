@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from etils import epath
 
-from emergency_ckpt.tiers.persistent import orbax_writer
 from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
+from emergency_ckpt.tiers.persistent.step_writer import StepWriter
 
 LONG_S = 60.0
 _F_OFD_SETLK = 37  # Linux; older versions of Python do not define it
@@ -30,20 +29,16 @@ class HeldCommit:
         self._transactions: list[Any] = []
         self._writes: list[ArrayWrites] = []
         self._is_begun = threading.Event()
-        begin, write_documents = ArrayWrites._begin, orbax_writer._Item._write_documents
+        begin = ArrayWrites._begin
 
         def begin_and_lock(own: ArrayWrites, database: Any, *args: Any) -> None:
             begin(own, database, *args)
             self._writes.append(own)
             self._transactions.append(database.transaction)
             self._locks.append(_locked(Path(database.base.path) / "manifest.ocdbt.__lock"))
-
-        def note_commit(*args: Any) -> None:
-            write_documents(*args)
             self._is_begun.set()
 
         self._patch.setattr(ArrayWrites, "_begin", begin_and_lock)
-        self._patch.setattr(orbax_writer._Item, "_write_documents", note_commit)
 
     def give_up(self) -> None:
         """Cancel the save once TensorStore waits for the lock, with all else written.
@@ -83,11 +78,11 @@ def _locked(path: Path) -> int:
 
 def at_merge(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> None:
     """Do ``work`` once the arrays of the next save are written, before databases are merged."""
-    check, works = orbax_writer._Item._check_others, [work]
+    check, works = StepWriter._check_others, [work]
 
-    def work_and_check(own: orbax_writer._Item, item: epath.Path) -> None:
+    def work_and_check(own: StepWriter) -> None:
         while works:
             works.pop()()
-        check(own, item)
+        check(own)
 
-    monkeypatch.setattr(orbax_writer._Item, "_check_others", work_and_check)
+    monkeypatch.setattr(StepWriter, "_check_others", work_and_check)

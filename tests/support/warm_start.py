@@ -43,7 +43,7 @@ _IMPORTS = (
     "emergency_ckpt.opening",
     "emergency_ckpt.orbax",
     "emergency_ckpt.tiers.persistent.tier",
-    "emergency_ckpt.tiers.persistent.orbax_writer",
+    "emergency_ckpt.tiers.persistent.step_writer",
     "emergency_ckpt.tools.simulated_job",
     "fake_gcs",
     "job_process",

@@ -5,8 +5,7 @@ A save, on the processes that ``core.placement.writers`` chooses:
 1. ``steps.changes.make_room`` clears the step's place. A step that counts there is kept under
    another name, and counts until its successor is complete.
 2. Each process writes its host state.
-3. ``orbax_writer`` has ``item`` write the tensors from host memory; Orbax commits them. Into a
-   bucket ``bucket`` writes the same objects and commits them.
+3. ``step_writer`` has ``item`` write the tensors from host memory, and commits them as Orbax does.
 4. ``tier.publish`` writes the CRC32Cs of capture time, then ``marker.json``: the step counts.
 
 A restore: ``steps`` lists the steps and checks their markers; ``orbax_reader`` reads boxes.
@@ -14,9 +13,8 @@ A restore: ``steps`` lists the steps and checks their markers; ``orbax_reader`` 
 Guaranteed: a crash at any instant leaves the step whole or not counting; a step that counts, or
 that cannot be read, is moved aside, and only retention removes it; every call has a deadline.
 
-On a file system durability is Orbax's: TensorStore syncs data files, databases and their folders
-to the disk (``file_io_sync``); the JSON documents, the commit marker and the renames of a step are
-not synced.
+On a file system TensorStore syncs data files, databases, the JSON documents of a step and their
+folders to the disk (``file_io_sync``); the marker and the renames of a step are not synced.
 
 Not guaranteed: the bytes of the tensors, which the restore compares with the CRC32Cs of capture
 time; protection from a process that may write to the directory (docs/security.md).

@@ -6,6 +6,9 @@ STEP_METADATA = "_CHECKPOINT_METADATA"
 COMMITTED = "commit_success.txt"
 """In a bucket, the objects by which a finished step and a finished item are recognised."""
 
+TEMPORARY_SUFFIX = ".orbax-checkpoint-tmp"
+"""In a file system, the end of the name of a step's folder before its commit."""
+
 MANIFEST = "manifest.ocdbt"
 """The root of an item's database. TensorStore chooses the name."""
 

@@ -7,8 +7,8 @@ the version of ``<dir>/host_state/log/`` that lists it; FORMAT.md specifies thes
 
 A step without that second directory was written by plain Orbax: it has tensors only.
 
-Besides this module only ``steps``, ``plain_orbax``, ``orbax_writer``, ``orbax_reader`` and
-``bucket`` use Orbax for storage.
+Besides this module only ``steps``, ``plain_orbax``, ``step_writer``, ``orbax_reader`` and ``item``
+use Orbax for storage.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ class PersistentTier:
         from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites  # noqa: PLC0415
         from emergency_ckpt.tiers.persistent.item.page_cache import release_pages  # noqa: PLC0415
         from emergency_ckpt.tiers.persistent.item.state import item_state  # noqa: PLC0415
-        from emergency_ckpt.tiers.persistent.orbax_writer import write_step  # noqa: PLC0415
+        from emergency_ckpt.tiers.persistent.step_writer import StepWriter  # noqa: PLC0415
 
         deadline_s = self.storage.deadline_s(None)
         state = item_state(tree, shards, writers)
@@ -296,14 +296,7 @@ class PersistentTier:
                 database = writes.database_of(jax.process_index())
                 self._written = f"{self._directory}/{save.step}/{ITEM}/{database}"
             try:
-                write_step(
-                    self._directory,
-                    save,
-                    state,
-                    writers,
-                    writes,
-                    meet=meet,
-                )
+                StepWriter(self._directory, save, state, writers, writes, meet=meet).write()
                 self.storage.forget_listings()
             finally:
                 if writes.is_cancelled and jax.process_index() == writers[0]:

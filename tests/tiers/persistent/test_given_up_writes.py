@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from etils import epath
 from etils.epath import backend
 from persistent_steps import life, writer_of
 from state_samples import mesh_of, on_host, sharded
 
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
+from emergency_ckpt.tiers.persistent.item.array_writes import (
+    ArrayWrites,
+    new_context,
+    published_database_spec,
+)
 from emergency_ckpt.tiers.persistent.item.documents import NamedArray
 from emergency_ckpt.tiers.persistent.item.state import NUMPY_ARRAY, ItemArray, StoredPart
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
@@ -133,9 +136,8 @@ def test_cancelled_save_begins_no_commit(tmp_path: Path) -> None:
     part = StoredPart(((0, 8),), values)
     array = ItemArray((8,), "float32", NUMPY_ARRAY, (8,), (8,), None, None, (part,))
     writes = ArrayWrites(attempt="0", creates=True, at_once_bytes=1 << 20, compression="none")
+    database = writes.open(published_database_spec(str(tmp_path)), new_context())
     writes.cancel()
-    begun: list[str] = []
     with pytest.raises(PersistentTierError, match="was cancelled"):
-        writes.write(epath.Path(tmp_path), [NamedArray("w", array)], lambda: begun.append("w"))
-    assert not begun
+        writes.write_into(database, [NamedArray("w", array)])
     assert not list(tmp_path.rglob("*"))

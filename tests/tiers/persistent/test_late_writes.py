@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -48,6 +49,27 @@ def test_commit_after_its_save_was_given_up_is_in_no_other(
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         stored = manager.restore(STEP, args=ocp.args.StandardRestore())
     assert stored["w"].tolist() == [2] * 4
+
+
+def test_folder_of_another_attempt_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another life clears the place of a save that is under way, and begins its own there."""
+    tier = PersistentTier(str(tmp_path / "run"))
+    save_over(tier, 2, 7, life(1))
+    folder = tmp_path / "run" / f"{STEP}.orbax-checkpoint-tmp"
+
+    def clear_and_begin() -> None:
+        shutil.rmtree(folder)
+        (folder / "default").mkdir(parents=True)
+        (folder / "_CHECKPOINT_METADATA").write_text("another's")
+
+    at_merge(monkeypatch, clear_and_begin)
+    with pytest.raises(PersistentTierError, match="by another process meanwhile"):
+        save_over(tier, STEP, 1, life(1))
+    left = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    assert left == ["_CHECKPOINT_METADATA", "default"]
+    assert value_of(tier, 2) == 7
 
 
 def test_rollback_while_a_lent_slot_is_written_leaves_one_save(

@@ -9,10 +9,9 @@ handler of pytrees would write, and Orbax reads it.
 2. ``array_writes`` writes the parts into the process's own OCDBT database below the item, in few
    transactions, each of which is one commit of the database.
 3. ``documents`` makes the three JSON documents: the tree, the shardings, the arrays.
-
-Orbax merges the databases of all writers into that of the item when all have written, and commits
-the step. A crash before that leaves a folder that does not count: data without a manifest, or the
-databases of some writers.
+4. ``database`` merges the databases of all writers into that of the item when all have written;
+   ``objects`` writes the small files. A crash before the commit leaves a folder that does not
+   count: data without a manifest, or the databases of some writers.
 
 Guaranteed: values are neither copied nor changed, but for those that are compressed or do not lie
 together in memory; data and databases are synced to the disk before they count, as by Orbax.

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import tensorstore
-from etils import epath
 
 from emergency_ckpt.core.placement.writers import StorageCompression
 from emergency_ckpt.errors import PersistentTierError
@@ -81,41 +79,21 @@ class ArrayWrites:
         """Begin no more commits, and wait for none. Thread-safe; does not block."""
         self._is_cancelled.set()
 
-    def write(
-        self, item: epath.Path, arrays: Sequence[NamedArray], meanwhile: Callable[[], None]
-    ) -> None:
-        """Write this process's parts; return when they are in storage. Blocks.
-
-        ``meanwhile`` is called once while the first writes go on. Errors of TensorStore pass
-        through; PersistentTierError once the save is cancelled.
-        """
-        name = self.database_of(jax.process_index())
-        database = self.open(_spec_of(str(item), name), new_context())
-        self.write_into(database, arrays, meanwhile)
-
     def open(self, database: dict[str, Any], context: tensorstore.Context) -> tensorstore.KvStore:
         """Return the opened database of a spec. Blocks, until the save is cancelled."""
         return self.result(tensorstore.KvStore.open(database, context=context))
 
-    def write_into(
-        self,
-        database: tensorstore.KvStore,
-        arrays: Sequence[NamedArray],
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Write this process's parts into ``database``, as ``write`` does."""
+    def write_into(self, database: tensorstore.KvStore, arrays: Sequence[NamedArray]) -> None:
+        """Write this process's parts into ``database``; return when they are in storage. Blocks.
+
+        Errors of TensorStore pass through; PersistentTierError once the save is cancelled.
+        """
         created: set[str] = set()
         for batch in _batches(arrays, self._at_once_bytes, all_arrays=self._creates):
-            self._write_batch(database, batch, created, meanwhile)
-            meanwhile = _nothing
-        meanwhile()
+            self._write_batch(database, batch, created)
 
     def _write_batch(
-        self,
-        database: tensorstore.KvStore,
-        batch: Sequence[_Piece],
-        created: set[str],
-        meanwhile: Callable[[], None],
+        self, database: tensorstore.KvStore, batch: Sequence[_Piece], created: set[str]
     ) -> None:
         """Write a batch in one commit of the database."""
         transaction = tensorstore.Transaction(atomic=True)
@@ -124,7 +102,6 @@ class ArrayWrites:
             self._begin(database.with_transaction(transaction), batch, created)
             self.check()
             commit = transaction.commit_async()
-            meanwhile()
             self.result(commit)
         except BaseException:
             transaction.abort()
@@ -223,17 +200,11 @@ def _batches(
         yield batch
 
 
-def _nothing() -> None: ...
-
-
-def _spec_of(item: str, database: str) -> dict[str, Any]:
-    """Return TensorStore's spec of a writer's OCDBT database, as Orbax opens it."""
-    base = kvstore_of(item, f"{database}/")
-    if isinstance(base, dict) and base["driver"] == "file":
-        # Data files have names of their own; only the manifest must appear at once.
-        unlocked = base | {"file_io_locking": {"mode": "non_atomic"}}
-        return database_spec(unlocked) | {"manifest": base}
-    return database_spec(base)
+def published_database_spec(folder: str) -> dict[str, Any]:
+    """Return TensorStore's spec of a writer's OCDBT database whose manifest is a file."""
+    base: Any = kvstore_of(folder)
+    # Data files have names of their own; only the manifest must appear at once.
+    return database_spec(base | {"file_io_locking": {"mode": "non_atomic"}}) | {"manifest": base}
 
 
 def database_spec(base: dict[str, Any] | str) -> dict[str, Any]:

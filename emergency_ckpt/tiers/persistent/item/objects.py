@@ -1,4 +1,4 @@
-"""The small objects of a step in a bucket, each written under a precondition."""
+"""The small files of a step, in a bucket its objects, each written under a precondition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Write(NamedTuple):
 
 
 class StepObjects:
-    """The objects below one folder of a bucket. All methods block for storage.
+    """The files below one folder. All methods block for storage.
 
     They do not end before storage has answered, however late: a write that came through after the
     step was cleared would show in a later save of it. TensorStore retries errors that may pass.

@@ -1,4 +1,4 @@
-"""A writer's OCDBT database in a bucket, with its manifest in memory until all is written."""
+"""An OCDBT database with its manifest in memory, until the caller makes the manifest a file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from emergency_ckpt.tiers.persistent.orbax_names import MANIFEST
 from emergency_ckpt.tiers.persistent.orbax_reader import kvstore_of
 
 
-class BucketDatabase:
-    """The database of one writer in ``folder``. Blocks for storage, until the save is cancelled.
+class UnpublishedDatabase:
+    """A database in ``folder``. Blocks for storage, until the save is cancelled.
 
     TensorStore writes data and nodes under random names. Its manifest, by which it would find what
-    another writer has left in the folder, stays in memory: the caller creates the object.
+    another writer has left in the folder, stays in memory: the caller creates the file.
     """
 
     def __init__(self, folder: str, writes: ArrayWrites) -> None:
