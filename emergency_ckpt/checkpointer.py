@@ -20,7 +20,7 @@ from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.opening import Opened, agreed_config, text_of
-from emergency_ckpt.restore.protocol import RestoreReport, WholeSteps
+from emergency_ckpt.restore.protocol import CompleteSteps, RestoreReport
 from emergency_ckpt.restore.steps import StepCatalog
 from emergency_ckpt.resume import Resume
 from emergency_ckpt.start.config_warnings import check_joined
@@ -62,7 +62,7 @@ class EmergencyCheckpointer:
         self._config, start = agreed_config(config or Config(), settings)
         process = (jax.process_index(), jax.process_count())
         self._opened = opened = Opened(self._config, start, process, self._buffers)
-        self._departures, self._failures = opened.departures, opened.failures
+        self._left_processes, self._failures = opened.left_processes, opened.failures
         self._prefetches = opened.prefetches
         self._saver, self._steps = opened.saver, opened.steps
         self._resume = Resume(opened)
@@ -276,7 +276,7 @@ class EmergencyCheckpointer:
         """Catalogue of the steps of all processes: their list, contents and removal."""
         return self._steps
 
-    def go_on_after(self, steps: WholeSteps) -> None:
+    def go_on_after(self, steps: CompleteSteps) -> None:
         """Treat ``steps`` as saved, as after a restore of each tier's newest, without a restore."""
         found: dict[TierName, tuple[int, ...]] = {
             "local": steps.local,
@@ -323,13 +323,13 @@ class EmergencyCheckpointer:
             ends.callback(self._opened.release, _STOPPED)
             ends.callback(self._saver.stop, timeout_s)
             ends.callback(self._prefetches.end, _STOP_TIMEOUT_S)
-            ends.callback(lambda: self._departures.leave(_STOPPED, self._saver.begun))
+            ends.callback(lambda: self._left_processes.leave(_STOPPED, self._saver.begun))
             if not after_error:
                 self._saver.save_last(timeout_s)
 
     def _leave_after(self, error: BaseException) -> None:
         """Tell the others at once that ``error`` ended training, and wait only a short time."""
-        self._departures.leave(text_of(error), self._saver.begun)
+        self._left_processes.leave(text_of(error), self._saver.begun)
         self._opened.expect_no_step()
         self._stopped, limit_s = True, self._config.exit_timeout_s
         not_at_program_end(self._at_exit)
@@ -355,7 +355,7 @@ class EmergencyCheckpointer:
         """
         self._stopped = True
         failed = getattr(sys, "last_value", None) is not None  # the interpreter has printed it
-        self._departures.leave(_ENDED, self._saver.begun)
+        self._left_processes.leave(_ENDED, self._saver.begun)
         self._prefetches.end(_EXIT_TIMEOUT_S)
         with second_signal_ends():
             self._saver.abandon(

@@ -14,9 +14,9 @@ from absl import logging
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator, connect_start
-from emergency_ckpt.cluster.departures import Departures
 from emergency_ckpt.cluster.hang.hang_watch import HangWatch
 from emergency_ckpt.cluster.hang.step_progress import StepProgress
+from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.membership import Membership
 from emergency_ckpt.cluster.peer_signs import DeathWatch, PeerSigns
 from emergency_ckpt.cluster.peers import Known
@@ -45,12 +45,12 @@ from emergency_ckpt.save.saver_parts import SaverParts
 from emergency_ckpt.save.vote import Vote
 from emergency_ckpt.start.claim import ClaimAtStart, told_refusal
 from emergency_ckpt.start.config_warnings import config_warnings
-from emergency_ckpt.start.greetings import Greetings
+from emergency_ckpt.start.peer_probe import PeerProbe
 from emergency_ckpt.start.storage_probe import StorageProbe
 from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
-_GREETING_TIMEOUT_S = 5.0
+_PEER_PROBE_TIMEOUT_S = 5.0
 _PROBE_TIMEOUT_S = 20.0
 _LOOPBACK = "127.0.0.1"
 
@@ -89,7 +89,7 @@ class Opened:
 
     1. ``member``: the secret, the ramdisk, the server for peers, an incarnation for all; the leader
        looks at storage meanwhile.
-    2. ``watch`` and ``departures``: notices of a preemption, processes that leave or die.
+    2. ``watch`` and ``left_processes``: notices of a preemption, processes that leave or die.
     3. What saves (``saver``), restores (``restore_parts``, ``prefetches``) and lists ``steps``.
     4. All check what would show only at a loss or a save: ports, peers, storage (``_check``).
     5. ``hang``: the watch for steps that do not come.
@@ -128,8 +128,8 @@ class Opened:
         events.locate(incarnation=member.incarnation)
         self.watch = _watch_notices(config, member.coordinator, events)
         signs = PeerSigns(member.peers.address_of, member.client)
-        self.departures = Departures(member.coordinator, signs)
-        self._deaths = DeathWatch(signs, member.peers.known, self.departures)
+        self.left_processes = LeftProcesses(member.coordinator, signs)
+        self._deaths = DeathWatch(signs, member.peers.known, self.left_processes)
         try:
             self._assemble()
             # Also so that no process's restore timeout runs while the leader waits for storage.
@@ -170,7 +170,7 @@ class Opened:
         self.events.close()
 
     def _leave(self, reason: str) -> None:
-        self.departures.gone(reason)
+        self.left_processes.gone(reason)
         self.watch.close()
         self.member.leave()
 
@@ -312,7 +312,7 @@ class Opened:
         config, member = self.config, self.member
         return LocalSaves(
             member.tier,
-            Vote(member.coordinator, config.save_timeout_s, self.departures),
+            Vote(member.coordinator, config.save_timeout_s, self.left_processes),
             member.peers,
             self.events,
             self.failures,
@@ -333,7 +333,7 @@ class Opened:
             self.failures,
             chain=chain,
             timeout_s=self.config.persistent_timeout_s,
-            departures=self.departures,
+            left_processes=self.left_processes,
         )
 
     def _preservation(self, writer: DirectoryWriter, timelines: Timelines) -> Preservation:
@@ -362,12 +362,12 @@ class Opened:
         # Where a peer must answer, a slow one would end the job.
         must_answer = "peers" in config.require
         longest_s = config.start_timeout_s / (2 if must_answer else 4)
-        timeout_s = longest_s if must_answer else min(_GREETING_TIMEOUT_S, longest_s)
-        greetings = Greetings(member.peers, self.process, self.events, timeout_s)
+        timeout_s = longest_s if must_answer else min(_PEER_PROBE_TIMEOUT_S, longest_s)
+        peer_probe = PeerProbe(member.peers, self.process, self.events, timeout_s)
         if self._probe is not None and "storage" in config.require:
             self._probe.run()
         member.adopt_orphans()
-        greetings.finish(required=must_answer)
+        peer_probe.finish(required=must_answer)
         if claim is not None:
             claim.finish(member.coordinator, member.incarnation)
 

@@ -18,7 +18,7 @@ class SaveId(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True
     """Identity of one save. Parts are combined only when all three fields are equal.
 
     ``incarnation`` names the life of the job that made it, with a suffix when the save was
-    demanded. It begins with the life's number in twelve digits, so that saves of one step sort by
+    forced. It begins with the life's number in twelve digits, so that saves of one step sort by
     their lives; see ``core.timeline``.
     """
 

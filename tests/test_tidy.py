@@ -40,7 +40,7 @@ PRIVATE_MODULES = {
 # bounded by ``core/limits``.
 OWN_SIZES = {
     "cluster/coordination.py": {"ERROR_LIMIT_CHARS", "JOINED_LIMIT_CHARS"},
-    "cluster/departures.py": {"REASON_LIMIT_CHARS"},
+    "cluster/left_processes.py": {"REASON_LIMIT_CHARS"},
     "cluster/hang/exit.py": {"STACKS_LIMIT_CHARS"},
     "cluster/hang/step_progress.py": {"PLACE_LIMIT_CHARS"},
     "cluster/hang/hang_watch.py": {"REASON_LIMIT_CHARS"},

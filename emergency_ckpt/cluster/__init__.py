@@ -6,7 +6,7 @@
 3. ``coordination`` is the only user of JAX's coordination service: put, get, list, count.
    ``round`` has the two ways to agree on it, a round and a cell that is set once; ``rounds`` ends
    a start or a restore with one.
-4. ``departures`` records the processes that have left, and why, and decides who is absent.
+4. ``left_processes`` records the processes that have left, and why, and decides who is absent.
    ``preemption`` agrees on the step at which all act on a notice, through JAX or, where its service
    is off, through our own handler and keys (the event ``preemption.source`` says which).
 5. ``timelines`` decides when a restore is binding; ``stored_chain`` applies it to the persistent

@@ -2,7 +2,7 @@
 
 A process that dies announces nothing. Its connections close, its port refuses new ones, or its host
 answers no more; ``core.peer_state`` has the rule. Who finds a process dead says so to all
-(``departures``), because only its peers had a connection to it.
+(``left_processes``), because only its peers had a connection to it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class PeerSigns:
 
 
 class Announcements(Protocol):
-    """The announcements of those that left or were found dead; see ``departures.Departures``."""
+    """The announcements of those that left or were found dead; see ``LeftProcesses``."""
 
     def left(self) -> Collection[int]:
         """Return the processes that have left."""

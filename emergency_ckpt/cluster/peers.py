@@ -146,7 +146,7 @@ def agree_start(
 
 
 def _begin(hellos: dict[int, _Hello], stored: Callable[[], Known]) -> Started:
-    error = _objection(hellos)
+    error = _rejection_reason(hellos)
     if error:
         return Started("", -1, error)
     try:
@@ -157,6 +157,6 @@ def _begin(hellos: dict[int, _Hello], stored: Callable[[], Known]) -> Started:
     return Started(incarnation, max(each.newest_step for each in every), "")
 
 
-def _objection(hellos: dict[int, _Hello]) -> str:
+def _rejection_reason(hellos: dict[int, _Hello]) -> str:
     failed = {p: hello.error for p, hello in sorted(hellos.items()) if hello.error}
     return "; ".join(f"process {p}: {error}" for p, error in list(failed.items())[:4])

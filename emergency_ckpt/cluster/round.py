@@ -4,7 +4,7 @@ In a round each member says one value, and the leader answers. Only the leader r
 so a round of n members takes 2 n calls of the service and a few more. In a cell whoever comes first
 sets the value, and that one counts for all.
 
-Guaranteed: a wait ends when who is waited for has left or died (``departures``), and at a deadline.
+Guaranteed: a wait ends when who is waited for has left or died, and at a deadline.
 The leader always answers: when its rule raises, or a member that it needs does not come, ``learn``
 raises an error that says so. What was answered never changes.
 Not guaranteed: that the members hear of a leader that has lost the service: then their own
@@ -31,7 +31,7 @@ from emergency_ckpt.cluster.coordination import (
     forget,
     joined_errors,
 )
-from emergency_ckpt.cluster.departures import departed
+from emergency_ckpt.cluster.left_processes import have_left
 from emergency_ckpt.cluster.messages import by_process, decode_message, reason_of
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
@@ -108,7 +108,7 @@ def _get_within(coordinator: Coordinator, key: str, timeout_s: float) -> bytes |
 
 
 def nobody(processes: Collection[int]) -> Mapping[int, str]:
-    """The ``Absent`` of a round in which departures cannot be known; a wait in it costs less."""
+    """The ``Absent`` of a round in which nobody is known to have left; a wait in it costs less."""
     del processes
     return {}
 
@@ -218,7 +218,7 @@ class Round:
         self._timeout_s = timeout_s
         self._members = frozenset(members or range(coordinator.process_count))
         self._leader = leader
-        self._absent: Absent = absent or (lambda processes: departed(coordinator, processes))
+        self._absent: Absent = absent or (lambda processes: have_left(coordinator, processes))
         self._prompt = prompt
         self._for_each = for_each
         self._series = series if self._me == leader else None

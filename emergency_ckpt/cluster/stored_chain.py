@@ -63,8 +63,8 @@ class StoredChain:
         Other rolled-back steps count until the save is complete, unless the user asked for an older
         step, because after a crash in between they are still the best.
         """
-        demanded = self._timelines.bound if self._timelines.is_demanded else None
-        self.writer.begin(save.incarnation, demanded)
+        forced = self._timelines.bound if self._timelines.is_forced else None
+        self.writer.begin(save.incarnation, forced)
 
     def make_room(self, save: SaveId) -> None:
         """Clear the step's place for ``save``; a step there counts until that is complete."""

@@ -42,15 +42,15 @@ class Timelines:
         self._lock = threading.Lock()
         self._bound = None if tier is None else tier.timeline
         self._pending: Timeline | None = None
-        self._is_demanded = False
+        self._is_forced = False
         self.newest_step = newest_step
         self._has_begun = False
 
     @property
-    def is_demanded(self) -> bool:
+    def is_forced(self) -> bool:
         """True when the user requested the restored step and the removal of newer ones."""
         with self._lock:
-            return self._is_demanded
+            return self._is_forced
 
     @property
     def bound(self) -> Timeline | None:
@@ -76,11 +76,11 @@ class Timelines:
             is_news = before != self._bound
             self._bound = before
             self._pending = continued(before, parent, incarnation)
-            self._is_demanded = at_once
+            self._is_forced = at_once
             self._has_begun = True
         if at_once:
             self.bind()
-        elif is_news and not self.objection(parent.step, parent.incarnation):
+        elif is_news and not self.rejection_reason(parent.step, parent.incarnation):
             self._record()
 
     def note_continuation(self) -> None:
@@ -127,10 +127,10 @@ class Timelines:
             logging.warning("the timeline could not be recorded: %s", error)
             self._events.emit("restore.note", text=f"the timeline could not be recorded: {error}")
 
-    def objection(self, step: int, incarnation: str) -> str:
+    def rejection_reason(self, step: int, incarnation: str) -> str:
         """Return why a save does not count; empty when it does."""
         bound = self.bound
-        return "" if bound is None else bound.objection(step, incarnation)
+        return "" if bound is None else bound.rejection_reason(step, incarnation)
 
     def leads_to(self, save: SaveId, stored: SaveId) -> bool:
         """Return whether ``stored`` was made in the life of ``save``, or on the path to it."""

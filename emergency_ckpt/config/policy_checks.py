@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, cast
 
 from emergency_ckpt.config.policies import parts_of
-from emergency_ckpt.config.table import LONGEST_TIME_S, is_whole
+from emergency_ckpt.config.table import LONGEST_TIME_S, is_complete
 from emergency_ckpt.core.save.timing import AdaptiveInterval
 
 _Check = Callable[[Any], bool]
@@ -26,7 +26,7 @@ def save_problems(name: str, every: object) -> list[str]:
             if not datetime.timedelta() < part < _LONGEST_TIME:
                 problems.append(f"{name} must be a positive time, not {part}")
         elif part is None or isinstance(part, int | float | str):
-            if not is_whole(part, 0):
+            if not is_complete(part, 0):
                 problems.append(f"{name} must be {_SAVE_EVERY}, not {part!r}")
         elif isinstance(part, AdaptiveInterval):
             problems += _field_problems(name, part)
@@ -98,8 +98,8 @@ def _optional(check: _Check) -> _Check:
     return check_given
 
 
-_INTERVAL = (partial(is_whole, least=1), "a whole number of at least 1")
-_COUNT = (_optional(partial(is_whole, least=0)), "None or a whole number from 0 on")
+_INTERVAL = (partial(is_complete, least=1), "a whole number of at least 1")
+_COUNT = (_optional(partial(is_complete, least=0)), "None or a whole number from 0 on")
 _SECONDS = (_is_time, "a number of seconds")
 
 

@@ -75,7 +75,7 @@ class Setting:
             return "True or False", is_flag
         if self.kind is int:
             least = self.least or 0
-            return f"a whole number of at least {least}", is_whole(value, least)
+            return f"a whole number of at least {least}", is_complete(value, least)
         if self.kind is float:
             is_number = isinstance(value, int | float) and not is_flag
             is_right = is_number and (0 < value < LONGEST_TIME_S or value == self.least)
@@ -131,6 +131,6 @@ def settings_table(config: type) -> tuple[Setting, ...]:
     return tuple(rows)
 
 
-def is_whole(value: object, least: int) -> bool:
+def is_complete(value: object, least: int) -> bool:
     """Return whether ``value`` is a whole number of Python, at least ``least``."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least

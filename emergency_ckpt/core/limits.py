@@ -102,10 +102,10 @@ MAX_REASON_BYTES: Final = 4000
 
 # Frames between hosts
 
-MAX_NEWCOMERS: Final = 128
+MAX_UNPROVEN: Final = 128
 """Maximum number of connections that have proved nothing yet."""
-MAX_NEWCOMERS_PER_ADDRESS: Final = 64
-MAX_NEWCOMER_FRAME_BYTES: Final = 1 << 10
+MAX_UNPROVEN_PER_ADDRESS: Final = 64
+MAX_UNPROVEN_FRAME_BYTES: Final = 1 << 10
 """Maximum of a frame before the proof of the secret, on both sides."""
 MAX_FRAME_BYTES: Final = 64 << 10
 MAX_INVENTORY_BYTES: Final = 4 << 20

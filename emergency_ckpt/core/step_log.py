@@ -110,9 +110,11 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: tuple[Entry, ...] = ()
     greatest: int = 0
 
-    def objection(self, entry: Entry) -> str:
+    def rejection_reason(self, entry: Entry) -> str:
         """Return why the chain excludes ``entry``; empty when it does not."""
-        return "" if self.chain is None else self.chain.objection(entry.step, entry.incarnation)
+        return (
+            "" if self.chain is None else self.chain.rejection_reason(entry.step, entry.incarnation)
+        )
 
     def counting(self) -> list[Entry]:
         """Return the entries that count, oldest step first; at most one a step."""
@@ -202,7 +204,7 @@ def listing(table: Table, *added: Entry) -> Table:
     steps = list(table.steps)
     for entry in added:
         new = entry
-        if entry.state == "complete" and table.objection(entry):
+        if entry.state == "complete" and table.rejection_reason(entry):
             new = _put_aside(entry)
         begin = bisect_left(steps, new.step, key=_step_of)
         end = bisect_right(steps, new.step, lo=begin, key=_step_of)

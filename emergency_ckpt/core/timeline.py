@@ -53,7 +53,7 @@ def number_of(incarnation: str) -> int:
 
 
 def life_of(incarnation: str) -> str:
-    """Return the life in which a save was made; all demanded saves of one life have the same."""
+    """Return the life in which a save was made; all forced saves of one life have the same."""
     return incarnation.partition(".")[0]
 
 
@@ -104,7 +104,7 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ancestors: tuple[Life, ...]
     oldest_step: int
 
-    def objection(self, step: int, incarnation: str) -> str:
+    def rejection_reason(self, step: int, incarnation: str) -> str:
         """Return why a save does not belong to the timeline; empty when it does, or may."""
         if step <= self.last_step(incarnation):
             return ""
@@ -191,7 +191,7 @@ def is_on_way(save: SaveId, life: str, timeline: Timeline | None) -> bool:
     if made_in == life or timeline is None or timeline.head != life:
         return made_in == life
     is_older = bool(made_in) and number_of(made_in) < number_of(life)
-    return is_older and not timeline.objection(save.step, save.incarnation)
+    return is_older and not timeline.rejection_reason(save.step, save.incarnation)
 
 
 def newest_step(saves: Iterable[SaveId], timeline: Timeline | None) -> int:
@@ -199,7 +199,7 @@ def newest_step(saves: Iterable[SaveId], timeline: Timeline | None) -> int:
     counts = (
         save.step
         for save in saves
-        if timeline is None or not timeline.objection(save.step, save.incarnation)
+        if timeline is None or not timeline.rejection_reason(save.step, save.incarnation)
     )
     return max(counts, default=-1)
 

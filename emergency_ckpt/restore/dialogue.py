@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s
-from emergency_ckpt.cluster.departures import departed
+from emergency_ckpt.cluster.left_processes import have_left
 from emergency_ckpt.cluster.messages import decode_message
 from emergency_ckpt.cluster.round import Round, Series
 from emergency_ckpt.core.limits import MAX_PLAN_MESSAGE_BYTES
@@ -22,13 +22,13 @@ from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.leader import RestoreLeader
 from emergency_ckpt.restore.protocol import (
     Answer,
+    CompleteSteps,
     LoadPlan,
     PlanFailed,
     Report,
     Status,
     SurveyAnswer,
     Verdict,
-    WholeSteps,
     failure_kind,
     failure_of,
 )
@@ -78,7 +78,7 @@ class RestoreDialogue:
     def _round(self, name: str, *, for_each: bool = False) -> Round:
         def absent(processes: Collection[int]) -> Mapping[int, str]:
             self.check()
-            return departed(self._coordinator, processes)
+            return have_left(self._coordinator, processes)
 
         return Round(
             self._coordinator,
@@ -171,14 +171,14 @@ class RestoreDialogue:
         text = "; ".join([*lines[:_MOST_NAMED], *more])
         return RestoreFailed("restore", "the state", f"it is not that of process 0: {text}")
 
-    def learn_steps(self) -> WholeSteps:
+    def learn_steps(self) -> CompleteSteps:
         """Return the whole steps, instead of a plan. The same error everywhere when that fails."""
         answer = None
         if self._leader is not None:
             try:
                 if self._leader_error is not None:
                     raise self._leader_error
-                answer = SurveyAnswer(self._leader.whole_steps())
+                answer = SurveyAnswer(self._leader.complete_steps())
             except Exception as error:  # noqa: BLE001 - the others wait for an answer
                 self._leader_error = typed = _typed(error)
                 answer = SurveyAnswer(error=str(typed)[:4000] or type(error).__name__)

@@ -23,6 +23,7 @@ from emergency_ckpt.errors import (
     CorruptData,
     PersistentTierError,
 )
+from emergency_ckpt.restore.majority_results import MajorityResults
 from emergency_ckpt.restore.planning import (
     may_precede,
     next_incarnation,
@@ -31,14 +32,13 @@ from emergency_ckpt.restore.planning import (
 )
 from emergency_ckpt.restore.protocol import (
     Answer,
+    CompleteSteps,
     FailureKind,
     LoadPlan,
     Report,
     Status,
     Verdict,
-    WholeSteps,
 )
-from emergency_ckpt.restore.replica_disputes import ReplicaDisputes
 from emergency_ckpt.restore.request import RestoreParts, RestoreRequest
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls, ask_extra_holders
 from emergency_ckpt.restore.shards.manifest_reads import ManifestReads, passed_over_unread
@@ -84,7 +84,7 @@ class RestoreLeader:
         self._leaves = request.tree.wanted
         self._deadline_s = deadline_s
         self._manifests = ManifestReads(parts.tier, parts.client, calls, parts.events)
-        self._disputes = ReplicaDisputes(parts.persistent, parts.events, deadline_s)
+        self._majority_results = MajorityResults(parts.persistent, parts.events, deadline_s)
         self._inventory = Inventory((), {})
         self._wants_host_state = False
         self._leaves_out = request.tensors_only  # nothing more is said of it
@@ -344,30 +344,34 @@ class RestoreLeader:
         """
         assert plan.save is not None, "a persistent step has no replicas"
         with no_garbage_collection():
-            ruling = self._disputes.settle(self._inventory, plan.save)
-        if not ruling.outvoted <= self._inventory.quarantined:
-            quarantined = self._inventory.quarantined | ruling.outvoted
+            majority_result = self._majority_results.settle(self._inventory, plan.save)
+        if not majority_result.outvoted <= self._inventory.quarantined:
+            quarantined = self._inventory.quarantined | majority_result.outvoted
             self._inventory = msgspec.structs.replace(self._inventory, quarantined=quarantined)
             return None
-        if ruling.undecided and self._parts.config.on_divergence == "stop":
-            lines = self._disputes.lines(ruling)
+        if majority_result.undecided and self._parts.config.on_divergence == "stop":
+            lines = self._majority_results.lines(majority_result)
             return NoPlan("diverged", step=plan.step, rejected=plan.rejected, missing=lines)
         plan = msgspec.structs.replace(plan, timeline=self._inventory.timeline)
-        return name_outvoted(plan, self._inventory, ruling) if ruling.outvoted else plan
+        return (
+            name_outvoted(plan, self._inventory, majority_result)
+            if majority_result.outvoted
+            else plan
+        )
 
-    def whole_steps(self) -> WholeSteps:
+    def complete_steps(self) -> CompleteSteps:
         """Return the steps that could be restored, instead of a plan. Errors as of ``plan``."""
         if self._manifests.unread:
             manifests = self._manifests.read_again(list(self._manifests.unread))
             self._inventory = msgspec.structs.replace(self._inventory, manifests=manifests)
         held = {each.save.step for h in self._inventory.holders for each in h.tensors}
-        local = tuple(step for step in sorted(held) if self._is_whole_in_ram(step))
+        local = tuple(step for step in sorted(held) if self._is_complete_in_ram(step))
         if self._persistent is None:
-            return WholeSteps(local)
+            return CompleteSteps(local)
         if self._persistent_error is not None:
             if not local:
                 raise self._persistent_error
-            return WholeSteps(local)
+            return CompleteSteps(local)
         assert self._view is not None, "storage has answered"
         unseen = [each for each in self._stored.values() if not each.is_seen]
         self._look_at(self._persistent, self._view, unseen, self._deadline_s)
@@ -376,11 +380,11 @@ class RestoreLeader:
             found.step
             for found in self._stored.values()
             if not found.problem
-            and (known is None or not known.objection(found.step, found.incarnation))
+            and (known is None or not known.rejection_reason(found.step, found.incarnation))
         }
-        return WholeSteps(local, tuple(sorted(stored)))
+        return CompleteSteps(local, tuple(sorted(stored)))
 
-    def _is_whole_in_ram(self, step: int) -> bool:
+    def _is_complete_in_ram(self, step: int) -> bool:
         plan = self._plan(msgspec.structs.replace(self._inventory, persistent=()), step)
         # What only does not fit the job as it is now is there nevertheless: a restore says so.
         unfit = ("state_mismatch", "host_state_count")
@@ -422,7 +426,7 @@ class RestoreLeader:
     def _what_there_is(self) -> str:
         """Return the steps that could be asked for instead, in words."""
         try:
-            steps = self.whole_steps()
+            steps = self.complete_steps()
         except CheckpointError as error:
             return f"what else there is cannot be told: {error}"
         named = {"RAM": steps.local, "storage": steps.persistent}

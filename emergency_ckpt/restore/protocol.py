@@ -193,7 +193,7 @@ def passed_over(plan: RestorePlan | LoadPlan, run_id: str) -> set[SaveId]:
     }
 
 
-class WholeSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CompleteSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Steps that a restore could bring back now, by tier, oldest first."""
 
     local: tuple[int, ...] = ()
@@ -203,7 +203,7 @@ class WholeSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SurveyAnswer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The leader's answer to a survey: the steps, or the reason why there is none."""
 
-    steps: WholeSteps = WholeSteps()
+    steps: CompleteSteps = CompleteSteps()
     error: str = ""
 
 

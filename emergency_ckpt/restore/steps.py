@@ -16,7 +16,7 @@ from emergency_ckpt.cluster.round import Series, agree
 from emergency_ckpt.errors import CorruptData, PersistentTierError, RestoreFailed, StepNotFound
 from emergency_ckpt.restore.dialogue import RestoreDialogue
 from emergency_ckpt.restore.leader import LISTING_TIMEOUT_S, RestoreLeader
-from emergency_ckpt.restore.protocol import WholeSteps
+from emergency_ckpt.restore.protocol import CompleteSteps
 from emergency_ckpt.restore.request import RestoreParts, RestoreRequest
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
 from emergency_ckpt.state import host_state as host_states
@@ -102,11 +102,11 @@ class StepCatalog:
     def _known_in_storage(self, tier: PersistentTier) -> set[int]:
         limit_s = min(LISTING_TIMEOUT_S, tier.storage.timeout_s)
         deadline_s = time.monotonic() + limit_s
-        objection = self.parts.timelines.objection
+        rejection_reason = self.parts.timelines.rejection_reason
         return {
             each.step
             for each in tier.found.counting(deadline_s)
-            if not objection(each.step, each.incarnation)
+            if not rejection_reason(each.step, each.incarnation)
         }
 
     def _known_in_ram(self) -> list[int]:
@@ -117,7 +117,7 @@ class StepCatalog:
                 complete = None  # a restore went back behind it
         return [] if complete is None else [complete.step]
 
-    def survey(self, state: PyTree) -> WholeSteps:
+    def survey(self, state: PyTree) -> CompleteSteps:
         """The whole steps of both tiers, by what all processes hold now. Collective; blocks.
 
         ``state`` is what would be restored into. Nothing is forgotten, and no save waited for.

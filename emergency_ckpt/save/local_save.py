@@ -284,8 +284,8 @@ class LocalSaves:
         """The save to keep until one is whole or restored: of a former life, or left over."""
         tensors, _, on_record = self._tier.held()
         saves = {held.save for held in tensors} - self._tier.incomplete() - self._in_doubt
-        objection = self._timelines.objection
-        saves = {save for save in saves if not objection(save.step, save.incarnation)}
+        rejection_reason = self._timelines.rejection_reason
+        saves = {save for save in saves if not rejection_reason(save.step, save.incarnation)}
         return on_record if on_record in saves else max(saves, default=None)
 
     def _compare_replicas(self, save: SaveId, outcome: Outcome) -> None:

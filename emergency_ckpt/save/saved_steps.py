@@ -25,7 +25,7 @@ class SavedSteps:
         self._incarnation = incarnation
         self._run_id = run_id
         self._found: dict[TierName, int] = {}
-        self._demanded = (-1, 0)
+        self._forced = (-1, 0)
         self._removed: Counter[int] = Counter()
         self.restored: SaveId | None = None
 
@@ -40,7 +40,7 @@ class SavedSteps:
         What was saved before it may be behind it.
         """
         self._incarnation = incarnation
-        self._demanded = (-1, 0)
+        self._forced = (-1, 0)
         self.restored = save
         self._found = {"local": save.step, tier: save.step}
         if self._persistent is not None:
@@ -75,17 +75,17 @@ class SavedSteps:
         saves = self._local if name == "local" else self._persistent
         return None if saves is None else saves.last_complete
 
-    def identity(self, step: int, *, demanded: bool) -> SaveId:
+    def identity(self, step: int, *, forced: bool) -> SaveId:
         """The identity of the next save.
 
-        A step can be demanded that was saved before, or saved again after its removal, and the
+        A step can be forced that was saved before, or saved again after its removal, and the
         bytes may be others by then. They must never be put together, so each demand for a step is
         of an incarnation of its own: alike on all processes, which all make the same demands.
         """
         number = _AFTER_REMOVAL * self._removed[step]
-        if demanded:
-            before, count = self._demanded
-            self._demanded = step, (count if step == before else 0) + 1
-            number += self._demanded[1]
+        if forced:
+            before, count = self._forced
+            self._forced = step, (count if step == before else 0) + 1
+            number += self._forced[1]
         name = f"{self._incarnation}.{number:06d}" if number else self._incarnation
         return SaveId(step, name, self._run_id)

@@ -123,9 +123,9 @@ class Saver:
                 self._note_ignored(step)
             return False
         plain = None if metrics is None else named_metrics(metrics)
-        demanded = force or preempted
-        save = self._saved.identity(step, demanded=demanded)
-        request = SaveRequest(save, state, host_state, plain, time.monotonic(), demanded)
+        forced = force or preempted
+        save = self._saved.identity(step, forced=forced)
+        request = SaveRequest(save, state, host_state, plain, time.monotonic(), forced)
         if self._last_step is not None:
             self._last_step.hold(request)
         if not due and not preempted:
@@ -488,7 +488,7 @@ class Saver:
                 "stop.not_saved", step=request.step, text="its arrays were donated or deleted since"
             )
         elif request is not None:
-            save = self._saved.identity(request.step, demanded=True)
+            save = self._saved.identity(request.step, forced=True)
             self._settle_past(save)
             request = dataclasses.replace(request, save=save, must_exist=True)
             request.begun_s = time.monotonic()

@@ -14,7 +14,7 @@ import msgspec
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator, forget
-from emergency_ckpt.cluster.departures import leaving
+from emergency_ckpt.cluster.left_processes import leaving
 from emergency_ckpt.cluster.messages import by_process, decode_message, number_of
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.save.step_agreement import (

@@ -24,7 +24,7 @@ import msgspec
 from absl import logging
 
 from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s, forget
-from emergency_ckpt.cluster.departures import Departures
+from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.messages import (
     by_process,
     decode_each,
@@ -90,11 +90,14 @@ class Vote:
     """Casts votes of this process. All methods block; they belong to the background thread."""
 
     def __init__(
-        self, coordinator: Coordinator, timeout_s: float, departures: Departures | None = None
+        self,
+        coordinator: Coordinator,
+        timeout_s: float,
+        left_processes: LeftProcesses | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._timeout_s = timeout_s
-        self._departures = departures or Departures(coordinator)
+        self._left_processes = left_processes or LeftProcesses(coordinator)
         # At the leader.
         self._votes: deque[str] = deque()
         self._life = self._begun = self._newest_complete = ""
@@ -194,7 +197,7 @@ class Vote:
             if not missing:
                 return "all are here"
             absent.update(passed)
-            absent.update(self._departures.absent("local", save, missing - passed.keys()))
+            absent.update(self._left_processes.absent("local", save, missing - passed.keys()))
             is_over = time.monotonic() - began_s > _LATE_AGAIN_S
             if not absent and is_over and missing <= self._late:
                 absent.update({p: f"process {p} is late again" for p in missing})
@@ -272,7 +275,7 @@ class Vote:
             led = self._find_led(save)
             if _is_after(led.begun, _place(save)):
                 return _has_passed(0, led.begun)
-            return self._departures.absent("local", save, {0}).get(0, "")
+            return self._left_processes.absent("local", save, {0}).get(0, "")
 
         try:
             cell = self._cell(name)

@@ -15,7 +15,7 @@ from emergency_ckpt.errors import ConfigError, DeadlineExceeded
 from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.entrance import Entrance
+from emergency_ckpt.transfer.accept import Accept
 from emergency_ckpt.transfer.security.handshake import SessionKeys, Terms, new_holder, seal
 from emergency_ckpt.transfer.session import Service, Session
 from emergency_ckpt.transfer.source import Holdings
@@ -77,7 +77,7 @@ class TransferServer:
         drop_in_child(self._listener, socket.socket.close)
         self._terms = Terms(security, new_holder())
         self.contact = f"{self._terms.holder}@{self.address}"
-        self._entrance = Entrance(
+        self._accept = Accept(
             self._listener,
             credentials,
             self._terms,
@@ -99,7 +99,7 @@ class TransferServer:
                 [f"transfer address {self.address}: {error}"], target="transfer server"
             ) from error
         self._accepting = threading.Thread(
-            target=self._entrance.run, name=f"transfer-server {self.address}", daemon=True
+            target=self._accept.run, name=f"transfer-server {self.address}", daemon=True
         )
         self._accepting.start()
 
@@ -109,7 +109,7 @@ class TransferServer:
         DeadlineExceeded when a thread does not end: the holdings must then stay open.
         """
         self._stopping.set()
-        self._entrance.close_down()
+        self._accept.close_down()
         deadline_s = time.monotonic() + _STOP_TIMEOUT_S
         threads = [self._accepting] if self._accepting else []
         for thread in threads:

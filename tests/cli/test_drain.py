@@ -183,7 +183,7 @@ def environment() -> dict[str, str]:
 def test_drain_killed_loses_nothing_and_is_repeated(
     drains: Drains, environment: dict[str, str], point: str
 ) -> None:
-    world, is_whole = drains.world, point in ("marker", "version")
+    world, is_complete = drains.world, point in ("marker", "version")
     drains.save(2, save_every=2)
     drains.save(5)
     command = [sys.executable, "-c", KILLED, point, *drains.words()]
@@ -195,7 +195,7 @@ def test_drain_killed_loses_nothing_and_is_repeated(
         shutil.copytree(path, kept)
     # The job starts again, with its RAM or without: nothing half-written is taken.
     assert drains.restored() == (5, 50)
-    if not is_whole:
+    if not is_complete:
         shutil.rmtree(world.persistent)
         shutil.copytree(stored, world.persistent)
         assert drains.restored_from_storage() == (2, 20)
@@ -205,7 +205,7 @@ def test_drain_killed_loses_nothing_and_is_repeated(
     stored.rename(world.persistent)
     held.rename(world.ramdisk)
     code, found = drains.drain()
-    assert (code, found["step"], found["is_written"]) == (0, 5, not is_whole)
+    assert (code, found["step"], found["is_written"]) == (0, 5, not is_complete)
     _assert_nothing_else(drains)
     assert drains.restored_from_storage() == (5, 50)
 

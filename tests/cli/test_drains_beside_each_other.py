@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from persistent_steps import POINTS, RUN_ID, life, save_over, value_of, whole_steps, writer_of
+from persistent_steps import POINTS, RUN_ID, complete_steps, life, save_over, value_of, writer_of
 
 from emergency_ckpt.errors import DirectoryInUse, PersistentTierError
 from emergency_ckpt.tiers.persistent.steps.stored import StoredSteps
@@ -50,7 +50,7 @@ def test_drain_replaced_at_any_point_leaves_one_whole_step(
         with pytest.raises(PersistentTierError):
             drain(tmp_path, "first", 1, come)
     tier = PersistentTier(str(tmp_path))
-    assert whole_steps(tier) == ([2, STEP] if before else [STEP])
+    assert complete_steps(tier) == ([2, STEP] if before else [STEP])
     assert value_of(tier, STEP) == 7
     drain(tmp_path, "third", 8, nothing)
     assert value_of(tier, STEP) == 8

@@ -13,10 +13,10 @@ from damage import damaged
 from memory_coordination import MemoryService
 
 from emergency_ckpt.background import Failures
-from emergency_ckpt.cluster import departures, peers, start_agreement
+from emergency_ckpt.cluster import left_processes, peers, start_agreement
 from emergency_ckpt.cluster import rounds as going_on
 from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.cluster.departures import Departures, leaving
+from emergency_ckpt.cluster.left_processes import LeftProcesses, leaving
 from emergency_ckpt.cluster.messages import (
     by_process,
     decode_each,
@@ -51,12 +51,15 @@ MESSAGES: tuple[tuple[Any, Any], ...] = (
     (going_on._Ready("", 7), going_on._Ready),
     (start_agreement._Hello("5e" * 32, ""), start_agreement._Hello),
     (start_agreement._Decision("5e9d", ""), start_agreement._Decision),
-    (departures._Leaving("done", {"local": ("0198", 40, "0198.000001")}), departures._Leaving),
+    (
+        left_processes._Leaving("done", {"local": ("0198", 40, "0198.000001")}),
+        left_processes._Leaving,
+    ),
     (words.Proposal(3, "local", 40), words.Proposal),
     (words.Answer("late", 41, 0.25), words.Answer),
     (words.Decision(True), words.Decision),
     (StageReport(written=Written({0: Document("5e", False)}, (Crc(SHARD, 77),))), StageReport),
-    (("0198f2c4a1b0-5e9d", 40, "0198f2c4a1b0-5e9d.000001"), departures.Place),
+    (("0198f2c4a1b0-5e9d", 40, "0198f2c4a1b0-5e9d.000001"), left_processes.Place),
     ({"dir": "'/a'"}, dict[str, str]),
     (["dir differs"], list[str]),
 )
@@ -235,7 +238,7 @@ def test_hostile_departure_counts_as_one(data: bytes) -> None:
     service = MemoryService(2)
     service.member(1).put("leaving/1", data)
     assert "leaving/1" in leaving(service.member(0))[1]
-    absent = Departures(service.member(0)).absent("local", SAVE, {1})
+    absent = LeftProcesses(service.member(0)).absent("local", SAVE, {1})
     assert "leaving/1" in absent[1]
 
 

@@ -11,7 +11,7 @@ import pytest
 from memory_coordination import MemoryService
 from memory_holdings import MemoryHoldings
 
-from emergency_ckpt.cluster.departures import Departures
+from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.peer_signs import DeathWatch, PeerSigns
 from emergency_ckpt.errors import PeerAbsent, PeerLeft
 from emergency_ckpt.transfer.client import TransferClient
@@ -86,12 +86,12 @@ def test_look_names_the_process_and_tells_the_others(has_connection: bool) -> No
         if has_connection:
             assert signs.probe(1).kind == "present"
         server.stop()
-        watch = DeathWatch(signs, lambda: {1}, Departures(service.member(0)))
+        watch = DeathWatch(signs, lambda: {1}, LeftProcesses(service.member(0)))
         error = PeerLeft if has_connection else PeerAbsent
         with pytest.raises(error, match="process 1"):
             look_until_found(watch)
         if has_connection:
-            other = DeathWatch(signs, set, Departures(service.member(2)))
+            other = DeathWatch(signs, set, LeftProcesses(service.member(2)))
             with pytest.raises(PeerLeft, match="process 0 found"):
                 look_until_found(other)
 
@@ -101,9 +101,9 @@ def test_look_passes_over_who_has_left() -> None:
         service = MemoryService(3)
         signs = PeerSigns(lambda _: server.contact, client)
         signs.probe(1)
-        Departures(service.member(1)).gone("it has ended")
+        LeftProcesses(service.member(1)).gone("it has ended")
         server.stop()
-        Departures(service.member(0)).say_died(2, "its host refuses")
-        watch = DeathWatch(signs, lambda: {1}, Departures(service.member(0)))
+        LeftProcesses(service.member(0)).say_died(2, "its host refuses")
+        watch = DeathWatch(signs, lambda: {1}, LeftProcesses(service.member(0)))
         with pytest.raises(PeerLeft, match="process 2"):
             look_until_found(watch)

@@ -13,7 +13,7 @@ import pytest
 from memory_coordination import MemoryCoordinator, MemoryService
 
 from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.cluster.departures import Departures
+from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.round import Cell, Round, Rule, Series
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
 
@@ -113,7 +113,7 @@ def test_rule_that_waits_when_all_have_spoken_is_an_error_on_all() -> None:
 
 def test_member_that_left_ends_the_round_on_all() -> None:
     service = MemoryService(3)
-    Departures(service.member(2)).gone("it has ended")
+    LeftProcesses(service.member(2)).gone("it has ended")
 
     def hold(held: Round, me: int) -> bytes:
         return b"" if me == 2 else held.hold(b"", held.when_all(sum_of))
@@ -127,14 +127,14 @@ def test_member_that_left_ends_the_round_on_all() -> None:
 def test_member_that_spoke_and_left_counts() -> None:
     service = MemoryService(2)
     Round(service.member(1), "round", LONG_S).say(b"1")
-    Departures(service.member(1)).gone("it has ended")
+    LeftProcesses(service.member(1)).gone("it has ended")
     held = Round(service.member(0), "round", LONG_S)
     assert held.hold(b"0", held.when_all(sum_of)) == b"1"
 
 
 def test_leader_that_left_ends_the_wait() -> None:
     service = MemoryService(2)
-    Departures(service.member(0)).gone("it has ended")
+    LeftProcesses(service.member(0)).gone("it has ended")
     with pytest.raises(PeerLeft, match="process 0 has left"):
         Round(service.member(1), "round", LONG_S).learn()
 
@@ -198,7 +198,7 @@ def test_hostile_answer_is_typed(data: bytes) -> None:
 
 
 def test_rounds_hold_under_all_schedules() -> None:
-    """Slow and lost calls, lost replies, pauses, departures and kills at any call of any process.
+    """Slow and lost calls, lost replies, pauses, leaving and kills at any call of any process.
 
     No two processes end with different values, every wait ends, and the keys are bounded; a round
     without a fault ends as its rule says, with the leader's error where the rule raises.

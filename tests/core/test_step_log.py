@@ -193,7 +193,7 @@ def test_counting_leaves_out_what_the_chain_excludes() -> None:
     chain = continued(None, SaveId(2, life(1), "run"), life(2))
     found = table(entry(2), entry(4), chain=chain)
     assert found.counting() == [entry(2)]
-    assert "it was rolled back" in found.objection(entry(4))
+    assert "it was rolled back" in found.rejection_reason(entry(4))
 
 
 def test_changed_drops_or_changes_the_named_ones_alone() -> None:
@@ -231,7 +231,7 @@ HOSTILE = {
     "no incarnation": {"incarnation": ""},
     "incarnation without a number": {"incarnation": "018f0000000a-a"},
     "incarnation 0": {"incarnation": life(0)},
-    "incarnation of a demanded save": {"incarnation": f"{life(2)}.000001"},
+    "incarnation of a forced save": {"incarnation": f"{life(2)}.000001"},
     "chain without a number": {"chain": from_nothing("life")},
     "chain that goes up": {"chain": Timeline(life(2), 4, (Life(life(3), 4),), 4)},
     "steps unordered": {"steps": (entry(2), entry(1))},
@@ -306,7 +306,7 @@ def test_versions_of_any_changes_are_valid_and_lose_no_step(
         else:
             found = listing(found, change)
             keys.add(change.key)
-            if change.state == "complete" and not found.objection(change):
+            if change.state == "complete" and not found.rejection_reason(change):
                 assert found.complete(change.step) == change
         assert found.number == number + 2
         assert problem_of(found) == ""

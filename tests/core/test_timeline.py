@@ -72,7 +72,7 @@ def save(step: int, life: str) -> SaveId:
 
 
 def has(timeline: Timeline, step: int, life: str) -> bool:
-    return not timeline.objection(step, life)
+    return not timeline.rejection_reason(step, life)
 
 
 def test_objection_to_what_was_left_behind_names_who_did() -> None:
@@ -80,7 +80,10 @@ def test_objection_to_what_was_left_behind_names_who_did() -> None:
     assert has(timeline, 5, A)
     assert has(timeline, 900, B)
     assert has(timeline, 900, f"{B}.000002")
-    assert timeline.objection(6, A) == f"it was rolled back: incarnation {B} continued from step 5"
+    assert (
+        timeline.rejection_reason(6, A)
+        == f"it was rolled back: incarnation {B} continued from step 5"
+    )
 
 
 def test_objection_to_an_abandoned_branch_whatever_its_step() -> None:
@@ -145,7 +148,7 @@ def test_objection_to_a_life_of_the_same_number() -> None:
     """Neither knew of the other, as when the RAM of one and the storage of the other were away."""
     timeline = continued(None, save(5, A), life(2, 7))
     rival = life(2, 6)
-    assert "has the same number" in timeline.objection(6, rival)
+    assert "has the same number" in timeline.rejection_reason(6, rival)
     later = continued(timeline, save(9, life(2, 7)), C)
     assert has(later, 9, life(2, 7))
     assert not has(later, 6, rival)
@@ -177,13 +180,13 @@ def test_timeline_from_nothing_has_its_own_life_alone() -> None:
     assert has(timeline, 1, plain_incarnation(3, "5e"))
     for left in (A, B, plain_incarnation(2, "5e"), "old name"):
         assert timeline.leaves_behind(left)
-        reason = timeline.objection(1, left)
+        reason = timeline.rejection_reason(1, left)
         assert reason == f"it was left behind: {C} saved without a restore"
     after = continued(timeline, save(5, C), D)
     assert after.oldest_step == -1
     assert has(after, 5, C)
     assert not after.leaves_behind(C)
-    assert "rolled back" in after.objection(6, C)
+    assert "rolled back" in after.rejection_reason(6, C)
     assert after.leaves_behind(B)
     assert not has(after, 1, B)
 
@@ -261,9 +264,9 @@ def test_objection_is_never_to_a_save_of_a_later_number(lives: list[tuple[int, i
         greatest += ahead
         timeline = continued(timeline, save(step, parent), life(greatest + 1))
         greatest += 1
-        assert not timeline.objection(10**6, life(greatest + 1))
-        assert not timeline.objection(10**6, life(greatest))
-        assert not timeline.objection(step, parent)
+        assert not timeline.rejection_reason(10**6, life(greatest + 1))
+        assert not timeline.rejection_reason(10**6, life(greatest))
+        assert not timeline.rejection_reason(step, parent)
 
 
 @pytest.mark.parametrize("step", [0, 5, 10])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 from fake_gcs import FaultRule, GcsControl
-from persistent_steps import life, save_over, value_of, whole_steps, writer_of
+from persistent_steps import complete_steps, life, save_over, value_of, writer_of
 
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
@@ -71,7 +71,7 @@ def look(run: str) -> dict[str, Any]:
     with ocp.CheckpointManager(run) as manager:
         listed = STEP in manager.all_steps()
         plain = None if not listed else readable(lambda: plain_value(manager))
-    ours = None if STEP not in whole_steps(tier) else readable(lambda: value_of(tier, STEP))
+    ours = None if STEP not in complete_steps(tier) else readable(lambda: value_of(tier, STEP))
     return {"plain": plain, "ours": ours}
 
 

@@ -63,7 +63,7 @@ def write(step: int, state: dict[str, Any]) -> None:
     tier.write_tensors(save, tree, shards, (0,))
 
 
-def is_whole(step: int, state: dict[str, Any]) -> bool:
+def is_complete(step: int, state: dict[str, Any]) -> bool:
     """Return whether plain Orbax finds the step, with these values."""
     if step not in ocp.utils.checkpoint_steps(RUN):
         return False
@@ -83,14 +83,14 @@ def under_fault(gcs: GcsControl, step: int, rules: tuple[FaultRule, ...]) -> dic
         error = str(failure)
     hits = sum(fault.hit for fault in gcs.fault_states())
     gcs.clear_faults()
-    seen = {"error": error, "hits": hits, "whole": is_whole(step, state)}
+    seen = {"error": error, "hits": hits, "whole": is_complete(step, state)}
     if error:
         storage = PersistentTier(RUN).storage
         storage.do(
             "remove", f"/{step}", lambda: delete_step(storage, storage.objects_with(f"{step}/"))
         )
         write(step, state)
-        seen["whole then"] = is_whole(step, state)
+        seen["whole then"] = is_complete(step, state)
     return seen
 
 

@@ -20,11 +20,11 @@ import orbax.checkpoint as ocp
 from fake_gcs import FaultRule, GcsControl
 from persistent_steps import (
     RUN_ID,
+    complete_steps,
     life,
     save_over,
     value_in,
     value_of,
-    whole_steps,
     write_tensors,
     writer_of,
 )
@@ -178,7 +178,7 @@ def look(run: str) -> dict[str, Any]:
     aside = view.aside(STEP)
     found = None if aside is None else tier.found.look(view, aside)
     return {
-        "ours": whole_steps(tier),
+        "ours": complete_steps(tier),
         "value": or_error(lambda: value_of(tier, STEP)),
         "aside": found and or_error(lambda: value_in(tier, found)),
         "plain": plain(run),

@@ -174,7 +174,7 @@ def value_in(tier: PersistentTier, found: FoundStep) -> int:
     return value
 
 
-def whole_steps(tier: PersistentTier | str) -> list[int]:
+def complete_steps(tier: PersistentTier | str) -> list[int]:
     """The steps that count, oldest first."""
     tier = PersistentTier(tier) if isinstance(tier, str) else tier
     return [each.step for each in tier.found.counting()]

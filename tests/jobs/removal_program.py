@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 from fake_gcs import FaultRule, GcsControl
-from persistent_steps import fill, life, save_over, value_of, whole_steps, writer_of
+from persistent_steps import complete_steps, fill, life, save_over, value_of, writer_of
 
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
@@ -46,7 +46,7 @@ def look(run: str = RUN) -> dict[str, Any]:
     item = ocp.utils.is_checkpoint_finalized(f"gs://bucket/{run}/{REMOVED}/default")
     return {
         "ours": [found.step for found in tier.found.resolved(tier.found.view())],
-        "whole": whole_steps(tier),
+        "whole": complete_steps(tier),
         "manager": listed,
         "checkpointer": item,
         "objects": below(run, f"{REMOVED}/"),
@@ -197,7 +197,7 @@ def unheard(what: str) -> list[dict[str, Any]]:
             except CheckpointError as caught:
                 error = f"{type(caught).__name__}: {caught}"
             hits = sum(each.hit for each in control().fault_states())
-        values = [(step, value_of(tier, step)) for step in whole_steps(tier)]
+        values = [(step, value_of(tier, step)) for step in complete_steps(tier)]
         seen = {"hits": hits, "error": error, "values": values, "plain": look(run)["manager"]}
         found.append({**seen, "then": clean_up(run)["whole"]})
     return found
@@ -211,7 +211,7 @@ def _replaced_until(run: str, requests: int) -> dict[str, Any]:
         save_over(tier_of(run), REMOVED, 21, life(2))
         through = True
     marked = is_marked(run, life(2))
-    steps, now = whole_steps(tier), value_of(tier, REMOVED)
+    steps, now = complete_steps(tier), value_of(tier, REMOVED)
     writer = writer_of(tier)
     writer.begin(life(3))
     then = value_of(tier, REMOVED)

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from job_process import JobProcess, mesh_of, run_program, state_at
-from persistent_steps import life, whole_steps, writer_of
+from persistent_steps import complete_steps, life, writer_of
 
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.transfer.server import TransferServer
@@ -126,7 +126,7 @@ def many_lives(world: JobProcess) -> Any:
         saved = checkpointer.save(step=1, state=state_at(1, mesh))
         checkpointer.wait_until_finished()
         checkpointer.check_for_errors()
-        whole = whole_steps(str(directory))
+        whole = complete_steps(str(directory))
     return {"saved": saved, "whole": whole}
 
 

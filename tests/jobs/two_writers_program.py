@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import orbax.checkpoint as ocp
-from persistent_steps import POINTS, life, save_over, value_of, whole_steps, writer_of
+from persistent_steps import POINTS, complete_steps, life, save_over, value_of, writer_of
 
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.tiers.persistent.log import KEPT
@@ -87,7 +87,7 @@ def look(directory: str) -> dict[str, Any]:
     tier = PersistentTier(directory)
     with ocp.CheckpointManager(directory) as manager:
         plain = list(manager.all_steps())
-    values = {step: value_of(tier, step) for step in whole_steps(tier)}
+    values = {step: value_of(tier, step) for step in complete_steps(tier)}
     return {"ours": sorted(values.items()), "plain": sorted(plain)}
 
 

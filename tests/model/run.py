@@ -78,7 +78,7 @@ def find_jar() -> Path | None:
     return next((jar for jar in jars if jar.is_file()), None)
 
 
-def objection(jar: Path | None) -> str:
+def rejection_reason(jar: Path | None) -> str:
     """Return why TLC cannot run here, or ""."""
     if shutil.which("java") is None:
         return "there is no java"
@@ -148,7 +148,7 @@ def main() -> int:
     if arguments.list:
         print("\n".join(CHECKS))
         return 0
-    if reason := objection(arguments.jar):
+    if reason := rejection_reason(arguments.jar):
         print(f"make model: {reason}")
         return 77
     failed = 0

@@ -212,16 +212,16 @@ def test_checks_name_constants_and_invariants_of_the_model() -> None:
 @pytest.mark.parametrize("name", ["own-choice", "order-by-clock"])
 def test_tlc_finds_a_defect(name: str) -> None:
     jar = run.find_jar()
-    if jar is None or run.objection(jar):
-        pytest.skip(run.objection(jar))
+    if jar is None or run.rejection_reason(jar):
+        pytest.skip(run.rejection_reason(jar))
     check = run.CHECKS[name]
     assert run.run_tlc(jar, check.constants, workers=1, heap="1g").violated in check.violated
 
 
 def test_tlc_finds_the_model_of_one_step_sound() -> None:
     jar = run.find_jar()
-    if jar is None or run.objection(jar):
-        pytest.skip(run.objection(jar))
+    if jar is None or run.rejection_reason(jar):
+        pytest.skip(run.rejection_reason(jar))
     result = run.run_tlc(jar, {"Last": "1"}, workers=1, heap="1g")
     assert result.is_complete
     assert result.states > 1000

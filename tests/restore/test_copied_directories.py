@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from persistent_steps import whole_steps
+from persistent_steps import complete_steps
 from world import World, same, save_all
 
 from emergency_ckpt.errors import DirectoryInUse, StepNotFound, Unrecoverable
@@ -77,7 +77,7 @@ def test_directory_of_plain_orbax_is_gone_on_from(world: World) -> None:
     assert plain_restored(world, save_every=0) == 4
     assert not log_of(world).exists(), "who only reads writes nothing"
     save_plain_like(world, 5)
-    assert whole_steps(str(world.persistent)) == [2, 4, 5]
+    assert complete_steps(str(world.persistent)) == [2, 4, 5]
     assert plain_restored(world) == 5
     with ocp.CheckpointManager(world.persistent) as manager:
         assert manager.all_steps() == [2, 4, 5]
@@ -90,7 +90,7 @@ def test_steps_of_plain_orbax_after_ours_are_seen(world: World) -> None:
     assert plain_restored(world) == 6
     save_plain_like(world, 7)
     plain(world.persistent, 8)
-    assert whole_steps(str(world.persistent)) == [2, 4, 6, 7, 8]
+    assert complete_steps(str(world.persistent)) == [2, 4, 6, 7, 8]
     assert plain_restored(world) == 8
 
 
@@ -115,7 +115,7 @@ def test_directory_copied_whole_is_as_the_first(world: World) -> None:
     first, world.persistent = world.persistent, world.persistent.with_name("copy")
     shutil.copytree(first, world.persistent)
     shutil.rmtree(first)
-    assert whole_steps(str(world.persistent)) == [2, 4, 5]
+    assert complete_steps(str(world.persistent)) == [2, 4, 5]
     persist(world, 7, start=5)
     assert restored(world) == 7
     assert restored(world, 6) == 6
@@ -147,7 +147,7 @@ def test_steps_copied_alone_count_in_another_directory(world: World) -> None:
         assert position == {"at": 6}
         save_all(ckpt, world, 7)
     world.lose_ram()
-    assert whole_steps(str(other)) == [2, 6, 7]
+    assert complete_steps(str(other)) == [2, 6, 7]
     assert restored(world) == 7
 
 
@@ -162,7 +162,7 @@ def test_step_copied_into_a_used_directory_is_taken(world: World) -> None:
     world.persistent = other
     assert restored(world) == 6
     persist(world, 7, start=6)
-    assert whole_steps(str(other)) == [6, 7]
+    assert complete_steps(str(other)) == [6, 7]
     assert restored(world, 3) == 3
 
 
@@ -235,7 +235,7 @@ def test_log_lost_is_said_and_no_fresh_start(world: World, lost: str) -> None:
     assert restored(world, save_every=0) == 4
     assert "persistent.log_lost" in world.names()
     persist(world, 5, start=4)
-    assert whole_steps(str(world.persistent)) == [2, 4, 5]
+    assert complete_steps(str(world.persistent)) == [2, 4, 5]
     assert restored(world) == 5
     assert "persistent.log_lost" not in world.names()
 
@@ -261,6 +261,6 @@ def test_step_deleted_by_a_stranger_is_dropped_and_named(world: World) -> None:
     persist(world, 7, start=4)
     dropped = [e.fields["step"] for e in world.events if e.name == "persistent.dropped"]
     assert dropped == [6]
-    assert whole_steps(str(world.persistent)) == [2, 4, 7]
+    assert complete_steps(str(world.persistent)) == [2, 4, 7]
     with pytest.raises(StepNotFound, match="storage has"):
         restored(world, 6)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from damage import damaged
-from persistent_steps import whole_steps
+from persistent_steps import complete_steps
 from places import GOLDEN
 from world import World, same, save_all
 
@@ -189,7 +189,7 @@ def test_damaged_newest_version_is_named_and_mended(world: World, damage: bytes)
         save_all(ckpt, world, 5)
     log = PersistentTier(str(world.persistent)).found.log.read()
     assert log.faults == ()
-    assert whole_steps(str(world.persistent)) == [2, 4, 5]
+    assert complete_steps(str(world.persistent)) == [2, 4, 5]
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
@@ -211,7 +211,7 @@ def test_log_damaged_in_every_version_leaves_the_markers(world: World, damage: b
         assert "persistent.log_damaged" in world.names()
         save_all(ckpt, world, 5)
     assert PersistentTier(str(world.persistent)).found.log.read().faults == ()
-    assert whole_steps(str(world.persistent)) == [2, 4, 5]
+    assert complete_steps(str(world.persistent)) == [2, 4, 5]
 
 
 def test_log_damaged_in_every_version_is_still_of_its_run(world: World) -> None:

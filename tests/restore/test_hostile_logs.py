@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from looks import Tree, tree_of
-from persistent_steps import life, whole_steps
+from persistent_steps import complete_steps, life
 from world import World, same, save_all
 
 from emergency_ckpt.errors import DirectoryInUse, NewerFormat, PersistentTierError
@@ -139,7 +139,7 @@ def test_version_that_claims_what_cannot_be_is_refused(saved: World, claim: str)
         ckpt.steps.remove(5)
     saved.lose_ram()
     assert restored(saved) == 6
-    assert whole_steps(str(saved.persistent)) == [4, 6]
+    assert complete_steps(str(saved.persistent)) == [4, 6]
     assert tree_of(outside(saved)) == others
     assert sorted(each.name for each in saved.persistent.iterdir()) == ["4", "6", "host_state"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from persistent_steps import fill, whole_steps
+from persistent_steps import complete_steps, fill
 from world import STORAGE, World, logged, restored, save_all
 
 from emergency_ckpt.errors import Unrecoverable
@@ -165,7 +165,7 @@ def test_retention_beside_junk_neither_counts_nor_removes_it(saved: World) -> No
     with saved.open_both(**STORAGE, keep_last_n=2) as ckpt:
         ckpt.restore(state=saved.state(0))
         save_all(ckpt, saved, 7, 8)
-    assert whole_steps(str(saved.persistent)) == [7, 8]
+    assert complete_steps(str(saved.persistent)) == [7, 8]
     assert all((saved.persistent / str(number)).is_dir() for number in range(100, 120))
     assert beyond.is_dir()
 
@@ -177,7 +177,7 @@ def test_junk_under_a_plain_name_hides_no_prefixed_step(tmp_path: Path) -> None:
     for name in ("7", "0007", "run_00007", *(f"run_{number}" for number in range(100, 140))):
         (plain / name).mkdir()
     tier = PersistentTier(str(plain))
-    assert whole_steps(tier) == [7]
+    assert complete_steps(tier) == [7]
     assert tier.describe(tier.find(7)).leaves.keys() == {"w"}
 
 
@@ -189,4 +189,4 @@ def test_much_junk_between_two_steps_hides_neither(tmp_path: Path, kind: str) ->
         JUNK[kind](tmp_path, number)
     view = tier.found.view(time.monotonic() + 60)
     assert [each.step for each in view.steps if each.is_seen] == [1, 300]
-    assert whole_steps(tier) == [1, 300]
+    assert complete_steps(tier) == [1, 300]

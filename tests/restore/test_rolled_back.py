@@ -7,7 +7,7 @@ from pathlib import Path
 
 import orbax.checkpoint as ocp
 import pytest
-from persistent_steps import whole_steps
+from persistent_steps import complete_steps
 from world import STORAGE, World, persist, restored, same, save_all
 
 from emergency_ckpt.errors import Unrecoverable
@@ -31,7 +31,7 @@ def test_steps_of_the_new_timeline_are_kept_by_retention(world: World) -> None:
     with world.open_both(**STORAGE, keep_last_n=2) as ckpt:
         ckpt.restore(2, state=world.state(0))
         save_all(ckpt, world, 3, 4, 5)
-        assert whole_steps(str(world.persistent)) == [4, 5]
+        assert complete_steps(str(world.persistent)) == [4, 5]
     world.lose_ram()
     assert restored(world) == 5
     assert kept(world) == ["4.rolled", "6.rolled"]

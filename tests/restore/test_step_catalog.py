@@ -12,7 +12,7 @@ from world import LONG_S, World, same, save_all
 
 from emergency_ckpt.config.policies import PerProcessPolicy
 from emergency_ckpt.errors import CheckpointError, StepNotFound
-from emergency_ckpt.restore.protocol import WholeSteps
+from emergency_ckpt.restore.protocol import CompleteSteps
 
 KEEPS_THREE: dict[str, Any] = {
     "local_keep_last_n": 3,
@@ -26,11 +26,11 @@ NOT_UNICODE = "\udcff"
 def test_more_steps_than_one_are_kept_in_ram(world: World) -> None:
     with world.open_both(**KEEPS_THREE) as first:
         save_all(first, world, *range(1, 8))
-        assert first.steps.survey(world.state(0)) == WholeSteps((5, 6, 7), (4,))
+        assert first.steps.survey(world.state(0)) == CompleteSteps((5, 6, 7), (4,))
     # One more where a save to storage still read a slot when the next was due.
     assert len(list(world.ramdisk.rglob("slot_*.bin"))) in (4, 5)
     with world.open_both(**KEEPS_THREE) as second:
-        assert second.steps.survey(world.state(0)) == WholeSteps((5, 6, 7), (4,))
+        assert second.steps.survey(world.state(0)) == CompleteSteps((5, 6, 7), (4,))
         for step in (5, 7, 4, 6):
             found, state = second.restore(step, state=world.state(0), keep_newer=True)
             assert found == step
@@ -86,7 +86,7 @@ def test_removed_step_is_gone_for_good(world: World) -> None:
         save_all(ckpt, world, 3, 4, 5)
         ckpt.steps.remove(5)
         ckpt.steps.remove(4)
-        assert ckpt.steps.survey(world.state(0)) == WholeSteps((3,), ())
+        assert ckpt.steps.survey(world.state(0)) == CompleteSteps((3,), ())
         assert ckpt.restore(state=world.state(0))[0] == 3
         ckpt.steps.remove(3)
     with world.open_both(**KEEPS_THREE) as ckpt:
@@ -164,6 +164,6 @@ def test_policy_asked_on_every_process_is_asked_at_each_step(world: World) -> No
 
 def test_nothing_is_due_up_to_what_is_there(world: World) -> None:
     with world.open_both() as ckpt:
-        ckpt.go_on_after(WholeSteps((3,), (4,)))
+        ckpt.go_on_after(CompleteSteps((3,), (4,)))
         assert [step for step in range(7) if ckpt.should_save(step)] == [4, 5, 6]
         assert not ckpt.save(step=3, state=world.state(3), force=True)

@@ -13,7 +13,7 @@ from world import World, logged, same, save_all
 
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.events import Event, EventSink
-from emergency_ckpt.restore.protocol import WholeSteps
+from emergency_ckpt.restore.protocol import CompleteSteps
 from emergency_ckpt.types import SaveId
 
 
@@ -108,7 +108,7 @@ def test_fresh_start_says_nothing(world: World) -> None:
     saved(world, 1, 2, restores=True)
     saved(world, 3, restores=True)
     with world.open() as ckpt:
-        ckpt.go_on_after(WholeSteps((3,), ()))
+        ckpt.go_on_after(CompleteSteps((3,), ()))
         save_all(ckpt, world, 4)
     assert said(world) == []
     assert restored(world) == 4
@@ -144,7 +144,7 @@ def test_timelines_begin_from_nothing_by_what_others_know() -> None:
         timelines.begin_unrestored(SaveId(step, life, "run"))
     assert timelines.bound is None
     timelines.bind()
-    assert timelines.objection(40, before)
+    assert timelines.rejection_reason(40, before)
     assert timelines.leads_to(SaveId(8, life, "run"), SaveId(7, life, "run"))
     assert not timelines.leads_to(SaveId(8, life, "run"), SaveId(7, before, "run"))
     (event,) = told

@@ -9,7 +9,7 @@ import pytest
 from memory_coordination import MemoryService
 
 from emergency_ckpt.background import Failures
-from emergency_ckpt.cluster.departures import Departures
+from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.core.save import step_agreement as save_agreement
 from emergency_ckpt.core.save.step_agreement import Due, Progress
 from emergency_ckpt.errors import CoordinationError, SaveFailed
@@ -122,7 +122,7 @@ def test_fault_of_the_service_costs_one_save_at_most(
 def test_leader_without_a_process_that_left_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("emergency_ckpt.save.step_agreement._LEFT_PAUSE_S", 0.01)
     service = MemoryService(2)
-    Departures(service.member(1)).leave("KeyError: bug", {})
+    LeftProcesses(service.member(1)).leave("KeyError: bug", {})
     failures = Failures()
     agreement = SaveAgreement(
         service.member(0), "agree/0", {"local": Tier()}, failures, timeout_s=10_000.0

@@ -79,8 +79,8 @@ class Judge:
         in_reach = [] if _is_silent(life) else stored
         known = self._found.lives.union(name for name, _ in in_reach)
         self._lives.begin(number, known & self.tags.keys())
-        self._expected = oracle.newest_whole(self._found, self._lives, in_reach)
-        self._expected_in_storage = oracle.newest_whole(
+        self._expected = oracle.newest_complete(self._found, self._lives, in_reach)
+        self._expected_in_storage = oracle.newest_complete(
             oracle.Holdings(lives=self._found.lives), self._lives, stored
         )
         self._log(f"expected at least {self._expected}")
@@ -234,7 +234,7 @@ class Judge:
             return
         found = self._survey(life)
         stored = oracle.stored_saves(self._storage, self.tags)
-        newest = oracle.newest_whole(found, self._lives, stored)
+        newest = oracle.newest_complete(found, self._lives, stored)
         whole = oracle.whole_saves(found)
         if self._expected in [*whole, *stored] or (newest and newest[1] >= self._expected[1]):
             return
@@ -244,7 +244,7 @@ class Judge:
         if restored in saves or max(mine, default=-1) >= self._expected[1]:
             return
         # What storage has, a life that does not reach it could not know.
-        own = oracle.newest_whole(found, self._lives) if _is_silent(life) else newest
+        own = oracle.newest_complete(found, self._lives) if _is_silent(life) else newest
         if not life.restores and self._has_begun_anew(own):
             return
         raise Violation(f"{self._expected} was whole before, now {newest} is the newest: {whole}")

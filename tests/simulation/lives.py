@@ -105,5 +105,5 @@ class Lives:
 
 
 def life_of(incarnation: str) -> str:
-    """Return the life of an incarnation; demanded saves add a part of their own."""
+    """Return the life of an incarnation; forced saves add a part of their own."""
     return incarnation.partition(".")[0]

@@ -1,6 +1,6 @@
 """What must hold, computed from the files by FORMAT.md alone: no code of the planner is used.
 
-``survey`` reads the ramdisks that are left. ``newest_whole`` says which step a restore must not
+``survey`` reads the ramdisks that are left. ``newest_complete`` says which step a restore must not
 fall below. The bytes of every shard are compared with what the life that saved it had.
 """
 
@@ -217,7 +217,7 @@ def _is_stored(
     return not any(each.any() for each in missing.values()) and all(map(Path.exists, names))
 
 
-def newest_whole(found: Holdings, lives: Lives, stored: Iterable[Save] = ()) -> Save | None:
+def newest_complete(found: Holdings, lives: Lives, stored: Iterable[Save] = ()) -> Save | None:
     """Return the newest save that every restore must find, or None. ``stored``: those in storage.
 
     A save that any life ever rolled back does not count, even if its record is lost.

@@ -30,7 +30,7 @@ class Broken(Exception):
 def run(seed: int) -> Counter[str]:
     """Run one schedule and judge it; return how often each end was seen."""
     from emergency_ckpt.cluster.coordination import JaxCoordinator  # noqa: PLC0415
-    from emergency_ckpt.cluster.departures import Departures  # noqa: PLC0415
+    from emergency_ckpt.cluster.left_processes import LeftProcesses  # noqa: PLC0415
     from emergency_ckpt.cluster.round import Cell, Round  # noqa: PLC0415
     from emergency_ckpt.errors import CheckpointError  # noqa: PLC0415
 
@@ -58,7 +58,7 @@ def run(seed: int) -> Counter[str]:
         coordinator = JaxCoordinator(Client(service), "job", me, count)
         for number in range(ROUNDS):
             if leaves.get(me) == number:
-                Departures(coordinator).gone("it has had enough")
+                LeftProcesses(coordinator).gone("it has had enough")
                 return
             name, each = f"round/{number}", is_each[number]
             held = Round(coordinator, name, TIMEOUT_S, leader=leader, for_each=each)

@@ -314,7 +314,7 @@ class JobRun:
         promised = min((line["copies"] for _, line in life.notes("start.ready")), default=1)
         if said and not trouble.ram_hit:
             kept = {
-                s: held for s, held in ram.held.items() if s.step >= max(said) and held.is_whole
+                s: held for s, held in ram.held.items() if s.step >= max(said) and held.is_complete
             }
             if not kept:
                 problems.append(f"lost: step {max(said)} of life {number} was complete in RAM")

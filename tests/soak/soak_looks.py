@@ -67,7 +67,7 @@ class Held:
         )
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return self.copies() > 0 and self.state_copies() > 0
 
 
@@ -79,7 +79,7 @@ class RamLook(NamedTuple):
 
     @property
     def whole(self) -> set[Save]:
-        return {save for save, held in self.held.items() if held.is_whole}
+        return {save for save, held in self.held.items() if held.is_complete}
 
 
 def sha(data: bytes) -> str:

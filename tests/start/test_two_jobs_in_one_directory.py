@@ -14,7 +14,7 @@ import msgspec
 import orbax.checkpoint as ocp
 import pytest
 from fake_gcs import FakeGcs
-from persistent_steps import life, whole_steps, writer_of
+from persistent_steps import complete_steps, life, writer_of
 from places import JOBS
 from world import World, save_all
 
@@ -30,7 +30,7 @@ PROGRAM = JOBS / "claim_program.py"
 
 
 def whole(world: World) -> list[int]:
-    return whole_steps(str(world.persistent))
+    return complete_steps(str(world.persistent))
 
 
 def versions(world: World) -> list[Path]:

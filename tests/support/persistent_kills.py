@@ -72,7 +72,7 @@ def place_for_jobs() -> Iterator[tuple[Path, FakeGcs]]:
         yield root, gcs
 
 
-def is_whole(root: Path, gcs: FakeGcs, kill: Kill) -> bool:
+def is_complete(root: Path, gcs: FakeGcs, kill: Kill) -> bool:
     """Whether step 15 has our marker and Orbax's."""
     names = ["host_state/15/marker.json", "15/commit_success.txt" if kill.bucket else "15"]
     if kill.bucket:

@@ -18,7 +18,7 @@ from persistent_kills import (
     OLD,
     check,
     crash_all,
-    is_whole,
+    is_complete,
     kill_of,
     place_for_jobs,
     recover_all,
@@ -37,7 +37,7 @@ def test_killed_at_each_event(role: str, bucket: bool) -> None:
     with place_for_jobs() as (root, gcs):
         assert crash_all(root, list(kills)) == {}
         for kill, step in kills.items():
-            assert is_whole(root, gcs, kill) == (step == NEW)
+            assert is_complete(root, gcs, kill) == (step == NEW)
         found = recover_all(root, list(kills))
         for kill, step in kills.items():
             check(found[kill.name], kill, step)
@@ -53,7 +53,7 @@ def test_killed_at_each_change(role: str, kind: str) -> None:
             kills.append(kill)
             if crash(root, kill).step == THROUGH:
                 break
-        steps = {kill: NEW if is_whole(root, gcs, kill) else OLD for kill in kills}
+        steps = {kill: NEW if is_complete(root, gcs, kill) else OLD for kill in kills}
         gcs.clear_faults()  # that of the last one hit nothing
         print(f"{role}: died at {len(kills) - 1} changes; whole afterwards: {list(steps.values())}")
         found = recover_all(root, kills)

@@ -18,7 +18,7 @@ from persistent_kills import (
     OLD,
     check,
     crash_all,
-    is_whole,
+    is_complete,
     kill_of,
     place_for_jobs,
     recover_all,
@@ -60,7 +60,7 @@ def outcomes(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     with place_for_jobs() as (root, gcs):
         errors = crash_all(root, kills)
         crashed = [kill for kill in kills if kill.name not in errors]
-        whole = {kill.name: is_whole(root, gcs, kill) for kill in crashed}
+        whole = {kill.name: is_complete(root, gcs, kill) for kill in crashed}
         found = recover_all(root, crashed)
         yield {name: errors.get(name) or (whole[name], found[name]) for name in names}
 

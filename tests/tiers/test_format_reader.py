@@ -394,4 +394,7 @@ def test_rule_of_the_chain_is_that_of_the_product(chain: Timeline) -> None:
     plain = [f"{number:012d}-orbax-5e9d" for number in range(5)]
     for life in [*LIVES, *plain, f"{LIVES[6]}.000001", "no-number"]:
         for step in range(9):
-            assert allows(record, step, life) == (not chain.objection(step, life)), (step, life)
+            assert allows(record, step, life) == (not chain.rejection_reason(step, life)), (
+                step,
+                life,
+            )

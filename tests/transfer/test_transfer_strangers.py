@@ -31,7 +31,7 @@ from transfer_support import (
     send_frame,
 )
 
-from emergency_ckpt.core.limits import MAX_NEWCOMERS, MAX_NEWCOMERS_PER_ADDRESS
+from emergency_ckpt.core.limits import MAX_UNPROVEN, MAX_UNPROVEN_PER_ADDRESS
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.transfer.source import ShardTarget
@@ -76,7 +76,7 @@ def test_server_under_flood_serves_every_client(
         for _ in range(8):
             fetch_fresh(server.address, digest, 32 * MIB)
         assert strangers.poll() is None  # the flood outlasted all of it
-        assert len(os.listdir("/proc/self/fd")) < descriptors + MAX_NEWCOMERS + 64
+        assert len(os.listdir("/proc/self/fd")) < descriptors + MAX_UNPROVEN + 64
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_server_full_of_strangers_takes_a_client(
     with ExitStack() as stack:
         silent = [
             stack.enter_context(connect(server.address))
-            for _ in range(2 * MAX_NEWCOMERS_PER_ADDRESS)
+            for _ in range(2 * MAX_UNPROVEN_PER_ADDRESS)
         ]
         with TransferClient(run_id=RUN_ID, secret=SECRET) as client:
             assert fetch_all(client, server.address, digest)[0] == [b"x"]
@@ -116,7 +116,7 @@ def test_strangers_take_no_place_of_a_proved_client(holdings: MemoryHoldings) ->
     server = TransferServer(holdings, run_id=RUN_ID, secret=SECRET, max_connections=1)
     with server, connect(server.address) as proved, ExitStack() as stack:
         log_in(proved)
-        for _ in range(2 * MAX_NEWCOMERS_PER_ADDRESS):
+        for _ in range(2 * MAX_UNPROVEN_PER_ADDRESS):
             stack.enter_context(connect(server.address))
         send_frame(proved, {"type": "get_inventory"})
         assert read_frame(proved)["type"] == "body"
@@ -128,14 +128,14 @@ def connect_from(source: str, address: str) -> socket.socket:
 
 
 def test_strangers_of_one_address_push_out_their_own(server: TransferServer) -> None:
-    """A newcomer that waits between its two frames stays, while another address crowds in."""
+    """A accepted that waits between its two frames stays, while another address crowds in."""
     with connect(server.address) as slow, ExitStack() as stack:
         keys, _ = greet_by_hand(slow, Shares())
         strangers = [
             stack.enter_context(connect_from("127.0.0.2", server.address))
-            for _ in range(3 * MAX_NEWCOMERS_PER_ADDRESS)
+            for _ in range(3 * MAX_UNPROVEN_PER_ADDRESS)
         ]
-        for sock in strangers[: 2 * MAX_NEWCOMERS_PER_ADDRESS]:
+        for sock in strangers[: 2 * MAX_UNPROVEN_PER_ADDRESS]:
             assert read_to_end(sock) == b""
         send_frame(slow, client_proof(keys.client_mac))
         assert len(read_exactly(slow, 4)) == 4  # its welcome

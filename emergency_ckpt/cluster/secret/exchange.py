@@ -118,12 +118,12 @@ class Exchange:
             if hello is None:
                 continue
             problem = hello.problem
-            problem = hello.problem or self._objection(hello, has_secret=key != nobody)
+            problem = hello.problem or self._rejection_reason(hello, has_secret=key != nobody)
             return _OpenedHello(key, hello.nonce, hello.public, problem)
         has = "another one than process 0" if self._own is not None else "one, and process 0 none"
         return _OpenedHello(nobody, "", "", f"has {has} (or its message is forged)")
 
-    def _objection(self, hello: SecretHello, *, has_secret: bool) -> str:
+    def _rejection_reason(self, hello: SecretHello, *, has_secret: bool) -> str:
         if self._own is not None and not has_secret:
             return "has none, and process 0 has one"
         if hello.settings != self._settings:

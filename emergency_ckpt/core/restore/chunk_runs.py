@@ -46,8 +46,8 @@ def _runs_of(
     along = _axis_of_runs(chunk_shape)
     grids: list[range] = []
     for axis, ((start, stop), chunk) in enumerate(zip(box, chunk_shape, strict=True)):
-        is_whole = start % chunk == 0 and (stop % chunk == 0 or stop == shape[axis])
-        if not is_whole or (axis > along and stop - start != chunk):
+        is_complete = start % chunk == 0 and (stop % chunk == 0 or stop == shape[axis])
+        if not is_complete or (axis > along and stop - start != chunk):
             return None
         grids.append(range(start // chunk, -(-stop // chunk)))
     if prod(map(len, grids)) > _MOST_RUNS:

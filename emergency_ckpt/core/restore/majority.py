@@ -46,7 +46,7 @@ class Decided:
 
 
 @dataclass(frozen=True)
-class Ruling:
+class MajorityResult:
     """The differing replicas of one save.
 
     Attributes:
@@ -64,7 +64,7 @@ _NO_WITNESS: Mapping[ShardId, int] = MappingProxyType({})
 
 def settle(
     inventory: Inventory, save: SaveId, witness: Mapping[ShardId, int] = _NO_WITNESS
-) -> Ruling:
+) -> MajorityResult:
     """Decide between the replicas of each shard of ``save`` that differ.
 
     Independent of the order of the inventory's parts. If fewer than half of a shard's holders have
@@ -76,7 +76,7 @@ def settle(
     """
     part = next((part for part in filter_inventory(inventory).saves if part.save == save), None)
     if part is None or len(part.manifests) < 2:
-        return Ruling()
+        return MajorityResult()
     processes = {each.holder for each in inventory.holders if each.process_index is not None}
     held: dict[str, tuple[Contents, ...]] = {}
     for digest, holders in part.manifests.items():
@@ -92,7 +92,7 @@ def settle(
         else:
             decided.append(Decided(heard, winner))
     outvoted = _outvoted(inventory, part, {each.divergence.shard: each.crc32c for each in decided})
-    return Ruling(tuple(decided), tuple(undecided), outvoted)
+    return MajorityResult(tuple(decided), tuple(undecided), outvoted)
 
 
 def _with_witness(found: Divergence, crc32c: int | None) -> Divergence:
@@ -133,11 +133,13 @@ def _outvoted(
     return frozenset(found)
 
 
-def name_outvoted(plan: RestorePlan, inventory: Inventory, ruling: Ruling) -> RestorePlan:
+def name_outvoted(
+    plan: RestorePlan, inventory: Inventory, majority_result: MajorityResult
+) -> RestorePlan:
     """Return ``plan`` with the outvoted copies of each process in that process's part."""
     index_of = {each.holder: each.process_index for each in inventory.holders}
     by_process: dict[int, dict[str, list[int]]] = {}
-    for copy in ruling.outvoted:
+    for copy in majority_result.outvoted:
         process = index_of.get(copy.holder)
         if process in plan.processes and copy.shard is not None:
             by_process.setdefault(process, {}).setdefault(copy.digest, []).append(copy.shard)

@@ -113,11 +113,11 @@ def plan_restore(
     rejected: list[Rejection] = []
     candidates = list(_newest_first(usable, inventory, requested_step))
     if takes_rolled_back:
-        candidates.sort(key=lambda each: bool(_objection(each, inventory)))
+        candidates.sort(key=lambda each: bool(_rejection_reason(each, inventory)))
     for candidate in candidates:
-        objection = _objection(candidate, inventory)
-        if objection and not takes_rolled_back:
-            rejected.append(_rejection(candidate, objection))
+        rejection_reason = _rejection_reason(candidate, inventory)
+        if rejection_reason and not takes_rolled_back:
+            rejected.append(_rejection(candidate, rejection_reason))
             continue
         if isinstance(candidate, PersistentStep):
             verdict = _decide_persistent(candidate, inventory, request)
@@ -165,15 +165,15 @@ def _is_later(stored: PersistentStep, part: SaveParts) -> bool:
     return stored.incarnation > saved and stored.tensors_of != saved
 
 
-def _objection(candidate: SaveParts | PersistentStep, inventory: Inventory) -> str:
+def _rejection_reason(candidate: SaveParts | PersistentStep, inventory: Inventory) -> str:
     """Return why the timeline excludes the candidate; empty when it does not."""
     if inventory.timeline is None:
         return ""
     if isinstance(candidate, PersistentStep):
         if not candidate.is_seen:
             return ""  # a look will tell
-        return inventory.timeline.objection(candidate.step, candidate.incarnation)
-    return inventory.timeline.objection(candidate.save.step, candidate.save.incarnation)
+        return inventory.timeline.rejection_reason(candidate.step, candidate.incarnation)
+    return inventory.timeline.rejection_reason(candidate.save.step, candidate.save.incarnation)
 
 
 def _rejection(candidate: SaveParts | PersistentStep, reason: str) -> Rejection:
@@ -365,7 +365,7 @@ def _nothing_left(
     if requested_step is not None:
         kind = "step_not_found"
         missing = missing or (f"step {requested_step} is in no tier",)
-    elif not (inventory.persistent or usable.known_complete or _was_whole(inventory, request)):
+    elif not (inventory.persistent or usable.known_complete or _was_complete(inventory, request)):
         kind, missing = "nothing", ()
     return NoPlan(
         kind,
@@ -381,7 +381,7 @@ def _rejection_line(item: Rejection) -> str:
     return f"step {item.step}{life}, {item.tier} tier: {item.reason}"
 
 
-def _was_whole(inventory: Inventory, request: _Request) -> bool:
+def _was_complete(inventory: Inventory, request: _Request) -> bool:
     """Return whether a step would be complete if no copy had failed; this is then no fresh
     start.
     """

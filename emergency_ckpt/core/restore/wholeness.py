@@ -37,13 +37,15 @@ def lacks_of(save: SaveId, inventory: Inventory) -> str:
     return "; ".join(reasons)
 
 
-def newest_whole(inventory: Inventory) -> SaveId | None:
+def newest_complete(inventory: Inventory) -> SaveId | None:
     """Return the newest save that is whole and was not rolled back, or None."""
     timeline = inventory.timeline
     saves = {held.save for holder in inventory.holders for held in holder.tensors}
     for save in sorted(saves, reverse=True):
-        objection = timeline.objection(save.step, save.incarnation) if timeline else ""
-        if not objection and not lacks_of(save, inventory):
+        rejection_reason = (
+            timeline.rejection_reason(save.step, save.incarnation) if timeline else ""
+        )
+        if not rejection_reason and not lacks_of(save, inventory):
             return save
     return None
 

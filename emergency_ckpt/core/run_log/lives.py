@@ -144,7 +144,7 @@ def _segments(events: Iterable[RunEvent]) -> list[tuple[str, list[RunEvent]]]:
 
 
 def _life_name(event: RunEvent) -> str:
-    return event.incarnation.partition(".")[0]  # a demanded save's lies below its life's
+    return event.incarnation.partition(".")[0]  # a forced save's lies below its life's
 
 
 def _incarnation_of(part: Sequence[RunEvent]) -> str:

@@ -62,7 +62,7 @@ class StepSigning:
             raise ValueError("it was altered after it had been signed")
         return ""
 
-    def objection(self, doubt: str) -> str:
+    def rejection_reason(self, doubt: str) -> str:
         """Return why a step with ``doubt`` must not be restored; empty when it may be."""
         if not doubt or not self.required:
             return ""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from emergency_ckpt.cluster.coordination import Coordinator, forget
-from emergency_ckpt.cluster.departures import Departures
+from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.messages import reason_of
 from emergency_ckpt.cluster.round import Answer, Cell, Round, Rule
 from emergency_ckpt.errors import PersistentTierError
@@ -28,17 +28,20 @@ class PersistentSaveKeys:
     """
 
     def __init__(
-        self, coordinator: Coordinator, timeout_s: float, departures: Departures | None = None
+        self,
+        coordinator: Coordinator,
+        timeout_s: float,
+        left_processes: LeftProcesses | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._timeout_s = timeout_s
-        self._departures = departures or Departures(coordinator)
+        self._left_processes = left_processes or LeftProcesses(coordinator)
         self._saves: deque[SaveId] = deque()
         self._refusals: deque[str] = deque()
 
     def begin(self, save: SaveId) -> None:
         """Tell that this process has come to ``save``: it takes part in none before it."""
-        self._departures.come_to("persistent", save)
+        self._left_processes.come_to("persistent", save)
 
     def stage(self, save: SaveId, stage: str, writers: Sequence[int]) -> Round:
         """Begin a round of the ``writers``, which the first of them leads."""
@@ -60,7 +63,7 @@ class PersistentSaveKeys:
 
     def absent(self, save: SaveId, processes: Collection[int]) -> dict[int, str]:
         """Return which of ``processes`` take no part in ``save``, each with a sentence."""
-        return self._departures.absent("persistent", save, processes)
+        return self._left_processes.absent("persistent", save, processes)
 
     def refuse(self, save: SaveId, reason: str) -> None:
         """Tell the writer of this process's host state that it will not come."""

@@ -126,7 +126,7 @@ class Preservation:
             for entry in table.counting()
             if not entry.is_plain
             and entry.step not in self._failed_steps
-            and not (lines and lines.objection(entry.step, entry.incarnation))
+            and not (lines and lines.rejection_reason(entry.step, entry.incarnation))
         ]
         return found, table.incarnation
 

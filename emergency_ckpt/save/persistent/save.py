@@ -20,7 +20,7 @@ from absl import logging
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.cluster.departures import Departures
+from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.cluster.shard_source import HostStateInbox
@@ -101,11 +101,11 @@ class PersistentSaves:
         chain: StoredChain,
         host_state_limit_bytes: int = MAX_HOST_STATE_BYTES,
         timeout_s: float,
-        departures: Departures | None = None,
+        left_processes: LeftProcesses | None = None,
     ) -> None:
         self._tier = tier
         self._coordinator = coordinator
-        self._keys = PersistentSaveKeys(coordinator, timeout_s, departures)
+        self._keys = PersistentSaveKeys(coordinator, timeout_s, left_processes)
         self.outcomes = Outcomes(self._keys, timeout_s)
         self._complete: SaveId | None = None
         self._peers = peers

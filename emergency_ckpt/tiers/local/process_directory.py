@@ -104,7 +104,7 @@ class ProcessDirectory:
     def excludes(self, save: SaveId) -> bool:
         """Return whether the chain on record excludes ``save``."""
         chain = self.ledger.chain
-        return chain is not None and bool(chain.objection(save.step, save.incarnation))
+        return chain is not None and bool(chain.rejection_reason(save.step, save.incarnation))
 
     def _record_complete(self, save: SaveId | None) -> None:
         """Put ``save`` on record; None: no save."""
@@ -246,8 +246,8 @@ class ProcessDirectory:
                 for slot in self.published()
                 if slot.published is not None and not self.excludes(slot.published.save)
             ]
-            whole = [save for is_whole, save in left if is_whole]
-            unknown = [save for is_whole, save in left if is_whole is None]
+            whole = [save for is_complete, save in left if is_complete]
+            unknown = [save for is_complete, save in left if is_complete is None]
             self._record_complete(max(whole or unknown, default=None))
 
     def quarantine(self, record: QuarantineRecord) -> None:

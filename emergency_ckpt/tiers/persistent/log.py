@@ -92,7 +92,7 @@ def decode_version(
     CorruptData when it is damaged, or another version.
     """
     version, doubt, is_signed = _FILE.decode(data, target, signing)
-    problem = signing.objection(doubt)
+    problem = signing.rejection_reason(doubt)
     if version.number != number or not 0 <= version.base < number:
         problem = f"it is version {version.number}, with the base {version.base}"
     if problem:

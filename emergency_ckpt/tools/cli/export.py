@@ -106,7 +106,7 @@ def _export(args: argparse.Namespace) -> int:
     print(f"exported {done.name} to {args.directory}: {done.leaves} leaves")
     for note in done.notes:
         print(f"eckpt export: {note}", file=sys.stderr)
-    return GOOD if done.is_whole else BAD
+    return GOOD if done.is_complete else BAD
 
 
 def _drain(args: argparse.Namespace) -> int:

@@ -105,8 +105,8 @@ class Check:
     def _replicas(self) -> Iterator[SurveyFault]:
         """Find replicas whose bytes differed at capture, or that one process changed since."""
         for save in self._survey.ram:
-            ruling = settle(self._survey.inventory(save.save.run_id), save.save)
-            for each in (*ruling.decided, *ruling.undecided):
+            majority_result = settle(self._survey.inventory(save.save.run_id), save.save)
+            for each in (*majority_result.decided, *majority_result.undecided):
                 where = f"step {save.save.step} in RAM"
                 yield SurveyFault(where, f"replicas differ: {each.describe()}", save.save.step)
 

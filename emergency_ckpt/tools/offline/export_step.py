@@ -70,7 +70,7 @@ class Exported:
     name: str
     leaves: int
     notes: tuple[str, ...]
-    is_whole: bool = True
+    is_complete: bool = True
 
 
 def use_no_accelerator() -> None:
@@ -94,8 +94,8 @@ def export_step(name: str, directory: Path, places: Places, shown: Shown) -> Exp
             else:
                 raise ConfigError([f"{name!r} is no step"], target="eckpt export")
             export.publish()
-    is_whole = not any(_LEFT_OUT in note for note in notes)
-    return Exported(source.name, len(source.leaves), tuple(notes), is_whole)
+    is_complete = not any(_LEFT_OUT in note for note in notes)
+    return Exported(source.name, len(source.leaves), tuple(notes), is_complete)
 
 
 def _export_ram(export: Export, source: RamSource, places: Places, progress: Progress) -> list[str]:

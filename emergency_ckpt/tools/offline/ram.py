@@ -63,9 +63,11 @@ class RamSource:
         self.name = f"step {save.step} in RAM"
         self._owner_uid = owner_uid
         self._leaves = {leaf.path: leaf for leaf in copies[0].published.contents.leaves}
-        ruling = settle(inventory, save)
-        self.notes = [each.describe() for each in (*ruling.decided, *ruling.undecided)]
-        outvoted = {(bad.holder, bad.digest, bad.shard) for bad in ruling.outvoted}
+        majority_result = settle(inventory, save)
+        self.notes = [
+            each.describe() for each in (*majority_result.decided, *majority_result.undecided)
+        ]
+        outvoted = {(bad.holder, bad.digest, bad.shard) for bad in majority_result.outvoted}
         self._copies: dict[str, dict[Box, list[Copy]]] = {path: {} for path in self._leaves}
         for copy in copies:
             contents = copy.published.contents

@@ -14,7 +14,7 @@ import msgspec
 from emergency_ckpt.core.address import parse_address, split_holder
 from emergency_ckpt.core.placement.held_copies import Survival, holders_of_parts, survival_of
 from emergency_ckpt.core.restore.inventory import Inventory
-from emergency_ckpt.core.restore.wholeness import lacks_of, newest_whole
+from emergency_ckpt.core.restore.wholeness import lacks_of, newest_complete
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.offline.draining.peer_ram import ask_peers, merged
@@ -117,7 +117,7 @@ def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
         each.step for each in survey.stored if each.state == "whole" and each.run_id in ("", run_id)
     ]
     stored_step = max(stored, default=None)
-    save = newest_whole(ram.inventory)
+    save = newest_complete(ram.inventory)
     hosts = sorted(set(ram.host_of.values()))
     if save is None:
         return SurvivalReport(
@@ -217,7 +217,7 @@ def _loss(
     missing = lacks_of(save, left)
     if not missing:
         return Loss(what, name, save.step, 0, "")
-    older = newest_whole(left)
+    older = newest_complete(left)
     steps = [step for step in (older.step if older else None, stored_step) if step is not None]
     left_step = max(steps, default=None)
     steps_lost = None if left_step is None else max(save.step - left_step, 0)

@@ -128,9 +128,9 @@ def _ram_saves(
 def _state_of_ram(
     save: SaveId, inventory: Inventory, timeline: Timeline | None
 ) -> tuple[SaveState, str]:
-    objection = timeline.objection(save.step, save.incarnation) if timeline else ""
-    if objection:
-        return "rolled_back", objection
+    rejection_reason = timeline.rejection_reason(save.step, save.incarnation) if timeline else ""
+    if rejection_reason:
+        return "rolled_back", rejection_reason
     lacks = lacks_of(save, inventory)
     return ("incomplete", lacks) if lacks else ("whole", "")
 
@@ -143,15 +143,17 @@ def _stored_saves(directory: StoredDirectory, places: Places) -> list[StoredSave
         if places.run_id is not None and run_id not in {"", places.run_id}:
             continue
         step, timeline, entry = each.step, directory.timeline, each.entry
-        objection = timeline.objection(step.step, step.incarnation) if timeline else ""
+        rejection_reason = (
+            timeline.rejection_reason(step.step, step.incarnation) if timeline else ""
+        )
         if entry is not None and entry.state == "aside":
-            reason = objection or "it was superseded"
+            reason = rejection_reason or "it was superseded"
             kept = f"{reason}; its folder, while another step has its place: {entry.aside_folder}"
             found.append(StoredSave(each, run_id, "rolled_back", kept))
         elif step.problem:
             found.append(StoredSave(each, run_id, "damaged", step.problem))
-        elif objection:
-            found.append(StoredSave(each, run_id, "rolled_back", objection))
+        elif rejection_reason:
+            found.append(StoredSave(each, run_id, "rolled_back", rejection_reason))
         else:
             found.append(StoredSave(each, run_id, "whole", ""))
     return found

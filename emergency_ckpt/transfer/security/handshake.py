@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from emergency_ckpt.core.limits import MAX_NEWCOMER_FRAME_BYTES
+from emergency_ckpt.core.limits import MAX_UNPROVEN_FRAME_BYTES
 from emergency_ckpt.errors import ProtocolViolation
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
@@ -176,7 +176,7 @@ def prove_to_server(
     handshake = ClientHandshake(credentials)
     stream.send_frame(handshake.hello, timeout())
     try:
-        answer = stream.receive_payload(timeout(), limit_bytes=MAX_NEWCOMER_FRAME_BYTES)
+        answer = stream.receive_payload(timeout(), limit_bytes=MAX_UNPROVEN_FRAME_BYTES)
     except ProtocolViolation as error:
         raise NotProved(error.problem) from error
     proof, keys, terms = handshake.receive(answer)

@@ -17,7 +17,7 @@ from emergency_ckpt.core.restore.inventory import (
     Inventory,
     Quarantined,
 )
-from emergency_ckpt.core.restore.majority import WITNESS, Ruling, name_outvoted, settle
+from emergency_ckpt.core.restore.majority import WITNESS, MajorityResult, name_outvoted, settle
 from emergency_ckpt.core.restore.plan_types import ProcessPlan, RestorePlan, selected
 from emergency_ckpt.core.restore.restore_plan import plan_restore
 from emergency_ckpt.types import SaveId, ShardId
@@ -50,8 +50,10 @@ def planned(world: PlannerWorld, inventory: Inventory) -> RestorePlan:
     return plan
 
 
-def without(inventory: Inventory, ruling: Ruling) -> Inventory:
-    return msgspec.structs.replace(inventory, quarantined=inventory.quarantined | ruling.outvoted)
+def without(inventory: Inventory, majority_result: MajorityResult) -> Inventory:
+    return msgspec.structs.replace(
+        inventory, quarantined=inventory.quarantined | majority_result.outvoted
+    )
 
 
 def crcs_used(plan: RestorePlan, inventory: Inventory, shard: ShardId) -> set[tuple[str, int]]:
@@ -70,16 +72,16 @@ def crcs_used(plan: RestorePlan, inventory: Inventory, shard: ShardId) -> set[tu
 
 def test_settle_equal_replicas_rules_nothing() -> None:
     world, save = job(3)
-    assert settle(world.inventory(), save) == Ruling()
+    assert settle(world.inventory(), save) == MajorityResult()
 
 
 def test_settle_one_of_three_altered_is_outvoted() -> None:
     world, save = job(3)
     copy = alter(world, 1)
-    ruling = settle(world.inventory(), save)
-    assert ruling.outvoted == {copy}
-    assert not ruling.undecided
-    (decided,) = ruling.decided
+    majority_result = settle(world.inventory(), save)
+    assert majority_result.outvoted == {copy}
+    assert not majority_result.undecided
+    (decided,) = majority_result.decided
     assert decided.describe() == (
         "step 10: copies of w[0:8, 0:2] differ: 00000000 at process/0, process/2;"
         " 00000bad at process/1; 00000000, the majority's (2 of 3), is restored"
@@ -91,10 +93,10 @@ def test_settle_without_majority_names_the_holders(slices: int, altered: list[in
     world, save = job(slices)
     for process in altered:
         alter(world, process, crc=BAD + process)
-    ruling = settle(world.inventory(), save)
-    assert not ruling.outvoted
-    assert not ruling.decided
-    (tie,) = ruling.undecided
+    majority_result = settle(world.inventory(), save)
+    assert not majority_result.outvoted
+    assert not majority_result.decided
+    (tie,) = majority_result.undecided
     assert tie.shard == W
     assert {name for _, names in tie.copies for name in names} == {
         f"process/{process}" for process in range(slices)
@@ -104,17 +106,17 @@ def test_settle_without_majority_names_the_holders(slices: int, altered: list[in
 def test_settle_tie_is_decided_by_the_witness() -> None:
     world, save = job(2)
     copy = alter(world, 0)
-    ruling = settle(world.inventory(), save, {W: GOOD})
-    assert ruling.outvoted == {copy}
-    assert ruling.decided[0].divergence.copies[0] == (GOOD, ("process/1", WITNESS))
+    majority_result = settle(world.inventory(), save, {W: GOOD})
+    assert majority_result.outvoted == {copy}
+    assert majority_result.decided[0].divergence.copies[0] == (GOOD, ("process/1", WITNESS))
 
 
 def test_settle_witness_of_other_bytes_decides_nothing() -> None:
     world, save = job(2)
     alter(world, 0)
-    ruling = settle(world.inventory(), save, {W: 5})
-    assert len(ruling.undecided) == 1
-    assert not ruling.outvoted
+    majority_result = settle(world.inventory(), save, {W: 5})
+    assert len(majority_result.undecided) == 1
+    assert not majority_result.outvoted
 
 
 def test_settle_holder_of_both_has_no_vote() -> None:
@@ -136,9 +138,9 @@ def test_settle_served_copy_of_a_process_has_one_vote(alone: bool) -> None:
     beside = next(each for each in inventory.holders if each.process_index == 1)
     server = msgspec.structs.replace(beside, holder="server/10.0.0.9:9000", process_index=None)
     others = [each for each in inventory.holders if each != beside or not alone]
-    ruling = settle(msgspec.structs.replace(inventory, holders=(*others, server)), save)
-    assert not ruling.outvoted, f"one copy of each of two bytes decides nothing: {copy}"
-    assert len(ruling.undecided) == 1
+    majority_result = settle(msgspec.structs.replace(inventory, holders=(*others, server)), save)
+    assert not majority_result.outvoted, f"one copy of each of two bytes decides nothing: {copy}"
+    assert len(majority_result.undecided) == 1
 
 
 def test_settle_damaged_copy_keeps_its_vote() -> None:
@@ -154,17 +156,17 @@ def test_settle_other_saves_have_no_vote() -> None:
     world, _ = job(3)
     alter(world, 1)
     later = world.save(20, "a", complete=True)
-    assert settle(world.inventory(), later) == Ruling()
-    assert settle(world.inventory(), SaveId(10, "b", "run")) == Ruling()
+    assert settle(world.inventory(), later) == MajorityResult()
+    assert settle(world.inventory(), SaveId(10, "b", "run")) == MajorityResult()
 
 
 def test_plan_replaces_the_survivors_own_outvoted_copy() -> None:
     world, save = job(3)
     copy = alter(world, 1)
     inventory = world.inventory()
-    ruling = settle(inventory, save)
-    plan = planned(world, without(inventory, ruling))
-    plan = name_outvoted(plan, inventory, ruling)
+    majority_result = settle(inventory, save)
+    plan = planned(world, without(inventory, majority_result))
+    plan = name_outvoted(plan, inventory, majority_result)
     part = plan.processes[1]
     assert [(g.digest, g.shards) for g in part.fetch] == [
         (world.machine(0).tensors[-1].digest, (copy.shard,))
@@ -181,10 +183,10 @@ def test_name_outvoted_ignores_holders_outside_of_the_job() -> None:
     alter(world, 3)
     world.serve(3)
     inventory = world.inventory()
-    ruling = settle(inventory, save)
-    assert {copy.holder for copy in ruling.outvoted} == {"server/10.0.1.0:9000"}
-    plan = planned(world, without(inventory, ruling))
-    assert name_outvoted(plan, inventory, ruling) == plan
+    majority_result = settle(inventory, save)
+    assert {copy.holder for copy in majority_result.outvoted} == {"server/10.0.1.0:9000"}
+    plan = planned(world, without(inventory, majority_result))
+    assert name_outvoted(plan, inventory, majority_result) == plan
     assert plan.processes.get(3, ProcessPlan()).fetch
 
 
@@ -212,19 +214,19 @@ def test_plan_uses_no_copy_of_an_altered_minority(data: st.DataObject) -> None:
     for process in altered:
         alter(world, process, shard.leaf)
     inventory = world.inventory()
-    ruling = settle(inventory, save)
+    majority_result = settle(inventory, save)
     order = random.Random(data.draw(st.integers()))
     shuffled = msgspec.structs.replace(
         inventory, holders=tuple(order.sample(inventory.holders, len(inventory.holders)))
     )
-    assert settle(shuffled, save) == ruling
+    assert settle(shuffled, save) == majority_result
     replicas, count = len(holders[shard]), len(altered)
     named = {f"process/{process}" for process in altered}
     if 0 < 2 * count < replicas:
         event("a minority is altered")
-        assert {copy.holder for copy in ruling.outvoted} == named
+        assert {copy.holder for copy in majority_result.outvoted} == named
         outcome = plan_restore(
-            without(inventory, ruling), world.layout.targets(), world.layout.leaves(),
+            without(inventory, majority_result), world.layout.targets(), world.layout.leaves(),
             needs_host_state=False,
         )  # fmt: skip
         if isinstance(outcome, RestorePlan) and outcome.save == save:
@@ -233,6 +235,6 @@ def test_plan_uses_no_copy_of_an_altered_minority(data: st.DataObject) -> None:
             assert not {holder for holder, _ in used} & named
     elif count and 2 * count == replicas:
         event("a tie")
-        assert not ruling.outvoted
-        (tie,) = ruling.undecided
+        assert not majority_result.outvoted
+        (tie,) = majority_result.undecided
         assert {crc: set(names) for crc, names in tie.copies}[BAD] == named

@@ -167,11 +167,11 @@ def test_number_lives_job_events_follow_the_clock() -> None:
 
 
 def test_number_lives_demanded_save_stays_in_its_life() -> None:
-    demanded = [
+    forced = [
         dataclasses.replace(event, incarnation="000000-ab.000001")
         for event in saved(1031, 0, 0, 21)
     ]
-    found = number_lives(unnumbered([*failed_run(), *demanded]))
+    found = number_lives(unnumbered([*failed_run(), *forced]))
     assert {e.life for e in found if e.time_s < 1040} == {0}
 
 

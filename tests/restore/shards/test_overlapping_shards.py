@@ -164,11 +164,11 @@ def test_restore_of_overlapping_shards_is_exact(data: st.DataObject) -> None:
                 host.publish(boxes)
                 held |= set(boxes)
         got = restored(found, targets)
-        is_whole = np.zeros(SHAPE, bool)
+        is_complete = np.zeros(SHAPE, bool)
         for box in held:
-            is_whole[_at(box)] = True
-        event(f"whole: {is_whole.all()}")
-        assert (got is not None) == bool(is_whole.all())
+            is_complete[_at(box)] = True
+        event(f"whole: {is_complete.all()}")
+        assert (got is not None) == bool(is_complete.all())
         for box, array in (got or {}).items():
             np.testing.assert_array_equal(array, VALUES[_at(box)])
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import orbax.checkpoint as ocp
 from ended_changes import CHANGED
-from persistent_steps import RUN_ID, life, save_over, value_of, whole_steps, writer_of
+from persistent_steps import RUN_ID, complete_steps, life, save_over, value_of, writer_of
 
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CheckpointError
@@ -74,13 +74,13 @@ def ended_everywhere(tmp_path: Path, work: Callable[[PersistentTier], object]) -
 
 def look(directory: Path) -> Seen:
     tier = PersistentTier(str(directory))
-    ours, plain = whole_steps(tier), plain_steps(directory)
+    ours, plain = complete_steps(tier), plain_steps(directory)
     for step in ours:
         assert value_of(tier, step) == step
     writer_of(tier).begin(life(3))
     names = {path.name for path in directory.iterdir()}
     names |= {path.name for path in (directory / "host_state").iterdir()}
-    seen: Any = (directory, tier, ours, plain, whole_steps(tier), plain_steps(directory), names)
+    seen: Any = (directory, tier, ours, plain, complete_steps(tier), plain_steps(directory), names)
     table = tier.found.log.read().table
     assert table is not None
     assert not [e for e in table.steps if e.pending or e.state == "removing"]

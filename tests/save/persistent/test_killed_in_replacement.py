@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from persistent_steps import life, save_over, value_of, whole_steps
+from persistent_steps import complete_steps, life, save_over, value_of
 from places import JOBS
 
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
@@ -42,11 +42,11 @@ def test_step_replaced_by_a_killed_process_is_there(
     ended = subprocess.run(command, env=environ, check=False, timeout=250)
     assert ended.returncode == -signal.SIGKILL
     tier = PersistentTier(str(directory))
-    assert whole_steps(tier) == [2, 4]
+    assert complete_steps(tier) == [2, 4]
     assert value_of(tier, 4) == value
     save_over(tier, 4, 41, life(3))
     assert value_of(PersistentTier(str(directory)), 4) == 41
-    assert whole_steps(tier) == [2, 4]
+    assert complete_steps(tier) == [2, 4]
     table = tier.found.log.read().table
     assert table is not None
     assert not any(entry.pending for entry in table.steps)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from persistent_steps import whole_steps
+from persistent_steps import complete_steps
 from world import World, save_all
 
 from emergency_ckpt.core.secret.step_signature import StepSigning
@@ -62,7 +62,7 @@ def test_start_beside_late_listings_takes_the_newest_step(
         assert ckpt.restore(state=world.state(0))[0] == newest
         save_all(ckpt, world, newest + 1)
     late.thaw()
-    assert whole_steps(str(world.persistent)) == list(range(1, newest + 2))
+    assert complete_steps(str(world.persistent)) == list(range(1, newest + 2))
     assert "persistent.dropped" not in world.names()
 
 
@@ -79,7 +79,7 @@ def test_step_removed_beside_late_listings_stays_away(world: World, late: LateLi
         save_all(ckpt, world, 3)
         assert ckpt.all_steps() == [2, 3]
     late.thaw()
-    assert whole_steps(str(world.persistent)) == [2, 3]
+    assert complete_steps(str(world.persistent)) == [2, 3]
 
 
 def test_step_saved_again_beside_late_listings_is_the_new_one(
@@ -99,7 +99,7 @@ def test_step_saved_again_beside_late_listings_is_the_new_one(
         assert (step, int(state["step"])) == (2, 102)
         save_all(ckpt, world, 3)
     late.thaw()
-    assert whole_steps(str(world.persistent)) == [1, 2, 3]
+    assert complete_steps(str(world.persistent)) == [1, 2, 3]
 
 
 def test_late_writer_of_a_removed_version_leaves_no_hint(tmp_path: Path) -> None:

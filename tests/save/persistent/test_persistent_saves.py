@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from memory_coordination import MemoryService
-from persistent_steps import life, whole_steps, writer_of
+from persistent_steps import complete_steps, life, writer_of
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.peers import Peers
@@ -148,8 +148,8 @@ class Job:
         with ThreadPoolExecutor(TOPOLOGY.process_count) as pool:
             list(pool.map(one, range(TOPOLOGY.process_count)))
 
-    def whole_steps(self) -> list[int]:
-        return whole_steps(self.tier)
+    def complete_steps(self) -> list[int]:
+        return complete_steps(self.tier)
 
 
 def _empty_save(step: int) -> PersistentSave:
@@ -192,10 +192,10 @@ def test_host_state_that_cannot_come_fails_save_by_its_reason(
     for process in range(TOPOLOGY.process_count):  # process 2 has done its part, and learns it
         with pytest.raises(SaveFailed, match=reason):
             job.failures[process].raise_pending()
-    assert job.whole_steps() == []
+    assert job.complete_steps() == []
     job.broken.clear()
     job.save(3)
-    assert job.whole_steps() == [3]
+    assert job.complete_steps() == [3]
 
 
 def test_service_does_not_fill_up_with_saves(job: Job) -> None:
@@ -203,7 +203,7 @@ def test_service_does_not_fill_up_with_saves(job: Job) -> None:
     for step in range(1, 51):
         job.save(step)
         counts.append(len(job.service.values))
-    assert job.whole_steps() == list(range(1, 51))
+    assert job.complete_steps() == list(range(1, 51))
     assert max(counts) <= counts[1], "the keys of two saves, never more"
 
 
@@ -276,7 +276,7 @@ def test_tell_pause_ends_the_save_everywhere_without_a_failure(job: Job) -> None
     assert [failures.count for failures in job.failures] == [0] * 4
     assert max(counts) <= counts[1] + 2, "the keys of two saves, never more"
     job.save(21)
-    assert job.whole_steps() == [21]
+    assert job.complete_steps() == [21]
 
 
 def test_calls_of_the_service_grow_with_the_writers_alone() -> None:

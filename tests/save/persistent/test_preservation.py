@@ -13,7 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from orbax.checkpoint import checkpoint_managers as ocm
-from persistent_steps import RUN_ID, fill, life, save_over, whole_steps, writer_of
+from persistent_steps import RUN_ID, complete_steps, fill, life, save_over, writer_of
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.core.step_log import LogWriter, begun, changed
@@ -48,7 +48,7 @@ def preserved(
     preservation.after_save()
     assert preservation.wait_idle(LONG_S)
     preservation.stop(LONG_S)
-    return whole_steps(tier), failures, events
+    return complete_steps(tier), failures, events
 
 
 def keeping_last(steps: int, writer: DirectoryWriter, timeout_s: float = LONG_S) -> Preservation:
@@ -116,7 +116,7 @@ def test_removal_cut_short_shows_nothing_and_is_finished_later(tmp_path: Path, d
     if done == "deleted":
         shutil.rmtree(hidden)
         (run / "host_state" / "20" / "marker.json").unlink()
-    assert whole_steps(tier) == [10, 30, 40]
+    assert complete_steps(tier) == [10, 30, 40]
     # Whole to Orbax until then.
     assert orbax_steps(run) == (STEPS if done == "announced" else [10, 30, 40])
     assert 20 not in [found.step for found in tier.found.view().steps]
@@ -153,9 +153,9 @@ def test_nothing_is_removed_while_a_restore_reads(tmp_path: Path) -> None:
     with preservation.held():
         preservation.after_save()
         assert not preservation.wait_idle(0.2)
-        assert whole_steps(tier) == STEPS
+        assert complete_steps(tier) == STEPS
     assert preservation.wait_idle(LONG_S)
-    assert whole_steps(tier) == [40]
+    assert complete_steps(tier) == [40]
     preservation.stop(LONG_S)
 
 
@@ -194,14 +194,14 @@ def test_restore_does_not_wait_for_ever_for_a_removal(tmp_path: Path) -> None:
         writer.answers.set()
         assert preservation.wait_idle(LONG_S)
         # The step that it was at is gone, and no other while the restore reads.
-        assert whole_steps(str(tmp_path / "run")) == [20, 30, 40]
+        assert complete_steps(str(tmp_path / "run")) == [20, 30, 40]
     finally:
         writer.answers.set()
         go_on.set()
     reader.join(LONG_S)
     preservation.after_save()
     assert preservation.wait_idle(LONG_S)
-    assert whole_steps(str(tmp_path / "run")) == [40]
+    assert complete_steps(str(tmp_path / "run")) == [40]
     preservation.stop(LONG_S)
 
 
@@ -217,7 +217,7 @@ def test_save_while_others_are_removed_is_looked_at_too(tmp_path: Path) -> None:
     preservation.after_save()
     writer.answers.set()
     assert preservation.wait_idle(LONG_S)
-    assert whole_steps(directory) == [30, 40]
+    assert complete_steps(directory) == [30, 40]
     preservation.stop(LONG_S)
 
 
@@ -246,8 +246,8 @@ def test_preservation_distrusts_what_a_restore_rejected(tmp_path: Path) -> None:
     preservation.mark_failed({40})
     preservation.after_save(30)
     assert preservation.wait_idle(LONG_S)
-    assert whole_steps(tier) == [30, 40]
+    assert complete_steps(tier) == [30, 40]
     preservation.after_save(40)
     assert preservation.wait_idle(LONG_S)
     preservation.stop(LONG_S)
-    assert whole_steps(tier) == [40]
+    assert complete_steps(tier) == [40]

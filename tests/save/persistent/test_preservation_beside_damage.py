@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from persistent_steps import whole_steps
+from persistent_steps import complete_steps
 from world import World, same, save_all
 
 from emergency_ckpt.errors import PersistentTierError, SaveFailed
@@ -56,5 +56,5 @@ def test_step_before_a_damaged_one_stays_until_a_save_is_whole(
         # With both its markers a step is whole, also when no version lists it yet.
         assert read(world) == (6 if stage == "publish" else 2)
         save_all(checkpointer, world, 8)
-        assert whole_steps(str(world.persistent)) == [8]
+        assert complete_steps(str(world.persistent)) == [8]
     assert read(world) == 8

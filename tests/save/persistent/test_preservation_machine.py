@@ -16,7 +16,7 @@ import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from persistent_steps import RUN_ID, life, whole_steps, writer_of
+from persistent_steps import RUN_ID, complete_steps, life, writer_of
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.core.save.retention_rules import choose_removals
@@ -72,7 +72,7 @@ class PreservationMachine(RuleBasedStateMachine):
         )
 
     def whole(self) -> list[int]:
-        return whole_steps(self.tier)
+        return complete_steps(self.tier)
 
     @rule(gap=st.integers(1, 3), data=st.data())
     def save(self, gap: int, data: st.DataObject) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 import pytest
-from persistent_steps import whole_steps
+from persistent_steps import complete_steps
 from world import World, same, save_all
 
 from emergency_ckpt import EmergencyCheckpointer
@@ -148,7 +148,7 @@ def test_step_replaced_by_a_failed_save_goes_with_retention(
         save_all(ckpt, world, 5)
         assert ckpt.all_steps() == [4, 5]
         save_all(ckpt, world, 6)
-    assert whole_steps(str(world.persistent)) == [5, 6]
+    assert complete_steps(str(world.persistent)) == [5, 6]
     assert sorted(path.name for path in world.persistent.iterdir()) == ["5", "6", "host_state"]
 
 

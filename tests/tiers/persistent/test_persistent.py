@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from persistent_steps import life, whole_steps, writer_of
+from persistent_steps import complete_steps, life, writer_of
 from places import GOLDEN
 from state_samples import assert_same, mesh_of, on_host, random_bits, sharded
 
@@ -250,7 +250,7 @@ def test_steps_without_marker_or_tensors_does_not_count(
     assert six.problem == "its tensors are gone"
     assert steps(tier) == [2]
     write(tier, 4, {"x": np.arange(4)}, incarnation=SECOND)
-    assert steps(tier) == whole_steps(tier) == [2, 4]
+    assert steps(tier) == complete_steps(tier) == [2, 4]
     assert marker_in(tier, 4).save.incarnation == SECOND
 
 
@@ -263,7 +263,7 @@ def test_steps_unlisted_without_marker_or_tensors_does_not_count(
     marker_of(directory, 4).unlink()
     shutil.rmtree(directory / "6")
     shutil.rmtree(directory / "host_state" / "log")
-    assert steps(tier) == whole_steps(tier) == [2]
+    assert steps(tier) == complete_steps(tier) == [2]
 
 
 @pytest.mark.parametrize(
@@ -412,12 +412,12 @@ def test_leftovers_of_a_writer_that_died_are_cleared(tier: PersistentTier, direc
 
 
 def test_nothing_there_is_no_step(tier: PersistentTier, directory: Path) -> None:
-    assert found(tier) == whole_steps(tier) == []
+    assert found(tier) == complete_steps(tier) == []
     assert tier.directory == str(directory)
     tier.create()
     tier.create()
     (directory / "notes.txt").write_text("not a step")
-    assert found(tier) == whole_steps(tier) == []
+    assert found(tier) == complete_steps(tier) == []
 
 
 def test_directory_that_is_none_is_named(tmp_path: Path) -> None:
@@ -547,14 +547,14 @@ def test_steps_replaced_by_plain_orbax_has_tensors_only(
     assert read(tier, 4, like)["x"].tolist() == [7, 8, 9, 10]
     next_life(tier)
     assert read(tier, 4, like)["x"].tolist() == [7, 8, 9, 10]
-    assert steps(tier) == whole_steps(tier) == [4]
+    assert steps(tier) == complete_steps(tier) == [4]
 
 
 def test_leftovers_of_documents_without_tensors_go(tier: PersistentTier, directory: Path) -> None:
     for step in (2, 4):
         write(tier, step, {"x": np.arange(step)})
     shutil.rmtree(directory / "4")
-    assert whole_steps(tier) == [2]
+    assert complete_steps(tier) == [2]
     next_life(tier)
     assert sorted(os.listdir(directory / "host_state")) == ["2", "log"]
     assert [each.step for each in found(tier)] == [2]
@@ -594,15 +594,15 @@ def test_rollback_hides_a_step_and_keeps_its_bytes(tier: PersistentTier, directo
     (moved,) = writer_of(tier).begin(SECOND, ROLLED_BACK)
     name = f"4.rolled-back-{FIRST}"
     assert (moved.step, moved.folder) == (4, name)
-    assert steps(tier) == whole_steps(tier) == [2]
+    assert steps(tier) == complete_steps(tier) == [2]
     assert ocp.utils.checkpoint_steps(directory) == [2]
     next_life(tier, life(3))
-    assert steps(tier) == whole_steps(tier) == [2]
+    assert steps(tier) == complete_steps(tier) == [2]
     assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
     # By hand, it is found as well, and does not count.
     for folder in (directory, directory / "host_state"):
         (folder / name).rename(folder / "4")
-    assert whole_steps(tier) == [2]
+    assert complete_steps(tier) == [2]
     assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
 
 
@@ -623,14 +623,14 @@ def test_rollback_cut_short_is_finished_later(
     monkeypatch.setattr(os, "rename", refuse)
     with pytest.raises(PersistentTierError, match="no more"):
         writer_of(tier).begin(SECOND, ROLLED_BACK)
-    assert steps(tier) == whole_steps(tier) == [2]
+    assert steps(tier) == complete_steps(tier) == [2]
     assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
     monkeypatch.undo()
     next_life(tier, life(3))
     name = f"4.rolled-back-{FIRST}"
     assert (directory / name / "default").exists()
     assert sorted(os.listdir(directory / "host_state")) == ["2", name, "log"]
-    assert whole_steps(tier) == [2]
+    assert complete_steps(tier) == [2]
 
 
 def test_make_room_keeps_what_counts_and_what_cannot_be_read(

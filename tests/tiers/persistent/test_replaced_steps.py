@@ -12,7 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from ended_changes import CHANGED
-from persistent_steps import RUN_ID, life, save_over, value_of, whole_steps, writer_of
+from persistent_steps import RUN_ID, complete_steps, life, save_over, value_of, writer_of
 
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
@@ -55,11 +55,11 @@ def test_step_replaced_until_any_change_is_old_or_new(tmp_path: Path, write: Any
         tier = replaced_until(directory, len(seen))
         ended = CHANGED.left
         marker = directory / "host_state" / "4" / "marker.json"
-        is_whole = marker.exists() and B.encode() in marker.read_bytes()
-        assert whole_steps(tier) == [2, 4]
+        is_complete = marker.exists() and B.encode() in marker.read_bytes()
+        assert complete_steps(tier) == [2, 4]
         seen.append(value_of(tier, 4))
         writer_of(tier).begin(C)
-        assert whole_steps(tier) == [2, 4]
+        assert complete_steps(tier) == [2, 4]
         assert value_of(tier, 4) == seen[-1]
         save_over(tier, 4, 41, C)
         tier = PersistentTier(str(directory))
@@ -68,7 +68,7 @@ def test_step_replaced_until_any_change_is_old_or_new(tmp_path: Path, write: Any
         assert table is not None
         assert not [e for e in table.steps if e.pending or e.state == "removing"]
         # Once, and what was whole of the second life's too: nothing is lost.
-        assert [name.partition(".")[0] for name in aside(directory)] == ["4"] * (1 + is_whole)
+        assert [name.partition(".")[0] for name in aside(directory)] == ["4"] * (1 + is_complete)
         CHANGED.left = ended
     assert seen[0] == 4
     assert seen[-1] == 40
@@ -93,7 +93,7 @@ def cut_short(directory: Path, write: Any = write_ours) -> PersistentTier:
 def test_replaced_step_removed_counts_no_more(tmp_path: Path) -> None:
     tier = cut_short(tmp_path)
     writer_of(tier).remove([4], C)
-    assert whole_steps(tier) == [2]
+    assert complete_steps(tier) == [2]
     assert sorted(os.listdir(tmp_path)) == ["2", "host_state"]
     assert sorted(os.listdir(tmp_path / "host_state")) == ["2", "log"]
 
@@ -103,14 +103,14 @@ def test_replaced_step_is_one_step(tmp_path: Path, write: Any) -> None:
     tier = cut_short(tmp_path, write)
     table = tier.found.log.read().table
     assert table is not None
-    assert [entry.step for entry in table.counting()] == whole_steps(tier) == [2, 4]
+    assert [entry.step for entry in table.counting()] == complete_steps(tier) == [2, 4]
 
 
 def test_replaced_step_rolled_back_counts_no_more(tmp_path: Path) -> None:
     tier = cut_short(tmp_path)
     (moved,) = writer_of(tier).begin(C, BACK_TO_2)
     assert (moved.step, [moved.folder]) == (4, aside(tmp_path))
-    assert whole_steps(tier) == [2]
+    assert complete_steps(tier) == [2]
     assert sorted(os.listdir(tmp_path)) == ["2", moved.folder, "host_state"]
 
 
@@ -120,9 +120,9 @@ def test_successor_rolled_back_does_not_bring_the_first_back(tmp_path: Path) -> 
     save_over(tier, 4, 40, B)
     assert value_of(tier, 4) == 40
     writer_of(tier).begin(C, BACK_TO_2)
-    assert whole_steps(tier) == [2]
+    assert complete_steps(tier) == [2]
     writer_of(tier).begin(life(4))
-    assert whole_steps(tier) == [2]
+    assert complete_steps(tier) == [2]
     assert [name.partition(".")[0] for name in aside(tmp_path)] == ["4", "4"]
 
 
@@ -146,10 +146,10 @@ def test_version_damaged_beside_a_replaced_step_hides_it_not(tmp_path: Path) -> 
     data = newest.read_bytes()
     for cut in (0, 1, len(data) // 2, len(data) - 1):
         newest.write_bytes(data[:cut])
-        assert whole_steps(tier) == [2, 4]
+        assert complete_steps(tier) == [2, 4]
         assert value_of(tier, 4) == 4
     save_over(tier, 6, 6, C)
-    assert whole_steps(tier) == [2, 4, 6]
+    assert complete_steps(tier) == [2, 4, 6]
     assert value_of(tier, 4) == 4
 
 

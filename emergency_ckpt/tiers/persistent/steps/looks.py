@@ -218,7 +218,7 @@ class StepLooks:
             self._warn(step, problem)
             found = self._plain_in(place, step, number, deadline_s)
             return found or self._problem(step, marker.save.incarnation, GONE, place)
-        problem = problem or self._signing.objection(doubt)
+        problem = problem or self._signing.rejection_reason(doubt)
         if problem:
             self._warn(step, problem)
         found = PersistentStep(
@@ -335,7 +335,7 @@ class StepLooks:
                 break
         incarnation = plain_incarnation(number, digest.hexdigest()[:16])
         doubt = self._signing.doubt("marker", b"", None)
-        problem = self._signing.objection(doubt)
+        problem = self._signing.rejection_reason(doubt)
         saved = (ours_of(metadata) or {}).get("incarnation")
         tensors_of = saved if isinstance(saved, str) else ""
         found = PersistentStep(step, 0, False, incarnation, problem, doubt, tensors_of)

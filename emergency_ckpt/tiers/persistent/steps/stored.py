@@ -206,7 +206,7 @@ class StoredSteps:
             each
             for each in self.resolved(view, deadline_s)
             if not each.problem
-            and (chain is None or not chain.objection(each.step, each.incarnation))
+            and (chain is None or not chain.rejection_reason(each.step, each.incarnation))
         ]
 
     def find(self, step: int, deadline_s: float | None = None) -> FoundStep | None:

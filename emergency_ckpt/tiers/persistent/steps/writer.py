@@ -475,8 +475,8 @@ class DirectoryWriter:
                 self._bring_back(entry)
             if entry.state != "aside":
                 continue
-            objection = self._read.table.objection(entry) if self._read.table else ""
-            reason = objection or "it was superseded by another save of its number"
+            rejection_reason = self._read.table.rejection_reason(entry) if self._read.table else ""
+            reason = rejection_reason or "it was superseded by another save of its number"
             self._set_aside(entry)
             moved.append(Moved(entry.step, entry.aside_folder, reason))
             self._events.emit(

@@ -1,4 +1,4 @@
-"""``eckpt ls --explain``: the story of the last restore, from a job's event log."""
+"""``eckpt ls --explain``: the explanation of the last restore, from a job's event log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.event_log import read_events
 from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import BAD, GOOD, print_json
-from emergency_ckpt.tools.survey.restore_story import RestoredProcess, RestoreStory, last_restore
+from emergency_ckpt.tools.survey.explanation import (
+    RestoredProcess,
+    RestoreExplanation,
+    last_restore,
+)
 
 _MOST_SENDERS = 4
 _PHASES = ("PLAN", "LOAD", "FETCH", "SETTLE", "TOTAL")
@@ -21,7 +25,7 @@ _COLUMNS = ("PROCESS", "SLICE", *_PHASES, "OWN RAM", "PEERS", "STORAGE", "RECEIV
 
 
 def run(args: argparse.Namespace) -> int:
-    """Tell the story; return 1 when the restore failed or did not end, or there is none."""
+    """Tell the explanation; return 1 when the restore failed or did not end, or there is none."""
     directory: Path = args.explain
     try:
         history = read_events(directory)
@@ -35,54 +39,58 @@ def run(args: argparse.Namespace) -> int:
         print(f"{directory}: {history.bad_lines} lines are no events", file=sys.stderr)
     if history.is_cut:
         print(f"{directory}: the log is large; only its newest part is read", file=sys.stderr)
-    story = last_restore(history.events)
-    if story is None:
+    explanation = last_restore(history.events)
+    if explanation is None:
         hint = "set event_log, or use the log of a job that has restored"
         problem = f"no restore is in its {len(history.events)} events"
         raise CheckpointError("read", os.fspath(directory), problem, hint=hint)
     if args.json:
-        print_json(story)
+        print_json(explanation)
     else:
-        _print(story)
-    is_good = story.outcome in ("finished", "nothing") and not history.unreadable
+        _print(explanation)
+    is_good = explanation.outcome in ("finished", "nothing") and not history.unreadable
     return GOOD if is_good else BAD
 
 
-def _print(story: RestoreStory) -> None:
-    when = datetime.datetime.fromtimestamp(story.started_s).astimezone()
-    print(f"run {tables.one_line(story.run_id) or '-'}, {when:%Y-%m-%d %H:%M:%S %z}")
-    print(f"{_headline(story)}, in {seconds_text(story.seconds)}")
-    if story.passed_over:
+def _print(explanation: RestoreExplanation) -> None:
+    when = datetime.datetime.fromtimestamp(explanation.started_s).astimezone()
+    print(f"run {tables.one_line(explanation.run_id) or '-'}, {when:%Y-%m-%d %H:%M:%S %z}")
+    print(f"{_headline(explanation)}, in {seconds_text(explanation.seconds)}")
+    if explanation.passed_over:
         print("\nnewer steps that were passed over:")
-        for each in story.passed_over:
+        for each in explanation.passed_over:
             tier = TIER_WORDS.get(each.tier, each.tier)
             print(tables.one_line(f"  step {each.step} in {tier}: {each.reason}"))
-    if story.remarks:
+    if explanation.remarks:
         print("\nmeanwhile:")
-        for remark in story.remarks:
+        for remark in explanation.remarks:
             text = f"{remark.name}: {remark.text}"
             line = f"  +{remark.after_s:.3f} s  process {remark.process}  {text}"
             print(tables.one_line(line))
     print()
     tables.print_table(
         _COLUMNS,
-        [_row(each) for each in story.processes],
+        [_row(each) for each in explanation.processes],
     )
-    hidden_s = max(each.phases.prefetched for each in story.processes)
+    hidden_s = max(each.phases.prefetched for each in explanation.processes)
     if hidden_s:
         print(f"\nof this, up to {seconds_text(hidden_s)} passed before restore was called")
-    for each in story.processes:
+    for each in explanation.processes:
         if each.outcome in ("failed", "unfinished"):
             reason = each.reason or f"it did not end; its last event is {each.last_event}"
             print(tables.one_line(f"process {each.process}: {reason}"))
 
 
-def _headline(story: RestoreStory) -> str:
-    asked = "" if story.requested_step is None else f" (step {story.requested_step} was requested)"
-    match story.outcome:
+def _headline(explanation: RestoreExplanation) -> str:
+    asked = (
+        ""
+        if explanation.requested_step is None
+        else f" (step {explanation.requested_step} was requested)"
+    )
+    match explanation.outcome:
         case "finished":
-            tier = TIER_WORDS.get(story.tier, story.tier)
-            return tables.one_line(f"step {story.step} was restored from {tier}{asked}")
+            tier = TIER_WORDS.get(explanation.tier, explanation.tier)
+            return tables.one_line(f"step {explanation.step} was restored from {tier}{asked}")
         case "nothing":
             return f"there was nothing to restore{asked}: a fresh start"
         case "failed":

@@ -188,7 +188,7 @@ class _Drain:
         self._recorded = None if writer.table is None else writer.table.chain
         self._timeline = newest(self.inventory.timeline, self._recorded)
         for each in survey.ram:
-            reason = self._objection(each.save.step, each.save.incarnation)
+            reason = self._rejection_reason(each.save.step, each.save.incarnation)
             if each.save.run_id == run_id and reason:
                 self._notes.append(f"step {each.save.step} in RAM is passed over: {reason}")
 
@@ -216,7 +216,7 @@ class _Drain:
                 each
                 for each in self._survey.ram
                 if each.save.run_id == self.run_id
-                and not self._objection(each.save.step, each.save.incarnation)
+                and not self._rejection_reason(each.save.step, each.save.incarnation)
             ),
             key=lambda each: each.save,
             reverse=True,
@@ -258,7 +258,7 @@ class _Drain:
             (
                 save.step
                 for save in known
-                if save is not None and not self._objection(save.step, save.incarnation)
+                if save is not None and not self._rejection_reason(save.step, save.incarnation)
             ),
             default=-1,
         )
@@ -275,15 +275,15 @@ class _Drain:
         stored = self._tier.found
         view = stored.view()
         for each in reversed(stored.resolved(view)):
-            if each.problem or self._objection(each.step, each.incarnation):
+            if each.problem or self._rejection_reason(each.step, each.incarnation):
                 continue
             found = stored.look(view, each)
             if found is not None and not found.step.problem:
                 return found.step
         return None
 
-    def _objection(self, step: int, incarnation: str) -> str:
-        return self._timeline.objection(step, incarnation) if self._timeline else ""
+    def _rejection_reason(self, step: int, incarnation: str) -> str:
+        return self._timeline.rejection_reason(step, incarnation) if self._timeline else ""
 
     def _read(self, each: RamSave, shown: Shown) -> _Ready:
         """Read every byte once, so that nothing in storage is touched for a damaged save."""

@@ -1,4 +1,4 @@
-"""Departures: the processes that have left the job, and why, so that no process waits for them.
+"""The processes that have left the job, and why, so that no process waits for them.
 
 A leaving process announces it twice. At once (``LEAVING``): the reason, and the newest save that it
 has begun in each tier. It still finishes these, so the others wait for it in them and not in later
@@ -8,7 +8,7 @@ A process that dies announces nothing. Who finds it dead (``peer_signs``) announ
 (``DIED``); until then its host refuses connections to its port, or does not answer.
 
 A process that has come to a later save, and so takes no part in one that it left out, says that too
-(``come_to``). ``Departures.absent`` puts all of this together: nobody else decides who is absent.
+(``come_to``). ``LeftProcesses.absent`` puts all of this together: nobody else says who is absent.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Leaving(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def in_order(save: SaveId) -> Place:
     """Return a key that rises with each save of a process.
 
-    Later lives sort later; a step that is demanded again is of a later incarnation of its life.
+    Later lives sort later; a step that is forced again is of a later incarnation of its life.
     """
     return life_of(save.incarnation), save.step, save.incarnation
 
@@ -68,7 +68,7 @@ def leaving(coordinator: Coordinator) -> dict[int, str]:
     return {p: f"process {p} has left: {leaving.reason}" for p, leaving in found}
 
 
-def departed(coordinator: Coordinator, processes: Collection[int]) -> dict[int, str]:
+def have_left(coordinator: Coordinator, processes: Collection[int]) -> dict[int, str]:
     """Return those of ``processes`` that have left for good or died, each with a sentence."""
     found: dict[int, str] = {}
     for kind, verb in ((DIED, "died"), (GONE, "left")):
@@ -92,7 +92,7 @@ def _said(coordinator: Coordinator, kind: str, processes: Collection[int]) -> di
     return {process: value for process, value in found.items() if process in processes}
 
 
-class Departures:
+class LeftProcesses:
     """The announcement of this process, and those of the others. Thread-safe."""
 
     def __init__(self, coordinator: Coordinator, signs: PeerSigns | None = None) -> None:
@@ -154,7 +154,7 @@ class Departures:
         Blocks for about a second for each of at most a few processes whose hosts do not answer.
         """
         coordinator = self._coordinator
-        found = departed(coordinator, processes)
+        found = have_left(coordinator, processes)
         for process, leaving in _leaving(coordinator, processes).items():
             if leaving.begun.get(tier, ("", -1, "")) < in_order(save):
                 found[process] = f"process {process} has left: {leaving.reason}"

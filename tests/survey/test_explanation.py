@@ -1,11 +1,11 @@
-"""The story of the last restore, from events as processes write them, whole and cut short."""
+"""The explanation of the last restore, from events as processes write them, whole and cut short."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from emergency_ckpt.event_log.records import LoggedEvent
-from emergency_ckpt.tools.survey.restore_story import RestoreStory, last_restore
+from emergency_ckpt.tools.survey.explanation import RestoreExplanation, last_restore
 
 
 def event(
@@ -50,20 +50,20 @@ def one(
     ]
 
 
-def story_of(*events: Iterable[LoggedEvent]) -> RestoreStory:
+def story_of(*events: Iterable[LoggedEvent]) -> RestoreExplanation:
     found = last_restore(sorted((e for each in events for e in each), key=lambda e: e.time_s))
     assert found is not None
     return found
 
 
 def test_story_of_two_processes_names_sources_and_times() -> None:
-    story = story_of(one(0, 10), one(1, 10.5, peer=60))
-    assert (story.outcome, story.step, story.tier) == ("finished", 40, "local")
-    assert (story.started_s, story.seconds) == (10, 4)
-    assert [(p.step, p.tier, p.reason) for p in story.passed_over] == [
+    explanation = story_of(one(0, 10), one(1, 10.5, peer=60))
+    assert (explanation.outcome, explanation.step, explanation.tier) == ("finished", 40, "local")
+    assert (explanation.started_s, explanation.seconds) == (10, 4)
+    assert [(p.step, p.tier, p.reason) for p in explanation.passed_over] == [
         (41, "local", "held nowhere: w[0:4]")
     ]
-    first, second = story.processes
+    first, second = explanation.processes
     assert first.received == {}
     assert second.received == {"process/0": 60}
     assert (second.bytes_local, second.bytes_peer, second.after_s) == (40, 60, 0.5)
@@ -73,16 +73,16 @@ def test_story_of_two_processes_names_sources_and_times() -> None:
 
 def test_story_tells_last_of_several_restores() -> None:
     older = [*one(0, 10, incarnation="a"), *one(1, 10, incarnation="a")]
-    story = story_of(older, one(0, 100), [event(104, "save.started", step=41)], one(0, 200))
-    assert story.started_s == 200
-    assert [each.process for each in story.processes] == [0]
+    explanation = story_of(older, one(0, 100), [event(104, "save.started", step=41)], one(0, 200))
+    assert explanation.started_s == 200
+    assert [each.process for each in explanation.processes] == [0]
 
 
 def test_story_of_killed_process_is_unfinished() -> None:
-    story = story_of(one(0, 10), one(1, 10)[:2])
-    assert story.outcome == "unfinished"
-    assert [each.outcome for each in story.processes] == ["finished", "unfinished"]
-    assert story.processes[1].last_event == "restore.planned"
+    explanation = story_of(one(0, 10), one(1, 10)[:2])
+    assert explanation.outcome == "unfinished"
+    assert [each.outcome for each in explanation.processes] == ["finished", "unfinished"]
+    assert explanation.processes[1].last_event == "restore.planned"
 
 
 def test_story_of_failed_restore_has_its_reason() -> None:
@@ -90,9 +90,13 @@ def test_story_of_failed_restore_has_its_reason() -> None:
         event(10, "restore.started", requested_step=7),
         event(11, "restore.failed", reason="no complete step is left"),
     ]
-    story = story_of(failed)
-    assert (story.outcome, story.requested_step, story.step) == ("failed", 7, None)
-    assert story.processes[0].reason == "no complete step is left"
+    explanation = story_of(failed)
+    assert (explanation.outcome, explanation.requested_step, explanation.step) == (
+        "failed",
+        7,
+        None,
+    )
+    assert explanation.processes[0].reason == "no complete step is left"
 
 
 def test_story_begins_with_the_prefetch_that_was_taken() -> None:
@@ -131,9 +135,9 @@ def test_story_of_foreign_fields_is_told_without_them() -> None:
         event(11, "restore.received", holder={}, size_bytes="many"),
         event(12, "restore.finished", step=True, tier=7, bytes_local="x"),
     ]
-    story = story_of(events)
-    assert (story.step, story.requested_step) == (None, None)
-    assert story.processes[0].bytes_local == 0
+    explanation = story_of(events)
+    assert (explanation.step, explanation.requested_step) == (None, None)
+    assert explanation.processes[0].bytes_local == 0
 
 
 def test_story_without_restore_is_none() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from emergency_ckpt.core.restore.divergence import Divergence
 from emergency_ckpt.core.restore.inventory import Inventory
-from emergency_ckpt.core.restore.majority import Ruling, settle
+from emergency_ckpt.core.restore.majority import MajorityResult, settle
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
@@ -20,7 +20,7 @@ WITNESS_TIMEOUT_S = 30.0
 """Longest wait for storage's checksums, which a restore from RAM does not need otherwise."""
 
 
-class ReplicaDisputes:
+class MajorityResults:
     """Settles the replicas of one restore's saves, and tells of each that differs once.
 
     Where the holders of a shard have no majority and storage holds the same save, its checksums of
@@ -38,19 +38,19 @@ class ReplicaDisputes:
         self._witnesses: dict[SaveId, Mapping[ShardId, int]] = {}
         self._told: set[Divergence] = set()
 
-    def settle(self, inventory: Inventory, save: SaveId) -> Ruling:
+    def settle(self, inventory: Inventory, save: SaveId) -> MajorityResult:
         """Return what a majority decides of ``save``. Reads storage where holders have none."""
-        ruling = settle(inventory, save, self._witnesses.get(save, {}))
-        if ruling.undecided and save not in self._witnesses:
+        majority_result = settle(inventory, save, self._witnesses.get(save, {}))
+        if majority_result.undecided and save not in self._witnesses:
             self._witnesses[save] = self._witness(inventory, save)
-            ruling = settle(inventory, save, self._witnesses[save])
-        self._tell(save, ruling)
-        return ruling
+            majority_result = settle(inventory, save, self._witnesses[save])
+        self._tell(save, majority_result)
+        return majority_result
 
-    def lines(self, ruling: Ruling) -> tuple[str, ...]:
+    def lines(self, majority_result: MajorityResult) -> tuple[str, ...]:
         """Name the shards without a majority: step, leaf, box and holders of each."""
-        named = [each.describe() for each in ruling.undecided[:MOST_NAMED]]
-        return (*named, *_and_more(len(ruling.undecided)))
+        named = [each.describe() for each in majority_result.undecided[:MOST_NAMED]]
+        return (*named, *_and_more(len(majority_result.undecided)))
 
     def _witness(self, inventory: Inventory, save: SaveId) -> Mapping[ShardId, int]:
         """Storage's CRC32C of each shard of the same save; nothing where that cannot be read."""
@@ -76,15 +76,15 @@ class ReplicaDisputes:
         is_same = stored.marker is not None and stored.marker.save == save
         return stored.crcs if is_same else {}
 
-    def _tell(self, save: SaveId, ruling: Ruling) -> None:
+    def _tell(self, save: SaveId, majority_result: MajorityResult) -> None:
         """Emit ``divergence`` for each shard that no event has named."""
         lines = [
             (each.divergence, each.describe())
-            for each in ruling.decided
+            for each in majority_result.decided
             if each.divergence not in self._told
         ]
         lines += [
-            (each, f"{each.describe()}; no majority") for each in ruling.undecided
+            (each, f"{each.describe()}; no majority") for each in majority_result.undecided
             if each not in self._told
         ]  # fmt: skip
         self._told.update(each for each, _ in lines)

@@ -13,7 +13,7 @@ from memory_holdings import MemoryHoldings
 from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.errors import PeerUnreachable
 from emergency_ckpt.events import Event, EventSink
-from emergency_ckpt.start.greetings import Greetings, neighbours
+from emergency_ckpt.start.peer_probe import PeerProbe, neighbours
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 
@@ -41,7 +41,7 @@ def greet(
     events: list[Event] = []
     with TransferClient(run_id="run", secret=OURS) as client:
         sink = EventSink(events.append, process_index=0)
-        Greetings(Peers(member, client), (0, 3), sink, timeout_s).finish(required=required)
+        PeerProbe(Peers(member, client), (0, 3), sink, timeout_s).finish(required=required)
     return events
 
 

@@ -1,4 +1,4 @@
-"""The story of a job's last restore, from the events of its processes. Pure."""
+"""The explanation of a job's last restore, from the events of its processes. Pure."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class RestoredProcess(msgspec.Struct, frozen=True):
     last_event: str
 
 
-class RestoreStory(msgspec.Struct, frozen=True):
+class RestoreExplanation(msgspec.Struct, frozen=True):
     """The last restore of a job.
 
     Attributes:
@@ -120,8 +120,8 @@ class RestoreStory(msgspec.Struct, frozen=True):
     processes: tuple[RestoredProcess, ...]
 
 
-def last_restore(events: Sequence[LoggedEvent]) -> RestoreStory | None:
-    """Return the story of the newest restore in ``events``, which are in order of time; or None."""
+def last_restore(events: Sequence[LoggedEvent]) -> RestoreExplanation | None:
+    """Return the explanation of the newest restore in ``events``, in order of time; or None."""
     starts = [each for each in events if each.name == "restore.started"]
     if not starts:
         return None
@@ -136,7 +136,7 @@ def last_restore(events: Sequence[LoggedEvent]) -> RestoreStory | None:
     }
     started_s = min(part[0].time_s for part in parts.values())
     processes = tuple(_process(part, started_s) for part in parts.values())
-    return RestoreStory(
+    return RestoreExplanation(
         format=FORMAT,
         run_id=newest.run_id,
         incarnation=newest.incarnation,

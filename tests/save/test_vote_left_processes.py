@@ -11,7 +11,7 @@ import pytest
 from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster import round as rounds_and_cells
-from emergency_ckpt.cluster.departures import LEAVING, Departures
+from emergency_ckpt.cluster.left_processes import LEAVING, LeftProcesses
 from emergency_ckpt.cluster.peer_signs import PeerSigns
 from emergency_ckpt.save import vote
 from emergency_ckpt.save.vote import SKIPPED, Ballot, Outcome, Vote
@@ -46,10 +46,10 @@ class Job:
         self.looks = self.service.looks
         members = [self.service.member(p) for p in range(COUNT)]
         signs = None if address_of is None else PeerSigns(address_of)
-        self.departures = [Departures(member, signs) for member in members]
+        self.left_processes = [LeftProcesses(member, signs) for member in members]
         self.votes = [
-            Vote(member, NEVER_S, departures)
-            for member, departures in zip(members, self.departures, strict=True)
+            Vote(member, NEVER_S, left_processes)
+            for member, left_processes in zip(members, self.left_processes, strict=True)
         ]
         self.pool = ThreadPoolExecutor(2 * COUNT)
 
@@ -82,7 +82,7 @@ def test_vote_process_left_fails_at_once_and_says_why(who: int) -> None:
     job = Job()
     others = ALL - {who}
     pending = job.begin(10, others)
-    job.departures[who].leave("ValueError: boom", {"local": save_id(5)})
+    job.left_processes[who].leave("ValueError: boom", {"local": save_id(5)})
     for outcomes in ({p: f.result() for p, f in pending.items()}, job.cast(15, others)):
         check_all(outcomes, "incomplete", f"process {who} has left: ValueError: boom")
 
@@ -91,12 +91,12 @@ def test_vote_process_left_fails_at_once_and_says_why(who: int) -> None:
 def test_vote_begun_by_a_leaving_process_completes(who: int) -> None:
     """All stop at about the same time, and the first of them must not cost the others the save."""
     job = Job()
-    job.departures[who].leave("it was stopped", {"local": save_id(10)})
+    job.left_processes[who].leave("it was stopped", {"local": save_id(10)})
     pending = job.begin(10, ALL - {who})
     job.looked(3)
     pending |= job.begin(10, frozenset({who}))
     check_all({p: f.result() for p, f in pending.items()}, "complete")
-    job.departures[who].gone("it was stopped")
+    job.left_processes[who].gone("it was stopped")
     assert {job.votes[p].learn(save_id(10)).kind for p in ALL - {who}} == {"complete"}
 
 
@@ -104,14 +104,14 @@ def test_vote_begun_by_a_leaving_process_completes(who: int) -> None:
 def test_vote_begun_and_given_up_by_a_process_fails(who: int) -> None:
     job = Job()
     pending = job.begin(10, ALL - {who})
-    job.departures[who].leave("KeyError: bug", {"local": save_id(10)})
-    job.departures[who].gone("KeyError: bug")
+    job.left_processes[who].leave("KeyError: bug", {"local": save_id(10)})
+    job.left_processes[who].gone("KeyError: bug")
     check_all({p: f.result() for p, f in pending.items()}, "incomplete", "KeyError: bug")
 
 
 def test_vote_of_a_later_incarnation_counts_an_earlier_departure() -> None:
     job = Job()
-    job.departures[2].leave("it was stopped", {"local": save_id(50, "before")})
+    job.left_processes[2].leave("it was stopped", {"local": save_id(50, "before")})
     check_all(job.cast(10, ALL - {2}), "incomplete", "process 2 has left")
 
 

@@ -15,7 +15,7 @@ def neighbours(process: int, count: int) -> list[int]:
     return sorted({(process - 1) % count, (process + 1) % count} - {process})
 
 
-class Greetings:
+class PeerProbe:
     """Handshakes with this process's neighbours, all at once, from construction on.
 
     Each process is greeted by two others, however many there are.

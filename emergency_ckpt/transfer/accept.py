@@ -18,9 +18,9 @@ from absl import logging
 
 from emergency_ckpt.core.address import format_address
 from emergency_ckpt.core.limits import (
-    MAX_NEWCOMER_FRAME_BYTES,
-    MAX_NEWCOMERS,
-    MAX_NEWCOMERS_PER_ADDRESS,
+    MAX_UNPROVEN,
+    MAX_UNPROVEN_FRAME_BYTES,
+    MAX_UNPROVEN_PER_ADDRESS,
 )
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
@@ -36,7 +36,7 @@ _RETRY_S = 0.1
 _LOG_EVERY_S = 10.0
 
 
-class _Newcomer:
+class _Accepted:
     def __init__(
         self, sock: socket.socket, name: str, host: str, handshake: ServerHandshake
     ) -> None:
@@ -70,12 +70,12 @@ class _Newcomer:
         if len(self.received) < wire.LENGTH_BYTES:
             return wire.LENGTH_BYTES - len(self.received)
         length = int.from_bytes(self.received[: wire.LENGTH_BYTES], "big")
-        if length > MAX_NEWCOMER_FRAME_BYTES:
+        if length > MAX_UNPROVEN_FRAME_BYTES:
             raise NotProved(f"its frame has {length} bytes, or it speaks another protocol")
         return wire.LENGTH_BYTES + length - len(self.received)
 
 
-class Entrance:
+class Accept:
     """Accepts connections and proves them. ``run`` blocks until ``close_down``.
 
     Args:
@@ -98,7 +98,7 @@ class Entrance:
         self._terms = terms
         self._timeout_s = timeout_s
         self._on_proved = on_proved
-        self._newcomers: dict[int, _Newcomer] = {}  # by descriptor, the oldest first
+        self._accepted: dict[int, _Accepted] = {}  # by descriptor, the oldest first
         self._per_host: Counter[str] = Counter()
         self._selector = selectors.DefaultSelector()
         self._stopping = False
@@ -115,12 +115,12 @@ class Entrance:
                 for key, _ in events:
                     if key.fileobj is self._listener:
                         self._accept()
-                    elif key.fd in self._newcomers:  # else it was just closed
-                        self._advance(self._newcomers[key.fd])
+                    elif key.fd in self._accepted:  # else it was just closed
+                        self._advance(self._accepted[key.fd])
                 self._expire()
         finally:
-            for newcomer in list(self._newcomers.values()):
-                self._drop(newcomer)
+            for accepted in list(self._accepted.values()):
+                self._drop(accepted)
             self._selector.close()
 
     def close_down(self) -> None:
@@ -130,7 +130,7 @@ class Entrance:
             self._listener.shutdown(socket.SHUT_RDWR)
 
     def _wait_s(self) -> float | None:
-        oldest = next(iter(self._newcomers.values()), None)
+        oldest = next(iter(self._accepted.values()), None)
         if oldest is None:
             return None
         return max(oldest.since_s + self._timeout_s - time.monotonic(), 0)
@@ -151,62 +151,62 @@ class Entrance:
 
     def _greet(self, sock: socket.socket, name: str, host: str) -> None:
         sock.setblocking(False)
-        if self._per_host[host] >= MAX_NEWCOMERS_PER_ADDRESS:
+        if self._per_host[host] >= MAX_UNPROVEN_PER_ADDRESS:
             self._make_room(host)
-        elif len(self._newcomers) >= MAX_NEWCOMERS:
+        elif len(self._accepted) >= MAX_UNPROVEN:
             self._make_room(self._per_host.most_common(1)[0][0])
         handshake = ServerHandshake(self._credentials, self._terms)
-        newcomer = _Newcomer(sock, name, host, handshake)
-        self._newcomers[sock.fileno()] = newcomer
+        accepted = _Accepted(sock, name, host, handshake)
+        self._accepted[sock.fileno()] = accepted
         self._per_host[host] += 1
         self._selector.register(sock, selectors.EVENT_READ)
-        self._advance(newcomer)  # its hello has often arrived already
+        self._advance(accepted)  # its hello has often arrived already
 
     def _make_room(self, host: str) -> None:
-        oldest = next(each for each in self._newcomers.values() if each.host == host)
+        oldest = next(each for each in self._accepted.values() if each.host == host)
         self._note(oldest.name, "made room for other newcomers")
         self._drop(oldest)
 
-    def _advance(self, newcomer: _Newcomer) -> None:
+    def _advance(self, accepted: _Accepted) -> None:
         try:
-            while (payload := newcomer.read()) is not None:
-                answer = newcomer.handshake.receive(payload)
+            while (payload := accepted.read()) is not None:
+                answer = accepted.handshake.receive(payload)
                 if answer is None:
-                    self._hand_over(newcomer)
+                    self._hand_over(accepted)
                     return
                 # A fresh connection has room for one frame.
-                newcomer.sock.send(wire.encode_frame(answer))
+                accepted.sock.send(wire.encode_frame(answer))
         except (NotProved, OSError) as error:
-            self._note(newcomer.name, str(error))
-            self._drop(newcomer)  # without a word: the client would not believe any
+            self._note(accepted.name, str(error))
+            self._drop(accepted)  # without a word: the client would not believe any
 
-    def _hand_over(self, newcomer: _Newcomer) -> None:
-        self._forget(newcomer)
-        keys = newcomer.handshake.keys
+    def _hand_over(self, accepted: _Accepted) -> None:
+        self._forget(accepted)
+        keys = accepted.handshake.keys
         assert keys is not None, "a client has keys once it has proved the secret"
-        self._on_proved(newcomer.sock, newcomer.name, keys)
+        self._on_proved(accepted.sock, accepted.name, keys)
 
     def _expire(self) -> None:
         now_s = time.monotonic()
-        while (oldest := next(iter(self._newcomers.values()), None)) is not None:
+        while (oldest := next(iter(self._accepted.values()), None)) is not None:
             if oldest.since_s + self._timeout_s > now_s:
                 return
             self._note(oldest.name, "did not prove the secret in time")
             self._drop(oldest)
 
-    def _drop(self, newcomer: _Newcomer) -> None:
-        self._forget(newcomer)
-        newcomer.sock.close()
+    def _drop(self, accepted: _Accepted) -> None:
+        self._forget(accepted)
+        accepted.sock.close()
 
-    def _forget(self, newcomer: _Newcomer) -> None:
-        self._selector.unregister(newcomer.sock)
-        del self._newcomers[newcomer.sock.fileno()]
-        self._per_host[newcomer.host] -= 1
-        if self._per_host[newcomer.host] == 0:
-            del self._per_host[newcomer.host]
+    def _forget(self, accepted: _Accepted) -> None:
+        self._selector.unregister(accepted.sock)
+        del self._accepted[accepted.sock.fileno()]
+        self._per_host[accepted.host] -= 1
+        if self._per_host[accepted.host] == 0:
+            del self._per_host[accepted.host]
 
     def _note(self, name: str, reason: str) -> None:
-        """Log the first refused newcomer, then at most one line per interval."""
+        """Log the first refused accepted, then at most one line per interval."""
         self._turned_away += 1
         now_s = time.monotonic()
         if now_s < self._quiet_until_s:
