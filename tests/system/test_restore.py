@@ -132,8 +132,9 @@ def test_nothing_anywhere_is_a_fresh_start(results: list[dict[str, Any]]) -> Non
 def test_persistent_tier_when_ram_lost_too_much(results: list[dict[str, Any]]) -> None:
     seen = of(results, "more_lost_than_copies")
     check_whole(seen, 5, "persistent")
-    # Storage is a disk of this machine, so each process reads all that it needs.
-    assert [s["persistent"] for s in seen] == [ALL] * len(seen)
+    assert sum(s["persistent"] for s in seen) == 2 * ALL - REPLICATED, (
+        "each byte is read once over the job"
+    )
 
 
 def test_unrecoverable_says_what_is_lost(results: list[dict[str, Any]]) -> None:

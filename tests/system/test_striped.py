@@ -61,8 +61,7 @@ def test_lost_group_is_named_and_nothing_is_restored(results: list[dict[str, Any
 def test_lost_group_comes_back_from_storage(results: list[dict[str, Any]]) -> None:
     outcomes = of(results, "persistent_after_a_group_lost")
     check_whole([each[0] for each in outcomes], 5, "persistent")
-    # Storage is a disk of this machine, so each process reads all that it needs.
-    assert [each[0]["persistent"] for each in outcomes] == [ALL] * len(outcomes)
+    assert sum(each[0]["persistent"] for each in outcomes) == ALL, "each byte is read once"
     assert all(again for _, _, again in outcomes)
     check_whole([each[1] for each in outcomes], 5)
 

@@ -50,4 +50,6 @@ def test_second_life_finds_the_programs_of_the_first(spec: JobSpec) -> None:
         ]
         for life in (0, 1)
     }
-    assert hits == {0: [False, False], 1: [True, True]}
+    # In the first life one may find what the other has just put there.
+    assert not all(hits[0])
+    assert hits[1] == [True, True]
