@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import jax
 from job_process import JobProcess, mesh_of, run_program, state_at
 from persistent_steps import complete_steps, life, writer_of
 
@@ -106,7 +107,8 @@ def closed_port(world: JobProcess) -> Any:
 
 def leave_claim(directory: Path, run_id: str, incarnation: str) -> dict[str, Any]:
     """As a job has left it; returns the settings of one that saves there."""
-    writer_of(PersistentTier(str(directory)), run_id).hold(incarnation)
+    if jax.process_index() == 0:  # both would write one file, under one name until it is whole
+        writer_of(PersistentTier(str(directory)), run_id).hold(incarnation)
     return {"dir": str(directory), "save_every": 1, "local_save_every": 0}
 
 
