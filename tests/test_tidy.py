@@ -50,7 +50,6 @@ OWN_SIZES = {
     "core/run_log/run_events.py": {"MAX_TEXT_CHARS"},
     "tools/demo/display.py": {"MESSAGE_LIMIT_CHARS"},
     "tools/deploy/gke_job.py": {"LABEL_LIMIT_CHARS"},
-    "event_log/log_writer.py": {"MIN_LOG_BYTES"},
     "save/vote.py": {"BALLOT_LIMIT_CHARS"},
     "transfer/split.py": {"MAX_REQUEST_BYTES", "MIN_REQUEST_BYTES"},
     "transfer/wire.py": {"MAX_EXCERPT_CHARS"},

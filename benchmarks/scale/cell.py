@@ -229,7 +229,6 @@ def _restore(shape: Shape, digests: list[str], lost: str, peers: _Peers) -> dict
             "restore/0",
             Series(),
             new_leader,
-            EventSink(None, process_index=process),
             deadline_s=time.monotonic() + DEADLINE_S,
         )
         for process in range(count)

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from absl import logging
 
-from emergency_ckpt.core.limits import MAX_LINE_BYTES
 from emergency_ckpt.event_log.log_files import LogFiles
 from emergency_ckpt.event_log.records import LAUNCHER_FILE, LoggedEvent, encode_line, logged
 from emergency_ckpt.events import Event
@@ -24,7 +23,6 @@ NO_LOG: Final = "off"
 MAX_WAITING: Final = 16384
 """Events that wait for the writer thread; more are dropped and counted."""
 
-MIN_LOG_BYTES: Final = 4 * MAX_LINE_BYTES
 LOG_BYTES: Final = 256 << 20
 """Maximum size of the event log of a process; the oldest events are removed first."""
 _LIFE_VARIABLE: Final = "ECKPT_RESTART_COUNT"

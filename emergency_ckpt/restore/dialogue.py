@@ -18,7 +18,6 @@ from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.restore.leaves.leaf_comparison import compare_targets
 from emergency_ckpt.core.restore.plan_types import RestorePlan
 from emergency_ckpt.errors import CheckpointError, RestoreFailed
-from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.leader import RestoreLeader
 from emergency_ckpt.restore.protocol import (
     Answer,
@@ -58,7 +57,6 @@ class RestoreDialogue:
         name: str,
         series: Series,
         new_leader: Callable[[], RestoreLeader],
-        events: EventSink,
         *,
         deadline_s: float,
     ) -> None:
@@ -66,7 +64,6 @@ class RestoreDialogue:
         self._name = name
         self._series = series
         self._new_leader = new_leader
-        self._events = events
         self._deadline_s = deadline_s
         self.check: Callable[[], None] = lambda: None
         self._leader: RestoreLeader | None = None

@@ -116,7 +116,6 @@ class RestoreExecution:
             name,
             parts.series,
             self._new_leader,
-            parts.events,
             deadline_s=self._deadline_s,
         )
         # Ends first, so that all learn which holder was out of reach, and not only of a deadline.

@@ -140,7 +140,6 @@ class StepCatalog:
             f"survey/{number}",
             self.series,
             lambda: RestoreLeader(parts, request, targets, calls, deadline_s=deadline_s),
-            parts.events,
             deadline_s=deadline_s,
         )
         inventory, damaged = parts.holdings.inventory(), parts.tier.damaged()

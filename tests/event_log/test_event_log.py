@@ -112,7 +112,7 @@ def test_log_two_users_of_a_program_share_a_file(tmp_path: Path) -> None:
 
 
 def test_log_rotation_keeps_newest_within_limit(tmp_path: Path) -> None:
-    limit = log_writer.MIN_LOG_BYTES
+    limit = 4 * MAX_LINE_BYTES
     log = opened(tmp_path, limit_bytes=limit)
     for number in range(4000):
         log(event(number, text="x" * 200))

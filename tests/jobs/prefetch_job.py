@@ -5,11 +5,12 @@ from __future__ import annotations
 import collections
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from job_process import Iterator, JobProcess, differences, mesh_of, run_program, specs_on, state_at
 from restoring import damage_newest, lose, process_dir, train
 
@@ -89,14 +90,21 @@ def slice_lost(world: JobProcess) -> Any:
         ckpt.prefetch(specs_on(mesh))
         compile_until(world, "prefetch.finished")
         seen = restore(world, ckpt, specs_on(mesh))
-        for step in range(11, 21):
-            iterator = Iterator(world.process).at(step)
-            ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator)
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
-        again = restore(world, ckpt, specs_on(mesh))
+        again = saved_and_restored(world, ckpt, mesh, range(11, 21))
         world.meet()
     return [seen, again]
+
+
+def saved_and_restored(
+    world: JobProcess, ckpt: EmergencyCheckpointer, mesh: Mesh, steps: Iterable[int]
+) -> dict[str, Any]:
+    """Save ``steps``, then restore the last of them, as ``restore``."""
+    for step in steps:
+        iterator = Iterator(world.process).at(step)
+        ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator)
+    ckpt.wait_until_finished()
+    ckpt.check_for_errors()
+    return restore(world, ckpt, specs_on(mesh))
 
 
 def source_damaged(world: JobProcess) -> Any:
@@ -147,12 +155,7 @@ def one_has_no_cache(world: JobProcess) -> Any:
         ckpt.prefetch(collections.OrderedDict(wanted) if world.process == 3 else wanted)
         compile_until(world, "prefetch.finished")
         seen = restore(world, ckpt, specs_on(mesh))
-        for step in (11, 15):
-            iterator = Iterator(world.process).at(step)
-            ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator)
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
-        again = restore(world, ckpt, specs_on(mesh))
+        again = saved_and_restored(world, ckpt, mesh, (11, 15))
         world.meet()
     return [seen, again]
 

@@ -13,7 +13,6 @@ from memory_coordination import MemoryService
 from emergency_ckpt.cluster.round import Series
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.dialogue import RestoreDialogue
 from emergency_ckpt.restore.protocol import PlanFailed
 from emergency_ckpt.state.tree import describe
@@ -41,7 +40,6 @@ def _errors(states: list[Any], *, survey: bool = False) -> list[str]:
             "restore/0",
             Series(),
             lambda: leader,
-            EventSink(None, process_index=process),
             deadline_s=time.monotonic() + WAIT_S,
         )
         inventory = HolderInventory(f"process/{process}", process, "", (), ())
