@@ -161,19 +161,25 @@ class Cell:
 class Series:
     """Rounds that the same members take part in, one after the other; their keys, at the leader.
 
-    Who speaks in a round has left those before it: when all have spoken, the keys of these go.
+    Who speaks in a round has left those before it: when all have spoken, the keys of these go, as
+    soon as the members have an answer and wait no longer.
     """
 
     def __init__(self) -> None:
         self._names: deque[str] = deque()
+        self._reached = ""
 
     def add(self, name: str) -> None:
         """Note a round, or a key that belongs to the last one."""
         self._names.append(name)
 
-    def all_came_to(self, coordinator: Coordinator, name: str) -> None:
-        """Delete the keys of the rounds before ``name``."""
-        while name in self._names and self._names[0] != name:
+    def all_came_to(self, name: str) -> None:
+        """Note that all have spoken in the round ``name``."""
+        self._reached = name
+
+    def tidy(self, coordinator: Coordinator) -> None:
+        """Delete the keys of the rounds before the one that all have come to."""
+        while self._reached in self._names and self._names[0] != self._reached:
             old = self._names.popleft()
             forget(coordinator, old)
             forget(coordinator, f"{old}.told")
@@ -296,7 +302,7 @@ class Round:
             else:
                 ask(is_look=False)
         if self._series is not None and not missing:
-            self._series.all_came_to(self._coordinator, self._name)
+            self._series.all_came_to(self._name)
         return answer
 
     def tell(self, answer: Answer) -> bytes:
@@ -309,6 +315,8 @@ class Round:
             told = _VALUE + parts[process]
             if cell.settle(told) != told:
                 raise CoordinationError("tell", cell.key, "something else has been told")
+        if self._series is not None:
+            self._series.tidy(self._coordinator)
         return parts[self._leader]
 
     def fail(self, error: Exception) -> None:
