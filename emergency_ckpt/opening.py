@@ -249,7 +249,7 @@ class Opened:
     def _assemble(self) -> None:
         config, process, member, storage = self.config, self.process, self.member, self._storage
         self._probe = self._storage_probe()
-        timelines = Timelines(member.tier, self.events, member.newest_step)
+        timelines = Timelines(member.tier, self.events, member.newest_step, member.complete)
         self.local_saves = self._local_saves(timelines)
         self.preservation: Preservation | None = None
         chain: StoredChain | None = None

@@ -37,6 +37,7 @@ class Membership:
       incarnation: name of this life, given by the leader; on record in this process's RAM.
       known: what this process's RAM knew of the run when it came.
       newest_step: the newest step that any process, or storage, knew of; -1 without any.
+      complete: the newest save that any process had on record in RAM as complete on all.
       secret: the run's secret, the same on all processes.
       coordinator: seals each value with a key that only the processes of this start have.
 
@@ -105,6 +106,7 @@ class Membership:
             self.leave()
             raise
         self.incarnation, self.newest_step = started.incarnation, started.newest_step
+        self.complete = started.complete
         self.tier.note_incarnation(started.incarnation)
         forget_exchange(unsealed)  # all processes have finished it
 
@@ -158,7 +160,7 @@ class Membership:
         held = self.holdings.inventory()
         # Directories that this process may adopt only when all have come know of lives too.
         nearby = greatest_number(local_dir / self._run_id, Signer.of(self.secret))
-        self.known = Known(max(held.greatest, nearby), held.newest_step)
+        self.known = Known(max(held.greatest, nearby), held.newest_step, held.known_complete)
         return self._server.contact, self.known
 
     def _tell_removed(self, run: LeftRun) -> None:

@@ -32,10 +32,12 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
       greatest: the greatest number of a life; 0 without any.
       newest_step: the newest step that was not rolled back; -1 without any.
+      complete: the newest save that is on record in RAM as complete on all processes.
     """
 
     greatest: int = 0
     newest_step: int = -1
+    complete: SaveId | None = None
 
 
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,12 +51,14 @@ class Started(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
       newest_step: the newest step that any process, or storage, knew of; -1 without any.
+      complete: the newest save that any process has on record in RAM as complete on all.
       error: why it has not begun; empty when it has.
     """
 
     incarnation: str
-    newest_step: int
-    error: str
+    newest_step: int = -1
+    complete: SaveId | None = None
+    error: str = ""
 
 
 class Peers:
@@ -148,13 +152,14 @@ def agree_start(
 def _begin(hellos: dict[int, _Hello], stored: Callable[[], Known]) -> Started:
     error = _rejection_reason(hellos)
     if error:
-        return Started("", -1, error)
+        return Started("", error=error)
     try:
         every = [stored(), *(hello.known for hello in hellos.values())]
         incarnation = new_incarnation(max(each.greatest for each in every), secrets.token_hex(8))
     except CheckpointError as failure:  # the others wait for it
-        return Started("", -1, str(failure)[:ERROR_LIMIT_CHARS])
-    return Started(incarnation, max(each.newest_step for each in every), "")
+        return Started("", error=str(failure)[:ERROR_LIMIT_CHARS])
+    complete = max((each.complete for each in every if each.complete), default=None)
+    return Started(incarnation, max(each.newest_step for each in every), complete)
 
 
 def _rejection_reason(hellos: dict[int, _Hello]) -> str:

@@ -29,13 +29,20 @@ class Timelines:
     saves without a restore in a run that has steps: its timeline begins from nothing.
     """
 
-    def __init__(self, tier: LocalTier | None, events: EventSink, newest_step: int = -1) -> None:
+    def __init__(
+        self,
+        tier: LocalTier | None,
+        events: EventSink,
+        newest_step: int = -1,
+        complete: SaveId | None = None,
+    ) -> None:
         """Begin with what is on record.
 
         Args:
           tier: the tier that records it; None: not recorded.
           newest_step: the newest step known at the start of the job; -1 without any. It may be
             raised until the first save, on all processes.
+          complete: the newest save that any process had on record at the start as complete.
         """
         self._tier = tier
         self._events = events
@@ -44,6 +51,7 @@ class Timelines:
         self._pending: Timeline | None = None
         self._is_forced = False
         self.newest_step = newest_step
+        self.complete = complete
         self._has_begun = False
 
     @property

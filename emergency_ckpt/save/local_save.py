@@ -286,7 +286,9 @@ class LocalSaves:
         saves = {held.save for held in tensors} - self._tier.incomplete() - self._in_doubt
         rejection_reason = self._timelines.rejection_reason
         saves = {save for save in saves if not rejection_reason(save.step, save.incarnation)}
-        return on_record if on_record in saves else max(saves, default=None)
+        # Another process may have been told of a decision that this one died before it learned.
+        known = saves.intersection([on_record, self._timelines.complete])
+        return max(known or saves, default=None)
 
     def _compare_replicas(self, save: SaveId, outcome: Outcome) -> None:
         """At the leader: replicas that stored the same shards must have stored the same bits."""

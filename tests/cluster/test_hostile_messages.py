@@ -46,8 +46,8 @@ SHARD = ShardId("['w']", ((0, 4),))
 MESSAGES: tuple[tuple[Any, Any], ...] = (
     (Ballot("5e" * 32, "9d" * 32), Ballot),
     (vote._Decision(False, "process 1: no"), vote._Decision),
-    (peers._Hello("127.0.0.1:4000", Known(7, 40), ""), peers._Hello),
-    (peers.Started("000000000008-5e9d000000000000", 40, ""), peers.Started),
+    (peers._Hello("127.0.0.1:4000", Known(7, 40, SAVE), ""), peers._Hello),
+    (peers.Started("000000000008-5e9d000000000000", 40, SAVE), peers.Started),
     (going_on._Ready("", 7), going_on._Ready),
     (start_agreement._Hello("5e" * 32, ""), start_agreement._Hello),
     (start_agreement._Decision("5e9d", ""), start_agreement._Decision),

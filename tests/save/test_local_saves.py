@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import LocalCoordinator
 from emergency_ckpt.cluster.peers import Peers
+from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import Event, EventSink
@@ -95,7 +96,13 @@ def job(step: int, host: object = None) -> LocalSave:
 class Process:
     """The local saves of one process, and what they need."""
 
-    def __init__(self, ramdisk: Path, vote: ScriptedVote, preservation: Any = None) -> None:
+    def __init__(
+        self,
+        ramdisk: Path,
+        vote: ScriptedVote,
+        preservation: Any = None,
+        complete: SaveId | None = None,
+    ) -> None:
         self.tier = LocalTier.open(
             ramdisk,
             RUN_ID,
@@ -109,15 +116,17 @@ class Process:
         self.client = TransferClient(run_id=RUN_ID, secret=b"s" * 32)
         coordinator = LocalCoordinator()
         coordinator.put("address/1", b"127.0.0.1:1")  # nobody listens there
+        events = EventSink(self.events.append, process_index=0)
         self.saves = LocalSaves(
             self.tier,
             vote,
             Peers(coordinator, self.client),
-            EventSink(self.events.append, process_index=0),
+            events,
             self.failures,
             process=(0, 1),
             host_state_limit_bytes=HOST_STATE_LIMIT_BYTES,
             copy_batch_bytes=1 << 20,
+            timelines=Timelines(self.tier, events, -1, complete),
             preservation=preservation,
         )
 
@@ -315,6 +324,24 @@ def test_two_saves_to_be_kept_leave_no_slot_while_in_doubt(
     process.saves.run(job(4))
     assert set(process.held()) == {1, 4}
     assert process.saves.last_complete == save_id(4)
+
+
+@pytest.mark.parametrize(("told_of", "kept"), [(4, 4), (3, 3), (None, 3), (9, 3)])
+def test_next_life_keeps_what_any_process_knows_complete(
+    ramdisk: Path, vote: ScriptedVote, told_of: int | None, kept: int
+) -> None:
+    """This process died before it learned of the decision on step 4; another had learned it."""
+    before = Process(ramdisk, vote)
+    before.saves.run(job(3))
+    vote.next = "in_doubt"
+    before.saves.run(job(4))
+    before.close()
+    after = Process(ramdisk, vote, complete=None if told_of is None else save_id(told_of))
+    try:
+        after.saves.run(job(5))
+        assert set(after.held()) == {kept, 5}
+    finally:
+        after.close()
 
 
 def test_replicas_that_differ_are_reported(ramdisk: Path) -> None:

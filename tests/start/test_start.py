@@ -84,6 +84,16 @@ def test_incarnation_comes_after_all_that_any_process_knows(knowing: int | str) 
     assert {each.newest_step for each in found} == {100}
 
 
+def test_newest_complete_save_of_any_process_is_told_to_all() -> None:
+    def complete(step: int) -> Start:
+        save = SaveId(step=step, incarnation="000000000001-aaaaaaaaaaaaaaaa", run_id="run")
+        return lambda: ("a:1", Known(1, 9, save))
+
+    for found in start(4, {0: complete(7), 1: knows(1, 9), 2: complete(8)}):
+        assert found.complete is not None
+        assert found.complete.step == 8
+
+
 @pytest.mark.parametrize("number", [10**12 - 1, 10**12, 2**62])
 def test_number_at_the_limit_is_an_error_on_all(number: int) -> None:
     for found in start(3, {1: knows(number)}):
