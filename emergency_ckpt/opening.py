@@ -47,8 +47,8 @@ from emergency_ckpt.start.claim import ClaimAtStart, told_refusal
 from emergency_ckpt.start.config_warnings import config_warnings
 from emergency_ckpt.start.peer_probe import PeerProbe
 from emergency_ckpt.start.storage_probe import StorageProbe
-from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.storage.steps.writer import DirectoryWriter
+from emergency_ckpt.storage.tier import PersistentTier
 
 _PEER_PROBE_TIMEOUT_S = 5.0
 _PROBE_TIMEOUT_S = 20.0

@@ -23,7 +23,7 @@ def test_restore_until_the_first_byte_walks_few_rooms(world: World, tier: str) -
         assert restoring.last_restore is not None
         assert (step, restoring.last_restore.tier) == (2, tier)
     assert walk.ended
-    assert {"restore", "core", "tiers"} <= walk.rooms
+    assert {"restore", "core", "ram"} <= walk.rooms
     assert len(walk.rooms) <= 7, walk.rooms
     assert len(walk.climbs) <= 4, walk.climbs
     # It plans no snapshot, and asks ``save`` for nothing but to hold still.

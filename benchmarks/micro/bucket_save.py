@@ -138,7 +138,7 @@ def _save(state: dict[str, Any], step: int) -> None:
     from emergency_ckpt.state.snapshot import SnapshotRecipe  # noqa: PLC0415
     from emergency_ckpt.state.staging import HostShard  # noqa: PLC0415
     from emergency_ckpt.state.tree import BoxTable, describe  # noqa: PLC0415
-    from emergency_ckpt.tiers.persistent.tier import PersistentTier  # noqa: PLC0415
+    from emergency_ckpt.storage.tier import PersistentTier  # noqa: PLC0415
     from emergency_ckpt.types import SaveId  # noqa: PLC0415
 
     tree = describe(state, "save")

@@ -30,7 +30,7 @@ from benchmarks.common.tables import markdown, number
 _WRITERS = 2
 _ROW = 4096
 _OURS = "this tier"
-_RELEASE = "emergency_ckpt.tiers.persistent.item.page_cache.release_pages"
+_RELEASE = "emergency_ckpt.storage.item.page_cache.release_pages"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -110,7 +110,7 @@ def _tier(folder: Path, state: dict[str, Any], **options: Any) -> Callable[[int]
     from emergency_ckpt.state.snapshot import SnapshotRecipe  # noqa: PLC0415
     from emergency_ckpt.state.staging import HostShard  # noqa: PLC0415
     from emergency_ckpt.state.tree import BoxTable, describe  # noqa: PLC0415
-    from emergency_ckpt.tiers.persistent.tier import PersistentTier  # noqa: PLC0415
+    from emergency_ckpt.storage.tier import PersistentTier  # noqa: PLC0415
     from emergency_ckpt.types import SaveId  # noqa: PLC0415
 
     tree = describe(state, "save")

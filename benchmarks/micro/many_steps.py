@@ -134,7 +134,7 @@ def _name_older(place: str) -> None:
     import fsspec  # noqa: PLC0415
     import msgspec  # noqa: PLC0415
 
-    from emergency_ckpt.tiers.persistent.tier import PersistentTier  # noqa: PLC0415
+    from emergency_ckpt.storage.tier import PersistentTier  # noqa: PLC0415
 
     log = PersistentTier(place).found.log
     read = log.read()

@@ -11,7 +11,7 @@ from emergency_ckpt.core.placement.striping import HeldLeaves
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
 from emergency_ckpt.core.restore.plan_types import TargetSet
 from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
-from emergency_ckpt.tiers.local.manifest import build_contents, contents_digest, encode_contents
+from emergency_ckpt.ram.manifest import build_contents, contents_digest, encode_contents
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
 RUN_ID = f"{'a-training-run':->40}-{'0' * 16}"  # as long as one that follows from a directory

@@ -32,7 +32,7 @@ from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, MissingDepe
 from emergency_ckpt.events import Event
 from emergency_ckpt.restore.protocol import RestoreReport
 from emergency_ckpt.state.tree import PyTree
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.storage.tier import PersistentTier
 
 try:
     from axlearn.common.checkpointer import (

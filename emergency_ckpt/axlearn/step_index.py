@@ -19,8 +19,8 @@ from etils import epath
 from emergency_ckpt.axlearn.mixed_state import is_iterator
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.state.tree import PyTree
-from emergency_ckpt.tiers.persistent.tier import DEFAULT_TIMEOUT_S
-from emergency_ckpt.tiers.storage.calls import call_with_retries
+from emergency_ckpt.storage.calls import call_with_retries
+from emergency_ckpt.storage.tier import DEFAULT_TIMEOUT_S
 
 Entries = Sequence[tuple[str, Any]]
 

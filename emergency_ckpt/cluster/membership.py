@@ -18,10 +18,10 @@ from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.paths import resolved
-from emergency_ckpt.tiers.local.old_lives import greatest_number
-from emergency_ckpt.tiers.local.signatures import Signer
-from emergency_ckpt.tiers.local.tier import LocalTier
-from emergency_ckpt.tiers.ramdisk.other_runs import GRACE_S, LeftRun, OtherRuns
+from emergency_ckpt.ram.old_lives import greatest_number
+from emergency_ckpt.ram.other_runs import GRACE_S, LeftRun, OtherRuns
+from emergency_ckpt.ram.signatures import Signer
+from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import Writer

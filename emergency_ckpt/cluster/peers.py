@@ -19,7 +19,7 @@ from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.timeline import new_incarnation
 from emergency_ckpt.errors import CheckpointError, RestoreFailed
-from emergency_ckpt.tiers.local.manifest import decode_contents
+from emergency_ckpt.ram.manifest import decode_contents
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import Contents, SaveId
 

@@ -23,7 +23,7 @@ from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.state.tree import BoxTable, StateTree
-from emergency_ckpt.tiers.persistent.writer_arrays import check_storable
+from emergency_ckpt.storage.writer_arrays import check_storable
 from emergency_ckpt.types import LeafSpec, ShardId
 
 

@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import DeadlineExceeded
+from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.state import host_state
-from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.types import Contents, SaveId
 
 _INBOX_SAVES = 4

@@ -12,7 +12,7 @@ from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.errors import CheckpointError, DirectoryInUse
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
+from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.types import SaveId
 
 SOON_S = 30.0

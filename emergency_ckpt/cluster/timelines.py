@@ -16,7 +16,7 @@ from emergency_ckpt.core.timeline import (
 )
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.types import SaveId
 
 

@@ -21,6 +21,7 @@ from emergency_ckpt.core.restore.plan_types import NoPlan, ProcessPlan, RestoreP
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.dialogue import RestoreDialogue
 from emergency_ckpt.restore.leader import RestoreLeader
 from emergency_ckpt.restore.planning import persistent_unusable
@@ -42,7 +43,6 @@ from emergency_ckpt.restore.shards.shard_loader import ShardCollection
 from emergency_ckpt.restore.storage.load import StorageLoad
 from emergency_ckpt.state.materialize import materialize
 from emergency_ckpt.state.tree import BoxTable
-from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.types import SaveId, ShardId
 
 _T = TypeVar("_T")

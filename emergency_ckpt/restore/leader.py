@@ -43,10 +43,10 @@ from emergency_ckpt.restore.request import RestoreParts, RestoreRequest
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls, ask_extra_holders
 from emergency_ckpt.restore.shards.manifest_reads import ManifestReads, passed_over_unread
 from emergency_ckpt.restore.storage.load_plan import loaded_copies, plan_load
-from emergency_ckpt.tiers.persistent.steps.folders import LOOKS_AT_ONCE
-from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
-from emergency_ckpt.tiers.persistent.steps.stored import StoredView
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.storage.steps.folders import LOOKS_AT_ONCE
+from emergency_ckpt.storage.steps.looks import FoundStep
+from emergency_ckpt.storage.steps.stored import StoredView
+from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import SaveId
 
 MAX_ATTEMPTS = 16

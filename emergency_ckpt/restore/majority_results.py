@@ -10,7 +10,7 @@ from emergency_ckpt.core.restore.inventory import Inventory
 from emergency_ckpt.core.restore.majority import MajorityResult, settle
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import SaveId, ShardId
 
 MOST_NAMED = 16

@@ -20,11 +20,11 @@ from emergency_ckpt.core.restore.plan_types import Rejection
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.protocol import Tally
 from emergency_ckpt.state.host_state import HostStateDocument
 from emergency_ckpt.state.tree import PyTree, StateTree
-from emergency_ckpt.tiers.local.tier import LocalTier
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 

@@ -14,6 +14,7 @@ from absl import logging
 from emergency_ckpt.cluster.coordination import run_and_report
 from emergency_ckpt.cluster.round import Series, agree
 from emergency_ckpt.errors import CorruptData, PersistentTierError, RestoreFailed, StepNotFound
+from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.dialogue import RestoreDialogue
 from emergency_ckpt.restore.leader import LISTING_TIMEOUT_S, RestoreLeader
 from emergency_ckpt.restore.protocol import CompleteSteps
@@ -21,9 +22,8 @@ from emergency_ckpt.restore.request import RestoreParts, RestoreRequest
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.tree import BoxTable, PyTree, describe
-from emergency_ckpt.tiers.local.tier import LocalTier
-from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.storage.steps.writer import DirectoryWriter
+from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import LeafSpec, SaveId
 
 

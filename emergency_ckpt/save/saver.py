@@ -60,7 +60,7 @@ from emergency_ckpt.save.saver_parts import SaverParts
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import PyTree, StateTree
-from emergency_ckpt.tiers.storage.calls import release_workers
+from emergency_ckpt.storage.calls import release_workers
 from emergency_ckpt.types import SaveId
 
 _STOP_TIMEOUT_S = 30.0

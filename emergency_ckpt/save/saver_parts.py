@@ -15,10 +15,10 @@ from emergency_ckpt.core.save.snapshot_plan import Buffers, SnapshotSettings
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.save.local_save import LocalSaves
 from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.save.persistent.save import PersistentSaves
-from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.types import SaveId
 
 

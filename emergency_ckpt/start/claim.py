@@ -19,7 +19,7 @@ from emergency_ckpt.errors import (
     PersistentTierError,
 )
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
+from emergency_ckpt.storage.steps.writer import DirectoryWriter
 
 _KEY = "directory"
 _WRITE_TIMEOUT_S = 5.0

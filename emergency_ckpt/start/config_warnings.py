@@ -6,7 +6,7 @@ import os
 
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tiers.ramdisk.mounts import RAM_FILE_SYSTEMS, file_system_of
+from emergency_ckpt.ram.mounts import RAM_FILE_SYSTEMS, file_system_of
 
 LAUNCHED_COUNT = "ECKPT_PROCESS_COUNT"
 """Number of processes that ``eckpt launch`` has started; set for each of them."""

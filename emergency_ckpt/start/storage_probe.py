@@ -7,8 +7,8 @@ import time
 
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.tiers.persistent.probe import probe_storage
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.storage.probe import probe_storage
+from emergency_ckpt.storage.tier import PersistentTier
 
 _END_TIMEOUT_S = 1.0
 

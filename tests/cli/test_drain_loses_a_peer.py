@@ -17,8 +17,8 @@ from quarters import W, save_quarters
 from tiers_support import RUN_ID
 
 from emergency_ckpt.core.secret.derived_keys import RunSecret
+from emergency_ckpt.ram.signatures import Signer
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
-from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.tools.cli.main import main
 from emergency_ckpt.transfer.client import TransferClient
 

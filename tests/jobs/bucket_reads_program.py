@@ -14,7 +14,7 @@ from persistent_steps import life, writer_of
 from state_samples import on_host
 
 from emergency_ckpt.state.tree import BoxTable, describe
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import SaveId
 
 LEAVES = 24

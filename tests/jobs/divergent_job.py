@@ -14,7 +14,7 @@ from restoring import lose, newest_manifest, process_dir, restore, train
 
 from emergency_ckpt import _native
 from emergency_ckpt.core.placement.placement_policies import Striped
-from emergency_ckpt.tiers.local.manifest import decode_manifest, encode_contents, wrap_contents
+from emergency_ckpt.ram.manifest import decode_manifest, encode_contents, wrap_contents
 
 LEAF = "bytes"
 

@@ -27,7 +27,7 @@ from emergency_ckpt.events import Event
 
 for _name in (
     "orbax.checkpoint",
-    *(f"emergency_ckpt.tiers.persistent.{name}" for name in ("orbax_reader", "step_writer")),
+    *(f"emergency_ckpt.storage.{name}" for name in ("orbax_reader", "step_writer")),
 ):
     importlib.import_module(_name)
 
@@ -67,7 +67,7 @@ class Killer:
 
     def kill_in_commit(self) -> None:
         """Kill this process when TensorStore was told to commit the arrays of the step."""
-        from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites  # noqa: PLC0415
+        from emergency_ckpt.storage.item.array_writes import ArrayWrites  # noqa: PLC0415
 
         begin, result, begun = ArrayWrites._begin, ArrayWrites.result, []
 

@@ -16,11 +16,11 @@ from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.timeline import Timeline, number_of
 from emergency_ckpt.state import host_state
 from emergency_ckpt.state.tree import BoxTable, describe
-from emergency_ckpt.tiers.persistent.marker import NO_SIGNING, OURS
-from emergency_ckpt.tiers.persistent.meetings import BEGUN, WRITTEN, Meet, meet_nobody
-from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
-from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.storage.marker import NO_SIGNING, OURS
+from emergency_ckpt.storage.meetings import BEGUN, WRITTEN, Meet, meet_nobody
+from emergency_ckpt.storage.steps.looks import FoundStep
+from emergency_ckpt.storage.steps.writer import DirectoryWriter
+from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import LeafSpec, SaveId
 
 RUN_ID = "run"

@@ -14,7 +14,7 @@ import jax
 from job_process import JobProcess, mesh_of, run_program, state_at
 from persistent_steps import complete_steps, life, writer_of
 
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.transfer.server import TransferServer
 
 DEADLINE_S = 40.0

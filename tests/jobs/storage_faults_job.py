@@ -17,9 +17,9 @@ from job_process import Iterator, JobProcess, differences, mesh_of, run_program,
 
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.tiers.persistent import waits
-from emergency_ckpt.tiers.persistent.item import objects
-from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
+from emergency_ckpt.storage import waits
+from emergency_ckpt.storage.item import objects
+from emergency_ckpt.storage.item.array_writes import ArrayWrites
 
 SAVE_TIMEOUT_S = 20.0
 RESTORE_TIMEOUT_S = 40.0

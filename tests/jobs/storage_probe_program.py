@@ -10,9 +10,9 @@ import fsspec
 from fake_gcs import FaultRule, GcsControl
 
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.tiers.persistent.probe import probe_storage
-from emergency_ckpt.tiers.persistent.steps.stored import StoredSteps
-from emergency_ckpt.tiers.storage.directory import StorageDirectory
+from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.probe import probe_storage
+from emergency_ckpt.storage.steps.stored import StoredSteps
 
 OWN = "000000000009-00000000000000aa"
 OLD, YOUNG = "probe-000000000000-00000000000000bb", "probe-000000000009-00000000000000cc"

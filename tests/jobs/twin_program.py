@@ -11,7 +11,7 @@ import numpy as np
 from buffered import with_buffers
 
 from emergency_ckpt.core.save.snapshot_plan import Buffers
-from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
+from emergency_ckpt.storage.item.array_writes import ArrayWrites
 
 LEAVES, ROWS = 4, 256
 BATCH_BYTES = ROWS * 1024 * 4

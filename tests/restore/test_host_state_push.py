@@ -8,9 +8,9 @@ from emergency_ckpt.cluster.coordination import LocalCoordinator
 from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.errors import CoordinationError
 from emergency_ckpt.events import Event, EventSink
+from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.restored_host_state import HostStatePush
 from emergency_ckpt.state.host_state import capture, encode
-from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import SaveId, Writer
 

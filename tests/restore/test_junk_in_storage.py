@@ -15,8 +15,8 @@ from persistent_steps import complete_steps, fill
 from world import STORAGE, World, logged, restored, save_all
 
 from emergency_ckpt.errors import Unrecoverable
-from emergency_ckpt.tiers.persistent.steps.folders import LOOKS_AT_ONCE
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.storage.steps.folders import LOOKS_AT_ONCE
+from emergency_ckpt.storage.tier import PersistentTier
 
 REAL = 6
 

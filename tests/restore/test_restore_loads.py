@@ -8,8 +8,8 @@ import pytest
 from world import World, same, save_all
 
 from emergency_ckpt.errors import StorageUnreachable, Unrecoverable
-from emergency_ckpt.tiers.local.published import HeldCopies
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.ram.published import HeldCopies
+from emergency_ckpt.storage.tier import PersistentTier
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from world import World, save_all
 from emergency_ckpt import orbax as emergency
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.restore import steps as step_catalog
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
-from emergency_ckpt.tiers.storage.directory import StorageDirectory
+from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.tier import PersistentTier
 
 LONG_S = 60.0
 

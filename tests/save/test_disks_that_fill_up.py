@@ -14,8 +14,8 @@ from world import World, same, save_all, small_tmpfs
 
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.tiers.local.slot_writer import SlotFile
-from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
+from emergency_ckpt.ram.slot_writer import SlotFile
+from emergency_ckpt.storage.item.array_writes import ArrayWrites
 
 LEAF_BYTES, LEAVES = 1 << 20, 4
 DISK_BYTES = 16 << 20

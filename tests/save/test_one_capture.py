@@ -19,11 +19,11 @@ from world import LONG_S, World, same
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import CheckpointError, PersistentTierError, RamdiskFull, SlotBusy
+from emergency_ckpt.ram.slot_writer import SlotWriter
+from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.save.vote import Ballot, Vote
 from emergency_ckpt.state import staging
-from emergency_ckpt.tiers.local.slot_writer import SlotWriter
-from emergency_ckpt.tiers.local.tier import LocalTier
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.storage.tier import PersistentTier
 
 PINNED = Buffers(staging_memory="pinned_host")
 STAGED: dict[str, Any] = {"buffers": PINNED, "snapshot_mode": "wait"}

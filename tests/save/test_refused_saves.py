@@ -17,6 +17,8 @@ from emergency_ckpt.core.save.snapshot_plan import SnapshotSettings
 from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
 from emergency_ckpt.errors import RamdiskFull, SaveFailed, SlotBusy
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.ram.slot_writer import SlotWriter
+from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.save.local_save import LocalSave, LocalSaves
 from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 from emergency_ckpt.state import host_state
@@ -24,8 +26,6 @@ from emergency_ckpt.state.capture import SlotCapture
 from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import describe
-from emergency_ckpt.tiers.local.slot_writer import SlotWriter
-from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import SaveId, ShardId, Writer
 

@@ -88,7 +88,7 @@ def _import_what_stays_real() -> None:
     import jax  # noqa: F401, PLC0415
 
     import emergency_ckpt.checkpointer  # noqa: PLC0415 - everything it needs of others
-    import emergency_ckpt.tiers.persistent.step_writer  # noqa: F401, PLC0415
+    import emergency_ckpt.storage.step_writer  # noqa: F401, PLC0415
 
 
 def _replacements() -> dict[str, ModuleType]:

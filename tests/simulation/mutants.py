@@ -76,7 +76,7 @@ def _edit(module: str, name: str, old: str, new: str) -> None:
 @_mutant()
 def own_crc_not_compared() -> None:
     """P5: a process trusts the bytes of its own slots."""
-    _module("tiers.local.published").HeldCopies.verify = lambda self, digest, shards: []
+    _module("ram.published").HeldCopies.verify = lambda self, digest, shards: []
 
 
 @_mutant()
@@ -103,7 +103,7 @@ def order_by_clock() -> None:
 def removed_before_the_version() -> None:
     """P4: the files of a step go before a version of the log says that they will."""
     _edit(
-        "tiers.persistent.steps.writer",
+        "storage.steps.writer",
         "DirectoryWriter._remove",
         "self._append(lambda table: listing(changed(table, keys, lambda _: None), *leaving))",
         "self._finish_removal(entries); leaving = leaving[:0]",
@@ -113,7 +113,7 @@ def removed_before_the_version() -> None:
 @_mutant()
 def created_without_precondition() -> None:
     """Of two writers that make one file, the second writes over the first."""
-    directory = _module("tiers.storage.directory").StorageDirectory
+    directory = _module("storage.directory").StorageDirectory
 
     def put_first(self: Any, below: str, data: bytes, writer: str, deadline_s: Any = None) -> bool:
         path = self.path / below
@@ -184,7 +184,7 @@ def complete_not_protected() -> None:
         del saves
         self._protected = frozenset()
 
-    tier = _module("tiers.local.tier").LocalTier
+    tier = _module("ram.tier").LocalTier
     tier.protect = protect
     tier.note_complete = lambda self, save: self._own.note_complete(save)
 
@@ -236,7 +236,7 @@ def silence_taken_for_damage() -> None:
 @_mutant("tests/restore/test_other_process_ids.py")
 def orphans_not_adopted() -> None:
     """P8: directories of former process ids are not offered."""
-    _module("tiers.local.tier").LocalTier.adopt_orphans = lambda self, wait_s=0.0: None
+    _module("ram.tier").LocalTier.adopt_orphans = lambda self, wait_s=0.0: None
 
 
 @_mutant("tests/restore/test_other_process_ids.py")
@@ -281,11 +281,11 @@ def writers_do_not_wait() -> None:
     _module("save.persistent.writer_meetings").WriterMeetings.meet = lambda self, *args: None
 
 
-@_mutant("tests/tiers/local/test_lent_and_read_slots.py", simulated=False)
+@_mutant("tests/ram/test_lent_and_read_slots.py", simulated=False)
 def mended_copy_beside_the_damaged() -> None:
     """Known: a slot with a damaged shard stayed published beside the slot that replaced it."""
-    _module("tiers.local.process_directory").ProcessDirectory.drop_twins = lambda self, of: None
-    _module("tiers.local.tier").LocalTier.keep_only = lambda self, save, digest: None
+    _module("ram.process_directory").ProcessDirectory.drop_twins = lambda self, of: None
+    _module("ram.tier").LocalTier.keep_only = lambda self, save, digest: None
 
 
 @_mutant()
@@ -308,10 +308,10 @@ def quarantine_kept_for_ever() -> None:
     _replace_everywhere("restore.storage.load_plan", "loaded_copies", lambda plan, found: set())
 
 
-@_mutant("tests/tiers/local/test_lent_and_read_slots.py", simulated=False)
+@_mutant("tests/ram/test_lent_and_read_slots.py", simulated=False)
 def quarantine_kept_by_the_slot() -> None:
     """Known: a slot that is written anew keeps the marks of its former damage."""
-    _edit("tiers.local.slots", "Slot.unpublish", "self.bad_shards.clear()", "pass")
+    _edit("ram.slots", "Slot.unpublish", "self.bad_shards.clear()", "pass")
 
 
 @_mutant("tests/restore/shards/test_shard_collection.py", simulated=False)
@@ -331,7 +331,7 @@ def another_host_state_taken() -> None:
 @_mutant("tests/restore/test_other_process_ids.py", simulated=False)
 def orphans_never_released() -> None:
     """P10: adopted directories stay, and hold RAM, after a newer save is complete."""
-    _module("tiers.local.published").HeldCopies.release_orphans = lambda self: None
+    _module("ram.published").HeldCopies.release_orphans = lambda self: None
 
 
 @_mutant("tests/restore/shards/test_arrivals.py", simulated=False)

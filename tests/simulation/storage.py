@@ -214,18 +214,18 @@ def install() -> None:
     kind.open = _open
     kind.rmtree = _remove_tree
     _replace(ocp_utils, "is_checkpoint_finalized", _is_finalized)
-    directory = _module("tiers.storage.directory")
+    directory = _module("storage.directory")
     _replace(directory, "_link_new", _create(directory._link_new))
     names_in = directory.StorageDirectory.names_in
     _replace(directory.StorageDirectory, "names_in", _names_in(names_in))
-    tier = _module("tiers.persistent.tier")
+    tier = _module("storage.tier")
     _replace(tier, "open_by_name", _open_by_name)
     _replace(tier, "describe_item", lambda item: _open_by_name(item, (), 0.0))
     _replace(tier, "BoxReader", _BoxReader)
-    state = _module("tiers.persistent.item.state")
+    state = _module("storage.item.state")
     _replace(state, "item_state", lambda tree, shards, writers: shards)
-    _replace(_module("tiers.persistent.item.array_writes"), "ArrayWrites", _ArrayWrites)
-    _replace(_module("tiers.persistent.step_writer"), "StepWriter", _StepWriter)
+    _replace(_module("storage.item.array_writes"), "ArrayWrites", _ArrayWrites)
+    _replace(_module("storage.step_writer"), "StepWriter", _StepWriter)
 
 
 def _replace(module: Any, name: str, value: Any) -> None:
@@ -328,7 +328,7 @@ def boxes_of(item: Path) -> Iterator[tuple[str, tuple[tuple[int, int], ...], Any
 def _open_by_name(item: Any, paths: Any, deadline_s: float) -> Any:
     del paths, deadline_s
     _arrive(item)
-    reader = _module("tiers.persistent.orbax_reader")
+    reader = _module("storage.orbax_reader")
     spec = _module("types").LeafSpec
     found: dict[str, Any] = {}
     for leaf, box, values in boxes_of(Path(item)):

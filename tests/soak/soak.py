@@ -31,7 +31,7 @@ from fake_gcs import FakeGcs  # noqa: E402  the path above leads to it
 
 _MODULES = (
     *("gcsfs", "google.cloud.storage", "orbax.checkpoint", "soak_lane"),
-    *(f"emergency_ckpt.tiers.persistent.{name}" for name in ("orbax_reader", "step_writer")),
+    *(f"emergency_ckpt.storage.{name}" for name in ("orbax_reader", "step_writer")),
 )
 """All that a life imports. Clients of buckets read the server's address when they are imported."""
 

@@ -21,9 +21,9 @@ from world import World, save_all
 from emergency_ckpt.core.limits import MAX_VERSION
 from emergency_ckpt.core.step_log import Entry, LogWriter, Table, begun
 from emergency_ckpt.errors import DirectoryInUse, SaveFailed
-from emergency_ckpt.tiers.persistent.log import KEPT, LOG_FOLDER, LogRead, StepLog
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
-from emergency_ckpt.tiers.storage.directory import StorageDirectory
+from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.log import KEPT, LOG_FOLDER, LogRead, StepLog
+from emergency_ckpt.storage.tier import PersistentTier
 
 STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
 PROGRAM = JOBS / "claim_program.py"

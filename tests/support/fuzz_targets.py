@@ -23,11 +23,11 @@ from emergency_ckpt.core.step_log import Entry, problem_of
 from emergency_ckpt.core.timeline import Life, Timeline
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.event_log.records import decode_line
+from emergency_ckpt.ram import manifest, signatures
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.save.persistent.reports import report_of
 from emergency_ckpt.state import host_state
-from emergency_ckpt.tiers.local import manifest, signatures
-from emergency_ckpt.tiers.persistent import log, marker
+from emergency_ckpt.storage import log, marker
 from emergency_ckpt.tools.launch.faults import parse_fault
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.security.handshake import (

@@ -12,11 +12,11 @@ from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.timeline import Life, Timeline
+from emergency_ckpt.ram.manifest import build_contents
+from emergency_ckpt.ram.process_files import Ledger
+from emergency_ckpt.ram.signatures import Signer
 from emergency_ckpt.state import host_state
-from emergency_ckpt.tiers.local.manifest import build_contents
-from emergency_ckpt.tiers.local.process_files import Ledger
-from emergency_ckpt.tiers.local.signatures import Signer
-from emergency_ckpt.tiers.persistent.log import Version
+from emergency_ckpt.storage.log import Version
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardId, Writer
 
 SAVE = SaveId(step=40, incarnation="000000000006-5e9d5e9d5e9d5e9d", run_id="demo")

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
-from emergency_ckpt.tiers.persistent.step_writer import StepWriter
+from emergency_ckpt.storage.item.array_writes import ArrayWrites
+from emergency_ckpt.storage.step_writer import StepWriter
 
 LONG_S = 60.0
 _F_OFD_SETLK = 37  # Linux; older versions of Python do not define it

@@ -7,9 +7,9 @@ from pathlib import Path
 from transfer_support import RUN_ID, SAVE
 
 from emergency_ckpt.core.shard_layout import lay_out
-from emergency_ckpt.tiers.local import manifest
-from emergency_ckpt.tiers.local.signatures import Signer
-from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.ram import manifest
+from emergency_ckpt.ram.signatures import Signer
+from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId, Writer
 
 LIMIT_BYTES = 1 << 20

@@ -22,8 +22,8 @@ import emergency_ckpt
 PACKAGE = Path(emergency_ckpt.__file__).parent
 END_OF_SAVE = ("state.snapshot", "SnapshotRecipe.take")
 FIRST_BYTES = {
-    "local": ("tiers.local.published", "verify"),
-    "persistent": ("tiers.persistent.tier", "read_into"),
+    "local": ("ram.published", "verify"),
+    "persistent": ("storage.tier", "read_into"),
 }
 
 

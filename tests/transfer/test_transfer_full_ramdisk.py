@@ -12,8 +12,8 @@ from transfer_support import RUN_ID, SAVE, SECRET
 
 from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.errors import DeadlineExceeded, RamdiskFull, TransferError
+from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.state import host_state
-from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import SaveId

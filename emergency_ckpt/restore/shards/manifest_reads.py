@@ -11,8 +11,8 @@ from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan
 from emergency_ckpt.errors import CheckpointError, HolderUnreachable
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
-from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import Contents, SaveId
 

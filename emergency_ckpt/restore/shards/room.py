@@ -16,7 +16,7 @@ from absl import logging
 
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.errors import LocalTierError, RamdiskFull, SlotBusy
-from emergency_ckpt.tiers.local.tier import LocalTier, SlotWriter
+from emergency_ckpt.ram.tier import LocalTier, SlotWriter
 from emergency_ckpt.transfer.source import FileTarget, PartlyMade, Target
 from emergency_ckpt.types import SaveId
 

@@ -26,13 +26,13 @@ from emergency_ckpt.errors import (
     RestoreFailed,
 )
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.ram.manifest import build_contents
+from emergency_ckpt.ram.tier import LocalTier, SlotWriter
 from emergency_ckpt.restore.protocol import Tally
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
 from emergency_ckpt.restore.shards.room import RestoreRoom, Scratch, receive_target
 from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed, Fetching, ShardFetcher
 from emergency_ckpt.state.dtypes import dtype_named
-from emergency_ckpt.tiers.local.manifest import build_contents
-from emergency_ckpt.tiers.local.tier import LocalTier, SlotWriter
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.source import FileTarget
 from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardId

@@ -13,6 +13,9 @@ import msgspec
 
 from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
 from emergency_ckpt.errors import CorruptData, PersistentTierError
+from emergency_ckpt.ram.manifest import build_contents
+from emergency_ckpt.ram.slot_writer import SlotFile
+from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.protocol import (
     LoadPart,
     LoadPlan,
@@ -21,11 +24,8 @@ from emergency_ckpt.restore.protocol import (
 )
 from emergency_ckpt.restore.shards.room import RestoreRoom
 from emergency_ckpt.state import host_state as host_states
-from emergency_ckpt.tiers.local.manifest import build_contents
-from emergency_ckpt.tiers.local.slot_writer import SlotFile
-from emergency_ckpt.tiers.local.tier import LocalTier
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
-from emergency_ckpt.tiers.storage.calls import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from emergency_ckpt.storage.calls import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 
 

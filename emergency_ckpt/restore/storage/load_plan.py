@@ -12,7 +12,7 @@ from emergency_ckpt.core.restore.leaves.leaf_comparison import PYTHON_NUMBERS
 from emergency_ckpt.core.restore.plan_types import RestorePlan, TargetSet
 from emergency_ckpt.core.restore.storage_read import StoredArray, assign_reads
 from emergency_ckpt.restore.protocol import DocumentRead, LoadPart, LoadPlan, StorageRead
-from emergency_ckpt.tiers.persistent.tier import StoredStep
+from emergency_ckpt.storage.tier import StoredStep
 from emergency_ckpt.types import Box, LeafSpec, SaveId
 
 

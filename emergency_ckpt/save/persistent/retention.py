@@ -14,7 +14,7 @@ from emergency_ckpt.config.policies import PreservationPolicy, wanted_steps
 from emergency_ckpt.core.save.retention_rules import StepRecord, choose_removals
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
+from emergency_ckpt.storage.steps.writer import DirectoryWriter
 
 
 class Preservation:

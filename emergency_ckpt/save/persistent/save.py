@@ -58,8 +58,8 @@ from emergency_ckpt.save.persistent.writer_meetings import WriterMeetings
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import StateTree
-from emergency_ckpt.tiers.persistent.meetings import new_attempt
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.storage.meetings import new_attempt
+from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import SaveId, ShardId
 
 _SKIPPED = "skipped it: the save before was under way"

@@ -9,7 +9,7 @@ import msgspec
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.save.persistent.keys import TENSORS, PersistentSaveKeys, rule_of
 from emergency_ckpt.save.persistent.reports import StageReport, raise_failure, report_of
-from emergency_ckpt.tiers.persistent.meetings import BEGUN
+from emergency_ckpt.storage.meetings import BEGUN
 from emergency_ckpt.types import SaveId
 
 

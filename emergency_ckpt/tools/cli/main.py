@@ -19,7 +19,7 @@ from importlib import metadata
 from types import ModuleType
 
 from emergency_ckpt.errors import CheckpointError, ConfigError
-from emergency_ckpt.tiers.storage.calls import THREAD_NAME
+from emergency_ckpt.storage.calls import THREAD_NAME
 
 USAGE_EXIT_CODE = 2
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from absl import logging
 
 from emergency_ckpt.errors import CheckpointError, LocalTierError
-from emergency_ckpt.tiers.files import NotOwn
-from emergency_ckpt.tiers.ramdisk.ownership import ensure_run_directory
-from emergency_ckpt.tiers.ramdisk.reserve import reserve_slot, slot_sizes
+from emergency_ckpt.files import NotOwn
+from emergency_ckpt.ram.ownership import ensure_run_directory
+from emergency_ckpt.ram.reserve import reserve_slot, slot_sizes
 from emergency_ckpt.tools.launch.job import JobSpec
 from emergency_ckpt.tools.launch.job_layout import JobLayout
 

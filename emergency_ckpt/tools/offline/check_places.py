@@ -14,12 +14,12 @@ from emergency_ckpt import _native
 from emergency_ckpt.core.boxes import describe
 from emergency_ckpt.core.restore.majority import settle
 from emergency_ckpt.errors import CheckpointError, CorruptData
+from emergency_ckpt.ram.process_files import ProcessFiles, file_name, manifest_name
 from emergency_ckpt.state.host_state import decode
-from emergency_ckpt.tiers.local.process_files import ProcessFiles, file_name, manifest_name
-from emergency_ckpt.tiers.persistent.documents import read_checksums, read_host_state
-from emergency_ckpt.tiers.persistent.steps.folders import LOOKS_AT_ONCE
-from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
-from emergency_ckpt.tiers.storage.directory import StorageDirectory
+from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.documents import read_checksums, read_host_state
+from emergency_ckpt.storage.steps.folders import LOOKS_AT_ONCE
+from emergency_ckpt.storage.steps.looks import FoundStep
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import RamCopy
 from emergency_ckpt.tools.survey.storage import look_at

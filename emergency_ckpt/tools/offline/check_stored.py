@@ -13,8 +13,8 @@ from emergency_ckpt import _native
 from emergency_ckpt.core.boxes import describe
 from emergency_ckpt.core.shard_layout import shard_nbytes
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.storage.steps.looks import FoundStep
+from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tools.offline.check_places import Advance, CheckCounts
 from emergency_ckpt.tools.offline.step_source import PIECE_BYTES
 from emergency_ckpt.tools.offline.stored_source import StoredSource

@@ -30,16 +30,16 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.state.host_state import decode as decode_document
 from emergency_ckpt.state.host_state import document_name
-from emergency_ckpt.tiers.persistent.item.documents import SHARDINGS
-from emergency_ckpt.tiers.persistent.item.state import JAX_ARRAY, NUMPY_ARRAY
-from emergency_ckpt.tiers.persistent.late_arrays import (
+from emergency_ckpt.storage.item.documents import SHARDINGS
+from emergency_ckpt.storage.item.state import JAX_ARRAY, NUMPY_ARRAY
+from emergency_ckpt.storage.late_arrays import (
     late_array,
     tree_like,
     tree_of,
     write_late_step,
 )
-from emergency_ckpt.tiers.persistent.marker import ITEM, OURS
-from emergency_ckpt.tiers.persistent.orbax_names import STEP_METADATA, TREE
+from emergency_ckpt.storage.marker import ITEM, OURS
+from emergency_ckpt.storage.orbax_names import STEP_METADATA, TREE
 from emergency_ckpt.tools.offline.host_states import ram_documents, stored_documents
 from emergency_ckpt.tools.offline.named_steps import find_source
 from emergency_ckpt.tools.offline.ram import RamSource

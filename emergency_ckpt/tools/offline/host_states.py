@@ -9,9 +9,9 @@ from emergency_ckpt.core.restore.candidates import filter_inventory
 from emergency_ckpt.core.restore.host_state_plan import choose_host_states
 from emergency_ckpt.core.restore.inventory import Inventory
 from emergency_ckpt.errors import CorruptData, HostStateError, TransferError
+from emergency_ckpt.ram.process_files import ProcessFiles
 from emergency_ckpt.state.host_state import decode
-from emergency_ckpt.tiers.local.process_files import ProcessFiles
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tools.offline.ram import OtherHosts
 from emergency_ckpt.tools.survey.places import Places
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder

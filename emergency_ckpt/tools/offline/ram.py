@@ -13,8 +13,8 @@ from emergency_ckpt.core.boxes import Portion, describe, divide, intersect, shap
 from emergency_ckpt.core.restore.inventory import Inventory
 from emergency_ckpt.core.restore.majority import settle
 from emergency_ckpt.errors import CorruptData, LocalTierError, TransferError
+from emergency_ckpt.ram.process_files import ProcessFiles, file_name
 from emergency_ckpt.state.dtypes import dtype_named
-from emergency_ckpt.tiers.local.process_files import ProcessFiles, file_name
 from emergency_ckpt.tools.offline.step_source import Array, copy_common
 from emergency_ckpt.tools.survey.ramdisk import RamCopy
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardEntry

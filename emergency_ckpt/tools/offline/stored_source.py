@@ -15,9 +15,9 @@ from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
 from emergency_ckpt.state.dtypes import dtype_named
-from emergency_ckpt.tiers.persistent.orbax_reader import BoxReader
-from emergency_ckpt.tiers.persistent.plain_orbax import describe_plain
-from emergency_ckpt.tiers.persistent.tier import PersistentTier, StoredStep
+from emergency_ckpt.storage.orbax_reader import BoxReader
+from emergency_ckpt.storage.plain_orbax import describe_plain
+from emergency_ckpt.storage.tier import PersistentTier, StoredStep
 from emergency_ckpt.tools.offline.step_source import Array, split
 from emergency_ckpt.types import Box, LeafSpec, ShardId
 

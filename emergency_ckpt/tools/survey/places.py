@@ -10,7 +10,7 @@ import msgspec
 from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.core.secret.step_signature import StepSigning, step_signing
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.tiers.local.signatures import Signer
+from emergency_ckpt.ram.signatures import Signer
 
 
 class SurveyFault(msgspec.Struct, frozen=True, omit_defaults=True):

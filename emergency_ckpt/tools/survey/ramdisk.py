@@ -12,11 +12,15 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from emergency_ckpt import files
 from emergency_ckpt.core.limits import MAX_RUNS, NAME_PATTERN
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
 from emergency_ckpt.errors import CorruptData
-from emergency_ckpt.tiers import files
-from emergency_ckpt.tiers.local.process_files import (
+from emergency_ckpt.ram.deletion import HOST_STATE_DIRECTORY, LEDGER
+from emergency_ckpt.ram.locks import check_run_id, process_directories
+from emergency_ckpt.ram.owners import Owner, read_owner
+from emergency_ckpt.ram.ownership import open_local_dir
+from emergency_ckpt.ram.process_files import (
     NUMBERS,
     Ledger,
     ProcessFiles,
@@ -24,11 +28,7 @@ from emergency_ckpt.tiers.local.process_files import (
     file_name,
     manifest_name,
 )
-from emergency_ckpt.tiers.local.signatures import check_believed
-from emergency_ckpt.tiers.ramdisk.deletion import HOST_STATE_DIRECTORY, LEDGER
-from emergency_ckpt.tiers.ramdisk.locks import check_run_id, process_directories
-from emergency_ckpt.tiers.ramdisk.owners import Owner, read_owner
-from emergency_ckpt.tiers.ramdisk.ownership import open_local_dir
+from emergency_ckpt.ram.signatures import check_believed
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.types import SaveId
 

@@ -13,10 +13,10 @@ from emergency_ckpt.core.restore.inventory import HeldHostState
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES, shard_nbytes
 from emergency_ckpt.errors import CheckpointError, StepNotFound
 from emergency_ckpt.state.host_state import decode
-from emergency_ckpt.tiers.persistent.documents import read_checksums, read_host_state
-from emergency_ckpt.tiers.persistent.marker import StepMarker
-from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
-from emergency_ckpt.tiers.storage.directory import StorageDirectory
+from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.documents import read_checksums, read_host_state
+from emergency_ckpt.storage.marker import StepMarker
+from emergency_ckpt.storage.steps.looks import FoundStep
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, read_document_of
 from emergency_ckpt.tools.survey.storage import look_at
@@ -235,7 +235,7 @@ def _stored_host_states(
 def _plain_leaves(storage: StorageDirectory, found: FoundStep) -> list[LeafSpec]:
     """Return the leaves of a step of plain Orbax, which only Orbax can read."""
     # Imported here: it takes seconds, and steps of this package do without.
-    from emergency_ckpt.tiers.persistent.plain_orbax import describe_plain  # noqa: PLC0415
+    from emergency_ckpt.storage.plain_orbax import describe_plain  # noqa: PLC0415
 
     folder = storage.path / found.place.tensors
     _, leaves = storage.do(

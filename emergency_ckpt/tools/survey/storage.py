@@ -10,9 +10,9 @@ from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.step_log import Entry, Table
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
-from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
-from emergency_ckpt.tiers.persistent.steps.stored import StoredSteps, StoredView
-from emergency_ckpt.tiers.storage.directory import StorageDirectory
+from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.steps.looks import FoundStep
+from emergency_ckpt.storage.steps.stored import StoredSteps, StoredView
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 
 _LEFTOVER = re.compile(r"(.*)\.(orbax-checkpoint-tmp|rolled-back-).*")

@@ -27,10 +27,10 @@ from emergency_ckpt.core.placement.striping import blocks
 from emergency_ckpt.core.placement.survivability import loss_probability, slices_that_may_fail
 from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.core.shard_layout import Layout, lay_out
+from emergency_ckpt.ram.read_only import ReadOnlyRamdisk
+from emergency_ckpt.ram.signatures import Signer
+from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
-from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
-from emergency_ckpt.tiers.local.signatures import Signer
-from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.tools.cli.main import main
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import Security, Writer

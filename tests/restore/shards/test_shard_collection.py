@@ -15,12 +15,12 @@ from world import small_tmpfs
 from emergency_ckpt.core.restore.plan_types import FetchGroup, LocalRead, ProcessPlan
 from emergency_ckpt.errors import HolderUnreachable
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.ram.reserve import reserve_slot
+from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
 from emergency_ckpt.restore.shards.room import RestoreRoom
 from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed
 from emergency_ckpt.restore.shards.shard_loader import ShardCollection
-from emergency_ckpt.tiers.local.tier import LocalTier
-from emergency_ckpt.tiers.ramdisk.reserve import reserve_slot
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import SaveId, Writer

@@ -11,8 +11,8 @@ from world import World, save_all
 
 from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.step_log import Table
-from emergency_ckpt.tiers.persistent.log import KEPT, LOG_FOLDER, LogRead, StepLog
-from emergency_ckpt.tiers.storage.directory import StorageDirectory
+from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.log import KEPT, LOG_FOLDER, LogRead, StepLog
 
 LIFE = "000000000002-0000000000000000"
 STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}

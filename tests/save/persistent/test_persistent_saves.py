@@ -31,8 +31,8 @@ from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
 from emergency_ckpt.state import host_state
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import StateTree, describe
-from emergency_ckpt.tiers.persistent.meetings import Meet, meet_nobody
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.storage.meetings import Meet, meet_nobody
+from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import SaveId, ShardId
 

@@ -11,7 +11,7 @@ from bucket_programs import printed_beside_bucket
 from persistent_steps import POINTS
 from two_writers_program import ACTS, OTHER, STEP, outcomes
 
-from emergency_ckpt.tiers.persistent.log import KEPT
+from emergency_ckpt.storage.log import KEPT
 
 pytestmark = pytest.mark.timeout(600)
 

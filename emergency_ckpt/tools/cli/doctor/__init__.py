@@ -24,8 +24,8 @@ from rich.console import Console
 
 from emergency_ckpt.core.wording import count_text, size_text
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tiers.ramdisk.locks import check_run_id
-from emergency_ckpt.tiers.ramdisk.other_runs import GRACE_S
+from emergency_ckpt.ram.locks import check_run_id
+from emergency_ckpt.ram.other_runs import GRACE_S
 from emergency_ckpt.tools.cli.arguments import add_json, add_timeout, addresses, duration, port
 from emergency_ckpt.tools.cli.doctor.findings import Finding, as_json, exit_status, show, worst
 from emergency_ckpt.tools.cli.doctor.sizing import (
@@ -203,7 +203,7 @@ def _slots(args: argparse.Namespace, needed_bytes: int) -> Finding:
 
 def _reserve(args: argparse.Namespace) -> int:
     """Make the pages of a slot of each process; return 0, also when the host needs none."""
-    from emergency_ckpt.tiers.ramdisk.reserve import has_slots, reserve_slot  # noqa: PLC0415
+    from emergency_ckpt.ram.reserve import has_slots, reserve_slot  # noqa: PLC0415
 
     if args.local_dir is None or args.run_id is None:
         raise ConfigError(["give --local-dir and --run-id"], target="eckpt doctor --reserve")

@@ -10,15 +10,15 @@ from emergency_ckpt import run_secret
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.errors import ConfigError, LocalTierError
-from emergency_ckpt.tiers.persistent.steps.stored import StoredSteps
-from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
-from emergency_ckpt.tiers.ramdisk.other_runs import (
+from emergency_ckpt.ram.other_runs import (
     LeftRun,
     holder_of,
     left_runs,
     remove_run,
 )
-from emergency_ckpt.tiers.storage.directory import StorageDirectory
+from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.steps.stored import StoredSteps
+from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.survey.places import Places
 

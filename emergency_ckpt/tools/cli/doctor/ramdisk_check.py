@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from emergency_ckpt import files
 from emergency_ckpt.core.wording import size_text
-from emergency_ckpt.tiers import files
-from emergency_ckpt.tiers.ramdisk.mounts import RAM_FILE_SYSTEMS, Mount, mount_of
-from emergency_ckpt.tiers.ramdisk.other_runs import left_runs
-from emergency_ckpt.tiers.ramdisk.ownership import open_local_dir, open_run_directory
+from emergency_ckpt.ram.mounts import RAM_FILE_SYSTEMS, Mount, mount_of
+from emergency_ckpt.ram.other_runs import left_runs
+from emergency_ckpt.ram.ownership import open_local_dir, open_run_directory
 from emergency_ckpt.tools.cli.doctor.findings import Finding
 from emergency_ckpt.tools.cli.doctor.memory import available_bytes
 

@@ -6,8 +6,8 @@ import time
 
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.tiers.persistent.probe import measure_clock, probe_storage
-from emergency_ckpt.tiers.storage.directory import StorageDirectory
+from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.probe import measure_clock, probe_storage
 from emergency_ckpt.tools.cli.doctor.findings import Finding
 
 _SKEW_S = 30.0
@@ -46,7 +46,7 @@ def _clock(ahead_s: float, doubt_s: float) -> Finding:
 def newest_state_bytes(directory: str, timeout_s: float) -> tuple[Finding, int | None]:
     """Return the size of the newest step of this package, of one replica, or None without one."""
     # Orbax, which these import, takes a second to load.
-    from emergency_ckpt.tiers.persistent.steps.stored import StoredSteps  # noqa: PLC0415
+    from emergency_ckpt.storage.steps.stored import StoredSteps  # noqa: PLC0415
 
     try:
         table = StoredSteps(StorageDirectory(directory, timeout_s)).view().table

@@ -32,12 +32,12 @@ from emergency_ckpt.errors import (
     LocalTierError,
     PersistentTierError,
 )
+from emergency_ckpt.ram.locks import current_holder
 from emergency_ckpt.state.host_state import decode
-from emergency_ckpt.tiers.persistent.late_arrays import write_late_step
-from emergency_ckpt.tiers.persistent.marker import OURS
-from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter, Moved
-from emergency_ckpt.tiers.persistent.tier import PersistentTier
-from emergency_ckpt.tiers.ramdisk.locks import current_holder
+from emergency_ckpt.storage.late_arrays import write_late_step
+from emergency_ckpt.storage.marker import OURS
+from emergency_ckpt.storage.steps.writer import DirectoryWriter, Moved
+from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tools.offline.draining.peer_ram import PeerRam, ask_peers
 from emergency_ckpt.tools.offline.export_step import Progress, Shown, newest_item, ram_tree
 from emergency_ckpt.tools.offline.host_states import ram_documents

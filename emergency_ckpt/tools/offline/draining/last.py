@@ -23,7 +23,7 @@ from typing import Literal
 
 from emergency_ckpt.background import SignalFlag
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.tiers.ramdisk.locks import current_holder, process_directories
+from emergency_ckpt.ram.locks import current_holder, process_directories
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.names import numeric_addresses
 

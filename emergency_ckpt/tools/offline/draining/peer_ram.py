@@ -14,7 +14,7 @@ from emergency_ckpt._native import Mapping as NativeMapping
 from emergency_ckpt.core.restore.inventory import HolderInventory, Inventory
 from emergency_ckpt.core.timeline import newest
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.tiers.local.process_files import Ledger, Published
+from emergency_ckpt.ram.process_files import Ledger, Published
 from emergency_ckpt.tools.survey.places import SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, RamCopy
 from emergency_ckpt.transfer.client import TransferClient

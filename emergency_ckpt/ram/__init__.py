@@ -1,0 +1,30 @@
+"""The local tier: slots, manifests and host states of one process on its host's ramdisk.
+
+1. ``tier.LocalTier.open`` claims a directory of the run, and scans it: ``ownership`` checks on the
+   descriptor that it is this user's and closed, ``locks`` takes it with ``flock``, ``owners``
+   records the process that holds it. A damaged file is quarantined with its reason, never used.
+   ``process_files`` is how all read such a directory: this scan, ``eckpt serve`` (``read_only``) and the survey of ``eckpt ls``.
+2. ``reserve`` makes two slots (preallocated files of one step each) or finds them.
+3. ``begin_write`` chooses a slot without a step that must be kept (``slot_choice``), removes its
+   manifest, and returns a ``SlotWriter``.
+4. The writer copies the shards with their CRC32C, stages the manifest, and renames it into place:
+   from then on the step counts on this process.
+5. ``note_complete`` records that the step is complete on all processes; its predecessor's slot is
+   then free.
+6. ``other_runs`` removes the oldest unused run when room is needed; ``deletion`` removes only files
+   that this package names.
+
+Guaranteed: a crash at any instant leaves the previous step whole; a published slot is not changed;
+one writer per directory, whose lock ends with its process; no directory is deleted while a process
+owns or serves it;
+memory lent to JAX is never written, also when its slot is not yet published (``LocalTier.lend``
+counts the arrays with finalizers, and a third slot takes the place of a lent one).
+
+Storage writes from a slot on loan, too (``SlotWriter.loan``), and may take hours:
+``keeps_lent_for_storage`` says whether saves have slots enough meanwhile, and makes a spare one,
+which then stays.
+
+Not guaranteed: survival of the host, whose copies other slices hold; the bytes of a slot, which a
+restore compares with the CRC32C of capture time; protection from root or from another process of
+the same user.
+"""

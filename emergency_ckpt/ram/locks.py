@@ -1,0 +1,397 @@
+"""Locks on the process directories of a ramdisk. They are ``flock``, which ends with its process.
+
+A process that writes to a directory, or deletes it, holds ``owner.lock`` exclusively; an owner
+writes its record into it. A process that serves a directory without owning it holds ``reader.lock``
+shared; deletion needs that exclusively. A lock counts only while the locked file is the one at its
+path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import itertools
+import os
+import re
+import threading
+import weakref
+from pathlib import Path
+
+from absl import logging
+
+from emergency_ckpt import files
+from emergency_ckpt.core.limits import MAX_DIRECTORIES_PER_RUN, NAME_PATTERN
+from emergency_ckpt.errors import ConfigError, CorruptData, LocalTierError
+from emergency_ckpt.forked import drop_in_child
+from emergency_ckpt.ram.deletion import delete_contents
+from emergency_ckpt.ram.owners import (
+    OWNER_LOCK,
+    Owner,
+    read_owner,
+    this_process,
+    write_owner,
+)
+from emergency_ckpt.ram.ownership import (
+    ensure_run_directory,
+    open_process_directory,
+    open_to_delete,
+)
+
+READER_LOCK = "reader.lock"
+_MAX_CLAIM_RACES = 16  # lost races against deleters before giving up
+_LOCKED = -1
+
+_PROCESS_PATTERN = re.compile(r"process_\d{5,10}(\.\d{1,4})?")
+_registry_lock = threading.Lock()
+
+
+class LockedDirectory:
+    """The descriptors of a locked directory, closed with the last reference to this object.
+
+    Attributes:
+      retired: True when only arrays that read its slots refer to it, and no claim does.
+    """
+
+    def __init__(self, lock_fd: int, dir_fd: int) -> None:
+        self.lock_fd = lock_fd
+        self.dir_fd = dir_fd
+        self.retired = False
+        self.close = weakref.finalize(self, _close_all, (lock_fd, dir_fd))
+        drop_in_child(self, LockedDirectory._close_copies)
+
+    def _close_copies(self) -> None:
+        """In a forked child, close the copies of the descriptors."""
+        if self.close.detach() is not None:
+            _close_all((self.lock_fd, self.dir_fd))
+
+
+_held: weakref.WeakValueDictionary[tuple[int, int], LockedDirectory] = weakref.WeakValueDictionary()
+
+
+class Claim:
+    """The owner's lock on one process directory, until ``release`` or the end of the process."""
+
+    def __init__(self, path: Path, held: LockedDirectory) -> None:
+        self.path = path
+        self.dir_fd = held.dir_fd
+        self._held: LockedDirectory | None = held
+
+    @property
+    def held(self) -> LockedDirectory:
+        """Return the holder of the lock, for a caller that needs the lock longer than the claim."""
+        assert self._held is not None, "the claim was released"
+        return self._held
+
+    def release(self) -> None:
+        """Release the directory. Idempotent."""
+        held = self._release_held()
+        if held is None:
+            return
+        with _registry_lock:
+            for key in [key for key, value in _held.items() if value is held]:
+                del _held[key]
+            held.close()
+
+    def retire(self) -> None:
+        """Release the lock with the last other reference to ``held``. Idempotent.
+
+        Used while arrays still read slots of the directory: until they end, the lock prevents
+        writes by other processes; this process may claim the directory again.
+        """
+        held = self._release_held()
+        if held is not None:
+            with _registry_lock:
+                held.retired = True
+
+    def _release_held(self) -> LockedDirectory | None:
+        held, self._held = self._held, None
+        # The number may soon be another file's, so no later call may use it.
+        self.dir_fd = -1
+        return held
+
+    def sign(self, start: str) -> None:
+        """Write the record that this process of ``start`` owns the directory.
+
+        A failure is only logged: the lock holds without the record, and a full ramdisk must not
+        stop a restore.
+        """
+        try:
+            write_owner(self.held.lock_fd, this_process(start))
+        except OSError as error:
+            logging.warning("no record of its owner in %s: %s", self.path, error)
+
+    def is_in_place(self) -> bool:
+        """Return True when the directory and its lock are still at their paths."""
+        try:
+            here = os.stat(self.path, follow_symlinks=False)
+            lock = os.stat(OWNER_LOCK, dir_fd=self.dir_fd, follow_symlinks=False)
+        except OSError:
+            return False
+        is_lock = os.path.samestat(lock, os.fstat(self.held.lock_fd))
+        return is_lock and os.path.samestat(here, os.fstat(self.dir_fd))
+
+    def is_served(self) -> bool:
+        """Return True when a reader now has the directory locked against deletion."""
+        reader_fd = _try_lock(READER_LOCK, self.dir_fd, fcntl.LOCK_EX, create=False)
+        if reader_fd is not None and reader_fd != _LOCKED:
+            os.close(reader_fd)
+        return reader_fd == _LOCKED
+
+    def delete(self) -> bool:
+        """Delete and release the directory; return False when a reader serves it: then it stays.
+
+        Removes only files that this package names; a directory with other files stays.
+        """
+        try:
+            reader_fd = _try_lock(READER_LOCK, self.dir_fd, fcntl.LOCK_EX, create=True)
+        except OSError:
+            self.release()
+            raise
+        if reader_fd is None or reader_fd == _LOCKED:
+            self.release()
+            return False
+        try:
+            delete_contents(self.dir_fd)
+            files.remove(READER_LOCK, self.dir_fd)
+            files.remove(OWNER_LOCK, self.dir_fd)
+            # Not empty when a new claimer has just made its lock file: then it owns the directory.
+            remove_empty(self.path)
+            return not self.path.exists()
+        finally:
+            os.close(reader_fd)
+            self.release()
+
+
+class ReaderClaim:
+    """A reader's shared lock on one process directory, which prevents its deletion."""
+
+    def __init__(self, path: Path, dir_fd: int, lock_fd: int) -> None:
+        self.path = path
+        self.dir_fd = dir_fd
+        self.release = weakref.finalize(self, _close_all, (lock_fd, dir_fd))
+        drop_in_child(self, lambda claim: claim.release())
+
+
+def check_run_id(run_id: str) -> None:
+    """Raise ConfigError unless the run id is a plain name that can be a directory."""
+    if not NAME_PATTERN.fullmatch(run_id):
+        raise ConfigError(
+            [f"run_id {run_id[:200]!r}: use 1 to 128 of A-Z a-z 0-9 . _ -, not starting with a dot"]
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """A process of another start of the job that holds the lock on ``path``.
+
+    Attributes:
+      owner: its record, or None when none can be read.
+    """
+
+    path: Path
+    owner: Owner | None
+
+    @property
+    def is_certain(self) -> bool:
+        """Return True when the record is the holder's own, not that of an earlier process."""
+        return self.owner is not None and self.owner.is_running is not False
+
+    @property
+    def is_this_process(self) -> bool:
+        return self.owner is not None and self.owner.is_this_process
+
+    def describe(self) -> str:
+        """Return the process and its host, for people."""
+        if self.owner is None:
+            return "a process without a record"
+        text = f"process {self.owner.pid} on host {self.owner.hostname}"
+        return text if self.is_certain else f"a process that came after {text}, such as its child,"
+
+
+def claim_directory(
+    local_dir: Path, run_id: str, process_index: int, start: str = ""
+) -> Claim | Holder:
+    """Claim a process directory of a run: that of this index, else any unlocked, else a new one.
+
+    The index in the name is only a label, since process ids may be permuted by a restart. Makes
+    missing directories (0700); existing ones must belong to this user (``ownership``). Skips
+    directories of processes of the same ``start``. Returns the Holder of a directory that a process
+    of another start holds, because this start may have to restore from it. LocalTierError when the
+    ramdisk cannot be used. Does not block.
+    """
+    label = f"process_{process_index:05d}"
+    run_dir = local_dir / run_id
+    try:
+        for _ in range(_MAX_CLAIM_RACES):
+            ensure_run_directory(run_dir)
+            existing = process_directories(run_dir)
+            preferred = [run_dir / label] if run_dir / label in existing else []
+            others = [path for path in existing if path.name != label]
+            names = itertools.chain([label], (f"{label}.{n}" for n in itertools.count(1)))
+            fresh = (run_dir / name for name in names)
+            for path in preferred + others:
+                if (found := claim_existing(path, start)) is not None:
+                    return found
+            new = next(path for path in fresh if not os.path.lexists(path))
+            if claim := _claim_new(new, start):
+                return claim
+    except OSError as error:
+        raise files.local_error("claim", str(run_dir), error) from error
+    raise LocalTierError(
+        "claim",
+        str(run_dir),
+        f"lost {_MAX_CLAIM_RACES} races",
+        hint="check for a program that deletes it",
+    )
+
+
+def claim_existing(path: Path, start: str) -> Claim | Holder | None:
+    """Claim one directory for ``start``; None when another process of it has it, or it is gone."""
+    found = _registered_claim(path, create=True)
+    if isinstance(found, Claim):
+        found.sign(start)
+        return found
+    if found is None or (found.owner is not None and found.owner.start == start):
+        return None
+    return found
+
+
+def read_claim(path: Path, owner_uid: int | None = None) -> ReaderClaim | None:
+    """Lock one directory against deletion; None when it is being deleted or was never claimed.
+
+    OSError when its lock is not a file (a link, a folder), or the directory does not belong to
+    ``owner_uid`` (None: the effective user).
+    """
+    try:
+        dir_fd = open_process_directory(path, owner_uid)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        lock_fd = _try_lock(READER_LOCK, dir_fd, fcntl.LOCK_SH, create=False)
+    except OSError:
+        os.close(dir_fd)
+        raise
+    if lock_fd is None or lock_fd == _LOCKED or not _same_file(os.fstat(dir_fd), path):
+        _close_all((dir_fd,) if lock_fd in (None, _LOCKED) else (lock_fd, dir_fd))
+        return None
+    return ReaderClaim(path, dir_fd, lock_fd)
+
+
+def current_holder(path: Path, owner_uid: int | None = None) -> Holder | None:
+    """Return the process that has a directory locked as its owner now, or None.
+
+    Writes nothing, and has the lock itself for an instant only. OSError when the directory is gone
+    or does not belong to ``owner_uid`` (None: the effective user).
+    """
+    dir_fd = open_process_directory(path, owner_uid)
+    try:
+        lock_fd = _try_lock(OWNER_LOCK, dir_fd, fcntl.LOCK_SH, create=False)
+        if lock_fd == _LOCKED:
+            return Holder(path, read_owner(dir_fd))
+        if lock_fd is not None:
+            os.close(lock_fd)
+        return None
+    finally:
+        os.close(dir_fd)
+
+
+def process_directories(run_dir: Path) -> list[Path]:
+    """Return the process directories of a run, sorted by name; none without a run directory."""
+    try:
+        with os.scandir(run_dir) as entries:
+            names = [
+                entry.name
+                for entry in entries
+                if _PROCESS_PATTERN.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+            ]
+    except FileNotFoundError:
+        return []
+    return [run_dir / name for name in sorted(names)[:MAX_DIRECTORIES_PER_RUN]]
+
+
+def claim_to_delete(path: Path) -> Claim | Holder | None:
+    """Lock a directory of another run; None when it has no lock file, or is gone."""
+    return _registered_claim(path, create=False, take_retired=False)
+
+
+def remove_empty(path: Path) -> None:
+    """Remove a directory if it is empty. OSError."""
+    try:
+        path.rmdir()
+    except OSError as error:
+        # Not empty: a process owns it, or it has foreign files. Gone: another process deleted it.
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT}:
+            raise
+
+
+def _claim_new(path: Path, start: str) -> Claim | None:
+    with contextlib.suppress(FileExistsError, FileNotFoundError):
+        path.mkdir(mode=files.DIRECTORY_MODE)
+        found = claim_existing(path, start)
+        return found if isinstance(found, Claim) else None
+    return None
+
+
+def _registered_claim(
+    path: Path, *, create: bool, take_retired: bool = True
+) -> Claim | Holder | None:
+    try:
+        dir_fd = open_process_directory(path) if create else open_to_delete(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    status = os.fstat(dir_fd)
+    key = (status.st_dev, status.st_ino)
+    with _registry_lock:
+        held = _held.get(key)
+        if held is not None and held.retired and take_retired:
+            os.close(dir_fd)
+            held.retired = False
+            return Claim(path, held)
+        try:
+            lock_fd = _try_lock(OWNER_LOCK, dir_fd, fcntl.LOCK_EX, create=create)
+        except OSError:
+            os.close(dir_fd)
+            raise
+        if lock_fd is None or lock_fd == _LOCKED or not _same_file(status, path):
+            holder = Holder(path, read_owner(dir_fd)) if lock_fd == _LOCKED else None
+            _close_all((dir_fd,) if lock_fd in (None, _LOCKED) else (lock_fd, dir_fd))
+            return holder
+        held = _held[key] = LockedDirectory(lock_fd, dir_fd)
+    if create:
+        os.close(files.open_regular(READER_LOCK, dir_fd, os.O_RDWR | os.O_CREAT))
+    return Claim(path, held)
+
+
+def _try_lock(name: str, dir_fd: int, kind: int, *, create: bool) -> int | None:
+    """Return a locked descriptor; ``_LOCKED`` when another has the lock; None without the file."""
+    flags = os.O_RDWR | (os.O_CREAT if create else 0)
+    try:
+        fd = files.open_regular(name, dir_fd, flags)
+    except (FileNotFoundError, CorruptData):
+        return None
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        current = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+        if os.path.samestat(os.fstat(fd), current):
+            return fd
+    except BlockingIOError:
+        os.close(fd)
+        return _LOCKED
+    except FileNotFoundError:
+        pass
+    os.close(fd)
+    return None
+
+
+def _same_file(status: os.stat_result, path: Path) -> bool:
+    try:
+        return os.path.samestat(status, os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _close_all(descriptors: tuple[int, ...]) -> None:
+    for fd in descriptors:
+        os.close(fd)

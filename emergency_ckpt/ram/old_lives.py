@@ -1,0 +1,97 @@
+"""Directories of a run's earlier lives, which others may hold: the wait, and their records."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from absl import logging
+
+from emergency_ckpt.core.timeline import number_of
+from emergency_ckpt.errors import CheckpointError, CorruptData, LocalTierError
+from emergency_ckpt.ram.locks import Holder, process_directories
+from emergency_ckpt.ram.process_files import NUMBERS, ProcessFiles
+from emergency_ckpt.ram.signatures import Signer
+
+SETTLE_S = 5.0
+"""Time for the writer of an invalid record to replace it, in seconds."""
+_LOOK_S = 0.05
+
+T = TypeVar("T")
+
+
+def claim_or_wait(claim: Callable[[], T | Holder], run_id: str, wait_s: float) -> T:
+    """Repeat ``claim`` until no process of another start holds the directory; return its result.
+
+    Raises:
+      LocalTierError: the holder is this process, or still holds it after ``wait_s`` seconds. The
+        error names the process, its host and the newest step that it holds.
+    """
+    begun_s = time.monotonic()
+    told = False
+    while True:
+        found = claim()
+        if not isinstance(found, Holder):
+            return found
+        limit_s = wait_s if found.is_certain else max(wait_s, SETTLE_S)
+        waited_s = time.monotonic() - begun_s
+        if found.is_this_process or waited_s >= limit_s:
+            raise _error(found, run_id, waited_s)
+        if found.is_certain and not told:
+            told = True
+            logging.warning(
+                "waiting up to %.3g s for an earlier life of run %r to end: %s holds %s",
+                limit_s,
+                run_id,
+                found.describe(),
+                found.path,
+            )
+        time.sleep(_LOOK_S)
+
+
+def _error(holder: Holder, run_id: str, waited_s: float) -> LocalTierError:
+    if holder.is_this_process:
+        return LocalTierError(
+            "start",
+            f"run {run_id!r} in {holder.path}",
+            f"this process has a checkpointer of that run already ({holder.describe()})",
+            hint="stop it before you make another one",
+        )
+    step = _newest_step(holder)
+    held = "no step" if step is None else f"step {step}"
+    return LocalTierError(
+        "start",
+        f"run {run_id!r} in {holder.path}",
+        f"an earlier life of the run is not over: {holder.describe()} holds the directory, with"
+        f" {held}, after {waited_s:.3g} s",
+        hint="end that process; a start waits for it for most of start_timeout_s",
+    )
+
+
+def greatest_number(run_dir: Path, signer: Signer | None = None) -> int:
+    """Return the greatest number of a life on record in any directory of a run on this ramdisk."""
+    numbers = [0]
+    for path in process_directories(run_dir):
+        with (
+            contextlib.suppress(OSError, CorruptData),
+            ProcessFiles.opened(path, signer=signer) as place,
+        ):
+            numbers.append(number_of(place.ledger()[0].incarnation))
+    return max(numbers)
+
+
+def _newest_step(holder: Holder) -> int | None:
+    """Return the newest step in another process's directory, or None when none can be read."""
+    steps: list[int] = []
+    with contextlib.suppress(OSError), ProcessFiles.opened(holder.path) as place:
+        for number in NUMBERS:
+            with contextlib.suppress(CheckpointError):
+                published = place.manifest(number)
+                steps += [published.save.step] if published else []
+        with contextlib.suppress(CheckpointError):
+            complete = place.ledger()[0].complete
+            steps += [complete.step] if complete else []
+    return max(steps, default=None)

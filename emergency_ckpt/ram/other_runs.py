@@ -1,0 +1,210 @@
+"""The directories that other runs left on a ramdisk: listed, and removed for room or on request.
+
+The run of a crashed job is restored from its directories. So a dead owner is no reason for removal:
+a run is removed when the room is needed and the run is old, or when a person asks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from emergency_ckpt import files
+from emergency_ckpt.core.limits import MAX_RUNS, NAME_PATTERN
+from emergency_ckpt.errors import RamdiskFull
+from emergency_ckpt.ram import locks as claims
+from emergency_ckpt.ram.locks import Claim, Holder
+
+GRACE_S = 86400.0
+"""Time in seconds after its last change during which a run is kept."""
+_MOST_ENTRIES = 1000  # read per directory for its age and size
+_MOST_NAMED = 4
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftRun:
+    """The directories of a run on one ramdisk.
+
+    Attributes:
+      changed_s: Unix time of the newest change in them.
+      size_bytes: memory that they use.
+      owner_uid: the user who owns them.
+    """
+
+    run_id: str
+    directories: tuple[Path, ...]
+    changed_s: float
+    size_bytes: int
+    owner_uid: int
+
+    def age_s(self, now_s: float) -> float:
+        return now_s - self.changed_s
+
+
+def left_runs(local_dir: Path, run_id: str | None = None) -> list[LeftRun]:
+    """Return the runs of a ramdisk except ``run_id``, in the order of their last change.
+
+    Includes those of live jobs; excludes those that this user cannot read. OSError when
+    ``local_dir`` cannot be read.
+    """
+    with os.scandir(local_dir) as entries:
+        names = sorted(
+            entry.name
+            for entry in entries
+            if entry.name != run_id
+            and NAME_PATTERN.fullmatch(entry.name)
+            and entry.is_dir(follow_symlinks=False)
+        )
+    runs: list[LeftRun] = []
+    for name in names[:MAX_RUNS]:
+        with contextlib.suppress(OSError):  # another user's
+            runs.append(_look_at(local_dir / name))
+    return sorted((run for run in runs if run.directories), key=lambda run: run.changed_s)
+
+
+def holder_of(run: LeftRun) -> Holder | None:
+    """Return a process that has a directory of the run locked, or None."""
+    with _locked(run) as found:
+        return found if isinstance(found, Holder) else None
+
+
+def remove_run(run: LeftRun) -> bool:
+    """Delete a run's directories; return False, and delete none, when a process uses one.
+
+    Removes only files that this package names. OSError when a file cannot be removed.
+    """
+    with _locked(run) as found:
+        if isinstance(found, Holder) or any(claim.is_served() for claim in found):
+            return False
+        gone = [claim.delete() for claim in found]
+        parent = run.directories[0].parent
+        for path in run.directories:
+            # A process may have died before it made the lock file.
+            claims.remove_empty(path)
+        claims.remove_empty(parent)
+        return bool(gone) and all(gone)
+
+
+class OtherRuns:
+    """The directories of other runs, which are removed when this run has no room otherwise.
+
+    Args:
+      grace_s: a run that changed within this number of seconds stays.
+      on_removed: called with each removed run.
+    """
+
+    def __init__(
+        self,
+        local_dir: Path,
+        run_id: str,
+        grace_s: float = GRACE_S,
+        on_removed: Callable[[LeftRun], None] = lambda _: None,
+    ) -> None:
+        self._local_dir = local_dir
+        self._run_id = run_id
+        self._grace_s = grace_s
+        self._on_removed = on_removed
+
+    def with_room(self, work: Callable[[], T]) -> T:
+        """Call ``work``; while it raises RamdiskFull, remove an old run and call it again.
+
+        RamdiskFull when no run may be removed. ``work`` must leave nothing when it fails.
+        """
+        while True:
+            try:
+                return work()
+            except RamdiskFull as error:
+                if self.give_room():
+                    continue
+                explained = self._explained(error)
+                if explained is None:
+                    raise
+                raise explained from error
+
+    def give_room(self) -> bool:
+        """Remove the unused run of this user with the oldest last change; True when one was."""
+        now_s = time.time()
+        for run in self._left():
+            if run.owner_uid != os.geteuid():
+                continue  # root could, but must not
+            if run.age_s(now_s) < self._grace_s:
+                return False
+            with contextlib.suppress(OSError):  # try the next one
+                if remove_run(run):
+                    self._on_removed(run)
+                    return True
+        return False
+
+    def _explained(self, error: RamdiskFull) -> RamdiskFull | None:
+        """Return the error with a hint about the other runs, or None without other runs."""
+        runs = self._left()
+        if not runs:
+            return None
+        named = ", ".join(run.run_id for run in runs[:_MOST_NAMED])
+        more = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
+        taken = sum(run.size_bytes for run in runs)
+        return RamdiskFull(
+            error.operation,
+            error.target,
+            error.problem,
+            expected=error.expected,
+            actual=error.actual,
+            hint=f"{error.hint}; other runs use {taken} bytes of it ({named}{more}):"
+            " 'eckpt doctor --clean' removes runs that are no longer wanted",
+        )
+
+    def _left(self) -> list[LeftRun]:
+        try:
+            return left_runs(self._local_dir, self._run_id)
+        except OSError:
+            return []
+
+
+@contextlib.contextmanager
+def _locked(run: LeftRun) -> Generator[list[Claim] | Holder]:
+    """Lock all directories of a run, or none and return the process that holds one."""
+    held: list[Claim] = []
+    try:
+        for path in run.directories:
+            found = claims.claim_to_delete(path)
+            if isinstance(found, Holder):
+                yield found
+                return
+            if found is not None:
+                held.append(found)
+        yield held
+    finally:
+        for claim in held:
+            claim.release()
+
+
+def _look_at(run_dir: Path) -> LeftRun:
+    directories = tuple(claims.process_directories(run_dir))
+    changed_s, size_bytes = 0.0, 0
+    for directory in directories:
+        for status in _statuses(directory):
+            changed_s = max(changed_s, status.st_mtime)
+            size_bytes += status.st_blocks * 512
+    owner_uid = os.stat(run_dir, follow_symlinks=False).st_uid
+    return LeftRun(run_dir.name, directories, changed_s, size_bytes, owner_uid)
+
+
+def _statuses(directory: Path) -> Iterator[os.stat_result]:
+    try:
+        dir_fd = files.open_directory(directory)
+    except OSError:
+        return  # gone meanwhile
+    try:
+        yield os.fstat(dir_fd)
+        for name in os.listdir(dir_fd)[:_MOST_ENTRIES]:
+            with contextlib.suppress(OSError):
+                yield os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    finally:
+        os.close(dir_fd)

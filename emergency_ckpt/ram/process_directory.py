@@ -1,0 +1,362 @@
+"""One claimed process directory: its slots, host states, ledger, quarantine records."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from absl import logging
+
+from emergency_ckpt import files
+from emergency_ckpt.core.limits import MAX_QUARANTINE_RECORDS
+from emergency_ckpt.core.timeline import Timeline, newest
+from emergency_ckpt.errors import (
+    CheckpointError,
+    CorruptData,
+    LocalTierError,
+    NotSigned,
+    RamdiskFull,
+)
+from emergency_ckpt.ram.deletion import LEDGER, QUARANTINE_DIRECTORY
+from emergency_ckpt.ram.host_state_store import HostStateStore
+from emergency_ckpt.ram.locks import Claim, Holder, claim_directory
+from emergency_ckpt.ram.process_files import (
+    LEDGER_FILE,
+    NUMBERS,
+    Ledger,
+    ProcessFiles,
+    file_name,
+    manifest_name,
+)
+from emergency_ckpt.ram.signatures import Signer, check_believed, signed
+from emergency_ckpt.ram.slot_choice import adds_nothing
+from emergency_ckpt.ram.slots import MemorySlot, Slot, make_slot, open_slot
+from emergency_ckpt.types import SaveId, Writer
+
+_SLOT_FILES = re.compile(r"slot_(\d{1,2})\.(bin|manifest\.json)")
+
+
+class QuarantineRecord(msgspec.Struct, frozen=True):
+    """The reason why a copy is never used again. For people; no code reads it back."""
+
+    directory: str
+    name: str
+    problem: str
+    digest: str | None = None
+    shard: int | None = None
+
+
+class ProcessDirectory:
+    """The contents of a claimed directory. Changed under the tier's lock only."""
+
+    def __init__(
+        self,
+        claim: Claim,
+        run_id: str,
+        host_state_limit_bytes: int,
+        signer: Signer | None = None,
+    ) -> None:
+        """Scan the directory. A damaged file does not raise: it is quarantined with a record.
+
+        With a ``signer`` an unsigned file is not used. If it is otherwise valid, it stays until a
+        save needs the room, because the user may have given another secret by mistake.
+        OSError when the directory itself cannot be read or written.
+        """
+        self.claim = claim
+        self.files = ProcessFiles(claim.dir_fd, run_id, signer)
+        self.slots: list[Slot] = []
+        self.in_memory: list[Slot] = []
+        self.quarantined: list[QuarantineRecord] = []
+        self.ledger = Ledger()
+        self._host_state_limit_bytes = host_state_limit_bytes
+        files.remove_temporaries(claim.dir_fd)
+        self._quarantine_fd = files.ensure_directory(QUARANTINE_DIRECTORY, claim.dir_fd)
+        files.remove_temporaries(self._quarantine_fd)
+        self._next_record = len(os.listdir(self._quarantine_fd))
+        self.host_states = HostStateStore(self.files, host_state_limit_bytes, self._report)
+        self._doubts_ledger = False
+        self._scan_ledger()
+        self._scan_slots()
+
+    def note_incarnation(self, incarnation: str) -> None:
+        """Record that the job has begun a life. A failure is logged: a later record has it too."""
+        self.ledger = msgspec.structs.replace(self.ledger, incarnation=incarnation)
+        if self._doubts_ledger:
+            return  # it stays as long as its steps may: the user may have given another secret
+        try:
+            self._record(self.ledger)
+        except (CheckpointError, OSError) as error:
+            logging.warning("incarnation %s is not on record: %s", incarnation, error)
+
+    def note_complete(self, save: SaveId) -> None:
+        """Record, across restarts, that ``save`` is complete.
+
+        Removes the host states of older saves whose tensors are no longer held.
+        """
+        self._record_complete(save)
+        kept = {slot.published.save for slot in self.published() if slot.published is not None}
+        self.host_states.note_complete(save, kept)
+        self.host_states.remove_if(lambda held: self.excludes(held.save) and held.save not in kept)
+
+    def excludes(self, save: SaveId) -> bool:
+        """Return whether the chain on record excludes ``save``."""
+        chain = self.ledger.chain
+        return chain is not None and bool(chain.rejection_reason(save.step, save.incarnation))
+
+    def _record_complete(self, save: SaveId | None) -> None:
+        """Put ``save`` on record; None: no save."""
+        self._record(msgspec.structs.replace(self.ledger, complete=save))
+
+    def _record(self, ledger: Ledger) -> None:
+        file = signed(LEDGER, LEDGER_FILE.encode(ledger), self.files.signer)
+        files.write_atomic(LEDGER, self.claim.dir_fd, file)
+        self.ledger = ledger
+        self._doubts_ledger = False
+
+    def sibling(self, claim: Claim) -> ProcessDirectory:
+        """Scan another directory of this run. OSError."""
+        found = self.files
+        return ProcessDirectory(claim, found.run_id, self._host_state_limit_bytes, found.signer)
+
+    def follow(self, timeline: Timeline) -> None:
+        """Record ``timeline``, and unpublish what was rolled back.
+
+        What it only leaves behind stays published until its slot is needed.
+        """
+        self._record(msgspec.structs.replace(self.ledger, chain=timeline))
+
+        def left(save: SaveId) -> bool:
+            return self.excludes(save) and not timeline.leaves_behind(save.incarnation)
+
+        for slot in self.published():
+            if slot.published is not None and left(slot.published.save):
+                slot.unpublish()
+        self.host_states.remove_if(lambda held: left(held.save))
+
+    def published(self) -> Iterator[Slot]:
+        """Return the slots that hold a save, those in memory last."""
+        every = [*self.slots, *self.in_memory]
+        return (slot for slot in every if slot.published is not None)
+
+    def new_slot_number(self) -> int:
+        """Return the lowest slot number without a file."""
+        taken = {slot.number for slot in [*self.slots, *self.in_memory]}
+        for name in os.listdir(self.claim.dir_fd):
+            if match := _SLOT_FILES.fullmatch(name):
+                taken.add(int(match.group(1)))
+        return min(set(NUMBERS) - taken)
+
+    def make_slot(self, size_bytes: int, *, sparse: bool = False) -> Slot:
+        """Reserve one more slot; the caller adds it to ``slots``. RamdiskFull, LocalTierError."""
+        return make_slot(self.new_slot_number(), self.claim, size_bytes, sparse=sparse)
+
+    def make_memory_slot(self, save: SaveId, size_bytes: int) -> Slot:
+        """Return a new slot in memory for ``save``; those of other saves go."""
+        self.drop_memory(save)
+        slot = MemorySlot(self.new_slot_number(), self.claim, size_bytes)
+        self.in_memory.append(slot)
+        return slot
+
+    def drop_memory(self, keep: SaveId | None = None) -> None:
+        """Remove what is in memory, but of ``keep``. Readers and views keep their part alive."""
+        for slot in list(self.in_memory):
+            if keep is None or slot.published is None or slot.published.save != keep:
+                self.discard(slot)
+        self.host_states.drop_memory(keep)
+
+    def discard(self, slot: Slot) -> None:
+        """Remove a slot and its files; do nothing when it is already removed."""
+        for slots in (self.slots, self.in_memory):
+            if slot in slots:
+                slots.remove(slot)
+                slot.delete()
+
+    def drop_twins(self, of: Slot) -> None:
+        """Unpublish every other slot with the digest of ``of``, which was published last.
+
+        Such a slot failed verification, or its shards were fetched again. The next life, which
+        knows of no damage, would find it and might prefer it.
+        """
+        for slot in self.slots:
+            old, new = slot.published, of.published
+            if slot is not of and old is not None and new is not None and old.digest == new.digest:
+                slot.unpublish()
+
+    def _drop_superseded(self) -> None:
+        """Unpublish each slot whose shards a later slot of the same save all has.
+
+        A crash may have prevented that the older one was unpublished.
+        """
+        in_order = sorted(self.published(), key=self._published_ns)
+        for number, later in enumerate(in_order):
+            for slot in in_order[:number]:
+                old, new = slot.published, later.published
+                if old is None or new is None or old.save != new.save:
+                    continue
+                if old.digest == new.digest or adds_nothing(old.contents, new.contents):
+                    slot.unpublish()
+
+    def invalidate_newer(self, than: SaveId, timeline: Timeline | None = None) -> None:
+        """Unpublish saves after ``than``, and other incarnations of its step.
+
+        Those that ``timeline``, or a newer one on record, leaves behind stay: they cannot be taken
+        for newer ones. A record of a later complete save is replaced by ``than``, or removed when
+        ``than`` has no incarnation, which means that there is none.
+        """
+
+        chain = newest(self.ledger.chain, timeline)
+
+        def newer(save: SaveId) -> bool:
+            return save.step > than.step or (save.step == than.step and save != than)
+
+        def unwanted(save: SaveId) -> bool:
+            return newer(save) and not (chain and chain.leaves_behind(save.incarnation))
+
+        for slot in self.published():
+            if slot.published is not None and unwanted(slot.published.save):
+                slot.unpublish()
+        self.host_states.remove_if(lambda held: unwanted(held.save))
+        if self.ledger.complete is not None and newer(self.ledger.complete):
+            try:
+                self._record_complete(than if than.incarnation else None)
+            except RamdiskFull as error:
+                # The record tells a loss of everything from a fresh start, with any step in it.
+                logging.warning("step %d stays on record as complete: %s", than.step, error)
+
+    def remove(self, step: int) -> None:
+        """Unpublish every save of ``step`` with its host states.
+
+        If it was on record as complete, the newest other save takes its place: of those that are
+        known to be, else of those that may be. Without a record the loss of these would look like a
+        fresh start.
+        """
+        for slot in self.published():
+            if slot.published is not None and slot.published.save.step == step:
+                slot.unpublish()
+        self.host_states.remove_if(lambda held: held.save.step == step)
+        known = self.ledger.complete
+        if not any(self.published()):
+            self.invalidate_newer(SaveId(-1, "", self.files.run_id))
+        elif known is not None and known.step == step:
+            left = [
+                (slot.whole, slot.published.save)
+                for slot in self.published()
+                if slot.published is not None and not self.excludes(slot.published.save)
+            ]
+            whole = [save for is_complete, save in left if is_complete]
+            unknown = [save for is_complete, save in left if is_complete is None]
+            self._record_complete(max(whole or unknown, default=None))
+
+    def quarantine(self, record: QuarantineRecord) -> None:
+        """Keep a record in memory and in a small file (which replaces the oldest of 64).
+
+        The caller removes the copy itself. When there is no room for the file, only the log has it.
+        """
+        self.quarantined.append(record)
+        logging.warning("quarantined %s in %s: %s", record.name, record.directory, record.problem)
+        name = f"{self._next_record % MAX_QUARANTINE_RECORDS:02d}.json"
+        self._next_record += 1
+        try:
+            data = msgspec.json.encode(record, order="sorted")
+            files.write_atomic(name, self._quarantine_fd, data)
+        except CheckpointError as error:
+            logging.warning("no quarantine record was written: %s", error)
+
+    def made_again(self, run_dir: Path, writer: Writer, start: str) -> ProcessDirectory:
+        """Claim a directory in place of this one, which another program removed; close this one.
+
+        Memory that readers and arrays use stays until they are done. On LocalTierError this
+        directory stays as it is.
+        """
+        logging.warning("%s was removed while the job runs; it is made again", self.claim.path)
+        found = claim_directory(run_dir.parent, run_dir.name, writer.process_index, start)
+        if isinstance(found, Holder):
+            raise LocalTierError(
+                "make again", str(found.path), f"{found.describe()} has taken the directory"
+            )
+        try:
+            made = self.sibling(found)
+        except OSError as error:
+            found.release()
+            raise files.local_error("make again", str(found.path), error) from error
+        made.quarantined.extend(self.quarantined)
+        made.ledger = msgspec.structs.replace(self.ledger, complete=None)
+        made.note_incarnation(self.ledger.incarnation)
+        self.close()
+        return made
+
+    def drop_lost_slots(self) -> None:
+        """Close slots whose files another program removed or cut; their saves are lost."""
+        for slot in [slot for slot in self.slots if not (slot.writing or slot.is_in_place())]:
+            logging.warning("slot %d in %s was removed or cut", slot.number, self.claim.path)
+            self.slots.remove(slot)
+            slot.delete()
+
+    def close(self) -> None:
+        """Unmap unused slots and release the lock, which live views keep until they end."""
+        lent = any(slot.lent for slot in self.slots)
+        for slot in self.slots:
+            slot.mapping.close()
+        self.drop_memory()
+        self._close_parts()
+        if lent:
+            self.claim.retire()
+        else:
+            self.claim.release()
+
+    def delete(self) -> bool:
+        """Delete the directory; return False when a reader serves it: it then stays, released.
+
+        Memory that peers read or views use is freed when they are done.
+        """
+        self._close_parts()
+        return self.claim.delete()
+
+    def _close_parts(self) -> None:
+        self.slots.clear()
+        self.ledger = Ledger()
+        self.host_states.close()
+        os.close(self._quarantine_fd)
+        self._quarantine_fd = -1
+
+    def _scan_ledger(self) -> None:
+        try:
+            self.ledger, doubt = self.files.ledger()
+            check_believed(LEDGER, doubt)
+        except CorruptData as error:
+            self._doubts_ledger = isinstance(error, NotSigned)
+            self._report(LEDGER, error)
+
+    def _scan_slots(self) -> None:
+        names = os.listdir(self.claim.dir_fd)
+        found = {match.group(1) for name in names if (match := _SLOT_FILES.fullmatch(name))}
+        for number in sorted(map(int, found)):
+            slot, problem = open_slot(number, self.claim, self.files)
+            if problem is not None:
+                self._report(manifest_name(number), problem)
+            holds_a_save = slot is not None and slot.published is not None
+            stays = slot is not None and isinstance(problem, NotSigned)
+            usable = holds_a_save or stays or self._removed(manifest_name(number))
+            if slot is not None and usable:
+                self.slots.append(slot)
+            else:
+                self._removed(file_name(number))
+        self._drop_superseded()
+
+    def _published_ns(self, slot: Slot) -> int:
+        name = manifest_name(slot.number)
+        return os.stat(name, dir_fd=self.claim.dir_fd, follow_symlinks=False).st_mtime_ns
+
+    def _removed(self, name: str) -> bool:
+        try:
+            files.remove(name, self.claim.dir_fd)
+        except (IsADirectoryError, PermissionError):
+            return False  # a foreign directory: it stays, and its number is not used
+        return True
+
+    def _report(self, name: str, error: CheckpointError) -> None:
+        directory = str(self.claim.path)
+        self.quarantine(QuarantineRecord(directory=directory, name=name, problem=str(error)))

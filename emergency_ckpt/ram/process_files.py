@@ -1,0 +1,337 @@
+"""The files of a process directory, as its owner's scan and all other readers read them.
+
+A trainer may own the directory, write to it and delete it meanwhile. Each file that counts is
+published by a rename, so it is read as a whole or not at all; a slot's bytes are what a reader
+compares with their CRCs. Nothing here takes a lock or changes a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from emergency_ckpt import files
+from emergency_ckpt.core.limits import (
+    MAX_HOST_STATE_BYTES,
+    MAX_HOST_STATE_DOCUMENTS,
+    MAX_LEDGER_BYTES,
+    MAX_MANIFEST_BYTES,
+    NAME_PATTERN,
+)
+from emergency_ckpt.core.restore.inventory import HeldHostState
+from emergency_ckpt.core.save_identity import check_save
+from emergency_ckpt.core.timeline import Timeline, problem_of
+from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.ram.deletion import HOST_STATE_DIRECTORY, LEDGER
+from emergency_ckpt.ram.manifest import decode_manifest, end_of
+from emergency_ckpt.ram.ownership import open_process_directory
+from emergency_ckpt.ram.signatures import (
+    OVERHEAD_BYTES,
+    Signer,
+    check_believed,
+    open_signed,
+)
+from emergency_ckpt.state.host_state import HostStateDocument, decode, document_name
+from emergency_ckpt.types import Contents, SaveId, Writer
+
+NUMBERS = range(100)
+"""Valid slot numbers: at most two digits."""
+
+_DOCUMENT = re.compile(r"process_\d{5,7}_of_\d{5,7}\.json")
+
+
+class Published(msgspec.Struct, frozen=True):
+    """The contents of a slot, and their encoding, whose SHA-256 is ``digest``.
+
+    ``writer``: the process that published them, as read from the manifest.
+    """
+
+    digest: str
+    encoded: bytes
+    contents: Contents
+    writer: Writer | None = None
+
+    @property
+    def save(self) -> SaveId:
+        return self.contents.save
+
+
+class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The record of a process directory across lives of the job.
+
+    Attributes:
+      incarnation: the newest life that its process has heard of; empty before the first.
+      chain: which saves were rolled back; None before that was ever decided.
+      complete: the newest save known to be complete on all processes; None without one. It only
+        tells a job that lost its checkpoints from one that never had any.
+    """
+
+    incarnation: str = ""
+    chain: Timeline | None = None
+    complete: SaveId | None = None
+
+
+T = TypeVar("T")
+
+
+class DigestedFile(Generic[T]):
+    """The codec of one kind of small file: ``{"format": version, "digest": ..., field: value}``.
+
+    ``digest`` is the SHA-256 (hex) of the bytes of the value in the file.
+    """
+
+    def __init__(self, field: str, content: type[T], *, version: int, limit_bytes: int) -> None:
+        """Describe the file; ``content`` is the type that its value decodes to."""
+        self._field = field
+        self._version = version
+        self._limit_bytes = limit_bytes
+        self._content = msgspec.json.Decoder(content)
+        fields = [("format", int), ("digest", str), (field, msgspec.Raw)]
+        self._file = msgspec.json.Decoder(
+            msgspec.defstruct("File", fields, frozen=True, forbid_unknown_fields=True)
+        )
+
+    def encode(self, value: object) -> bytes:
+        """Return the bytes of the file."""
+        encoded = msgspec.json.encode(value)
+        digest = hashlib.sha256(encoded).hexdigest()
+        file = {"format": self._version, "digest": digest, self._field: msgspec.Raw(encoded)}
+        return msgspec.json.encode(file)
+
+    def decode(self, data: bytes, target: str) -> T:
+        """Return the value of a file. CorruptData, which names ``target``, is the only error."""
+        if len(data) > self._limit_bytes:
+            problem = f"it is larger than {self._limit_bytes} bytes"
+            raise CorruptData("decode", target, problem)
+        try:
+            file: Any = self._file.decode(data)
+            encoded = getattr(file, self._field)
+            self._compare(target, "unknown version", self._version, file.format)
+            actual = hashlib.sha256(encoded).hexdigest()
+            self._compare(target, "the digest differs", file.digest, actual)
+            return self._content.decode(encoded)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise CorruptData("decode", target, f"not such a file: {error!s:.300}") from error
+
+    def _compare(self, target: str, problem: str, expected: object, actual: object) -> None:
+        if actual != expected:
+            raise CorruptData("decode", target, problem, expected=expected, actual=actual)
+
+
+LEDGER_FILE = DigestedFile("ledger", Ledger, version=1, limit_bytes=MAX_LEDGER_BYTES)
+
+
+class ProcessFiles:
+    """The published files of one process directory.
+
+    CorruptData is raised for a damaged file, NotSigned for one that is valid but not signed with
+    the secret of ``signer``. Without a ``signer`` every file is believed.
+    """
+
+    def __init__(self, dir_fd: int, run_id: str, signer: Signer | None = None) -> None:
+        """``dir_fd`` stays the caller's, who keeps it open as long as this is used."""
+        self.dir_fd = dir_fd
+        self.run_id = run_id
+        self.signer = signer
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(
+        cls, path: Path, owner_uid: int | None = None, signer: Signer | None = None
+    ) -> Generator[ProcessFiles]:
+        """Open ``<local_dir>/<run id>/<process directory>``. OSError, files.NotOwn.
+
+        ``owner_uid``: the user that it must belong to; None for the effective user.
+        """
+        dir_fd = open_process_directory(path, owner_uid)
+        try:
+            yield cls(dir_fd, path.parent.name, signer)
+        finally:
+            os.close(dir_fd)
+
+    def ledger(self) -> tuple[Ledger, str]:
+        """Return the ledger, empty without one, and why it is not trusted (or "").
+
+        Of an untrusted one only ``complete`` is left: it prevents a silent fresh start. It can only
+        cause an error, and an attacker who can write it could as well delete everything.
+        """
+        try:
+            read = files.read_bounded(LEDGER, self.dir_fd, MAX_LEDGER_BYTES + OVERHEAD_BYTES)
+        except FileNotFoundError:
+            return Ledger(), ""
+        file, doubt = open_signed(LEDGER, read, self.signer)
+        ledger = LEDGER_FILE.decode(file, LEDGER)
+        problem = "" if ledger.chain is None else problem_of(ledger.chain)
+        if ledger.complete is not None:
+            check_save(ledger.complete)
+            if ledger.complete.run_id != self.run_id:
+                problem = "it is of another run"
+        if ledger.incarnation and not NAME_PATTERN.fullmatch(ledger.incarnation):
+            problem = "its incarnation is not a plain name"
+        if problem:
+            raise CorruptData("decode", LEDGER, problem)
+        return (Ledger(complete=ledger.complete) if doubt else ledger), doubt
+
+    def manifest(self, number: int) -> Published | None:
+        """Return the contents of a slot's manifest, or None without one."""
+        name = manifest_name(number)
+        try:
+            data = files.read_bounded(name, self.dir_fd, MAX_MANIFEST_BYTES + OVERHEAD_BYTES)
+        except FileNotFoundError:
+            return None
+        file, doubt = open_signed(name, data, self.signer)
+        manifest, encoded = decode_manifest(file)
+        found = manifest.contents.save.run_id
+        if found != self.run_id:
+            raise CorruptData(
+                "open", name, "another run's manifest", expected=self.run_id, actual=found
+            )
+        check_believed(name, doubt)
+        return Published(
+            digest=manifest.contents_digest,
+            encoded=encoded,
+            contents=manifest.contents,
+            writer=manifest.writer,
+        )
+
+    def open_slot(self, number: int, published: Published | None = None) -> int:
+        """Return a read-only descriptor of a slot's file, which the caller closes.
+
+        OSError; CorruptData when it is shorter than ``published`` says.
+        """
+        fd = files.open_regular(file_name(number), self.dir_fd, os.O_RDONLY)
+        if published is not None:
+            problem = why_too_short(number, published, os.fstat(fd).st_size)
+            if problem is not None:
+                os.close(fd)
+                raise problem
+        return fd
+
+    def save_directories(self) -> Iterator[tuple[str, int]]:
+        """Yield the name and a descriptor of each directory of host states.
+
+        What is no directory, or goes meanwhile, is passed over.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                parent_fd = files.open_inner(HOST_STATE_DIRECTORY, self.dir_fd)
+            except OSError:
+                return  # no host state was published
+            stack.callback(os.close, parent_fd)
+            for name in sorted(os.listdir(parent_fd)):
+                try:
+                    save_fd = files.open_inner(name, parent_fd)
+                except OSError:
+                    continue
+                try:
+                    yield name, save_fd
+                finally:
+                    os.close(save_fd)
+
+    def host_states(self) -> Iterator[tuple[str, HeldHostState | CorruptData]]:
+        """Yield the name of each document, below ``host_state``, and what it is or its damage."""
+        count = 0
+        for save_name, save_fd in self.save_directories():
+            for name in sorted(filter(_DOCUMENT.fullmatch, os.listdir(save_fd))):
+                try:
+                    if count >= MAX_HOST_STATE_DOCUMENTS:
+                        raise CorruptData("open", name, "there are too many documents")
+                    found = self._describe(save_name, name, save_fd)
+                except FileNotFoundError:
+                    continue  # removed meanwhile
+                except CorruptData as error:
+                    yield f"{save_name}/{name}", error
+                else:
+                    count += 1
+                    yield f"{save_name}/{name}", found
+
+    def document(self, save: SaveId, owner: int, count: int) -> bytes:
+        """Return a document. FileNotFoundError or another OSError when it is not held.
+
+        The caller checks its digest.
+        """
+        save_name, name = save_directory(save), document_name(owner, count)
+        parent_fd = files.open_inner(HOST_STATE_DIRECTORY, self.dir_fd)
+        try:
+            save_fd = files.open_inner(save_name, parent_fd)
+        finally:
+            os.close(parent_fd)
+        try:
+            data, doubt = self._open_document(save_name, name, save_fd)
+        finally:
+            os.close(save_fd)
+        check_believed(signed_name(save_name, name), doubt)
+        return data
+
+    def _open_document(self, save_name: str, name: str, save_fd: int) -> tuple[bytes, str]:
+        read = files.read_bounded(name, save_fd, MAX_HOST_STATE_BYTES + OVERHEAD_BYTES)
+        return open_signed(signed_name(save_name, name), read, self.signer)
+
+    def _describe(self, save_name: str, name: str, save_fd: int) -> HeldHostState:
+        """CorruptData when a document contradicts its names."""
+        data, doubt = self._open_document(save_name, name, save_fd)
+        document = decode(data)
+        named = (save_directory(document.save), document_name(document.owner, document.count))
+        if named != (save_name, name) or document.save.run_id != self.run_id:
+            raise CorruptData(
+                "open",
+                name,
+                "it is the document of another process, save or run",
+                expected=(save_name, name, self.run_id),
+                actual=(*named, document.save.run_id),
+            )
+        check_believed(name, doubt)
+        return held_host_state(document, len(data))
+
+
+def file_name(number: int) -> str:
+    """Return the name of a slot file."""
+    return f"slot_{number}.bin"
+
+
+def manifest_name(number: int) -> str:
+    """Return the name of a slot's manifest."""
+    return f"slot_{number}.manifest.json"
+
+
+def save_directory(save: SaveId) -> str:
+    """Return the name of the directory with the documents of a save."""
+    return f"{save.incarnation}-{save.step}"
+
+
+def signed_name(save_name: str, file_name: str) -> str:
+    """Return the path of a document below the process directory, as it is signed."""
+    return f"{HOST_STATE_DIRECTORY}/{save_name}/{file_name}"
+
+
+def held_host_state(document: HostStateDocument, size_bytes: int) -> HeldHostState:
+    """Return the description of a document of ``size_bytes``."""
+    return HeldHostState(
+        save=document.save,
+        owner=document.owner,
+        count=document.count,
+        digest=document.digest,
+        size_bytes=size_bytes,
+        empty=document.empty,
+    )
+
+
+def why_too_short(number: int, published: Published, size_bytes: int) -> CorruptData | None:
+    """Return the damage of a slot's file of ``size_bytes``, or None when it has all bytes."""
+    needed = end_of(published.contents)
+    if needed <= size_bytes:
+        return None
+    return CorruptData(
+        "open",
+        file_name(number),
+        "the slot is shorter than its manifest says",
+        expected=f"at least {needed} bytes",
+        actual=f"{size_bytes} bytes",
+    )

@@ -1,0 +1,28 @@
+"""The persistent tier: one sharded copy of a step in Orbax's format, and our marker beside it.
+
+A save, on the processes that ``core.placement.writers`` chooses:
+
+1. ``steps.writer`` clears the step's place. A step that counts there is kept under
+   another name, and counts until its successor is complete.
+2. Each process writes its host state.
+3. ``step_writer`` has ``item`` write the tensors from host memory, and commits them as Orbax does.
+4. ``tier.publish`` writes the CRC32Cs of capture time, then ``marker.json``: the step counts.
+
+A restore: ``steps`` lists the steps and checks their markers; ``orbax_reader`` reads boxes.
+
+Guaranteed: a crash at any instant leaves the step whole or not counting; a step that counts, or
+that cannot be read, is moved aside, and only retention removes it; every call has a deadline.
+
+Every access: ``directory`` reads, writes and removes files of a file system or an object store, and
+``calls`` runs each call in a thread, retries errors that may pass, and raises StorageTimeout at the
+deadline. The thread of a timed-out call goes on, and the call may have its effect:
+``calls.LATE_CHANGES`` keeps it by the step that it may change, and no step is changed while such a
+call may still change it. No thread may be left inside C++ (a barrier, TensorStore), because it
+takes the interpreter's lock at exit and aborts the process.
+
+On a file system TensorStore syncs data files, databases, the JSON documents of a step and their
+folders to the disk (``file_io_sync``); the marker and the renames of a step are not synced.
+
+Not guaranteed: the bytes of the tensors, which the restore compares with the CRC32Cs of capture
+time; protection from a process that may write to the directory (docs/security.md).
+"""

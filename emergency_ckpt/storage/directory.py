@@ -1,0 +1,420 @@
+"""A directory of the persistent tier, on a file system or in an object store, with deadlines."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import fsspec
+from etils import epath
+
+from emergency_ckpt.core.limits import MAX_MARKER_BYTES
+from emergency_ckpt.core.step_names import is_own_name
+from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
+from emergency_ckpt.paths import resolved
+from emergency_ckpt.storage.calls import (
+    LATE_CHANGES,
+    StorageTimeout,
+    call,
+    call_with_retries,
+    is_damage,
+    is_full,
+    is_passing,
+    is_refusal,
+    is_unreachable,
+)
+
+_T = TypeVar("_T")
+
+Generations = dict[str, str]
+"""Objects of an object store by their names below a directory, each with its generation: the number
+that a write gives to an object, and to no other."""
+
+_OBJECTS_AT_ONCE = 64
+_DAMAGED_HINT = "the step cannot be read in full; use another one"
+_UNSATISFIABLE = 416
+
+
+class StorageDirectory:
+    """Calls to one directory. All block, at most until ``deadline_s`` of ``time.monotonic``.
+
+    The default is ``timeout_s`` seconds from the call. A failure is a PersistentTierError,
+    ``retryable`` when storage was only slow or overloaded.
+
+    Attributes:
+      path: the directory, resolved.
+      is_object_store: True when files appear at the end of their upload and cannot be renamed.
+      timeout_s: maximum time in seconds of a call without a deadline.
+    """
+
+    def __init__(self, directory: str, timeout_s: float) -> None:
+        self.path = epath.Path(resolved(directory))
+        self.is_object_store = "://" in directory
+        self.timeout_s = timeout_s
+
+    def create(self, deadline_s: float | None = None) -> None:
+        """Make the directory; for a bucket, only check that it exists."""
+
+        def make() -> None:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._check_bucket()
+
+        self.do("create", "", make, deadline_s)
+
+    def check_bucket(self, deadline_s: float | None = None) -> None:
+        """Raise PersistentTierError without a bucket; a missing folder looks like an empty one."""
+        self.do("list", "", self._check_bucket, deadline_s)
+
+    def _check_bucket(self) -> None:
+        if not self.is_object_store:
+            return
+        scheme, _, rest = str(self.path).partition("://")
+        bucket = rest.split("/", maxsplit=1)[0]
+        if not epath.Path(f"{scheme}://{bucket}").exists():
+            raise FileNotFoundError(f"bucket {bucket!r} does not exist")
+
+    def names_in(self, below: str = "", deadline_s: float | None = None) -> set[str]:
+        """Return the names in the folder ``below``; none when it does not exist."""
+
+        def names() -> set[str]:
+            self.forget_listings()
+            try:
+                return {path.name for path in (self.path / below).iterdir()}
+            except FileNotFoundError:
+                return set()
+
+        return self.do("list", "", names, deadline_s)
+
+    def numbers_in(self, below: str = "", deadline_s: float | None = None) -> set[int]:
+        """Return the numbers that are names in the folder ``below``, as this package writes them.
+
+        None when the folder does not exist. Padded and overlong numbers are not of this package.
+        """
+        return {int(name) for name in self.names_in(below, deadline_s) if is_own_name(name)}
+
+    def forget_listings(self) -> None:
+        """Clear the client's cache of listings, which misses later writes of other processes."""
+        if self.is_object_store:
+            self._client().invalidate_cache()
+
+    def _client(self) -> Any:
+        """Return the fsspec client of an object store."""
+        return _client_of(str(self.path).partition("://")[0])
+
+    def objects_with(self, *prefixes: str) -> Generations:
+        """Return the objects of an object store whose names below the directory begin so.
+
+        For use inside ``do``.
+        """
+        client = self._client()
+        root = f"{client._strip_protocol(str(self.path))}/"
+        found: Generations = {}
+        for prefix in prefixes:
+            listed = client.find(str(self.path), prefix=prefix, detail=True, update_cache=False)
+            for name, each in listed.items():
+                found[name.removeprefix(root)] = each["generation"]
+        return found
+
+    def delete_objects(self, objects: Generations) -> None:
+        """Delete objects that still have these generations; others under their names stay.
+
+        For use inside ``do``. Idempotent.
+        """
+
+        def delete(name: str, generation: str) -> None:
+            # Absent, or of another generation: it is deleted, and no longer the caller's.
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                self._call_object("DELETE", "", name, ifGenerationMatch=generation)
+
+        self._for_each(delete, objects)
+
+    def copy_objects(self, objects: Generations, below: str, to: str) -> None:
+        """Copy objects of the folder ``below`` to the folder ``to``, within the object store.
+
+        For use inside ``do``. FileNotFoundError when one no longer has its generation.
+        """
+
+        def copy(name: str, generation: str) -> None:
+            target = f"{to}{name.removeprefix(below)}"
+            token = None
+            while True:
+                try:
+                    done = self._call_object(
+                        "POST", "/rewriteTo/b/{}/o/{}", name, target, json_out=True,
+                        ifSourceGenerationMatch=generation, rewriteToken=token,
+                    )  # fmt: skip
+                except FileExistsError as error:  # the client's word for a failed precondition
+                    raise FileNotFoundError(f"another writer has changed {name}") from error
+                if done["done"]:
+                    return
+                token = done["rewriteToken"]
+
+        self._for_each(copy, objects)
+
+    def _call_object(self, method: str, path: str, *names: str, **query: Any) -> Any:
+        """Ask about an object; ``names``: its own, and that of another that ``path`` has."""
+        client = self._client()
+        bucket, _, root = client._strip_protocol(str(self.path)).partition("/")
+        found = [part for name in names for part in (bucket, f"{root}/{name}".lstrip("/"))]
+        return client.call(method, "b/{}/o/{}" + path, *found, **query)
+
+    def _for_each(self, work: Callable[[str, str], None], objects: Generations) -> None:
+        try:
+            with ThreadPoolExecutor(_OBJECTS_AT_ONCE, "eckpt-objects") as pool:
+                list(pool.map(work, objects.keys(), objects.values()))
+        finally:
+            self.forget_listings()
+
+    def bytes_of(self, below: str, deadline_s: float | None = None) -> bytes | None:
+        """Return the bytes of a small file, or None when it does not exist.
+
+        Of a file that is too long it returns the beginning, which every digest or decoder refuses.
+        """
+        path = self.path / below
+
+        def read() -> bytes | None:
+            try:
+                return read_at_most(path, MAX_MARKER_BYTES)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+        return self.do("read", f"/{below}", read, deadline_s)
+
+    def has_file(self, below: str, deadline_s: float | None = None) -> bool:
+        """Return True when the file ``below`` exists."""
+        path = self.path / below
+
+        def look() -> bool:
+            if not self.is_object_store:
+                return path.exists()
+            try:
+                read_at_most(path, 1)  # one request; a folder of that name is not asked for
+            except FileNotFoundError:
+                return False
+            return True
+
+        return self.do("look at", f"/{below}", look, deadline_s)
+
+    def read_bounded(
+        self, path: epath.Path, below: str, limit_bytes: int, deadline_s: float | None = None
+    ) -> bytes:
+        """Return all bytes of a file, named ``below`` in messages; CorruptData over the limit.
+
+        Reads at most one byte more than the limit.
+        """
+        data = self.do("read", below, lambda: read_at_most(path, limit_bytes + 1), deadline_s)
+        if len(data) > limit_bytes:
+            expected = f"at most {limit_bytes} bytes"
+            raise CorruptData("read", str(path), "too long", expected=expected)
+        return data
+
+    def put(self, below: str, data: bytes, *, step: int | None, writer: str = "") -> None:
+        """Write a file atomically. ``step``: the step that it is part of, or None.
+
+        ``writer``: a name of this writer, where others may write it at the same time.
+        """
+        path = self.path / below
+
+        def put() -> None:
+            if self.is_object_store:
+                # An object appears when its upload ends. A rename would copy it.
+                _put_object(path, data)
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f"{path.name}{writer and '.'}{writer}.tmp")
+            temporary.write_bytes(data)
+            temporary.replace(path)
+
+        self.do("write", f"/{below}", put, changes=step)
+
+    def put_new(self, below: str, data: bytes) -> None:
+        """Create a file atomically that must not exist: FileExistsError. For use inside ``do``.
+
+        Idempotent: no error when the file already has these bytes.
+        """
+        path = self.path / below
+        try:
+            if self.is_object_store:
+                self._client().pipe_file(str(path), data, mode="create")
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _link_new(path, data, f"{secrets.token_hex(4)}.{path.name}.tmp", False)
+        except FileExistsError as error:
+            self.forget_listings()
+            if path.read_bytes() != data:
+                raise FileExistsError("another writer has written it meanwhile") from error
+
+    def put_first(
+        self, below: str, data: bytes, writer: str, deadline_s: float | None = None
+    ) -> bool:
+        """Create a file atomically if it does not exist; return True when this call did.
+
+        False also when this call created it and the reply was lost: read the file to know.
+        ``writer``: a name of this writer, since others may write at the same time.
+        """
+        path = self.path / below
+
+        def put() -> bool:
+            try:
+                if self.is_object_store:
+                    # With the precondition that the object does not exist.
+                    self._client().pipe_file(str(path), data, mode="create")
+                else:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    _link_new(path, data, f"{path.name}.{writer}.tmp")
+            except FileExistsError:
+                return False
+            return True
+
+        return self.do("write", f"/{below}", put, deadline_s)
+
+    def clear_folder(self, below: str) -> None:
+        """Remove a folder of a file system and its contents, if it exists. For use inside ``do``.
+
+        A symbolic link is removed, and nothing behind it.
+        """
+        _remove_tree(self.path / below)
+
+    def lexists(self, below: str) -> bool:
+        """Return whether a file system has the name ``below``, also as a dangling link."""
+        return os.path.lexists(self.path / below)
+
+    def deadline_s(self, given: float | None) -> float:
+        """Return ``given``, of ``time.monotonic``, or ``timeout_s`` from now."""
+        return time.monotonic() + self.timeout_s if given is None else given
+
+    def do(
+        self,
+        operation: str,
+        below: str,
+        work: Callable[[], _T],
+        deadline_s: float | None = None,
+        *,
+        repeat: bool = True,
+        changes: int | None = None,
+    ) -> _T:
+        """Return the result of ``work``; with ``repeat``, retry it on errors that may pass.
+
+        ``changes``: the step that it changes, if any; waits first for timed-out calls on it.
+        """
+        deadline_s = self.deadline_s(deadline_s)
+        target = f"{self.path}{below}"
+        try:
+            if changes is not None:
+                LATE_CHANGES.wait(str(self.path), changes, deadline_s)
+            return (call_with_retries if repeat else call)(target, work, deadline_s=deadline_s)
+        except (CorruptData, PersistentTierError, InvalidState):
+            raise
+        except Exception as error:  # Orbax and the clients pass on errors of any type
+            if changes is not None and isinstance(error, StorageTimeout):
+                LATE_CHANGES.note(str(self.path), changes, error.thread)
+            raise self.error(operation, below, error) from error
+
+    def is_changing(self, step: int) -> bool:
+        """Return True when a timed-out call may still change ``step``. Does not block."""
+        return LATE_CHANGES.under_way(str(self.path), step)
+
+    def error(self, operation: str, below: str, error: Exception) -> CheckpointError:
+        """Return the typed error for ``error``, with a hint for the user.
+
+        CorruptData for bytes that cannot be decoded, else PersistentTierError.
+        """
+        text = text_of(error)
+        if is_damage(error):
+            return CorruptData(operation, f"{self.path}{below}", text, hint=_DAMAGED_HINT)
+        if is_refusal(error):
+            hint = "give this job's credentials the right to read and write there"
+        elif is_full(error):
+            hint = "make room there; keep_last_n limits the number of steps that are kept"
+        elif "bucket" in text and isinstance(error, FileNotFoundError):
+            hint = "create the bucket, or correct dir"
+        else:
+            hint = "check that the directory is reachable and writable"
+        problem = text if isinstance(error, CheckpointError) else f"{type(error).__name__}: {text}"
+        failure = PersistentTierError(operation, f"{self.path}{below}", problem, hint=hint)
+        failure.retryable = is_passing(error)
+        failure.unreachable = is_unreachable(error)
+        return failure
+
+
+def text_of(error: Exception) -> str:
+    """Return what ``error`` says, in one line, without TensorStore's settings behind it."""
+    return str(error).split("\n", maxsplit=1)[0].partition(" [tensorstore_spec=")[0][:500]
+
+
+def _remove_tree(path: epath.Path) -> None:
+    if os.path.islink(path) or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError as error:
+        if os.path.lexists(path):  # another removes it too
+            raise ConnectionError(f"not all of {path} could be removed: {error}") from error
+
+
+def _client_of(scheme: str) -> Any:
+    # With epath's options it is epath's client: fsspec keeps one client per set of options.
+    options = {"finalize_on_close": True} if scheme in ("gs", "gcs") else {}
+    return fsspec.filesystem(scheme, **options)
+
+
+def read_at_most(path: epath.Path, limit_bytes: int) -> bytes:
+    """Return at most ``limit_bytes`` of a file. For use inside ``StorageDirectory.do``."""
+    scheme = str(path).partition("://")[0]
+    if scheme != "gs":
+        with path.open("rb") as file:
+            return file.read(limit_bytes)
+    try:
+        # One request. To open the object takes two more, for its size and whether it is a folder.
+        return _client_of(scheme).cat_file(str(path), start=0, end=limit_bytes)
+    except Exception as error:
+        if getattr(error, "code", None) != _UNSATISFIABLE:
+            raise
+        return b""  # no range of it exists: it is empty
+
+
+def _put_object(path: epath.Path, data: bytes) -> None:
+    try:
+        # In one request. A file that is opened and closed takes two.
+        _client_of(str(path).partition("://")[0]).pipe_file(str(path), data)
+    except FileExistsError as error:
+        # A precondition that this process did not set, or the answer to a repeated request whose
+        # first reply was lost.
+        if path.exists() and path.read_bytes() == data:
+            return
+        raise ConnectionError(f"refused with a precondition that was not set: {error}") from error
+
+
+_NO_LINKS = frozenset({errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
+
+
+def _link_new(
+    path: epath.Path, data: bytes, temporary_name: str, is_durable: bool = True, /
+) -> None:
+    """Create a file atomically at ``path``; FileExistsError when it exists.
+
+    ``is_durable``: it outlives a loss of power from then on.
+    """
+    temporary = path.with_name(temporary_name)
+    with open(temporary, "wb") as file:
+        file.write(data)
+        if is_durable:
+            file.flush()
+            os.fsync(file.fileno())
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with open(path, "xb") as file:  # a file system without hard links
+            file.write(data)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,233 @@
+"""The writes of one process's parts into its own database below the item, through TensorStore."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tensorstore
+
+from emergency_ckpt.core.placement.writers import StorageCompression
+from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.storage.item.documents import NamedArray
+from emergency_ckpt.storage.item.state import ItemArray, StoredPart
+from emergency_ckpt.storage.orbax_reader import kvstore_of
+from emergency_ckpt.storage.waits import wait_for
+
+DATA_FILE_BYTES = 64 << 20
+"""A data file is written once so many bytes are there; several are written at a time."""
+
+_NODE_BYTES = 100_000_000  # one node for all arrays, as Orbax has it
+_INLINE_BYTES = 1024  # the metadata of an array, not its chunks
+_NODE_CACHE_BYTES = 100_000_000
+_FILES_AT_ONCE = 128
+_METADATA_KEY = ".zarray"
+
+
+class _Piece(NamedTuple):
+    array: NamedArray
+    parts: tuple[StoredPart, ...]
+
+
+class _Kind(NamedTuple):
+    """The common part of arrays of one shape, dtype and division; ``metadata``: their file."""
+
+    spec: tensorstore.Spec
+    metadata: bytes
+
+
+class ArrayWrites:
+    """The writes of one process's parts of a step. For one save.
+
+    Args:
+      attempt: as ``new_attempt`` returns it, alike on all writers.
+      creates: True for the first writer, which also writes the metadata of the arrays.
+      at_once_bytes: maximum number of bytes in one transaction; a larger part has its own.
+    """
+
+    def __init__(
+        self, *, attempt: str, creates: bool, at_once_bytes: int, compression: StorageCompression
+    ) -> None:
+        self._attempt = attempt
+        self._creates = creates
+        self._at_once_bytes = at_once_bytes
+        self._compressor = {"id": "zstd", "level": 1} if compression == "zstd" else None
+        self._is_cancelled = threading.Event()
+        self._kinds: dict[tuple[object, ...], _Kind] = {}
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Return True once the save was cancelled."""
+        return self._is_cancelled.is_set()
+
+    def database_of(self, process: int) -> str:
+        """Return the name of a writer's database, a folder below the item.
+
+        Orbax takes any letters and digits for the number of a process. Here they name the attempt
+        too: what TensorStore still writes for one that was given up, or for a life that has hung,
+        is then in a database that no other attempt reads, also of the same save.
+        """
+        return f"ocdbt.process_{process}x{self._attempt}"
+
+    def check(self) -> None:
+        """Raise PersistentTierError once the save is cancelled, since storage may answer later."""
+        if self.is_cancelled:
+            raise PersistentTierError("save", "a step", "the save was cancelled")
+
+    def cancel(self) -> None:
+        """Begin no more commits, and wait for none. Thread-safe; does not block."""
+        self._is_cancelled.set()
+
+    def open(self, database: dict[str, Any], context: tensorstore.Context) -> tensorstore.KvStore:
+        """Return the opened database of a spec. Blocks, until the save is cancelled."""
+        return self.result(tensorstore.KvStore.open(database, context=context))
+
+    def write_into(self, database: tensorstore.KvStore, arrays: Sequence[NamedArray]) -> None:
+        """Write this process's parts into ``database``; return when they are in storage. Blocks.
+
+        Errors of TensorStore pass through; PersistentTierError once the save is cancelled.
+        """
+        created: set[str] = set()
+        for batch in _batches(arrays, self._at_once_bytes, all_arrays=self._creates):
+            self._write_batch(database, batch, created)
+
+    def _write_batch(
+        self, database: tensorstore.KvStore, batch: Sequence[_Piece], created: set[str]
+    ) -> None:
+        """Write a batch in one commit of the database."""
+        transaction = tensorstore.Transaction(atomic=True)
+        commit: Any = None
+        try:
+            self._begin(database.with_transaction(transaction), batch, created)
+            self.check()
+            commit = transaction.commit_async()
+            self.result(commit)
+        except BaseException:
+            transaction.abort()
+            if commit is not None:
+                # Else its files would come back into a folder that is being removed. Of a save that
+                # was cancelled they still may.
+                self._wait(commit)
+            raise
+
+    def _begin(
+        self, database: tensorstore.KvStore, batch: Sequence[_Piece], created: set[str]
+    ) -> None:
+        """Open the arrays of a batch and hand their parts over. Nothing is written before the
+        transaction is committed."""
+        opening = [self._open(database, piece.array, created) for piece in batch]
+        writes = [
+            store[tuple(slice(start, stop) for start, stop in part.box)].write(
+                part.values, can_reference_source_data_indefinitely=True
+            )
+            for store, piece in zip(map(self.result, opening), batch, strict=True)
+            for part in piece.parts
+        ]
+        for write in writes:
+            self.result(write)
+
+    def _open(self, database: tensorstore.KvStore, named: NamedArray, created: set[str]) -> Any:
+        name, array = named
+        kind = self._kind(array)
+        # As TensorStore does itself with a path.
+        folder = "" if name in ("", "/") else name if name.endswith("/") else f"{name}/"
+        if self._creates and name not in created:
+            created.add(name)
+            # Whatever is there: a commit whose reply was lost is made again, on top of itself.
+            self.result(database.write(f"{folder}{_METADATA_KEY}", kind.metadata))
+        return tensorstore.open(
+            kind.spec, kvstore=database + folder, open=True, assume_metadata=True
+        )
+
+    def result(self, future: Any) -> Any:
+        """Return the result of TensorStore's ``future``; PersistentTierError once cancelled."""
+        self._wait(future)
+        if not future.done():
+            future.cancel()
+            self.check()
+        return future.result()
+
+    def _wait(self, future: Any) -> None:
+        """Return when TensorStore's ``future`` is done, or the save is cancelled."""
+        wait_for(future, self._is_cancelled.is_set)
+
+    def _kind(self, array: ItemArray) -> _Kind:
+        key = (array.shape, array.dtype, array.chunk_shape)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = self._new_kind(array)
+        return kind
+
+    def _new_kind(self, array: ItemArray) -> _Kind:
+        spec = tensorstore.Spec(
+            {
+                "driver": "zarr",
+                "dtype": array.dtype,
+                "metadata": {
+                    "shape": array.shape,
+                    "chunks": array.chunk_shape,
+                    "compressor": self._compressor,
+                },
+                "recheck_cached_data": False,
+                "recheck_cached_metadata": False,
+                # A missing chunk is then an error for a reader, and never zeros.
+                "store_data_equal_to_fill_value": True,
+            }
+        )
+        memory = tensorstore.KvStore.open("memory://").result()
+        tensorstore.open(spec, kvstore=memory, create=True).result()
+        return _Kind(spec, memory[_METADATA_KEY])
+
+
+def _batches(
+    arrays: Iterable[NamedArray], at_once_bytes: int, *, all_arrays: bool
+) -> Iterator[list[_Piece]]:
+    """Yield the parts to write, as many at a time as fit; ``all_arrays``: also arrays without."""
+    batch: list[_Piece] = []
+    size_bytes = 0
+    for named in arrays:
+        parts: list[StoredPart] = []
+        for part in named.array.parts:
+            if size_bytes and size_bytes + part.values.nbytes > at_once_bytes:
+                yield [*batch, _Piece(named, tuple(parts))] if parts else batch
+                batch, parts, size_bytes = [], [], 0
+            parts.append(part)
+            size_bytes += part.values.nbytes
+        if parts or all_arrays:
+            batch.append(_Piece(named, tuple(parts)))
+    if batch:
+        yield batch
+
+
+def published_database_spec(folder: str) -> dict[str, Any]:
+    """Return TensorStore's spec of a writer's OCDBT database whose manifest is a file."""
+    base: Any = kvstore_of(folder)
+    # Data files have names of their own; only the manifest must appear at once.
+    return database_spec(base | {"file_io_locking": {"mode": "non_atomic"}}) | {"manifest": base}
+
+
+def database_spec(base: dict[str, Any] | str) -> dict[str, Any]:
+    """Return TensorStore's spec of a writer's OCDBT database in ``base``."""
+    return {
+        "driver": "ocdbt",
+        "base": base,
+        "cache_pool": "cache_pool#ocdbt",
+        "assume_config": True,
+        "target_data_file_size": DATA_FILE_BYTES,
+        "config": {
+            "max_inline_value_bytes": _INLINE_BYTES,
+            "max_decoded_node_bytes": _NODE_BYTES,
+            "manifest_kind": "single",
+        },
+    }
+
+
+def new_context() -> tensorstore.Context:
+    """Return TensorStore's resources for the database of one save."""
+    return tensorstore.Context(
+        {
+            "cache_pool#ocdbt": {"total_bytes_limit": _NODE_CACHE_BYTES},
+            "file_io_concurrency": {"limit": _FILES_AT_ONCE},
+        }
+    )

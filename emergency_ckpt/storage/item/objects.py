@@ -1,0 +1,116 @@
+"""The small files of a step, in a bucket its objects, each written under a precondition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import tensorstore
+
+from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.storage.orbax_reader import kvstore_of
+from emergency_ckpt.storage.waits import result_of, wait_for
+
+
+class _Write(NamedTuple):
+    name: str
+    data: bytes
+    future: Any
+
+
+class StepObjects:
+    """The files below one folder. All methods block for storage.
+
+    They do not end before storage has answered, however late: a write that came through after the
+    step was cleared would show in a later save of it. TensorStore retries errors that may pass.
+    Its other errors, ValueError, pass through.
+
+    A reply may be lost and the write repeated. Then its own precondition refuses it, and the bytes
+    that are there tell whose write it was.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder.rstrip("/")
+        self._store = result_of(tensorstore.KvStore.open(kvstore_of(self._folder)))
+        self._absent = _generation_of_nothing()
+
+    def begin(
+        self, objects: Mapping[str, bytes], over: Mapping[str, bytes] | None = None
+    ) -> ObjectWrites:
+        """Begin to write ``objects``, given by name, all at once. Does not block.
+
+        ``over``: the generations of those that exist and are replaced; the others must not exist.
+        """
+        over = over or {}
+        return ObjectWrites(
+            self,
+            [
+                _Write(
+                    name, data, self._store.write(name, data, if_equal=over.get(name, self._absent))
+                )
+                for name, data in objects.items()
+            ],
+        )
+
+    def write(
+        self, objects: Mapping[str, bytes], over: Mapping[str, bytes] | None = None
+    ) -> dict[str, bytes]:
+        """Write ``objects`` as ``begin`` does; return the generation of each.
+
+        PersistentTierError when another process has written or removed one of them.
+        """
+        return self.begin(objects, over).generations()
+
+    def read(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Return the bytes of the objects that exist."""
+        reads = {name: self._store.read(name) for name in names}
+        found = {name: result_of(future) for name, future in reads.items()}
+        return {name: each.value for name, each in found.items() if each.state == "value"}
+
+    def generation_of(self, write: _Write) -> bytes:
+        """Return the generation that ``write`` has made; PersistentTierError when it made none."""
+        generation = result_of(write.future).generation
+        if generation:
+            return generation
+        found = result_of(self._store.read(write.name))
+        if found.state == "value" and found.value == write.data:
+            return found.stamp.generation
+        raise self.lost(write.name)
+
+    def remove(self, generations: Mapping[str, bytes]) -> None:
+        """Remove objects that still have these generations, in this order."""
+        for name, generation in generations.items():
+            result_of(self._store.write(name, None, if_equal=generation))
+
+    def lost(self, name: str) -> PersistentTierError:
+        """Return the error for an object that another process has changed."""
+        return PersistentTierError(
+            "save",
+            f"{self._folder}/{name}",
+            "it was written or removed by another process meanwhile",
+            hint="only one job may save in a directory; the next save tries again",
+        )
+
+
+class ObjectWrites:
+    """Writes under way. Either method must be called."""
+
+    def __init__(self, objects: StepObjects, writes: list[_Write]) -> None:
+        self._objects = objects
+        self._writes = writes
+
+    def settle(self) -> None:
+        """Wait until storage has answered, whatever it says: the save has failed already."""
+        for write in self._writes:
+            wait_for(write.future)
+
+    def generations(self) -> dict[str, bytes]:
+        """Return the generation of each object by its name; PersistentTierError if one failed."""
+        self.settle()
+        return {write.name: self._objects.generation_of(write) for write in self._writes}
+
+
+def _generation_of_nothing() -> bytes:
+    """Return TensorStore's generation of a key without a value."""
+    memory = result_of(tensorstore.KvStore.open("memory://"))
+    return result_of(memory.read("")).stamp.generation

@@ -1,0 +1,166 @@
+"""The marker and the checksums of a persistent step. FORMAT.md is the specification."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from emergency_ckpt.core.limits import MAX_MARKER_BYTES
+from emergency_ckpt.core.save_identity import check_save
+from emergency_ckpt.core.secret.step_signature import StepSigning
+from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.storage.signed_file import SignedFile
+from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
+
+ITEM = "default"
+"""The name that Orbax's manager gives to the item of a step with the arrays."""
+
+OURS = "emergency_ckpt"
+"""A key in the custom metadata of a step: this package wrote it, and its marker comes last."""
+
+HOST_STATE = "host_state"
+MARKER_NAME = "marker.json"
+CHECKSUMS_NAME = "checksums.json"
+NO_SIGNING = StepSigning()
+
+CHECKSUMS_VERSION = 1
+
+_T = TypeVar("_T")
+
+
+class TensorsId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The identity of a step's tensors: SHA-256 (hex) of two files that Orbax rewrites per save.
+
+    Attributes:
+      metadata: of ``_CHECKPOINT_METADATA`` of the step.
+      manifest: of ``manifest.ocdbt`` of the item.
+    """
+
+    metadata: str
+    manifest: str
+
+
+class StepMarker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``marker.json``: the proof that a persistent step is complete, and its description.
+
+    Attributes:
+      digests: SHA-256 (hex) of each process's document, by process index.
+      empty: per process, whether its host state is null.
+      leaves: every leaf of the state; zero-size arrays are only here, as Orbax cannot hold them.
+      checksums: SHA-256 (hex) of ``checksums.json``.
+      tensors: identity of the step's tensors.
+    """
+
+    save: SaveId
+    digests: tuple[str, ...]
+    empty: tuple[bool, ...]
+    leaves: tuple[LeafSpec, ...]
+    checksums: str
+    tensors: TensorsId
+
+
+_FILE = SignedFile("marker", StepMarker, limit_bytes=MAX_MARKER_BYTES)
+
+
+class BoxChecksum(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The CRC32C of the bytes of a box at capture time; ``leaf`` is an index into the leaves."""
+
+    leaf: int
+    box: Box
+    crc32c: int
+
+
+class Checksums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``checksums.json``: sorted; a box whose copies differed at capture time has no entry."""
+
+    format: int
+    boxes: tuple[BoxChecksum, ...]
+
+
+def encode_checksums(leaves: Sequence[LeafSpec], crcs: Mapping[ShardId, int]) -> bytes:
+    """Return the bytes of ``checksums.json`` for some boxes of ``leaves``."""
+    index = {leaf.path: number for number, leaf in enumerate(leaves)}
+    boxes = sorted(
+        ((index[shard.leaf], shard.box, crc) for shard, crc in crcs.items()),
+    )
+    return msgspec.json.encode(
+        Checksums(CHECKSUMS_VERSION, tuple(BoxChecksum(*each) for each in boxes))
+    )
+
+
+def decode_checksums(data: bytes, marker: StepMarker, target: str) -> dict[ShardId, int]:
+    """Return the CRC32C of each shard. CorruptData when the digest is not the marker's."""
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != marker.checksums:
+        raise CorruptData(
+            "read", target, "the digest differs", expected=marker.checksums, actual=actual
+        )
+    if _version(data, target) != CHECKSUMS_VERSION:
+        raise CorruptData("decode", target, "unknown version", expected=CHECKSUMS_VERSION)
+    decoded = decode_file(data, Checksums, target)
+    if not all(0 <= each.leaf < len(marker.leaves) for each in decoded.boxes):
+        raise CorruptData("decode", target, "it names a leaf that does not exist")
+    return {ShardId(marker.leaves[each.leaf].path, each.box): each.crc32c for each in decoded.boxes}
+
+
+def build_marker(
+    save: SaveId,
+    documents: Mapping[int, tuple[str, bool]],
+    leaves: Iterable[LeafSpec],
+    checksums: bytes,
+    tensors: TensorsId,
+    signing: StepSigning = NO_SIGNING,
+) -> bytes:
+    """Return the bytes of ``marker.json``, signed when ``signing`` has a key.
+
+    ``documents``: (SHA-256 in hex, is empty) of every process's host state, by process index.
+    """
+    order = range(len(documents))
+    marker = StepMarker(
+        save=save,
+        digests=tuple(documents[i][0] for i in order),
+        empty=tuple(documents[i][1] for i in order),
+        leaves=tuple(leaves),
+        checksums=hashlib.sha256(checksums).hexdigest(),
+        tensors=tensors,
+    )
+    return _FILE.encode(marker, signing)
+
+
+def check_marker(
+    data: bytes, step: int, target: str, signing: StepSigning
+) -> tuple[StepMarker, str]:
+    """Return the marker of ``step`` from its file, and the reason not to trust its writer, or "".
+
+    Without a key in ``signing`` the reason is "". CorruptData, also when a marker signed with that
+    key was altered.
+    """
+    marker, doubt, _ = _FILE.decode(data, target, signing)
+    try:
+        check_save(marker.save)
+    except CorruptData as error:
+        raise CorruptData("decode", target, error.problem, actual=error.actual) from error
+    if marker.save.step != step or len(marker.empty) != len(marker.digests):
+        raise CorruptData("decode", target, "the marker contradicts itself")
+    return marker, doubt
+
+
+class _VersionOnly(msgspec.Struct, frozen=True):
+    format: int
+
+
+def _version(data: bytes, target: str) -> int:
+    return decode_file(data, _VersionOnly, target).format
+
+
+def decode_file(data: bytes, kind: type[_T], target: str) -> _T:
+    """Decode a small JSON file of the persistent tier. CorruptData is the only error."""
+    if len(data) > MAX_MARKER_BYTES:
+        raise CorruptData("decode", target, f"it is larger than {MAX_MARKER_BYTES} bytes")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CorruptData("decode", target, f"not such a file: {error!s:.300}") from error

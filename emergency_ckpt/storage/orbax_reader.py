@@ -1,0 +1,357 @@
+"""The arrays of an Orbax step, described by its metadata and read box by box.
+
+Orbax restores a whole state onto its devices, once per replica. To read each byte once, this module
+reads boxes: from the files of the database where they are plain (``chunks``), else decoded by
+TensorStore, as always from a bucket.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import jax
+import numpy as np
+import numpy.typing as npt
+import tensorstore
+from etils import epath
+
+from emergency_ckpt import _native
+from emergency_ckpt.core.boxes import shape_of
+from emergency_ckpt.core.restore.leaves.stored_leaves import stored_name
+from emergency_ckpt.core.restore.storage_read import StoredArray
+from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.storage.calls import is_damage
+from emergency_ckpt.storage.chunks.file_reader import FileBox, Sink, read_into
+from emergency_ckpt.storage.chunks.index import ChunkIndex
+from emergency_ckpt.storage.directory import text_of
+from emergency_ckpt.storage.waits import result_by
+from emergency_ckpt.types import LeafSpec, ShardId
+
+_OCDBT_CACHE_BYTES = 64 << 20
+_CONCURRENT_REQUESTS = 32
+_MOST_NAMED = 5
+_MOST_THREADS = 4
+_ONE_REQUEST_FOR_SEVERAL_CHUNKS = {
+    "experimental_read_coalescing_threshold_bytes": 1 << 16,
+    "experimental_read_coalescing_merged_bytes": 2 << 20,
+    "experimental_read_coalescing_interval": "5ms",
+}
+"""TensorStore's settings: chunks that lie so close in a data file and are read within that time."""
+
+
+class StoredLeaf(NamedTuple):
+    """A leaf as described by Orbax's metadata; ``spec`` has no PRNG implementation."""
+
+    spec: LeafSpec
+    array: StoredArray
+
+
+def describe_item(item: epath.Path) -> dict[str, StoredLeaf]:
+    """Return the arrays of an Orbax item by path, from its metadata alone. Not collective.
+
+    A leaf that is no array, such as a text of plain Orbax, is left out: no state can ask for it.
+    Errors of Orbax and of the storage client pass through.
+    """
+    import orbax.checkpoint as ocp  # noqa: PLC0415
+
+    found = ocp.StandardCheckpointHandler().metadata(item)
+    driver = "zarr3" if found.use_zarr3 else "zarr"
+    ocdbt = ocp.type_handlers.is_ocdbt_checkpoint(item)
+    leaves: dict[str, StoredLeaf] = {}
+    for key_path, value in jax.tree_util.tree_leaves_with_path(found.tree):
+        path = jax.tree_util.keystr(key_path, simple=True, separator="/")
+        if getattr(value, "shape", None) is None or getattr(value, "dtype", None) is None:
+            continue
+        shape = tuple(int(size) for size in value.shape)
+        dtype = np.dtype(value.dtype)
+        storage = getattr(value, "storage", None)
+        chunks = getattr(storage, "chunk_shape", None)
+        array = StoredArray(
+            name=value.name,
+            shape=shape,
+            chunk_shape=tuple(int(c) for c in chunks) if chunks is not None else shape,
+            item_bytes=dtype.itemsize,
+            driver=driver,
+            ocdbt=ocdbt,
+        )
+        leaves[path] = StoredLeaf(LeafSpec(path, dtype.name, shape), array)
+    return leaves
+
+
+def open_by_name(
+    item: epath.Path, paths: Iterable[str], deadline_s: float
+) -> dict[str, StoredLeaf] | None:
+    """Open the arrays of an item's leaves by name; return None when the names are ambiguous.
+
+    For an item that this package wrote, the result equals that of ``describe_item`` in a tenth of
+    the time, because Orbax reads all metadata of each array. Not collective. Errors of TensorStore
+    pass through; DeadlineExceeded at ``deadline_s`` of ``time.monotonic``.
+    """
+    names = {path: stored_name(path) for path in paths}
+    if len(set(names.values())) < len(names):
+        return None  # ``{"a/b": ..., "a.b": ...}``: only one of them has this name
+    import orbax.checkpoint as ocp  # noqa: PLC0415
+
+    # In a bucket all items of this package are; a look for the manifest takes two requests.
+    ocdbt, context = in_bucket(item) or ocp.type_handlers.is_ocdbt_checkpoint(item), _context()
+    if ocdbt and (found := _from_index(str(item), names, deadline_s)) is not None:
+        return found
+    opening = {
+        path: tensorstore.open(
+            _spec(str(item), name, driver="zarr", ocdbt=ocdbt), open=True, context=context
+        )
+        for path, name in names.items()
+    }
+    try:
+        stores = _opened(opening, str(item), deadline_s)
+    except ValueError as error:
+        if str(error).startswith("NOT_FOUND"):
+            return None
+        raise
+    leaves: dict[str, StoredLeaf] = {}
+    for path, store in stores.items():
+        shape, dtype = tuple(store.shape), store.dtype.numpy_dtype
+        chunks = tuple(store.chunk_layout.read_chunk.shape or shape)  # a scalar has none
+        array = StoredArray(
+            name=names[path],
+            shape=shape,
+            chunk_shape=chunks,
+            item_bytes=dtype.itemsize,
+            driver="zarr",
+            ocdbt=ocdbt,
+        )
+        leaves[path] = StoredLeaf(LeafSpec(path, dtype.name, shape), array)
+    return leaves
+
+
+def _from_index(
+    item: str, names: Mapping[str, str], deadline_s: float
+) -> dict[str, StoredLeaf] | None:
+    """Describe all arrays from the nodes of the database; None where TensorStore must open them.
+
+    A node has the metadata of thousands of arrays, which TensorStore opens one by one.
+    """
+    try:
+        index = ChunkIndex.open(item, deadline_s)
+    except ValueError as error:
+        if not is_damage(error):
+            raise
+        index = None  # TensorStore tells of which array a node is
+    if index is None:
+        return None
+    leaves: dict[str, StoredLeaf] = {}
+    for path, name in names.items():
+        found = index.describe(path, name)
+        if found is None:
+            return None
+        leaves[path] = StoredLeaf(*found)
+    return leaves
+
+
+class BoxReader:
+    """Reads boxes of one item. Not thread-safe.
+
+    Args:
+      item: directory of the Orbax item.
+      complete: True when every chunk was stored, so a missing one is an error; else a missing one
+        has the fill value.
+      buffer_bytes: maximum number of bytes requested at once. A larger box is read alone.
+      deadline_s: of ``time.monotonic``; DeadlineExceeded after it.
+    """
+
+    def __init__(
+        self,
+        item: str,
+        arrays: Mapping[str, StoredArray],
+        *,
+        complete: bool,
+        buffer_bytes: int,
+        deadline_s: float,
+    ) -> None:
+        self._item = item.rstrip("/")
+        self._arrays = arrays
+        self._complete = complete
+        self._buffer_bytes = buffer_bytes
+        self._deadline_s = deadline_s
+        self._context = _context()
+
+    def read(self, shards: Sequence[ShardId]) -> Iterator[tuple[ShardId, npt.NDArray[Any]]]:
+        """Yield the boxes in the given order, C-contiguous.
+
+        CorruptData, with the leaf, where TensorStore cannot decode; its other errors pass through.
+        """
+        stores = self._open({shard.leaf for shard in shards})
+        under_way: deque[tuple[ShardId, int, Any]] = deque()
+        waiting_bytes = 0
+        try:
+            for shard in shards:
+                nbytes = int(np.prod(shape_of(shard.box))) * self._arrays[shard.leaf].item_bytes
+                while under_way and waiting_bytes + nbytes > self._buffer_bytes:
+                    done, done_bytes, future = under_way.popleft()
+                    yield done, self._result(done.leaf, future)
+                    waiting_bytes -= done_bytes
+                index = tuple(slice(start, stop) for start, stop in shard.box)
+                under_way.append((shard, nbytes, stores[shard.leaf][index].read(order="C")))
+                waiting_bytes += nbytes
+            while under_way:
+                done, _, future = under_way.popleft()
+                yield done, self._result(done.leaf, future)
+        finally:
+            _cancel(future for _, _, future in under_way)
+
+    def read_into(self, sink: Sink, boxes: Sequence[tuple[ShardId, int]]) -> list[int]:
+        """Read each box to its offset in bytes; return the CRC32C of each. Blocks.
+
+        ``sink`` must refuse bytes once its owner does not want them any more. Errors of
+        TensorStore, of the file system and of the sink pass through; CorruptData, DeadlineExceeded.
+        """
+        in_files = self._in_files(boxes)
+        threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+        read = read_into(
+            list(in_files.values()), sink, threads=threads, deadline_s=self._deadline_s
+        )
+        crcs = dict(zip(in_files, read, strict=True))
+        others = [number for number in range(len(boxes)) if number not in in_files]
+        found = self.read([boxes[number][0] for number in others]) if others else ()
+        for number, (_, array) in zip(others, found, strict=True):
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            crcs[number] = _native.crc32c(data)
+            sink.write(data, boxes[number][1])
+        return [crcs[number] for number in range(len(boxes))]
+
+    def _in_files(self, boxes: Sequence[tuple[ShardId, int]]) -> dict[int, FileBox]:
+        """Return the boxes that can be read from the files of the database, by their number."""
+        if not any(self._arrays[shard.leaf].plain for shard, _ in boxes):
+            return {}
+        index = ChunkIndex.open(self._item, self._deadline_s)
+        if index is None:
+            return {}
+        found: dict[int, FileBox] = {}
+        for number, (shard, offset) in enumerate(boxes):
+            parts = index.parts_of(shard, self._arrays[shard.leaf])
+            if parts is not None:
+                found[number] = FileBox(parts, offset)
+        return found
+
+    def _result(self, leaf: str, future: Any) -> npt.NDArray[Any]:
+        try:
+            return result_by(self._deadline_s, future, self._item)
+        except ValueError as error:
+            raise (_damaged("read", self._item, {leaf: error}) or error) from error
+
+    def _open(self, leaves: set[str]) -> dict[str, Any]:
+        opening = {
+            leaf: tensorstore.open(self._spec(self._arrays[leaf]), open=True, context=self._context)
+            for leaf in sorted(leaves)
+        }
+        stores = _opened(opening, self._item, self._deadline_s)
+        for leaf, store in stores.items():
+            array = self._arrays[leaf]
+            actual = (tuple(store.shape), store.dtype.numpy_dtype.itemsize)
+            if actual != (array.shape, array.item_bytes):
+                raise CorruptData(
+                    "open",
+                    f"{self._item}, array {array.name!r}",
+                    "it differs from the metadata (shape, bytes of an element)",
+                    expected=(array.shape, array.item_bytes),
+                    actual=actual,
+                )
+        return stores
+
+    def _spec(self, array: StoredArray) -> dict[str, Any]:
+        item = f"{self._item}/{array.item}" if array.item else self._item
+        spec = _spec(item, array.name, driver=array.driver, ocdbt=array.ocdbt)
+        return spec | {"fill_missing_data_reads": False} if self._complete else spec
+
+
+def _opened(futures: Mapping[str, Any], item: str, deadline_s: float) -> dict[str, Any]:
+    """Return the opened arrays by leaf; when one fails or is late, cancel the others.
+
+    CorruptData, with all leaves whose metadata TensorStore cannot decode.
+    """
+    stores: dict[str, Any] = {}
+    damaged: dict[str, Exception] = {}
+    try:
+        for leaf, future in futures.items():
+            try:
+                stores[leaf] = result_by(deadline_s, future, item)
+            except ValueError as error:
+                if not is_damage(error):
+                    raise
+                damaged[leaf] = error
+    except BaseException:
+        _cancel(futures.values())
+        raise
+    if error := _damaged("open", item, damaged):
+        raise error
+    return stores
+
+
+def _damaged(operation: str, item: str, errors: Mapping[str, Exception]) -> CorruptData | None:
+    """Return the error of the leaves that TensorStore could not decode; None without such."""
+    found = {leaf: error for leaf, error in errors.items() if is_damage(error)}
+    if not found:
+        return None
+    named = ", ".join(map(repr, list(found)[:_MOST_NAMED]))
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    word = "leaf" if len(found) == 1 else "leaves"
+    return CorruptData(
+        operation, f"{item}, {word} {named}{more}", text_of(next(iter(found.values())))
+    )
+
+
+def _cancel(futures: Iterable[Any]) -> None:
+    for future in futures:
+        future.cancel()
+
+
+def _context() -> tensorstore.Context:
+    return tensorstore.Context(
+        {
+            # Chunks are read once, so to cache them costs memory only. Nodes of the database are
+            # read often.
+            "cache_pool": {"total_bytes_limit": 0},
+            "cache_pool#ocdbt": {"total_bytes_limit": _OCDBT_CACHE_BYTES},
+            "gcs_request_concurrency": {"limit": _CONCURRENT_REQUESTS},
+        }
+    )
+
+
+def _spec(item: str, name: str, *, driver: str, ocdbt: bool) -> dict[str, Any]:
+    """Return TensorStore's spec of an array of an item."""
+    # As Orbax writes it; TensorStore adds a slash unless the name ends with one.
+    if not ocdbt:
+        return {"driver": driver, "kvstore": kvstore_of(item, name)}
+    kvstore: dict[str, Any] = {
+        "driver": "ocdbt",
+        "base": kvstore_of(item),
+        "cache_pool": "cache_pool#ocdbt",
+        "path": name,
+    }
+    if in_bucket(item):
+        kvstore |= _ONE_REQUEST_FOR_SEVERAL_CHUNKS
+    return {"driver": driver, "kvstore": kvstore}
+
+
+def in_bucket(path: object) -> bool:
+    """Return True for a path in a bucket of GCS."""
+    return str(path).startswith("gs://")
+
+
+def kvstore_of(item: str, name: str = "") -> dict[str, Any] | str:
+    """Return TensorStore's key-value store of an item or of an array in it.
+
+    It is a driver and a path, as Orbax writes it, because a URL gives ``%``, ``#``, ``?`` and ``|``
+    a meaning.
+    """
+    scheme, found, rest = item.partition("://")
+    if not found:
+        return {"driver": "file", "path": f"{os.path.normpath(item)}/{name}"}
+    if scheme == "gs":
+        bucket, _, path = rest.partition("/")
+        return {"driver": "gcs", "bucket": bucket, "path": f"{path.rstrip('/')}/{name}".lstrip("/")}
+    return f"{scheme}://{quote(rest.rstrip('/'))}/{quote(name)}"

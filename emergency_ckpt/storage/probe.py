@@ -1,0 +1,101 @@
+"""A probe of the persistent directory: a small file is written, read back and removed."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.marker import HOST_STATE
+
+_NAME = re.compile(r"probe-([0-9]{12})-[0-9a-f]{16}")
+
+
+def probe_storage(
+    storage: StorageDirectory, incarnation: str, deadline_s: float, *, conditions: bool = False
+) -> None:
+    """Raise PersistentTierError when saves cannot use the directory. Blocks until the deadline.
+
+    The file is created only if absent, like TensorStore's files in a bucket, at a place that
+    neither Orbax nor a listing of steps reads. Files of crashed starts are removed.
+
+    Args:
+      incarnation: of this life; part of the file's name, so that no other start uses it.
+      deadline_s: of ``time.monotonic``.
+      conditions: also check that the file is not created a second time.
+    """
+    storage.create(deadline_s)
+    name = f"probe-{incarnation}"
+    try:
+        _write_and_read(storage, f"{HOST_STATE}/{name}", incarnation.encode(), deadline_s)
+        if conditions:
+            _check_conditions(storage, f"{HOST_STATE}/{name}", incarnation, deadline_s)
+    except PersistentTierError as error:
+        try:
+            _remove(storage, name, deadline_s)
+        except PersistentTierError as second:
+            error.add_note(f"The file may still be there: {second}")
+        raise
+    _remove(storage, name, deadline_s)
+    for other in storage.names_in(HOST_STATE, deadline_s):
+        if is_left_over(other, name):
+            _remove(storage, other, deadline_s)
+
+
+def measure_clock(
+    storage: StorageDirectory, incarnation: str, deadline_s: float
+) -> tuple[float, float]:
+    """Return the seconds by which storage's clock is ahead of this host's, and their uncertainty.
+
+    By the time that storage gives to a file of ``probe_storage``, which is removed again.
+    """
+    name = f"probe-{incarnation}"
+    below = f"{HOST_STATE}/{name}"
+    path = storage.path / below
+    begin_s = time.time()
+    try:
+        storage.do("write", f"/{below}", lambda: path.write_bytes(b""), deadline_s)
+        end_s = time.time()
+        written_s = float(storage.do("look at", f"/{below}", path.stat, deadline_s).mtime)
+    finally:
+        _remove(storage, name, deadline_s)
+    # Some file systems round to whole seconds.
+    return written_s - (begin_s + end_s) / 2, (end_s - begin_s) / 2 + 1
+
+
+def is_left_over(name: str, own: str) -> bool:
+    """Return True when ``name`` is a file of an earlier start, by the numbers in both names."""
+    found, mine = _NAME.fullmatch(name), _NAME.fullmatch(own)
+    return found is not None and mine is not None and found[1] < mine[1]
+
+
+def _write_and_read(storage: StorageDirectory, below: str, data: bytes, deadline_s: float) -> None:
+    storage.do("write", f"/{below}", lambda: storage.put_new(below, data), deadline_s)
+    found = storage.bytes_of(below, deadline_s)
+    if found != data:
+        raise PersistentTierError(
+            "read",
+            f"{storage.path}/{below}",
+            "the bytes differ from those just written",
+            expected=data,
+            actual=found and found[: 2 * len(data)],
+        )
+
+
+def _check_conditions(
+    storage: StorageDirectory, below: str, incarnation: str, deadline_s: float
+) -> None:
+    if storage.put_first(below, b"another writer", incarnation, deadline_s):
+        raise PersistentTierError(
+            "write",
+            f"{storage.path}/{below}",
+            "it was created although it existed: two runs could not be kept apart",
+            hint="use storage that honours preconditions, or a file system with hard links",
+        )
+
+
+def _remove(storage: StorageDirectory, name: str, deadline_s: float) -> None:
+    below = f"{HOST_STATE}/{name}"
+    path = storage.path / below
+    storage.do("remove", f"/{below}", lambda: path.unlink(missing_ok=True), deadline_s)

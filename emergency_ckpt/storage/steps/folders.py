@@ -1,0 +1,126 @@
+"""The folders of steps: their names, and which of them Orbax wrote. Without Orbax."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
+
+from emergency_ckpt.core.step_names import (
+    LOOKED_AT_MOST,
+    PLAIN,
+    folders_of,
+    may_be_unknown_step,
+    steps_by_kind,
+)
+from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.marker import HOST_STATE
+from emergency_ckpt.storage.orbax_names import STEP_METADATA, TREE
+
+ITEMS = ("default", "state", "items")
+"""Items in which Orbax, its emergency manager and MaxText keep arrays; the first one counts."""
+
+LOOKS_AT_ONCE = 16
+
+_UNKNOWN_TRIED = 16
+_ITEMS_TRIED = 64
+_LOOKS = 4 * LOOKS_AT_ONCE
+
+
+class StepFolders:
+    """Says which folders of a directory are steps, by their names.
+
+    This package names steps by their number; with plain Orbax the job chooses the names.
+    """
+
+    def __init__(self, storage: StorageDirectory) -> None:
+        self._storage = storage
+
+    def steps(self, names: Collection[str], deadline_s: float | None) -> dict[int, tuple[str, ...]]:
+        """Return the folders that may be each step, in order of preference. Blocks for storage.
+
+        ``names``: of everything in the directory.
+
+        Raises:
+          PersistentTierError: there are steps, but no valid name of a step, or names of several
+            jobs.
+        """
+        kinds = steps_by_kind(names)
+        doubtful = {kind: _newest(steps) for kind, steps in kinds.items() if kind != PLAIN}
+        others = self._kinds_with_steps(doubtful, deadline_s)
+        if len(others) > 1:
+            raise self._error(f"it has steps of several kinds: {', '.join(others)}")
+        kinds = {kind: kinds[kind] for kind in kinds if kind == PLAIN or kind in others}
+        if not kinds:
+            self._refuse_unknown(names, deadline_s)
+        return folders_of(kinds)
+
+    def _kinds_with_steps(
+        self, doubtful: Mapping[str, Sequence[str]], deadline_s: float | None
+    ) -> list[str]:
+        """Return at most two of the kinds of names of which Orbax wrote a folder, sorted.
+
+        The newest folders of all kinds are checked first: of a real kind these are steps.
+        """
+
+        def has_steps(name: str | None) -> bool:
+            return name is not None and self._has_steps([name], deadline_s)
+
+        found: set[str] = set()
+        ranks = zip_longest(*(names[:LOOKED_AT_MOST] for names in doubtful.values()))
+        looks = [
+            (kind, name)
+            for rank in ranks
+            for kind, name in zip(doubtful, rank, strict=True)
+            if name is not None
+        ]
+        with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-kinds") as pool:
+            for start in range(0, min(len(looks), LOOKED_AT_MOST), _LOOKS):
+                some = looks[start : start + _LOOKS]
+                asked = [name if kind not in found else None for kind, name in some]
+                answers = pool.map(has_steps, asked)
+                found |= {kind for (kind, _), yes in zip(some, answers, strict=True) if yes}
+                if len(found) in (2, len(doubtful)):
+                    break
+        return sorted(found)
+
+    def _refuse_unknown(self, names: Iterable[str], deadline_s: float | None) -> None:
+        candidates = sorted(n for n in names if n != HOST_STATE and may_be_unknown_step(n))
+        for name in candidates[-_UNKNOWN_TRIED:]:
+            if self._has_steps([name], deadline_s):
+                raise self._error(
+                    f"{name} is a step of Orbax, but its name has no number at its end"
+                )
+
+    def is_written_by_orbax(self, name: str, deadline_s: float | None) -> bool:
+        """Return True when Orbax has written any item into a folder. Blocks."""
+        folder = self._storage.path / name
+
+        def look() -> bool:
+            try:
+                below = sorted(path.name for path in folder.iterdir())
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            if not {STEP_METADATA, TREE}.isdisjoint(below):
+                return True
+            return any((folder / item / TREE).exists() for item in below[:_ITEMS_TRIED])
+
+        return self._storage.do("look at", f"/{name}", look, deadline_s)
+
+    def _has_steps(self, names: Sequence[str], deadline_s: float | None) -> bool:
+        """Return True when Orbax wrote any of these folders. Blocks."""
+        items = ("", *(f"{item}/" for item in ITEMS))
+        files = [STEP_METADATA, *(f"{item}{TREE}" for item in items)]
+        paths = [self._storage.path / name / file for name in names for file in files]
+        return self._storage.do(
+            "look at", f"/{names[0]}", lambda: any(path.exists() for path in paths), deadline_s
+        )
+
+    def _error(self, problem: str) -> PersistentTierError:
+        hint = "give each job a directory of its own, with names such as 40, 000040 or name_40"
+        return PersistentTierError("list", str(self._storage.path), problem, hint=hint)
+
+
+def _newest(steps: Mapping[int, Sequence[str]]) -> list[str]:
+    return [name for number in sorted(steps, reverse=True) for name in steps[number]]

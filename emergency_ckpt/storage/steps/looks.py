@@ -1,0 +1,381 @@
+"""The inspection of one step of a persistent directory: complete, damaged, or no step."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, cast
+
+import msgspec
+from absl import logging
+
+from emergency_ckpt.core.restore.inventory import PersistentStep
+from emergency_ckpt.core.secret.step_signature import StepSigning
+from emergency_ckpt.core.step_log import Entry
+from emergency_ckpt.core.timeline import is_same_save, plain_incarnation
+from emergency_ckpt.errors import CorruptData, PersistentTierError
+from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.marker import (
+    HOST_STATE,
+    ITEM,
+    MARKER_NAME,
+    OURS,
+    StepMarker,
+    TensorsId,
+    check_marker,
+)
+from emergency_ckpt.storage.orbax_names import MANIFEST, STEP_METADATA
+from emergency_ckpt.storage.steps.folders import ITEMS, StepFolders
+from emergency_ckpt.types import SaveId
+
+GONE = "its tensors are gone"
+_WARNINGS = 16
+_REPLACED = "another program has written it again: it has tensors only"
+_NO_STEP = "its folder has the name of a step, and Orbax has written nothing into it"
+
+
+class StepPlace(NamedTuple):
+    """The two folders of a step: below the directory, and below ``host_state``."""
+
+    tensors: str
+    documents: str
+
+
+class FoundStep(NamedTuple):
+    """A step that was inspected.
+
+    Attributes:
+      marker: None for a step of plain Orbax, or one with a ``problem``.
+      place: its folders.
+      is_junk: neither this package nor Orbax wrote into its folder. It has a ``problem``.
+      committed_ns: Unix time in ns at which Orbax committed it; 0 when that is not known.
+      marker_digest: SHA-256 (hex) of its ``marker.json``; empty without a ``marker``.
+    """
+
+    step: PersistentStep
+    marker: StepMarker | None
+    place: StepPlace
+    is_junk: bool = False
+    committed_ns: int = 0
+    marker_digest: str = ""
+
+    @property
+    def is_plain(self) -> bool:
+        """Return True when plain Orbax wrote it."""
+        return self.marker is None and not self.step.problem
+
+
+class StepLooks:
+    """Inspects the folders of a step. All methods block for storage, until their deadline.
+
+    PersistentTierError when storage does not answer, or refuses: that says nothing about the step.
+    """
+
+    def __init__(
+        self, storage: StorageDirectory, folders: StepFolders, signing: StepSigning
+    ) -> None:
+        self._storage = storage
+        self._directory = storage.path
+        self._folders = folders
+        self._signing = signing
+        self._told: set[str] = set()
+
+    def listed(self, entry: Entry, number: int, deadline_s: float | None) -> FoundStep:
+        """Return the step of a table's ``entry``, with a problem where it cannot be used.
+
+        Its files are in its own folders or in those for steps aside: Orbax's metadata and the
+        marker name their incarnation. ``number``: the greatest incarnation of the log.
+        """
+        tensors, documents = [entry.own_folder, entry.aside_folder], [str(entry.step)]
+        documents.append(entry.aside_folder)
+        if entry.state == "aside" and not entry.pending:
+            tensors.reverse()
+            documents.reverse()
+        if entry.is_plain:
+            return self._listed_plain(entry, tensors, number, deadline_s)
+        data, folder = self._marker_of(entry, documents, deadline_s)
+        metadata, name = self._tensors_of(entry, tensors, deadline_s)
+        if data is None:
+            return self._without_marker(
+                entry, metadata, StepPlace(name, folder), number, deadline_s
+            )
+        place = StepPlace(name, folder)
+        if hashlib.sha256(data).hexdigest() != entry.marker:
+            reason = "it is not the one that the step log names"
+            return self._damaged(entry.step, entry.incarnation, place, reason)
+        return self._marked(entry.step, data, metadata, place, number, deadline_s)
+
+    def _marker_of(
+        self, entry: Entry, folders: Sequence[str], deadline_s: float | None
+    ) -> tuple[bytes | None, str]:
+        """Return the entry's marker and its folder; else another marker there, or None.
+
+        Of two others that in the folder aside, which names the entry's incarnation.
+        """
+        other: tuple[bytes | None, str] = None, str(entry.step)
+        for folder in folders:
+            data = self._storage.bytes_of(f"{HOST_STATE}/{folder}/{MARKER_NAME}", deadline_s)
+            if data is not None and hashlib.sha256(data).hexdigest() == entry.marker:
+                return data, folder
+            if data is not None and (other[0] is None or folder == entry.aside_folder):
+                other = data, folder
+        return other
+
+    def _tensors_of(
+        self, entry: Entry, folders: Sequence[str], deadline_s: float | None
+    ) -> tuple[bytes | None, str]:
+        """Return Orbax's metadata of the entry's tensors and their folder; else of its own."""
+        own: bytes | None = None
+        for folder in folders:
+            data = self._storage.bytes_of(f"{folder}/{STEP_METADATA}", deadline_s)
+            if (ours_of(data) or {}).get("incarnation") == entry.incarnation:
+                return data, folder
+            own = data if folder == entry.own_folder else own
+        return own, entry.own_folder
+
+    def _without_marker(
+        self,
+        entry: Entry,
+        metadata: bytes | None,
+        place: StepPlace,
+        number: int,
+        deadline_s: float | None,
+    ) -> FoundStep:
+        if metadata is None:
+            return self._problem(entry.step, entry.incarnation, GONE, place)
+        is_own = (ours_of(metadata) or {}).get("incarnation") == entry.incarnation
+        for folder in (place.documents, entry.aside_folder):
+            if is_own and self._storage.names_in(f"{HOST_STATE}/{folder}", deadline_s):
+                place = place._replace(documents=folder)
+                return self._damaged(entry.step, entry.incarnation, place, "it is gone")
+        # Without our folder it has tensors only, whoever wrote them.
+        found = self._plain_in(place, entry.step, number, deadline_s)
+        return found or self._problem(entry.step, entry.incarnation, GONE, place)
+
+    def _listed_plain(
+        self, entry: Entry, folders: Sequence[str], number: int, deadline_s: float | None
+    ) -> FoundStep:
+        again: FoundStep | None = None
+        for folder in folders:
+            place = StepPlace(folder, folder if folder != entry.own_folder else str(entry.step))
+            found = self._plain_in(
+                place, entry.step, number, deadline_s, is_aside=entry.state == "aside"
+            )
+            if found is None or found.is_junk:
+                continue
+            if is_same_save(found.step.incarnation, entry.incarnation):
+                # The number is of the time at which it was first seen.
+                step = msgspec.structs.replace(found.step, incarnation=entry.incarnation)
+                return found._replace(step=step)
+            if folder == entry.own_folder and entry.state == "complete":
+                # Plain Orbax has written it again; or it is aside, for a save of ours.
+                again = None if found.step.tensors_of else found
+        if again is not None:
+            return again
+        place = StepPlace(entry.own_folder, str(entry.step))
+        return self._problem(entry.step, entry.incarnation, GONE, place)
+
+    def unlisted(
+        self, step: int, names: Sequence[str], number: int, deadline_s: float | None
+    ) -> FoundStep | None:
+        """Return the step in folders that no table names, or None when it does not count.
+
+        Of ours it needs both markers, as one that was copied by hand. ``names``: those that may be
+        its folder, in order of preference. ``number``: the greatest incarnation of the log.
+        """
+        if names[0] != str(step):
+            return self.plain(step, names, number, deadline_s)
+        place = StepPlace(names[0], names[0])
+        data = self._storage.bytes_of(f"{HOST_STATE}/{step}/{MARKER_NAME}", deadline_s)
+        metadata = self._storage.bytes_of(f"{step}/{STEP_METADATA}", deadline_s)
+        if data is not None:
+            return self._marked(step, data, metadata, place, number, deadline_s)
+        # No fields: not whole, or of an old version of Orbax without such a file.
+        may_be_ours = not _fields(metadata) or ours_of(metadata) is not None
+        if may_be_ours and self._storage.names_in(f"{HOST_STATE}/{step}", deadline_s):
+            return None
+        return self.plain(step, names, number, deadline_s)
+
+    def _marked(
+        self,
+        step: int,
+        data: bytes,
+        metadata: bytes | None,
+        place: StepPlace,
+        number: int,
+        deadline_s: float | None,
+    ) -> FoundStep:
+        path = f"{self._directory}/{HOST_STATE}/{place.documents}/{MARKER_NAME}"
+        try:
+            marker, doubt = check_marker(data, step, path, self._signing)
+        except CorruptData as error:
+            return self._damaged(step, "", place, error.problem)
+        problem = self._compare_tensors(place, metadata, marker.tensors, deadline_s)
+        if problem == _REPLACED:
+            self._warn(step, problem)
+            found = self._plain_in(place, step, number, deadline_s)
+            return found or self._problem(step, marker.save.incarnation, GONE, place)
+        problem = problem or self._signing.rejection_reason(doubt)
+        if problem:
+            self._warn(step, problem)
+        found = PersistentStep(
+            step,
+            len(marker.digests),
+            not all(marker.empty),
+            incarnation=marker.save.incarnation,
+            problem=problem,
+            doubt=doubt,
+        )
+        usable = None if problem else marker
+        digest = hashlib.sha256(data).hexdigest()
+        return FoundStep(
+            found, usable, place, committed_ns=_committed_ns(metadata), marker_digest=digest
+        )
+
+    def _compare_tensors(
+        self,
+        place: StepPlace,
+        metadata: bytes | None,
+        expected: TensorsId,
+        deadline_s: float | None,
+    ) -> str:
+        """Return the reason why the tensors are not the marker's, or "". One digest may differ
+        because its file is damaged."""
+        if _digest(metadata) == expected.metadata:
+            return ""
+        manifest = self._storage.bytes_of(f"{place.tensors}/{ITEM}/{MANIFEST}", deadline_s)
+        if metadata is None and manifest is None:
+            return GONE
+        if _digest(manifest) != expected.manifest:
+            return _REPLACED
+        return f"its file {STEP_METADATA} is damaged"
+
+    def _damaged(self, step: int, incarnation: str, place: StepPlace, reason: str) -> FoundStep:
+        documents = f"{HOST_STATE}/{place.documents}"
+        problem = (
+            f"its marker {documents}/{MARKER_NAME} cannot be used ({reason}); to take its"
+            f" tensors as those of a step of plain Orbax, remove the folder {documents}"
+        )
+        return self._problem(step, incarnation, problem, place)
+
+    def _problem(self, step: int, incarnation: str, problem: str, place: StepPlace) -> FoundStep:
+        self._warn(step, problem)
+        found = PersistentStep(step, 0, False, incarnation=incarnation, problem=problem)
+        return FoundStep(found, None, place)
+
+    def tensors_id(self, save: SaveId, deadline_s: float | None = None) -> TensorsId:
+        """Return the identity of the tensors in the step's own place.
+
+        PersistentTierError when another save has written them.
+        """
+        names = (f"{save.step}/{STEP_METADATA}", f"{save.step}/{ITEM}/{MANIFEST}")
+        deadline_s = self._storage.deadline_s(deadline_s)
+        read = functools.partial(self._storage.bytes_of, deadline_s=deadline_s)
+        with ThreadPoolExecutor(len(names), "eckpt-tensors") as pool:
+            metadata, manifest = pool.map(read, names)
+        writer = (ours_of(metadata) or {}).get("incarnation")
+        if writer not in (None, save.incarnation):
+            problem = f"incarnation {writer} has written it meanwhile"
+            raise PersistentTierError("publish", f"{self._directory}/{save.step}", problem)
+        return TensorsId(_digest(metadata), _digest(manifest))
+
+    def _warn(self, step: int, problem: str) -> None:
+        """Log the problem of the first few steps; the restore's rejections have all of them."""
+        text = f"step {step}: {problem}"
+        if len(self._told) < _WARNINGS or text in self._told:
+            self.tell(text)
+        else:
+            self.tell("further steps that cannot be used are not logged one by one")
+
+    def tell(self, text: str) -> None:
+        """Log each text once, because the steps are inspected often."""
+        if text not in self._told:
+            self._told.add(text)
+            logging.warning("%s in %s", text, self._directory)
+
+    def plain(
+        self, step: int, names: Sequence[str], number: int, deadline_s: float | None
+    ) -> FoundStep | None:
+        """Return the step of plain Orbax: of its possible folders the first that Orbax wrote."""
+        junk: FoundStep | None = None
+        for folder in names:
+            found = self._plain_in(StepPlace(folder, str(step)), step, number, deadline_s)
+            if found is not None and not found.is_junk:
+                return found
+            junk = junk or found
+        return junk
+
+    def _plain_in(
+        self,
+        place: StepPlace,
+        step: int,
+        number: int,
+        deadline_s: float | None,
+        *,
+        is_aside: bool = False,
+    ) -> FoundStep | None:
+        folder = place.tensors
+        # A step aside in a bucket has no commit marker.
+        if not is_aside and not self._is_finalized(folder, deadline_s):
+            return None
+        metadata = self._storage.bytes_of(f"{folder}/{STEP_METADATA}", deadline_s)
+        if metadata is None and not self._folders.is_written_by_orbax(folder, deadline_s):
+            if is_aside:
+                return None
+            problem = PersistentStep(step, 0, False, problem=_NO_STEP)
+            return FoundStep(problem, None, place, is_junk=True)
+        digest = hashlib.sha256(metadata or b"")
+        for item in ("", *(f"{name}/" for name in ITEMS)):
+            manifest = self._storage.bytes_of(f"{folder}/{item}{MANIFEST}", deadline_s)
+            if manifest is not None:
+                digest.update(manifest)
+                break
+        incarnation = plain_incarnation(number, digest.hexdigest()[:16])
+        doubt = self._signing.doubt("marker", b"", None)
+        problem = self._signing.rejection_reason(doubt)
+        saved = (ours_of(metadata) or {}).get("incarnation")
+        tensors_of = saved if isinstance(saved, str) else ""
+        found = PersistentStep(step, 0, False, incarnation, problem, doubt, tensors_of)
+        return FoundStep(found, None, place, committed_ns=_committed_ns(metadata))
+
+    def _is_finalized(self, folder: str, deadline_s: float | None) -> bool:
+        # Imported here: it takes a second, and a list of this package's steps does without.
+        from orbax.checkpoint.utils import is_checkpoint_finalized  # noqa: PLC0415
+
+        finalized = functools.partial(is_checkpoint_finalized, self._directory / folder)
+        try:
+            return bool(self._storage.do("look at", f"/{folder}", finalized, deadline_s))
+        except PersistentTierError as error:
+            if isinstance(error.__cause__, ValueError | FileNotFoundError | NotADirectoryError):
+                return False  # not a directory of Orbax
+            raise
+
+
+def _digest(data: bytes | None) -> str:
+    return "" if data is None else hashlib.sha256(data).hexdigest()
+
+
+def _fields(metadata: bytes | None) -> dict[str, Any]:
+    """Return the fields of Orbax's metadata; none when they cannot be read."""
+    try:
+        decoded = json.loads(metadata or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", decoded) if isinstance(decoded, dict) else {}
+
+
+def ours_of(metadata: bytes | None) -> dict[str, Any] | None:
+    """Return what this package wrote into Orbax's metadata; None when it did not write them."""
+    custom = _fields(metadata).get("custom_metadata")
+    if not isinstance(custom, dict) or OURS not in custom:
+        return None
+    ours = cast("dict[str, Any]", custom)[OURS]
+    return cast("dict[str, Any]", ours) if isinstance(ours, dict) else {}
+
+
+def _committed_ns(metadata: bytes | None) -> int:
+    found = _fields(metadata).get("commit_timestamp_nsecs")
+    return found if isinstance(found, int) else 0

@@ -1,0 +1,231 @@
+"""The steps of a persistent directory: the newest version of its log, and one listing."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from emergency_ckpt.core.restore.inventory import PersistentStep
+from emergency_ckpt.core.secret.step_signature import StepSigning
+from emergency_ckpt.core.step_log import Entry, Table, greatest_number
+from emergency_ckpt.core.timeline import Timeline, is_same_save
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.log import LogRead, StepLog
+from emergency_ckpt.storage.marker import HOST_STATE, MARKER_NAME, NO_SIGNING
+from emergency_ckpt.storage.steps.folders import LOOKS_AT_ONCE, StepFolders
+from emergency_ckpt.storage.steps.looks import GONE, FoundStep, StepLooks, StepPlace
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredView:
+    """The contents of a directory, without a look into the folder of any step.
+
+    Attributes:
+      log: as read.
+      names: of everything in the directory.
+      unlisted: the folders of steps that the table does not name, by step.
+      steps: at most one a step, oldest first: the complete ones of the table, and the unlisted
+        ones, which nobody has seen (``is_seen``). Those of the table without a folder have a
+        problem; so have markers without tensors, where there is nothing else.
+    """
+
+    log: LogRead
+    names: frozenset[str]
+    unlisted: Mapping[int, tuple[str, ...]]
+    steps: tuple[PersistentStep, ...]
+
+    @property
+    def table(self) -> Table | None:
+        """Return the newest version that can be used."""
+        return self.log.table
+
+    @property
+    def chain(self) -> Timeline | None:
+        """Return the binding chain of the log."""
+        return None if self.table is None else self.table.chain
+
+    @functools.cached_property
+    def greatest(self) -> int:
+        """Return the greatest incarnation that the log names. Each look asks for it."""
+        return greatest_number(self.table)
+
+    def entry(self, step: int, incarnation: str) -> Entry | None:
+        """Return the entry of the table, in any state."""
+        entries = () if self.table is None else self.table.of(step)
+        return next((e for e in entries if is_same_save(e.incarnation, incarnation)), None)
+
+    def aside(self, step: int) -> PersistentStep | None:
+        """Return the newest step aside of this number."""
+        entries = () if self.table is None else self.table.of(step)
+        found = [e for e in entries if e.state == "aside"]
+        return _item(found[-1], "") if found else None
+
+    def of(self, step: int) -> PersistentStep | None:
+        """Return what counts as ``step``, or a step aside of this number; None without any."""
+        found = next((each for each in self.steps if each.step == step), None)
+        is_there = found is not None and not found.problem
+        return found if is_there else self.aside(step) or found
+
+
+class StoredSteps:
+    """Reads the steps of one directory. All methods block for storage, until their deadline.
+
+    A step counts when the newest version of the log lists it as complete. A folder that the table
+    does not name counts when it has both markers, as after a copy by hand or the loss of the log,
+    or when plain Orbax wrote it.
+    """
+
+    def __init__(self, storage: StorageDirectory, signing: StepSigning = NO_SIGNING) -> None:
+        self._storage = storage
+        self.log = StepLog(storage, signing)
+        self.folders = StepFolders(storage)
+        self.looks = StepLooks(storage, self.folders, signing)
+
+    def view(self, deadline_s: float | None = None, log: LogRead | None = None) -> StoredView:
+        """Return what the directory has. PersistentTierError; NewerFormat.
+
+        ``log``: as just read or written; None: it is read.
+
+        The number of requests does not depend on that of the steps, but for the pages of a listing.
+        """
+        deadline_s = self._storage.deadline_s(deadline_s)
+        log = self.log.read(deadline_s) if log is None else log
+        for fault in log.faults:
+            self.looks.tell(f"{fault}; the version before is used")
+        names = frozenset(self._storage.names_in(deadline_s=deadline_s))
+        folders = self.folders.steps(names, deadline_s)
+        if not names:
+            self._storage.check_bucket(deadline_s)
+        entries = () if log.table is None else log.table.steps
+        unlisted = self._unlisted(folders, entries)
+        steps = {e.step: e for e in entries if e.state == "complete"}
+        gone = self._gone([e for e in steps.values() if not _folders_of(e) & names], deadline_s)
+        # Another folder of its number may have come in place of one that is gone.
+        replaced = gone & unlisted.keys()
+        found = [e for e in steps.values() if e.step not in replaced]
+        items = [_item(e, GONE if e.step in gone else "") for e in found]
+        items += [_unseen(step) for step in unlisted if step not in steps or step in replaced]
+        if not items:
+            items = self._traces(deadline_s)
+        return StoredView(log, names, unlisted, tuple(sorted(items)))
+
+    def _unlisted(
+        self, folders: Mapping[int, Sequence[str]], entries: Iterable[Entry]
+    ) -> dict[int, tuple[str, ...]]:
+        # In a bucket a step aside stays in its own folder, until that is needed.
+        stays = self._storage.is_object_store
+        named = {e.own_folder for e in entries if e.state != "aside" or e.pending or stays}
+        left = {step: tuple(n for n in names if n not in named) for step, names in folders.items()}
+        return {step: names for step, names in left.items() if names}
+
+    def _gone(self, missing: Sequence[Entry], deadline_s: float) -> set[int]:
+        """Return the steps of ``missing``, which the listing lacks, that are not there."""
+        if self._storage.is_object_store:
+            return {e.step for e in missing}
+
+        # A file server's listing may be old; a look-up by name is current.
+        def is_there(entry: Entry) -> bool:
+            return any(self._storage.has_file(name, deadline_s) for name in _folders_of(entry))
+
+        with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-steps") as pool:
+            there = list(pool.map(is_there, missing))
+        return {e.step for e, found in zip(missing, there, strict=True) if not found}
+
+    def _traces(self, deadline_s: float) -> list[PersistentStep]:
+        """Return the steps of which only a marker is left: this is no fresh start."""
+        numbers = sorted(self._storage.numbers_in(HOST_STATE, deadline_s), reverse=True)
+        marked = [
+            step
+            for step in numbers[:LOOKS_AT_ONCE]
+            if self._storage.has_file(f"{HOST_STATE}/{step}/{MARKER_NAME}", deadline_s)
+        ]
+        return [PersistentStep(step, 0, False, problem=GONE) for step in marked]
+
+    def look(
+        self, view: StoredView, item: PersistentStep, deadline_s: float | None = None
+    ) -> FoundStep | None:
+        """Return the step of an item of ``view`` as its files have it; None when it is no step.
+
+        It may have another incarnation, where another program has written it again.
+        """
+        deadline_s = self._storage.deadline_s(deadline_s)
+        entry = view.entry(item.step, item.incarnation) if item.is_seen else None
+        names = view.unlisted.get(item.step)
+        if entry is not None:
+            found = self.looks.listed(entry, view.greatest, deadline_s)
+            if found.step.problem != GONE or not names:
+                return found
+        if not names:
+            place = StepPlace(str(item.step), str(item.step))
+            return FoundStep(item, None, place)
+        found = self.looks.unlisted(item.step, names, view.greatest, deadline_s)
+        if found is None:
+            return None
+        other = view.entry(item.step, found.step.incarnation)
+        # Else the table says that it does not count.
+        return found if other is None or other.state == "complete" else None
+
+    def look_at(
+        self,
+        view: StoredView,
+        items: Iterable[PersistentStep],
+        deadline_s: float | None = None,
+    ) -> list[FoundStep | CheckpointError | None]:
+        """Return the result of ``look`` for each of ``items``, or its error, several at once."""
+        deadline_s = self._storage.deadline_s(deadline_s)
+
+        def look(item: PersistentStep) -> FoundStep | CheckpointError | None:
+            try:
+                return self.look(view, item, deadline_s)
+            except CheckpointError as error:
+                return error
+
+        with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-steps") as pool:
+            return list(pool.map(look, items))
+
+    def resolved(self, view: StoredView, deadline_s: float | None = None) -> list[PersistentStep]:
+        """Return the steps of ``view``, the unlisted ones as a look finds them, oldest first."""
+        unseen = [each for each in view.steps if not each.is_seen]
+        steps = [each for each in view.steps if each.is_seen]
+        for found in self.look_at(view, unseen, deadline_s):
+            if isinstance(found, CheckpointError):
+                raise found
+            if found is not None and not found.is_junk:
+                steps.append(found.step)
+        return sorted(steps)
+
+    def counting(self, deadline_s: float | None = None) -> list[PersistentStep]:
+        """Return the steps that count by the log and its chain, oldest first."""
+        deadline_s = self._storage.deadline_s(deadline_s)
+        view = self.view(deadline_s)
+        chain = view.chain
+        return [
+            each
+            for each in self.resolved(view, deadline_s)
+            if not each.problem
+            and (chain is None or not chain.rejection_reason(each.step, each.incarnation))
+        ]
+
+    def find(self, step: int, deadline_s: float | None = None) -> FoundStep | None:
+        """Return what counts as ``step``, or a step aside of this number, as its files have it."""
+        deadline_s = self._storage.deadline_s(deadline_s)
+        view = self.view(deadline_s)
+        item, aside = view.of(step), view.aside(step)
+        found = None if item is None else self.look(view, item, deadline_s)
+        is_step = found is not None and not found.is_junk
+        return found if is_step or aside is None else self.look(view, aside, deadline_s)
+
+
+def _folders_of(entry: Entry) -> frozenset[str]:
+    return frozenset({entry.own_folder, entry.aside_folder})
+
+
+def _item(entry: Entry, problem: str) -> PersistentStep:
+    return PersistentStep(entry.step, entry.processes, entry.stateful, entry.incarnation, problem)
+
+
+def _unseen(step: int) -> PersistentStep:
+    return PersistentStep(step, 0, False, is_seen=False)

@@ -1,0 +1,693 @@
+"""Changes of a persistent directory: its claim, a step's place, its publication, its removal.
+
+Each change of what counts is one new version of the log. Files are moved or deleted after the
+version that says so, and from the table alone, so a crash at any instant leaves work that the
+next life repeats.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+from absl import logging
+
+from emergency_ckpt.core.shard_layout import state_size_bytes
+from emergency_ckpt.core.step_log import (
+    Entry,
+    Key,
+    LogWriter,
+    Table,
+    begun,
+    changed,
+    decide_claim,
+    following,
+    greatest_number,
+    listing,
+    reserved,
+)
+from emergency_ckpt.core.timeline import Timeline, life_of, number_of
+from emergency_ckpt.errors import CheckpointError, DirectoryInUse, PersistentTierError
+from emergency_ckpt.storage.directory import Generations, StorageDirectory
+from emergency_ckpt.storage.log import LogRead, StepLog
+from emergency_ckpt.storage.marker import HOST_STATE, ITEM, MARKER_NAME
+from emergency_ckpt.storage.orbax_names import COMMITTED, STEP_METADATA
+from emergency_ckpt.storage.steps.looks import FoundStep, StepPlace, ours_of
+from emergency_ckpt.storage.steps.stored import StoredSteps, StoredView
+
+_ATTEMPTS = 8
+_UNREADABLE = "unreadable"
+_HIDDEN = ".orbax-checkpoint-tmp-removed"
+_UNFINISHED = ".orbax-checkpoint-tmp"
+_COMMITS = (COMMITTED, f"{ITEM}/{COMMITTED}")
+"""Orbax's commit in a bucket, in the order in which it is taken away; the reverse of its own."""
+
+
+class Moved(NamedTuple):
+    """A step that was put aside. ``folder``: its name from now on."""
+
+    step: int
+    folder: str
+    reason: str
+
+
+class Events(Protocol):
+    """The receiver of events about changes, such as an ``EventSink``."""
+
+    def emit(self, name: str, /, **fields: Any) -> object:
+        """Tell an event."""
+        ...
+
+
+class _Quiet:
+    def emit(self, name: str, /, **fields: Any) -> None:
+        del name, fields
+
+
+_QUIET = _Quiet()
+
+
+def _settled(entry: Entry) -> Entry:
+    return msgspec.structs.replace(entry, pending=False)
+
+
+class DirectoryWriter:
+    """Writes the log of one directory and moves or removes its steps. Thread-safe; blocks.
+
+    For one process of a job. All methods raise PersistentTierError, which is DirectoryInUse when
+    another run saves there, or a newer life of this one.
+
+    Args:
+      run_id, from_dir, writer: as in ``Table``.
+      take_over: replace another run's name, once.
+    """
+
+    def __init__(
+        self,
+        storage: StorageDirectory,
+        found: StoredSteps,
+        *,
+        run_id: str,
+        from_dir: bool,
+        writer: str = "",
+        take_over: bool = False,
+        events: Events = _QUIET,
+    ) -> None:
+        self._storage = storage
+        self._directory = storage.path
+        self._found = found
+        self._log: StepLog = found.log
+        self._mine = LogWriter(run_id, from_dir, "", writer)
+        self._may_take_over = take_over
+        self._events = events
+        self._lock = threading.RLock()
+        self._removed = threading.Condition(self._lock)
+        self._removing: set[int] = set()
+        self._read = LogRead()
+        self._is_held = False
+        self._has_begun = False
+        self._dirty: set[int] = set()
+
+    # The claim.
+
+    @property
+    def table(self) -> Table | None:
+        """Return the version that this writer read or wrote last."""
+        with self._lock:
+            return self._read.table
+
+    def find(self, deadline_s: float | None = None) -> LogRead:
+        """Return the log, and write nothing. DirectoryInUse when another run is on record."""
+        with self._lock:
+            self._refresh(deadline_s)
+            there = self._read.table
+            if there is not None:
+                self._decide(there, self._mine._replace(incarnation=there.incarnation))
+            return self._read
+
+    def hold(self, incarnation: str, deadline_s: float | None = None) -> None:
+        """Return when the newest version names ``incarnation``, as it must before each change.
+
+        One request while no other writes there.
+        """
+        with self._lock:
+            self._hold(incarnation, deadline_s)
+
+    def _hold(self, incarnation: str, deadline_s: float | None = None) -> None:
+        mine = self._mine._replace(incarnation=life_of(incarnation))
+        if mine != self._mine:
+            self._mine, self._is_held, self._has_begun = mine, False, False
+        if self._is_held and self._log.is_newest(self._read.number, deadline_s):
+            return
+        self._refresh(deadline_s)
+        if self._decide(self._read.table, mine) == "write":
+            self._append(lambda table: table, deadline_s)
+        self._is_held, self._may_take_over = True, False
+
+    def enter(self, incarnation: str, deadline_s: float) -> None:
+        """Take the number of ``incarnation`` at a start, and the directory if no run has it."""
+        with self._lock:
+            table = self._read.table
+            if table is None:
+                self._hold(incarnation, deadline_s)
+                return
+            for _ in range(_ATTEMPTS):
+                if table is None or table.greatest >= number_of(incarnation):
+                    return
+                written = self._log.append(reserved(table, incarnation), self._read, deadline_s)
+                if written is not None:
+                    self._remove_old(written, self._read)
+                    self._read = written
+                    return
+                self._refresh(deadline_s)
+                table = self._read.table
+
+    def check(self) -> None:
+        """Raise DirectoryInUse when another writer has come since ``hold``: before a commit."""
+        with self._lock:
+            self._hold(self._mine.incarnation)
+
+    def _objects(self, step: int, *prefixes: str) -> Generations:
+        """Return the objects of a bucket with these names that a change of ``step`` may touch.
+
+        The log is read after they were listed: a newer life puts itself on record before it writes,
+        so none of them is of its saves, and what it writes later has other generations. Once one is
+        on record this change ends with an error, as ``hold`` does.
+        """
+        target = f"/{prefixes[0].rstrip('/')}"
+        found = self._storage.do(
+            "list", target, lambda: self._storage.objects_with(*prefixes), changes=step
+        )
+        with self._lock:
+            if found and not (self._is_held and self._log.is_newest(self._read.number)):
+                self._refresh(None)
+                if self._decide(self._read.table, self._mine) != "hold":
+                    problem = "another writer of this life has come, which may have changed it"
+                    raise PersistentTierError("change", f"{self._directory}{target}", problem)
+        return found
+
+    def _refresh(self, deadline_s: float | None) -> None:
+        self._read = self._log.read(deadline_s)
+        for fault in self._read.faults:
+            logging.warning("%s; the next version mends it", fault)
+            self._events.emit("persistent.log_damaged", reason=str(fault)[:500])
+        if self._read.doubt:
+            # The next version is signed, with what this one says.
+            text = f"the step log: {self._read.doubt}"
+            logging.warning("%s, in %s", text, self._directory)
+            self._events.emit("restore.note", text=text)
+        if self._read.faults and self._read.table is None:
+            self._read = self._read._replace(table=self._by_markers(deadline_s))
+
+    def _by_markers(self, deadline_s: float | None) -> Table | None:
+        """Return who saved the newest step, where no version can be used; None without a step.
+
+        So its run goes on, and no other one begins there.
+        """
+        view = self._found.view(deadline_s, self._read)
+        for found in self._found.look_at(view, reversed(view.steps), deadline_s):
+            if isinstance(found, FoundStep) and found.marker is not None:
+                save = found.marker.save
+                return Table(self._read.number, save.run_id, False, life_of(save.incarnation))
+        return None
+
+    def _decide(self, there: Table | None, mine: LogWriter) -> str:
+        what, reason = decide_claim(there, mine, held=self._is_held, take_over=self._may_take_over)
+        if what == "refuse":
+            self._is_held = False
+            raise DirectoryInUse(
+                "save in",
+                str(self._directory),
+                reason,
+                hint="give this job its own dir, or set save_every=0 to only read there; if"
+                " no other job saves there, restart this one, with take_over_dir=True for another"
+                " run's directory",
+            )
+        if self._may_take_over and there is not None and there.run_id != mine.run_id:
+            logging.warning("taking over %s from run %r", self._directory, there.run_id)
+        return what
+
+    def _append(self, change: Callable[[Table], Table], deadline_s: float | None = None) -> Table:
+        """Write the next version with ``change``; another's version before it is kept."""
+        for _ in range(_ATTEMPTS):
+            read = self._read
+            table = change(begun(read.table, self._mine))
+            table = msgspec.structs.replace(table, number=read.number + 1)
+            written = self._log.append(table, read, deadline_s)
+            if written is not None:
+                self._read = written
+                self._remove_old(written, read)
+                return table
+            self._refresh(deadline_s)
+            self._decide(self._read.table, self._mine)
+        raise PersistentTierError(
+            "write", self._log.target, "other writers write there at the same time"
+        )
+
+    def _remove_old(self, newest: LogRead, after: LogRead) -> None:
+        try:
+            self._log.remove_old(newest, after)
+        except PersistentTierError as error:
+            # Older versions are ignored, and the next life removes them.
+            logging.warning("an older version of the step log stays: %s", error)
+
+    # The first change of a life.
+
+    def begin(self, incarnation: str, chain: Timeline | None = None) -> list[Moved]:
+        """Claim the directory and clear what earlier lives left; once a life, then only ``hold``.
+
+        Lists what the table lacks, completes what it says, and removes the rest of saves that did
+        not end. No process may be saving. ``chain``: a new binding one, or None.
+        """
+        with self._lock:
+            self._hold(incarnation)
+            if self._has_begun:
+                self._clear_failed()
+                return [] if chain is None else self._follow(chain)
+            self._has_begun = True
+            try:
+                return self._begin(chain)
+            except BaseException:
+                self._has_begun = False
+                raise
+
+    def _begin(self, chain: Timeline | None) -> list[Moved]:
+        deadline_s = self._storage.deadline_s(None)
+        view = self._found.view(deadline_s, self._read)
+        beside = self._storage.numbers_in(HOST_STATE, deadline_s)
+        kept, unfinished = self._sort(view, deadline_s)
+        # A folder of plain Orbax alone may be of a save that is under way.
+        remains = {s for s in unfinished & beside if not self._is_aside_in_place(s)}
+        table = self._read.table
+        known = {entry.step for entry in (*self._entries(), *kept)}
+        gone = {
+            (each.step, each.incarnation) for each in view.steps if each.is_seen and each.problem
+        }
+
+        def change(table: Table) -> Table:
+            return following(listing(changed(table, gone, lambda _: None), *kept), chain)
+
+        if table is None or change(table) != table:
+            self._append(change)
+        for step, _ in sorted(gone):
+            self._events.emit("persistent.dropped", step=step)
+            text = "step %d is gone from %s: another program has removed it"
+            logging.warning(text, step, self._directory)
+        remains |= {step for step, _ in gone}
+        remains |= {s for s in beside - known - view.unlisted.keys() if not self._is_there(s)}
+        for step in sorted(remains):
+            if self._storage.is_changing(step):
+                self._has_begun = False  # a call that was given up: the next save tries again
+                continue
+            self._clear(step)
+            self._events.emit("persistent.removed", step=step)
+        self._finish_removal([e for e in self._entries() if e.state == "removing"])
+        return self._settle()
+
+    def _clear_failed(self) -> None:
+        """Remove the remains of this life's failed saves."""
+        for step in sorted(self._dirty):
+            if not self._storage.is_changing(step):
+                if self._in_place(step) is None:
+                    self._clear(step)
+                    self._events.emit("persistent.removed", step=step)
+                self._dirty.discard(step)
+
+    def _is_aside_in_place(self, step: int) -> bool:
+        """Return whether a user has moved a step aside back to its own place: it is kept."""
+        return any(
+            entry.state == "aside"
+            and not entry.incarnation.startswith(_UNREADABLE)
+            and self._is_in_own_folder(entry)
+            for entry in self._entries_of(step)
+        )
+
+    def _is_there(self, step: int) -> bool:
+        """Return whether a step has a folder that the listing of a file server did not show."""
+        return not self._storage.is_object_store and self._storage.lexists(str(step))
+
+    def _entries_of(self, step: int) -> tuple[Entry, ...]:
+        return () if self._read.table is None else self._read.table.of(step)
+
+    def _entries(self) -> tuple[Entry, ...]:
+        return () if self._read.table is None else self._read.table.steps
+
+    def _sort(self, view: StoredView, deadline_s: float) -> tuple[list[Entry], set[int]]:
+        """Return entries for what the table lacks, and the steps of saves that did not end."""
+        kept: list[Entry] = []
+        garbage: set[int] = set()
+        unseen = [each for each in view.steps if not each.is_seen]
+        for each, found in zip(unseen, self._found.look_at(view, unseen, deadline_s), strict=True):
+            if isinstance(found, CheckpointError):
+                raise found
+            if found is None:
+                garbage.add(each.step)
+            elif not found.is_junk and not found.step.tensors_of:
+                kept.append(self._adopted(found))
+        return kept, garbage
+
+    def _adopted(self, found: FoundStep) -> Entry:
+        step, marker, name = found.step, found.marker, found.place.tensors
+        is_own = name == str(step.step)
+        if step.problem:
+            # It does not count, and is kept: its contents are not known.
+            incarnation = step.incarnation or f"{_UNREADABLE}.{self._read.number}"
+            folder = "" if is_own else name
+            return Entry(step.step, incarnation, "aside", pending=True, folder=folder)
+        return Entry(
+            step=step.step,
+            incarnation=step.incarnation,
+            marker=found.marker_digest,
+            processes=step.process_count,
+            stateful=step.has_host_state,
+            saved_s=found.committed_ns / 1e9,
+            folder="" if is_own else name,
+            size_bytes=0 if marker is None else state_size_bytes(marker.leaves),
+        )
+
+    # A step's place.
+
+    def make_room(self, step: int, reason: str) -> Moved | None:
+        """Clear the place of ``step`` for a save. ``begin`` has been called.
+
+        A step there is moved aside, and counts until the save is published. Returns it, or None.
+        """
+        with self._lock:
+            while step in self._removing:
+                self._removed.wait()
+            if not self._may_have_files(step):
+                self._dirty.add(step)
+                return None
+            self._hold(self._mine.incarnation)  # ``begin`` may have been long ago
+            self._events.emit("persistent.removing", step=step)
+            moved = self._vacate(step, reason)
+            self._clear(step)
+            self._dirty.add(step)
+            return moved
+
+    def _may_have_files(self, step: int) -> bool:
+        if step in self._dirty or self._entries_of(step):
+            return True
+        if self._storage.is_changing(step):
+            return True
+        # In a bucket a claim of the place by another fails the save, with a precondition.
+        names = (str(step), f"{HOST_STATE}/{step}")
+        return not self._storage.is_object_store and any(map(self._storage.lexists, names))
+
+    def _vacate(self, step: int, reason: str) -> Moved | None:
+        """Move aside what is in the place of ``step``, if it is a step."""
+        entry = self._in_place(step)
+        if entry is None:
+            return None
+        self._move(entry)
+        text = "step %d in %s is kept as %s: %s"
+        logging.warning(text, step, self._directory, entry.aside_folder, reason)
+        self._events.emit(
+            "persistent.set_aside", step=step, kept_as=entry.aside_folder, reason=reason
+        )
+        return Moved(step, entry.aside_folder, reason)
+
+    def _in_place(self, step: int) -> Entry | None:
+        """Return the entry of what is in the place of ``step``; listed now if it was not."""
+        entries = self._entries_of(step)
+        for entry in entries:
+            if self._is_in_own_folder(entry):
+                return entry
+        number = greatest_number(self._read.table)
+        found = self._found.looks.unlisted(step, (str(step),), number, None)
+        if found is None or found.is_junk:
+            return None
+        adopted = self._adopted(found)
+        for entry in entries:
+            if entry.key == adopted.key:
+                return entry
+        self._append(lambda table: listing(table, adopted))
+        return adopted
+
+    def _is_in_own_folder(self, entry: Entry) -> bool:
+        """Return whether the files of ``entry`` are where those of a complete step are."""
+        if entry.incarnation.startswith(_UNREADABLE):
+            return self._storage.is_object_store or self._storage.lexists(entry.own_folder)
+        if entry.is_plain:
+            found = self._found.looks.listed(entry, 0, None)
+            return not found.step.problem and found.place.tensors == entry.own_folder
+        data = self._storage.bytes_of(f"{entry.own_folder}/{STEP_METADATA}")
+        ours = ours_of(data)
+        if ours is not None:
+            return ours.get("incarnation") == entry.incarnation
+        marker = self._storage.bytes_of(f"{HOST_STATE}/{entry.step}/{MARKER_NAME}")
+        return marker is not None and hashlib.sha256(marker).hexdigest() == entry.marker
+
+    # Publication.
+
+    def publish(self, entry: Entry, chain: Timeline | None) -> None:
+        """List ``entry``, whose files are complete: from here on it counts, and ``chain`` binds.
+
+        A step of its number is aside from then on, and so are those that ``chain`` excludes;
+        ``settle`` moves their files.
+        """
+        with self._lock:
+            self._append(lambda table: following(listing(table, entry), chain))
+            self._dirty.discard(entry.step)
+            self._events.emit("persistent.published", step=entry.step)
+
+    def settle(self) -> list[Moved]:
+        """Move the files of the steps that are newly aside; return these."""
+        with self._lock:
+            return self._settle()
+
+    def _follow(self, chain: Timeline) -> list[Moved]:
+        table = self._read.table
+        if table is not None and following(table, chain) != table:
+            self._append(lambda table: following(table, chain))
+        return self._settle()
+
+    def _settle(self) -> list[Moved]:
+        moved: list[Moved] = []
+        settled: set[Key] = set()
+        for entry in [e for e in self._entries() if e.pending]:
+            settled.add(entry.key)
+            if entry.state == "complete":
+                self._bring_back(entry)
+            if entry.state != "aside":
+                continue
+            rejection_reason = self._read.table.rejection_reason(entry) if self._read.table else ""
+            reason = rejection_reason or "it was superseded by another save of its number"
+            self._set_aside(entry)
+            moved.append(Moved(entry.step, entry.aside_folder, reason))
+            self._events.emit(
+                "persistent.set_aside", step=entry.step, kept_as=entry.aside_folder, reason=reason
+            )
+        if settled:
+            self._append(lambda table: changed(table, settled, _settled))
+        return moved
+
+    def _set_aside(self, entry: Entry) -> None:
+        """Take a step that no longer counts from Orbax's sight, and keep its bytes. Idempotent."""
+        if not self._is_in_own_folder(entry):
+            return  # moved before, or in favour of its successor
+        if not self._storage.is_object_store:
+            self._move(entry)
+            return
+        own = entry.own_folder
+        commits = self._objects(entry.step, *(f"{own}/{name}" for name in _COMMITS))
+        self._storage.do(
+            "move aside",
+            f"/{own}",
+            lambda: delete_step(self._storage, commits),
+            changes=entry.step,
+        )
+
+    def _bring_back(self, entry: Entry) -> None:
+        """Let Orbax see a step that counts again, where its place is free. Idempotent."""
+        own, aside = entry.own_folder, entry.aside_folder
+        names = [(own, aside), (f"{HOST_STATE}/{entry.step}", f"{HOST_STATE}/{aside}")]
+
+        def bring_back() -> None:
+            if self._storage.is_object_store:
+                # The item's first, as Orbax commits.
+                for marker in reversed(_COMMITS):
+                    (self._directory / own / marker).write_bytes(b"brought back")
+                return
+            # Ours first: without our folder the tensors would look like a step of plain Orbax.
+            for old, new in reversed(names):
+                if self._storage.lexists(new) and not self._storage.lexists(old):
+                    (self._directory / new).rename(self._directory / old)
+
+        if not self._storage.is_object_store or self._is_in_own_folder(entry):
+            self._storage.do("bring back", f"/{own}", bring_back, changes=entry.step)
+
+    def _move(self, entry: Entry) -> None:
+        """Give both folders of a step their names aside. Idempotent.
+
+        In an object store, which renames nothing, they are copied, and the originals removed with
+        Orbax's metadata first: from then on the copy is the step.
+        """
+        own, aside = entry.own_folder, entry.aside_folder
+        pairs = [(own, aside), (f"{HOST_STATE}/{entry.step}", f"{HOST_STATE}/{aside}")]
+        storage, work = self._storage, ("move aside", f"/{own}")
+        if storage.is_object_store:
+            objects = self._objects(entry.step, *(f"{old}/" for old, _ in pairs))
+
+            def copy() -> None:
+                for old, new in pairs:
+                    storage.copy_objects(_below(objects, old), old, new)
+
+            def hide() -> None:
+                names = {f"{own}/{name}" for name in (*_COMMITS, STEP_METADATA)}
+                delete_step(storage, {n: g for n, g in objects.items() if n in names})
+
+            storage.do(*work, copy, changes=entry.step)
+            storage.do(*work, hide, changes=entry.step)
+            return
+
+        def move() -> None:
+            # The tensors first: without our folder they would look like a step of plain Orbax.
+            for old, new in pairs:
+                if storage.lexists(old) and not storage.lexists(new):
+                    (self._directory / old).rename(self._directory / new)
+
+        storage.do(*work, move, changes=entry.step)
+
+    # Removal.
+
+    def remove(self, steps: Collection[int], incarnation: str) -> list[str]:
+        """Remove ``steps``, under any name; return the names of the removed folders.
+
+        1. A version says that they are being removed: they no longer count.
+        2. Orbax's commit goes, so that plain Orbax ignores the step, then its files and ours.
+        3. A version leaves the entries out.
+        """
+        with self._lock:
+            self._hold(incarnation)
+            found = [e for s in steps for e in self._entries_of(s) if e.state != "aside"]
+            missing = set(steps) - {e.step for e in found}
+            if missing:
+                found += self._unlisted_entries(missing)
+            return self._remove(found)
+
+    def _remove(self, entries: Sequence[Entry]) -> list[str]:
+        if not entries:
+            return []
+        # Also those whose deletion has failed before.
+        failed = [e for e in self._entries() if e.state == "removing"]
+        found = {e.key: e for e in (*entries, *failed) if e.step not in self._removing}
+        entries, keys = list(found.values()), found.keys()
+        leaving = [msgspec.structs.replace(e, state="removing") for e in entries]
+        self._append(lambda table: listing(changed(table, keys, lambda _: None), *leaving))
+        for entry in leaving:
+            self._events.emit("persistent.removing", step=entry.step)
+        self._finish_removal(leaving)
+        return [entry.own_folder for entry in leaving]
+
+    def _unlisted_entries(self, steps: Collection[int]) -> list[Entry]:
+        view = self._found.view()
+        items = [each for each in view.steps if each.step in steps and not each.is_seen]
+        found = self._found.look_at(view, items)
+        return [
+            self._adopted(each)
+            for each in found
+            if isinstance(each, FoundStep) and not each.is_junk
+        ]
+
+    def discard_aside(self, keys: Collection[Key], incarnation: str) -> list[str]:
+        """Remove steps aside for good, as a user asks; return the names of their folders."""
+        with self._lock:
+            self._hold(incarnation)
+            leaving = [e for e in self._entries() if e.key in keys and e.state == "aside"]
+            self._remove(leaving)
+            return [entry.aside_folder for entry in leaving]
+
+    def _finish_removal(self, entries: Collection[Entry]) -> None:
+        """Delete the files of ``entries``, which the newest version says, and leave them out."""
+        for entry in entries:
+            self._removing.add(entry.step)
+            is_own = self._is_in_own_folder(entry)
+            place = StepPlace(entry.aside_folder, entry.aside_folder)
+            # In a bucket there is a copy aside only where the place was needed.
+            places = [] if is_own and self._storage.is_object_store else [place]
+            if is_own or not self._is_taken(entry):
+                places.append(StepPlace(entry.own_folder, str(entry.step)))
+            try:
+                # Not under the lock: it may take long, and saves go on meanwhile.
+                self._lock.release()
+                try:
+                    self._delete(entry.step, places)
+                finally:
+                    self._lock.acquire()
+            finally:
+                self._removing.discard(entry.step)
+                self._removed.notify_all()
+            self._events.emit("persistent.removed", step=entry.step)
+        if entries:
+            keys = {e.key for e in entries}
+            self._append(lambda table: changed(table, keys, lambda _: None))
+
+    def _is_taken(self, entry: Entry) -> bool:
+        """Return whether another entry has the place of ``entry``."""
+        return any(e.key != entry.key for e in self._entries_of(entry.step))
+
+    def _clear(self, step: int) -> None:
+        """Remove the remains of a save in the place of ``step``, also of one that did not end."""
+        self._delete(step, [StepPlace(str(step), str(step))], unfinished=True)
+
+    def _delete(self, step: int, places: Sequence[StepPlace], *, unfinished: bool = False) -> None:
+        """Remove all files in places of ``step``. ``unfinished``: as in ``remove_tensors``."""
+        storage = self._storage
+        below = [name for p in places for name in (p.tensors, f"{HOST_STATE}/{p.documents}")]
+        objects: Generations = {}
+        if storage.is_object_store:
+            objects = self._objects(step, *(f"{name}/" for name in below))
+
+        def delete() -> None:
+            if storage.is_object_store:
+                delete_step(storage, objects)
+                return
+            for place in places:
+                remove_tensors(storage, place.tensors, unfinished=unfinished)
+                storage.clear_folder(f"{HOST_STATE}/{place.documents}")
+
+        storage.do("remove", f"/{places[-1].tensors}", delete, changes=step)
+
+
+def delete_step(storage: StorageDirectory, objects: Generations) -> None:
+    """Delete objects of a step in a bucket, in an order that misleads nobody about what is left.
+
+    Orbax's commit first, without which Orbax ignores the step. ``_CHECKPOINT_METADATA`` after all
+    other tensors: while it is there, nobody else can claim the place, and take a file that is about
+    to be deleted, of the same bytes, for its own. What lies beside it last, without which it would
+    look like a step of plain Orbax. For use inside ``do``.
+    """
+    by_rank = sorted(objects, key=_rank)
+    for _, names in itertools.groupby(by_rank, _rank):
+        storage.delete_objects({name: objects[name] for name in names})
+
+
+def _rank(name: str) -> int:
+    folder, _, below = name.partition("/")
+    if folder == HOST_STATE:
+        return 4
+    return {_COMMITS[0]: 0, _COMMITS[1]: 1, STEP_METADATA: 3}.get(below, 2)
+
+
+def _below(objects: Generations, folder: str) -> Generations:
+    return {n: g for n, g in objects.items() if n.startswith(f"{folder}/")}
+
+
+def remove_tensors(storage: StorageDirectory, name: str, *, unfinished: bool = False) -> None:
+    """Make Orbax ignore the step ``name`` of a file system, then remove its folder.
+
+    For use inside ``do``. ``unfinished``: also the folders of a save that did not end.
+    """
+    if unfinished:
+        for path in storage.path.glob(f"{name}{_UNFINISHED}*"):
+            storage.clear_folder(path.name)
+    hidden = f"{name}{_HIDDEN}"
+    storage.clear_folder(hidden)  # of a removal that did not end
+    if storage.lexists(name):
+        (storage.path / name).rename(storage.path / hidden)
+        storage.clear_folder(hidden)

@@ -1,0 +1,370 @@
+"""The persistent tier: one sharded copy in Orbax's format, with host states and a marker.
+
+``<dir>/<step>/`` is an ordinary Orbax step (item ``default``, StandardSave), written by the
+processes of the primary slice only, or of all slices together. ``<dir>/host_state/<step>/`` has
+one JSON document for each process, checksums of the boxes, and ``marker.json``. A step counts from
+the version of ``<dir>/host_state/log/`` that lists it; FORMAT.md specifies these.
+
+A step without that second directory was written by plain Orbax: it has tensors only.
+
+Besides this module only ``steps``, ``plain_orbax``, ``step_writer``, ``orbax_reader`` and ``item``
+use Orbax for storage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy.typing as npt
+from etils import epath
+
+from emergency_ckpt.core.placement.writers import StorageCompression
+from emergency_ckpt.core.restore.storage_read import StoredArray
+from emergency_ckpt.core.save.snapshot_plan import Buffers
+from emergency_ckpt.core.secret.step_signature import StepSigning
+from emergency_ckpt.core.shard_layout import state_size_bytes
+from emergency_ckpt.core.step_log import Entry
+from emergency_ckpt.errors import CorruptData, LocalTierError, PersistentTierError
+from emergency_ckpt.state.host_state import document_name
+from emergency_ckpt.state.staging import HostShard
+from emergency_ckpt.state.tree import StateTree
+from emergency_ckpt.storage.chunks.file_reader import Sink
+from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.documents import read_checksums, read_host_state
+from emergency_ckpt.storage.marker import (
+    CHECKSUMS_NAME,
+    HOST_STATE,
+    ITEM,
+    MARKER_NAME,
+    NO_SIGNING,
+    StepMarker,
+    build_marker,
+    encode_checksums,
+)
+from emergency_ckpt.storage.meetings import Meet, meet_nobody, new_attempt
+from emergency_ckpt.storage.orbax_reader import (
+    BoxReader,
+    StoredLeaf,
+    describe_item,
+    open_by_name,
+)
+from emergency_ckpt.storage.plain_orbax import describe_plain
+from emergency_ckpt.storage.steps.looks import FoundStep
+from emergency_ckpt.storage.steps.stored import StoredSteps
+from emergency_ckpt.storage.steps.writer import delete_step, remove_tensors
+from emergency_ckpt.types import LeafSpec, SaveId, ShardId
+
+DEFAULT_TIMEOUT_S = 300.0
+_T = TypeVar("_T")
+
+
+class StoredStep(NamedTuple):
+    """The description of a stored step.
+
+    Attributes:
+      item: directory of the Orbax item with the arrays.
+      marker: None for a step that plain Orbax wrote.
+      leaves: the arrays by path, from Orbax's metadata.
+      crcs: CRC32C at capture time of the saved boxes.
+      incarnation: of the save; for a step of plain Orbax see ``core.restore.inventory``.
+      doubt: as in ``PersistentStep``.
+      documents: its folder below ``host_state``.
+    """
+
+    item: str
+    marker: StepMarker | None
+    leaves: dict[str, StoredLeaf]
+    crcs: dict[ShardId, int]
+    incarnation: str
+    doubt: str = ""
+    documents: str = ""
+
+
+class PersistentTier:
+    """Reads and writes one directory. All methods block for storage.
+
+    Only ``write_tensors`` is collective, over its ``writers``. Each call has a deadline:
+    ``deadline_s`` (of ``time.monotonic``), else ``timeout_s`` seconds from the call. Until then
+    errors that may pass are retried. A failure is a PersistentTierError, ``retryable`` when storage
+    was only slow or overloaded, or CorruptData.
+
+    Args:
+      orbax_item: the item with the arrays in steps of plain Orbax; None: see ``describe_plain``.
+      buffer_bytes: maximum number of bytes that a process transfers to or from storage at once.
+      compression: of the arrays that are written; steps of either kind are read.
+      signing: the key for markers, and the rule for unsigned ones.
+
+    Attributes:
+      storage: calls to its directory, with the same deadlines and errors.
+      found: its steps.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        buffer_bytes: int = Buffers.storage_bytes,
+        orbax_item: str | None = None,
+        compression: StorageCompression = "none",
+        signing: StepSigning = NO_SIGNING,
+    ) -> None:
+        self.storage = StorageDirectory(directory, timeout_s)
+        self.found = StoredSteps(self.storage, signing)
+        self._directory = self.storage.path
+        self._buffer_bytes = buffer_bytes
+        self._orbax_item = orbax_item
+        self._compression: StorageCompression = compression
+        self._signing = signing
+        self._written = ""  # the database that this process wrote last, on a file system
+
+    def with_timeout(self, timeout_s: float) -> PersistentTier:
+        """Return the same tier with another timeout for calls without a deadline."""
+        return PersistentTier(
+            self.directory,
+            timeout_s=timeout_s,
+            buffer_bytes=self._buffer_bytes,
+            orbax_item=self._orbax_item,
+            compression=self._compression,
+            signing=self._signing,
+        )
+
+    @property
+    def directory(self) -> str:
+        """Return the path or URL of the tier's directory."""
+        return str(self._directory)
+
+    def create(self, deadline_s: float | None = None) -> None:
+        """Make the directory; for a bucket, only check that it exists."""
+        self.storage.create(deadline_s)
+
+    # Restore
+
+    def describe(self, found: FoundStep, deadline_s: float | None = None) -> StoredStep:
+        """Return the description of a step from metadata only.
+
+        CorruptData when it has a problem.
+        """
+        deadline_s = self.storage.deadline_s(deadline_s)
+        marker, place = found.marker, found.place
+        if found.step.problem:
+            raise CorruptData("describe", f"{self.directory}/{place.tensors}", found.step.problem)
+
+        def describe() -> tuple[epath.Path, dict[str, StoredLeaf]]:
+            folder = self._directory / place.tensors
+            if marker is None:
+                return describe_plain(folder, self._orbax_item)
+            item = folder / ITEM
+            # Orbax does not store zero-size arrays.
+            stored = [x.path for x in marker.leaves if 0 not in x.global_shape]
+            opened = open_by_name(item, stored, deadline_s) if stored else None
+            return item, describe_item(item) if opened is None else opened
+
+        item, leaves = self.storage.do("describe", f"/{place.tensors}", describe, deadline_s)
+        crcs: dict[ShardId, int] = {}
+        if marker is not None:
+            crcs = read_checksums(self.storage, place.documents, marker, deadline_s)
+        return StoredStep(
+            str(item),
+            marker,
+            leaves,
+            crcs,
+            found.step.incarnation,
+            found.step.doubt,
+            place.documents,
+        )
+
+    def find(self, step: int, deadline_s: float | None = None) -> FoundStep:
+        """Return what counts as ``step``, or a step aside of this number.
+
+        PersistentTierError when there is none; CorruptData when it has a problem.
+        """
+        found = self.found.find(step, deadline_s)
+        target = f"{self.directory}/{step}"
+        if found is None:
+            raise PersistentTierError("find", target, "there is no such step")
+        if found.step.problem:
+            raise CorruptData("find", target, found.step.problem)
+        return found
+
+    def read_boxes(
+        self,
+        item: str,
+        arrays: Mapping[str, StoredArray],
+        shards: Sequence[ShardId],
+        *,
+        complete: bool,
+        deadline_s: float,
+    ) -> Iterator[tuple[ShardId, npt.NDArray[Any]]]:
+        """Yield the boxes in the given order, as numpy arrays; see ``BoxReader``."""
+        reader = self._reader(item, arrays, complete=complete, deadline_s=deadline_s)
+        try:
+            yield from reader.read(shards)
+        except CorruptData:
+            raise
+        except Exception as error:  # TensorStore raises ValueError for every storage error
+            raise self.storage.error("read", item.removeprefix(self.directory), error) from error
+
+    def read_into(
+        self,
+        item: str,
+        arrays: Mapping[str, StoredArray],
+        boxes: Sequence[tuple[ShardId, int]],
+        sink: Sink,
+        *,
+        complete: bool,
+        deadline_s: float,
+    ) -> list[int]:
+        """Read each box to its offset in ``sink``; return the CRC32C of the bytes as read.
+
+        The bytes are in C order. ``complete``: as in ``BoxReader``. Errors of ``sink`` pass
+        through.
+        """
+        reader = self._reader(item, arrays, complete=complete, deadline_s=deadline_s)
+        try:
+            return reader.read_into(sink, boxes)
+        except (CorruptData, LocalTierError):
+            raise
+        except Exception as error:  # TensorStore raises ValueError for every storage error
+            raise self.storage.error("read", item.removeprefix(self.directory), error) from error
+
+    def _reader(
+        self, item: str, arrays: Mapping[str, StoredArray], *, complete: bool, deadline_s: float
+    ) -> BoxReader:
+        return BoxReader(
+            item,
+            arrays,
+            complete=complete,
+            buffer_bytes=self._buffer_bytes,
+            deadline_s=deadline_s,
+        )
+
+    def read_document(
+        self,
+        documents: str,
+        owner: int,
+        count: int,
+        digest: str,
+        deadline_s: float | None = None,
+    ) -> bytes:
+        """Return a process's host-state document, checked against the marker's ``digest``.
+
+        ``documents``: the step's folder below ``host_state``.
+        """
+        deadline_s = self.storage.deadline_s(deadline_s)
+        return read_host_state(self.storage, documents, owner, count, digest, deadline_s)
+
+    # Save
+
+    def write_tensors(
+        self,
+        save: SaveId,
+        tree: StateTree,
+        shards: Mapping[ShardId, HostShard],
+        writers: Sequence[int],
+        meet: Meet = meet_nobody,
+        attempt: str = "",
+    ) -> None:
+        """Write the state of ``shards`` as Orbax's step. Collective over ``writers``; blocks.
+
+        The step's place must be empty: see ``DirectoryWriter.make_room``.
+        ``meet``: the function by which the writers wait for each other.
+        ``attempt``: as ``new_attempt`` returns it; several writers must agree on one.
+        """
+        # Imported here: it takes as long as JAX, and a restart from RAM needs none of it.
+        from emergency_ckpt.storage.item.array_writes import ArrayWrites  # noqa: PLC0415
+        from emergency_ckpt.storage.item.page_cache import release_pages  # noqa: PLC0415
+        from emergency_ckpt.storage.item.state import item_state  # noqa: PLC0415
+        from emergency_ckpt.storage.step_writer import StepWriter  # noqa: PLC0415
+
+        deadline_s = self.storage.deadline_s(None)
+        state = item_state(tree, shards, writers)
+        writes = ArrayWrites(
+            attempt=attempt or new_attempt(),
+            creates=jax.process_index() == writers[0],
+            at_once_bytes=self._buffer_bytes,
+            compression=self._compression,
+        )
+
+        def write() -> None:
+            if not self.storage.is_object_store:
+                release_pages(self._written)
+                database = writes.database_of(jax.process_index())
+                self._written = f"{self._directory}/{save.step}/{ITEM}/{database}"
+            try:
+                StepWriter(self._directory, save, state, writers, writes, meet=meet).write()
+                self.storage.forget_listings()
+            finally:
+                if writes.is_cancelled and jax.process_index() == writers[0]:
+                    self._withdraw(save.step)
+
+        try:
+            self.storage.do(
+                "save", f"/{save.step}", write, deadline_s, repeat=False, changes=save.step
+            )
+        except PersistentTierError:
+            # A cancelled write must not reach a step that is saved again.
+            writes.cancel()
+            raise
+
+    def _withdraw(self, step: int) -> None:
+        """Remove tensors that were written after the cancellation of their save.
+
+        Not beside host states, by which ``DirectoryWriter`` finds them. For use inside ``do``.
+        """
+        storage = self.storage
+        # Listed first: who has saved the step since wrote its host states before its tensors.
+        objects = storage.objects_with(f"{step}/") if storage.is_object_store else {}
+        if step in storage.numbers_in(HOST_STATE):
+            return
+        if storage.is_object_store:
+            delete_step(storage, objects)
+        else:
+            remove_tensors(storage, str(step), unfinished=True)
+
+    def write_document(self, step: int, owner: int, count: int, data: bytes) -> None:
+        """Write a process's document. It counts once the marker is written.
+
+        PersistentTierError when another save has written the step meanwhile.
+        """
+        self._put_new(step, document_name(owner, count), data)
+
+    def _put_new(self, step: int, name: str, data: bytes) -> None:
+        # A life that hung and wakes up must not replace what the next one has written there.
+        below = f"{HOST_STATE}/{step}/{name}"
+        self.storage.do(
+            "write", f"/{below}", lambda: self.storage.put_new(below, data), changes=step
+        )
+
+    def finish(
+        self,
+        save: SaveId,
+        documents: Mapping[int, tuple[str, bool]],
+        leaves: Sequence[LeafSpec],
+        crcs: Mapping[ShardId, int],
+        metrics: Mapping[str, Any] | None = None,
+    ) -> Entry:
+        """Write the checksums, then the marker; return the entry that makes the step count.
+
+        PersistentTierError when another save has written the step meanwhile.
+        ``documents``: (SHA-256 in hex, is empty) of every process's host state, by process index.
+        """
+        tensors = self.found.looks.tensors_id(save)
+        checksums = encode_checksums(leaves, crcs)
+        self._put_new(save.step, CHECKSUMS_NAME, checksums)
+        marker = build_marker(save, documents, leaves, checksums, tensors, self._signing)
+        self._put_new(save.step, MARKER_NAME, marker)
+        return Entry(
+            step=save.step,
+            incarnation=save.incarnation,
+            marker=hashlib.sha256(marker).hexdigest(),
+            processes=len(documents),
+            stateful=not all(is_empty for _, is_empty in documents.values()),
+            size_bytes=state_size_bytes(leaves),
+            saved_s=time.time(),
+            metrics=None if metrics is None else dict(metrics),
+        )

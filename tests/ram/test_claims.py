@@ -1,0 +1,259 @@
+"""Who owns which directory: real processes hold the locks, and die."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from other_processes import other_process
+from tiers_support import (
+    RUN_ID,
+    W_SHARD,
+    assert_whole,
+    complete_save,
+    document,
+    held_steps,
+    open_tier,
+    save_id,
+    shard_bytes,
+    write_save,
+)
+
+from emergency_ckpt.errors import LocalTierError
+from emergency_ckpt.ram import locks as claims
+from emergency_ckpt.ram.other_runs import left_runs, remove_run
+
+
+def names(ramdisk: Path, run_id: str = RUN_ID) -> list[str]:
+    return sorted(path.name for path in (ramdisk / run_id).iterdir())
+
+
+def test_live_owner_keeps_its_directory(ramdisk: Path) -> None:
+    with other_process(ramdisk, "hold", RUN_ID) as lines:
+        assert lines[0] == "process_00000"
+        tier = open_tier(ramdisk)
+        assert tier.path.name == "process_00000.1"
+        tier.adopt_orphans()
+        tier.release_orphans()
+        assert names(ramdisk) == ["process_00000", "process_00000.1"]
+        tier.close()
+    again = open_tier(ramdisk)  # its owner is dead, its lock with it
+    assert again.path.name == "process_00000"
+    again.close()
+
+
+def test_permuted_processes_find_a_directory_each(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk, process_index=2)
+    digest = complete_save(tier, 1)
+    tier.close()
+    other = open_tier(ramdisk, process_index=5)
+    assert other.path.name == "process_00002"
+    assert_whole(other, digest, 1)
+    third = open_tier(ramdisk, process_index=2)
+    assert third.path.name == "process_00002.1"
+    other.close()
+    third.close()
+
+
+def test_processes_that_start_together_get_a_directory_each(ramdisk: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        started: list[list[str]] = []
+
+        def start(index: int) -> None:
+            running = other_process(ramdisk, "claim", str(index))
+            started.append(stack.enter_context(running))
+
+        threads = [threading.Thread(target=start, args=(index,)) for index in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        claimed = [lines[0] for lines in started]
+    assert len(claimed) == 3
+    assert len(set(claimed)) == 3
+
+
+def test_nothing_but_our_own_names_is_ever_deleted(ramdisk: Path) -> None:
+    dead = open_tier(ramdisk, run_id="dead")
+    path = dead.path
+    dead.close()
+    (path / "notes.txt").write_text("keep me")
+    (path / "host_state" / "mine").mkdir()
+    (path / "host_state" / "mine" / "data").write_text("keep me too")
+    outside = ramdisk / "precious"
+    outside.mkdir()
+    (outside / "slot_0.bin").write_text("not ours")
+    unlocked = ramdisk / "other" / "process_00000"
+    unlocked.mkdir(parents=True)
+    (unlocked / "slot_0.bin").write_text("never claimed")
+    (path / "slot_5.bin").symlink_to(outside / "slot_0.bin")
+    (ramdisk / "linked").symlink_to(outside)
+    for run in left_runs(ramdisk):
+        remove_run(run)
+    assert (path / "notes.txt").read_text() == "keep me"
+    assert (path / "host_state" / "mine" / "data").read_text() == "keep me too"
+    assert (outside / "slot_0.bin").read_text() == "not ours"
+    assert (unlocked / "slot_0.bin").read_text() == "never claimed"
+    assert not (path / "slot_5.bin").is_symlink()
+
+
+def test_orphans_are_offered_until_they_are_released(ramdisk: Path) -> None:
+    gone = [open_tier(ramdisk, process_index=index) for index in (0, 1)]
+    digests = [write_save(tier, step) for tier, step in zip(gone, (1, 2), strict=True)]
+    gone[1].publish_host_state(save_id(2), 1, 4, b_document())
+    for tier in gone:
+        tier.close()
+    tier = open_tier(ramdisk, process_index=0)
+    assert held_steps(tier) == [1]
+    tier.adopt_orphans()
+    tier.adopt_orphans()
+    assert held_steps(tier) == [1, 2]
+    assert [held.owner for held in tier.held()[1]] == [1]
+    assert tier.host_state_bytes(save_id(2), 1, 4) == b_document()
+    assert_whole(tier, digests[1], 2)
+    view = tier.lend(digests[1], W_SHARD)
+    tier.release_orphans()
+    assert held_steps(tier) == [1]
+    assert names(ramdisk) == ["process_00000"]
+    assert view.tobytes() == shard_bytes(2)[W_SHARD]
+    tier.close()
+
+
+def b_document() -> bytes:
+    return document(2, owner=1)
+
+
+def test_orphans_newer_than_the_restored_save_are_invalidated(ramdisk: Path) -> None:
+    gone = open_tier(ramdisk, process_index=1)
+    complete_save(gone, 40)
+    mine = open_tier(ramdisk, process_index=0)
+    write_save(mine, 35)
+    gone.close()
+    mine.adopt_orphans()
+    assert held_steps(mine) == [35, 40]
+    mine.invalidate_newer(save_id(35))
+    assert held_steps(mine) == [35]
+    assert mine.held()[2] == save_id(35)
+    mine.close()
+    again = open_tier(ramdisk, process_index=1)
+    assert held_steps(again) == []
+    again.close()
+
+
+def test_orphan_that_is_served_stays_when_released(ramdisk: Path) -> None:
+    open_tier(ramdisk, process_index=1).close()
+    mine = open_tier(ramdisk, process_index=9)
+    second = open_tier(ramdisk, process_index=0)
+    mine.close()
+    second.adopt_orphans()
+    with other_process(ramdisk, "serve", RUN_ID):
+        second.release_orphans()
+        assert len(names(ramdisk)) == 2
+    second.close()
+
+
+def test_claim_on_directory_deleted_meanwhile_does_not_count(ramdisk: Path) -> None:
+    """Claimers and deleters race; a claim that was given is always of what is at the path."""
+    stop = threading.Event()
+    problems: list[str] = []
+    claimed: list[int] = []
+
+    def claim_and_check(index: int) -> None:
+        try:
+            claim = claims.claim_directory(ramdisk, "contested", index)
+        except LocalTierError as error:
+            # With this many deleters all attempts may be lost; then it says so.
+            if "races" not in str(error):
+                problems.append(str(error))
+            return
+        if isinstance(claim, claims.Holder):
+            return  # a deleter is at work in it: a start would look again
+        here = os.stat(claim.path)
+        if not os.path.samestat(here, os.fstat(claim.dir_fd)):
+            problems.append("claimed a directory that is not at its path")
+        if not (claim.path / claims.OWNER_LOCK).exists():
+            problems.append("claimed without a lock file")
+        claim.release()
+
+    def delete() -> None:
+        claimed.append(sum(remove_run(run) for run in left_runs(ramdisk, RUN_ID)))
+
+    def go_on(work: Callable[..., None], *args: int) -> None:
+        try:
+            while not stop.is_set():
+                work(*args)
+        except BaseException as error:  # noqa: BLE001 - shown by the main thread
+            problems.append(repr(error))
+
+    works = [(claim_and_check, 0), (claim_and_check, 1), (delete,), (delete,)]
+    threads = [threading.Thread(target=go_on, args=work) for work in works]
+    for thread in threads:
+        thread.start()
+    stop.wait(2)
+    deadline_s = time.monotonic() + 60
+    while not sum(claimed) and not problems and time.monotonic() < deadline_s:
+        stop.wait(0.1)  # on a busy machine a deleter may come late
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert problems == []
+    assert sum(claimed) > 0
+
+
+def test_directory_deleted_while_it_is_locked_is_not_claimed(
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The race above, for certain: the lock that is got is on a file that nobody finds any more."""
+    before = claims.claim_directory(ramdisk, "contested", 0)
+    assert isinstance(before, claims.Claim)
+    before.release()
+    lock = fcntl.flock
+
+    def lock_what_is_gone(fd: int, kind: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        shutil.rmtree(before.path)
+        lock(fd, kind)
+
+    monkeypatch.setattr(fcntl, "flock", lock_what_is_gone)
+    assert claims.claim_existing(before.path, "another") is None
+    assert not before.path.exists()
+
+
+def test_link_in_place_of_a_process_directory_is_not_followed(ramdisk: Path) -> None:
+    elsewhere = ramdisk / "elsewhere"
+    elsewhere.mkdir()
+    (ramdisk / RUN_ID).mkdir(mode=0o700)
+    (ramdisk / RUN_ID / "process_00000").symlink_to(elsewhere)
+    tier = open_tier(ramdisk)
+    assert tier.path.name == "process_00000.1"
+    assert list(elsewhere.iterdir()) == []
+    tier.close()
+
+
+def test_link_in_place_of_the_run_is_an_error(ramdisk: Path) -> None:
+    (ramdisk / "elsewhere").mkdir()
+    (ramdisk / RUN_ID).symlink_to(ramdisk / "elsewhere")
+    with pytest.raises(LocalTierError, match="a link"):
+        open_tier(ramdisk)
+
+
+def test_locked_directory_of_another_name_cannot_be_taken_twice(ramdisk: Path) -> None:
+    first = open_tier(ramdisk)
+    assert isinstance(claims.claim_existing(first.path, "another"), claims.Holder)
+    first.close()
+    claim = claims.claim_existing(first.path, "another")
+    assert isinstance(claim, claims.Claim)
+    claim.release()
+    claim.release()
+
+
+def test_read_only_ramdisk_is_an_error(ramdisk: Path) -> None:
+    with pytest.raises(LocalTierError, match="writable directory"):
+        open_tier(Path("/proc/sys/kernel"))

@@ -1,0 +1,140 @@
+"""FORMAT.md, the golden files and the code say the same."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+import re
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+from golden_example import (
+    ARRAYS,
+    LAYOUT,
+    SAVE,
+    contents,
+    host_state_document,
+    ledger,
+    log_version,
+    signer,
+    slot_bytes,
+    writer,
+)
+from places import GOLDEN
+
+import emergency_ckpt
+from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
+from emergency_ckpt.ram.manifest import decode_manifest, encode_contents, wrap_contents
+from emergency_ckpt.ram.process_files import LEDGER_FILE
+from emergency_ckpt.ram.signatures import open_signed
+from emergency_ckpt.state import host_state
+from emergency_ckpt.state.dtypes import dtype_named
+from emergency_ckpt.storage.log import decode_version, encode_version
+from emergency_ckpt.storage.marker import NO_SIGNING
+
+MANIFEST = (GOLDEN / "manifest_v1.json").read_bytes()
+SLOT = (GOLDEN / "slot_v1.bin").read_bytes()
+DOCUMENT = (GOLDEN / "process_00003_of_00008_v1.json").read_bytes()
+SIGNED = (GOLDEN / "slot_0.manifest_v2.json").read_bytes()
+SIGNED_LEDGER = (GOLDEN / "ledger_v2.json").read_bytes()
+SIGNED_NAMES = {SIGNED: "slot_0.manifest.json", SIGNED_LEDGER: "ledger.json"}
+
+
+def specification() -> str:
+    return (Path(emergency_ckpt.__file__).parent / "FORMAT.md").read_text("utf-8")
+
+
+def test_code_writes_the_golden_bytes() -> None:
+    assert wrap_contents(encode_contents(contents()), writer()) == MANIFEST
+    assert slot_bytes() == SLOT
+    assert host_state_document() == DOCUMENT
+
+
+def test_code_reads_the_golden_bytes() -> None:
+    manifest, encoded = decode_manifest(MANIFEST)
+    assert manifest.contents == contents()
+    assert manifest.writer == writer()
+    assert encoded == encode_contents(contents())
+    document = host_state.decode(DOCUMENT)
+    assert (document.save, document.owner, document.count) == (SAVE, 3, 8)
+    value = host_state.value_of(document.payload)
+    assert value["iterator"] == {"position": 160, "seen": b"\x00\xff", "window": (1, 2.5)}
+    assert value["best"] == -math.inf
+    assert value["seed"] == 1 << 70
+    assert value[1] == "a key that is not a string"
+    assert value["table"].dtype == np.uint16
+    assert value["table"].tolist() == [1, 2]
+
+
+def test_reader_with_nothing_but_the_specification_reads_it() -> None:
+    """By json, hashlib and another CRC32C only."""
+    file = json.loads(MANIFEST)
+    assert file["format"] == 1
+
+    def canonical(value: object) -> bytes:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return text.encode()
+
+    assert hashlib.sha256(canonical(file["manifest"])).hexdigest() == file["digest"]
+    body = file["manifest"]
+    assert hashlib.sha256(canonical(body["contents"])).hexdigest() == body["contents_digest"]
+    for shard, placed in zip(body["contents"]["shards"], LAYOUT.shards, strict=True):
+        data = SLOT[shard["offset"] : shard["offset"] + shard["nbytes"]]
+        assert google_crc32c.value(data) == shard["crc32c"]
+        assert data == ARRAYS[placed.shard].tobytes()
+
+
+def test_code_signs_and_reads_the_golden_bytes() -> None:
+    assert signer().sign("slot_0.manifest.json", MANIFEST) == SIGNED
+    assert open_signed("slot_0.manifest.json", SIGNED, signer()) == (MANIFEST, "")
+    assert signer().sign("ledger.json", LEDGER_FILE.encode(ledger())) == SIGNED_LEDGER
+    file, _ = open_signed("ledger.json", SIGNED_LEDGER, signer())
+    assert LEDGER_FILE.decode(file, "ledger.json") == ledger()
+
+
+def test_signature_is_made_with_hkdf_and_hmac_alone() -> None:
+    """By json, hashlib and hmac only."""
+    fields = (b"emergency_ckpt key", b"ramdisk", b"demo")
+    info = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+    extracted = hmac.digest(bytes(32), b"an example: never use this one..", "sha256")
+    key = hmac.digest(extracted, info + b"\x01", "sha256")
+    for data, name in SIGNED_NAMES.items():
+        file = json.loads(data)
+        raw = data[len(b'{"file":') : data.rindex(b',"format":1,"key":')]
+        assert json.loads(raw) == file["file"]
+        assert file["format"] == 1
+        assert file["key"] == hmac.digest(key, b"key id", "sha256")[:8].hex()
+        assert file["mac"] == hmac.digest(key, name.encode() + b"\0" + raw, "sha256").hex()
+
+
+def test_worked_example_is_the_golden_one() -> None:
+    blocks = re.findall(r"```(json|hexdump)\n(.*?)\n```", specification(), re.DOTALL)
+    dumps = [text for kind, text in blocks if kind == "hexdump"]
+    documents = [text.encode() for kind, text in blocks if kind == "json"]
+    assert [bytes.fromhex("".join(line[6:] for line in dumps[0].splitlines()))] == [SLOT]
+    assert documents == [MANIFEST, DOCUMENT, SIGNED_LEDGER]
+
+
+def test_specification_shows_the_version_that_is_written() -> None:
+    (example,) = re.findall(r"```json version\n(.*?)\n```", specification(), re.DOTALL)
+    assert encode_version(log_version(), NO_SIGNING) == example.encode()
+    version, _, _ = decode_version(example.encode(), 14, "version", NO_SIGNING)
+    assert version == log_version()
+
+
+def test_specification_is_at_most_300_lines() -> None:
+    assert len(specification().splitlines()) <= 300
+
+
+def test_specification_lists_the_dtypes() -> None:
+    rows = re.findall(r"^\| (\d+) \| (`.*) \|$", specification(), re.MULTILINE)
+    listed = {name: int(size) for size, row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert listed == dict(DTYPE_ITEM_BYTES)
+
+
+def test_sizes_of_dtypes_are_those_of_numpy() -> None:
+    for name, size in DTYPE_ITEM_BYTES.items():
+        assert dtype_named(name).itemsize == size, name

@@ -1,0 +1,345 @@
+"""Whatever lies in a process directory: opening it never raises, and nothing leads out of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiers_support import (
+    HOST_STATE_LIMIT_BYTES,
+    LAYOUT,
+    assert_whole,
+    complete_save,
+    document,
+    files_of,
+    held_steps,
+    open_tier,
+    save_id,
+    write_save,
+)
+
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_HOST_STATE_SAVES
+from emergency_ckpt.core.shard_layout import lay_out
+from emergency_ckpt.errors import CorruptData, HostStateError, LocalTierError, RamdiskFull
+from emergency_ckpt.ram.manifest import build_contents
+from emergency_ckpt.ram.tier import LocalTier
+
+MANIFEST, SLOT = "slot_0.manifest.json", "slot_0.bin"
+
+
+def truncate_manifest(path: Path) -> None:
+    os.truncate(path / MANIFEST, 100)
+
+
+def empty_manifest(path: Path) -> None:
+    (path / MANIFEST).write_bytes(b"")
+
+
+def flip_in_manifest(path: Path) -> None:
+    data = bytearray((path / MANIFEST).read_bytes())
+    data[len(data) // 2] ^= 4
+    (path / MANIFEST).write_bytes(data)
+
+
+def huge_manifest(path: Path) -> None:
+    (path / MANIFEST).unlink()
+    with open(path / MANIFEST, "wb") as file:
+        file.truncate((64 << 20) + 1)
+
+
+def manifest_of_another_run(path: Path) -> None:
+    other = open_tier(path.parent.parent / "elsewhere", run_id="another")
+    save = save_id(1, run_id="another")
+    writer = other.begin_write(save, 0)
+    writer.stage(build_contents(save, [], lay_out([], []), []))
+    writer.publish()
+    shutil.copy(other.path / MANIFEST, path / MANIFEST)
+    other.close()
+
+
+def manifest_as_link(path: Path) -> None:
+    outside = path.parent.parent / "outside.json"
+    shutil.move(path / MANIFEST, outside)
+    (path / MANIFEST).symlink_to(outside)
+
+
+def manifest_as_pipe(path: Path) -> None:
+    (path / MANIFEST).unlink()
+    os.mkfifo(path / MANIFEST)
+
+
+def manifest_as_directory(path: Path) -> None:
+    (path / MANIFEST).unlink()
+    (path / MANIFEST).mkdir()
+
+
+def slot_gone(path: Path) -> None:
+    (path / SLOT).unlink()
+
+
+def slot_truncated(path: Path) -> None:
+    os.truncate(path / SLOT, 4096)
+
+
+def slot_empty(path: Path) -> None:
+    os.truncate(path / SLOT, 0)
+
+
+def slot_as_link(path: Path) -> None:
+    outside = path.parent.parent / "outside.bin"
+    shutil.move(path / SLOT, outside)
+    (path / SLOT).symlink_to(outside)
+
+
+def slot_as_pipe(path: Path) -> None:
+    (path / SLOT).unlink()
+    os.mkfifo(path / SLOT)
+
+
+def slot_as_directory(path: Path) -> None:
+    (path / SLOT).unlink()
+    (path / SLOT).mkdir()
+
+
+def slot_with_a_hole_larger_than_the_ramdisk(path: Path) -> None:
+    status = os.statvfs(path)
+    os.truncate(path / SLOT, status.f_blocks * status.f_frsize * 2)
+
+
+DAMAGE: list[Callable[[Path], None]] = [
+    truncate_manifest,
+    empty_manifest,
+    flip_in_manifest,
+    huge_manifest,
+    manifest_of_another_run,
+    manifest_as_link,
+    manifest_as_pipe,
+    manifest_as_directory,
+    slot_gone,
+    slot_truncated,
+    slot_empty,
+    slot_as_link,
+    slot_as_pipe,
+    slot_as_directory,
+    slot_with_a_hole_larger_than_the_ramdisk,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
+def test_damage_is_quarantined_and_the_other_save_stays(
+    ramdisk: Path, damage: Callable[[Path], None]
+) -> None:
+    tier = open_tier(ramdisk)
+    tier.reserve(LAYOUT.size_bytes)
+    write_save(tier, 1)
+    digest = write_save(tier, 2)
+    tier.close()
+    damage(tier.path)
+
+    again = open_tier(ramdisk)
+    assert held_steps(again) == [2]
+    assert len(again.quarantined) == 1
+    assert len(list((again.path / "quarantine").iterdir())) == 1
+    assert_whole(again, digest, 2)
+    again.protect([save_id(2)])
+    again.reserve(LAYOUT.size_bytes)
+    newest = write_save(again, 3)
+    assert_whole(again, newest, 3)
+    again.close()
+    third = open_tier(ramdisk)
+    assert held_steps(third) == [2, 3]
+    third.close()
+    for outside in ramdisk.glob("outside.*"):
+        assert outside.stat().st_size > 0
+
+
+def test_flipped_bit_in_the_slot_shows_at_verify(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    digest = write_save(tier, 1)
+    tier.close()
+    with open(tier.path / SLOT, "r+b") as file:
+        file.seek(LAYOUT.shards[4].offset)
+        byte = file.read(1)[0]
+        file.seek(LAYOUT.shards[4].offset)
+        file.write(bytes([byte ^ 1]))
+    again = open_tier(ramdisk)
+    assert held_steps(again) == [1]
+    assert [shard for shard, _ in again.verify(digest, range(6))] == [4]
+    again.close()
+
+
+@pytest.mark.parametrize("name", ["ledger.json", "owner.lock"])
+def test_damaged_small_files(ramdisk: Path, name: str) -> None:
+    tier = open_tier(ramdisk)
+    complete_save(tier, 1)
+    tier.close()
+    (tier.path / name).write_bytes(b"\x00garbage")
+    again = open_tier(ramdisk)
+    assert held_steps(again) == [1]
+    expected = None if name == "ledger.json" else save_id(1)
+    assert again.held()[2] == expected
+    again.close()
+
+
+def test_leftover_temporaries_are_removed(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    tier.publish_host_state(save_id(1), 0, 4, document(1))
+    tier.close()
+    places = [tier.path, tier.path / "quarantine", *(tier.path / "host_state").iterdir()]
+    for place in places:
+        (place / ".tmp-123-0-slot_0.manifest.json").write_bytes(b"half")
+    again = open_tier(ramdisk)
+    assert not list(tier.path.rglob(".tmp-*"))
+    assert again.quarantined == ()
+    again.close()
+
+
+def test_random_bytes_anywhere_never_stop_an_open(ramdisk: Path) -> None:
+    for seed in range(40):
+        rng = random.Random(seed)
+        tier = open_tier(ramdisk)
+        tier.protect([])
+        step = 1 + seed
+        complete_save(tier, step)
+        tier.publish_host_state(save_id(step), 0, 4, document(step))
+        tier.close()
+        small = [
+            path
+            for path in sorted(tier.path.rglob("*"))
+            if path.suffix == ".json" and path.parent.name != "quarantine"
+        ]
+        victim = rng.choice(small)
+        data = bytearray(victim.read_bytes())
+        for _ in range(rng.randint(1, 4)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        victim.write_bytes(bytes(data[: rng.randint(1, len(data))]))
+    tier = open_tier(ramdisk)
+    tier.held()
+    tier.close()
+
+
+def test_host_states_of_another_name_are_not_believed(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    tier.publish_host_state(save_id(1), 0, 4, document(1))
+    tier.publish_host_state(save_id(1), 1, 4, document(1, 1))
+    tier.publish_host_state(save_id(2), 0, 4, document(2))
+    tier.close()
+    saves = tier.path / "host_state"
+    first = saves / "000000000001-first-1"
+    shutil.copy(first / "process_00000_of_00004.json", first / "process_00002_of_00004.json")
+    shutil.copy(
+        first / "process_00001_of_00004.json",
+        saves / "000000000001-first-2" / "process_00001_of_00004.json",
+    )
+    (saves / "file").write_text("x")
+    (first / "process_00003_of_00004.json").symlink_to(first / "process_00000_of_00004.json")
+    again = open_tier(ramdisk)
+    assert [(held.save.step, held.owner) for held in again.held()[1]] == [(1, 0), (1, 1), (2, 0)]
+    assert len(again.quarantined) == 4
+    again.close()
+
+
+def test_pushes_are_checked(tier: LocalTier) -> None:
+    good = document(1, 2)
+    tier.publish_host_state(save_id(1), 2, 4, good)
+    tier.publish_host_state(save_id(1), 2, 4, good)
+    assert tier.host_state_bytes(save_id(1), 2, 4) == good
+    assert tier.host_state_bytes(save_id(1), 2, 5) is None
+    with pytest.raises(CorruptData, match="another process"):
+        tier.publish_host_state(save_id(1), 3, 4, good)
+    with pytest.raises(CorruptData, match="another process"):
+        tier.publish_host_state(save_id(2), 2, 4, good)
+    with pytest.raises(CorruptData):
+        tier.publish_host_state(save_id(1), 2, 4, b"{}")
+    with pytest.raises(HostStateError, match="published already"):
+        tier.publish_host_state(save_id(1), 2, 4, document(1, 2, value=18))
+    with pytest.raises(CorruptData, match="too long"):
+        tier.publish_host_state(save_id(1), 2, 4, bytes(MAX_HOST_STATE_BYTES + 1))
+    foreign = json.loads(good)
+    foreign["save"]["run_id"] = "another"
+    data = json.dumps(foreign, separators=(",", ":")).encode()
+    with pytest.raises(HostStateError, match="another run"):
+        tier.publish_host_state(save_id(1, run_id="another"), 2, 4, data)
+    assert [held.owner for held in tier.held()[1]] == [2]
+
+
+def test_damaged_host_state_is_mended_by_publishing_it_again(tier: LocalTier) -> None:
+    good = document(1)
+    tier.publish_host_state(save_id(1), 0, 4, good)
+    path = tier.path / "host_state" / "000000000001-first-1" / "process_00000_of_00004.json"
+    path.write_bytes(b"damaged")
+    assert tier.host_state_bytes(save_id(1), 0, 4) == b"damaged"
+    tier.publish_host_state(save_id(1), 0, 4, good)
+    assert path.read_bytes() == good
+    path.unlink()
+    assert tier.host_state_bytes(save_id(1), 0, 4) is None
+
+
+def test_folder_in_place_of_a_host_state_is_moved_aside(tier: LocalTier) -> None:
+    path = tier.path / "host_state" / "000000000001-first-1" / "process_00000_of_00004.json"
+    path.parent.mkdir(mode=0o700)
+    path.mkdir()
+    (path / "theirs").write_text("kept")
+    good = document(1)
+    tier.publish_host_state(save_id(1), 0, 4, good)
+    assert tier.host_state_bytes(save_id(1), 0, 4) == good
+    (aside,) = path.parent.glob("folder-*")
+    assert (aside / "theirs").read_text() == "kept"
+
+
+def test_buddies_cannot_fill_the_ramdisk(tier: LocalTier) -> None:
+    """Too many saves, or too many bytes: the oldest go, the complete one stays."""
+    tier.note_complete(save_id(1))
+    tier.publish_host_state(save_id(1), 0, 4, document(1))
+    newest = 52 + MAX_HOST_STATE_SAVES
+    for step in range(2, newest):
+        tier.publish_host_state(save_id(step), 1, 4, document(step, 1))
+    steps = [held.save.step for held in tier.held()[1]]
+    assert steps == [1, *range(53, newest)]
+    with pytest.raises(RamdiskFull, match="newer ones"):
+        tier.publish_host_state(save_id(2), 1, 4, document(2, 1))
+
+    big = b"x" * (HOST_STATE_LIMIT_BYTES // 2)
+    for step in range(newest, newest + 60):
+        tier.publish_host_state(save_id(step), step % 4, 4, document(step, step % 4, value=big))
+    for owner in range(4):
+        tier.publish_host_state(save_id(500), owner, 4, document(500, owner, value=big))
+    total = sum(path.stat().st_size for path in (tier.path / "host_state").rglob("*.json"))
+    assert total <= 16 * HOST_STATE_LIMIT_BYTES
+    assert tier.held()[1][0].save.step == 1
+    assert len(list((tier.path / "host_state").iterdir())) <= MAX_HOST_STATE_SAVES
+
+
+def test_modes_of_new_files_do_not_depend_on_the_umask(ramdisk: Path) -> None:
+    before = os.umask(0)
+    try:
+        tier = open_tier(ramdisk / "new")
+        write_save(tier, 1)
+        tier.close()
+    finally:
+        os.umask(before)
+    for path in (ramdisk / "new").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def test_tier_that_was_closed_writes_nothing(tier: LocalTier) -> None:
+    tier.note_complete(save_id(3))
+    tier.close()
+    before = files_of(tier)
+    with pytest.raises(LocalTierError):
+        tier.publish_host_state(save_id(1), 0, 4, document(1))
+    with pytest.raises(LocalTierError):
+        write_save(tier, 1)
+    with pytest.raises(LocalTierError):
+        tier.reserve(1)
+    with pytest.raises(LocalTierError):
+        tier.note_complete(save_id(1))
+    tier.invalidate_newer(save_id(0))
+    assert tier.held() == ((), (), None)
+    assert files_of(tier) == before

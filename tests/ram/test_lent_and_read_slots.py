@@ -1,0 +1,327 @@
+"""Slots that are lent, read, verified or quarantined while saves go on."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from tiers_support import (
+    LAYOUT,
+    LEAVES,
+    SHARDS,
+    W_SHARD,
+    assert_whole,
+    complete_save,
+    fill,
+    held_steps,
+    open_tier,
+    save_id,
+    shard_bytes,
+    slot_files,
+    write_save,
+)
+
+from emergency_ckpt.core.shard_layout import lay_out
+from emergency_ckpt.errors import (
+    NotHeld,
+    SlotBusy,
+)
+from emergency_ckpt.ram.manifest import build_contents
+from emergency_ckpt.ram.tier import LocalTier
+
+
+def test_lent_slot_is_not_written_and_a_third_takes_its_place(tier: LocalTier) -> None:
+    tier.reserve(LAYOUT.size_bytes)
+    lent_digest = complete_save(tier, 1)
+    view = tier.lend(lent_digest, W_SHARD)
+    part = view.reshape(-1)[16:]  # made from it: lent as long as this lives
+    del view
+    complete_save(tier, 2)
+    for step in range(3, 7):
+        complete_save(tier, step)
+    assert len(slot_files(tier)) == 3
+    assert 1 in held_steps(tier)
+    assert part.tobytes() == shard_bytes(1)[W_SHARD][16:]
+    del part
+    gc.collect()
+    complete_save(tier, 7)
+    assert len(slot_files(tier)) == 2
+    assert held_steps(tier) == [6, 7]
+
+
+def test_slot_is_lent_until_the_last_of_many_views_is_gone(tier: LocalTier) -> None:
+    digest = complete_save(tier, 1)
+    contents = tier.contents(digest)
+    assert contents is not None
+    views = [tier.lend(digest, shard) for shard in range(len(contents.shards))]
+    assert [view.tobytes() for view in views] == shard_bytes(1)
+    assert not any(view.flags.writeable for view in views)
+    assert all(view.ctypes.data % 64 == 0 for view in views if view.nbytes)
+    part = views[W_SHARD][8:]
+    del views
+    gc.collect()
+    for step in range(2, 5):
+        complete_save(tier, step)
+    assert 1 in held_steps(tier)
+    assert part.tobytes() == shard_bytes(1)[W_SHARD][8:]
+    del part
+    gc.collect()
+    # All were returned; it can be lent anew, and is then lent again.
+    again = tier.lend(digest, W_SHARD)
+    complete_save(tier, 5)
+    complete_save(tier, 6)
+    assert again.tobytes() == shard_bytes(1)[W_SHARD]
+    with pytest.raises(NotHeld):
+        tier.lend(digest, len(contents.shards))
+
+
+def test_jax_arrays_on_lent_memory_keep_values_and_return_it(tier: LocalTier) -> None:
+    digest = complete_save(tier, 1)
+    array = jax.device_put(tier.lend(digest, W_SHARD).view(np.float32).reshape(32, 32))
+    expected = shard_bytes(1)[W_SHARD]
+    for step in range(2, 6):
+        complete_save(tier, step)
+    assert np.asarray(array).tobytes() == expected
+    doubled = jax.jit(lambda x: x.view(np.int32) ^ 1, donate_argnums=0)(array)
+    doubled.block_until_ready()
+    del array
+    # The runtime lets go of its buffers in threads of its own.
+    deadline_s = time.monotonic() + 60
+    step = 5
+    while len(slot_files(tier)) > 2:
+        assert time.monotonic() < deadline_s
+        step += 1
+        complete_save(tier, step)
+        time.sleep(0.01)
+    assert max(held_steps(tier)) == step
+
+
+def test_lent_memory_is_safe_after_close_too(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    digest = complete_save(tier, 1)
+    view = tier.lend(digest, W_SHARD)
+    tier.close()
+    again = open_tier(ramdisk)
+    assert again.path == tier.path
+    assert held_steps(again) == [1]
+    again.protect([])
+    for step in range(2, 6):
+        complete_save(again, step)
+    assert view.tobytes() == shard_bytes(1)[W_SHARD]
+    again.close()
+
+
+def test_views_may_die_in_any_collection_of_any_thread(tier: LocalTier) -> None:
+    """Views in reference cycles end in whatever thread collects, with whatever lock it holds."""
+    tier.reserve(LAYOUT.size_bytes)
+    digest = complete_save(tier, 1)
+    done = threading.Event()
+
+    def lend() -> None:
+        while not done.is_set():
+            cycle: list[object] = [tier.lend(digest, W_SHARD)]
+            cycle.append(cycle)
+
+    threshold = gc.get_threshold()
+    gc.set_threshold(5)
+    threads = [threading.Thread(target=lend, daemon=True) for _ in range(3)]
+    try:
+        for thread in threads:
+            thread.start()
+        for step in range(2, 100):
+            write_save(tier, step)  # step 1 stays the complete one
+            tier.held()
+        done.set()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+    finally:
+        done.set()
+        gc.set_threshold(*threshold)
+    gc.collect()
+    complete_save(tier, 100)
+    complete_save(tier, 101)
+    assert len(slot_files(tier)) == 2
+
+
+def test_slot_that_a_peer_reads_is_not_reused(tier: LocalTier) -> None:
+    first = write_save(tier, 1)
+    second = write_save(tier, 2)
+    tier.protect([save_id(2)])
+    with tier.mapping_for(first) as (mapping, contents):
+        with pytest.raises(SlotBusy, match="being written or read"):
+            tier.begin_write(save_id(3), LAYOUT.size_bytes)
+        entry = contents.shards[W_SHARD]
+        assert mapping.view(entry.offset, entry.nbytes, None).tobytes() == shard_bytes(1)[W_SHARD]
+    write_save(tier, 3)
+    with pytest.raises(NotHeld), tier.mapping_for(first):
+        pass
+    assert tier.contents(first) is None
+    assert tier.contents_bytes(first) is None
+    assert_whole(tier, second, 2)
+
+
+def test_verify_names_the_shards_that_changed(ramdisk: Path, tier: LocalTier) -> None:
+    digest = write_save(tier, 1)
+    contents = tier.contents(digest)
+    assert contents is not None
+    with open(tier.path / "slot_0.bin", "r+b") as file:
+        file.seek(contents.shards[5].offset + 7)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 0x10]))
+    bad = tier.verify(digest, range(6))
+    assert [shard for shard, _ in bad] == [5]
+    assert bad[0][1] != contents.shards[5].crc32c
+    tier.quarantine(digest, 5, "CRC32C differs")
+    assert tier.quarantined_shards(digest) == {5}
+    with pytest.raises(NotHeld, match="quarantined"):
+        tier.lend(digest, 5)
+    assert tier.lend(digest, W_SHARD).tobytes() == shard_bytes(1)[W_SHARD]
+    assert held_steps(tier) == [1]
+    tier.quarantine(digest, None, "no more")
+    assert held_steps(tier) == []
+    assert len(list((tier.path / "quarantine").iterdir())) == 2
+    with pytest.raises(NotHeld, match="no such shard"):
+        tier.verify(write_save(tier, 2), [6])
+
+
+def test_quarantine_records_are_bounded(tier: LocalTier) -> None:
+    for number in range(150):
+        tier.quarantine(f"{number:064x}", None, "x" * 5000)
+    records = list((tier.path / "quarantine").iterdir())
+    assert len(records) == 64
+    assert max(path.stat().st_size for path in records) < 2000
+
+
+def test_slot_written_anew_has_no_damage_of_its_former_save(tier: LocalTier) -> None:
+    old = write_save(tier, 1)
+    tier.quarantine(old, 0, "damaged")
+    tier.quarantine(old, None, "no more")
+    new = write_save(tier, 2)
+    assert [path.name for path in tier.path.glob("slot_?.bin")] == ["slot_0.bin"]
+    assert tier.quarantined_shards(new) == frozenset()
+    assert tier.verify(new, [0]) == []
+    assert tier.lend(new, 0).tobytes() == shard_bytes(2)[0]
+
+
+def test_mended_copy_of_one_digest_is_the_one_that_is_lent(tier: LocalTier) -> None:
+    digest = write_save(tier, 1)
+    tier.quarantine(digest, 0, "damaged")
+    assert write_save(tier, 1) == digest
+    assert tier.quarantined_shards(digest) == frozenset()
+    assert tier.verify(digest, [0]) == []
+    tier.lend(digest, 0)
+
+
+def damage(tier: LocalTier, digest: str, slot: int, shard: int) -> None:
+    contents = tier.contents(digest)
+    assert contents is not None
+    with open(tier.path / f"slot_{slot}.bin", "r+b") as file:
+        file.seek(contents.shards[shard].offset)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 0x10]))
+
+
+def manifests(tier: LocalTier) -> set[str]:
+    return {path.name for path in tier.path.glob("slot_*.manifest.json")}
+
+
+def write_again(tier: LocalTier, step: int) -> str:
+    """Publish a save once more, beside what is there, as a restore does."""
+    tier.protect([save_id(step)])
+    with tier.begin_write(save_id(step), LAYOUT.size_bytes, allow_extra=True) as writer:
+        digest = writer.stage(fill(writer, save_id(step)))
+        writer.publish()
+    return digest
+
+
+def test_mended_copy_is_the_one_that_the_next_life_finds(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    digest = write_save(tier, 1)
+    damage(tier, digest, 0, W_SHARD)
+    assert [shard for shard, _ in tier.verify(digest, range(6))] == [W_SHARD]
+    tier.quarantine(digest, W_SHARD, "CRC32C differs")
+    assert write_again(tier, 1) == digest
+    assert manifests(tier) == {"slot_1.manifest.json"}
+    tier.close()
+    again = open_tier(ramdisk)
+    assert_whole(again, digest, 1)
+    again.close()
+
+
+def test_crash_before_the_damaged_slot_is_dropped_costs_nothing(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    digest = write_save(tier, 1)
+    damage(tier, digest, 0, W_SHARD)
+    manifest = tier.path / "slot_0.manifest.json"
+    shutil.copy2(manifest, ramdisk / "kept")
+    tier.verify(digest, range(6))
+    write_again(tier, 1)
+    tier.close()
+    shutil.copy2(ramdisk / "kept", manifest)  # as if it had ended between the two
+    again = open_tier(ramdisk)
+    assert_whole(again, digest, 1)
+    assert manifests(again) == {"slot_1.manifest.json"}
+    again.close()
+
+
+def test_damage_of_one_copy_leaves_another_of_its_digest(ramdisk: Path) -> None:
+    """In the process's own directory and in one that it adopted."""
+    orphan, tier = open_tier(ramdisk, process_index=1), open_tier(ramdisk)
+    digest = write_save(orphan, 1)
+    orphan.close()
+    assert write_save(tier, 1) == digest
+    tier.adopt_orphans()
+    damage(tier, digest, 0, W_SHARD)
+    assert tier.verify(digest, range(6)) == []
+    assert_whole(tier, digest, 1)
+
+
+def write_part(tier: LocalTier, step: int) -> str:
+    """Publish two of the shards of a save, beside what is there."""
+    some, data = lay_out(LEAVES, SHARDS[:2]), shard_bytes(step)
+    tier.protect([save_id(step)])
+    with tier.begin_write(save_id(step), some.size_bytes, allow_extra=True) as writer:
+        copies = [(data[W_SHARD + n], placed.offset) for n, placed in enumerate(some.shards)]
+        crcs = writer.copy(copies)
+        digest = writer.stage(build_contents(save_id(step), LEAVES, some, crcs))
+        writer.publish()
+    return digest
+
+
+def test_slot_with_more_than_a_later_one_is_found_again(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    whole, part = write_save(tier, 1), write_part(tier, 1)
+    tier.close()
+    again = open_tier(ramdisk)
+    assert {held.digest for held in again.held()[0]} == {whole, part}
+    assert_whole(again, whole, 1)
+    again.close()
+
+
+def test_slot_with_less_than_a_later_one_is_not_found_again(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    part, whole = write_part(tier, 1), write_again(tier, 1)
+    assert {held.digest for held in tier.held()[0]} == {whole, part}, "a peer may read it yet"
+    tier.close()
+    again = open_tier(ramdisk)
+    assert {held.digest for held in again.held()[0]} == {whole}
+    assert_whole(again, whole, 1)
+    again.close()
+
+
+def test_keep_only_leaves_other_saves(tier: LocalTier) -> None:
+    part, whole, other = write_part(tier, 1), write_again(tier, 1), write_save(tier, 2)
+    tier.keep_only(save_id(1), "0" * 64)
+    assert {held.digest for held in tier.held()[0]} == {part, whole, other}
+    tier.keep_only(save_id(1), whole)
+    assert {held.digest for held in tier.held()[0]} == {whole, other}

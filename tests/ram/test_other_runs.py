@@ -1,0 +1,143 @@
+"""Leftovers of other runs on a ramdisk stay until the room is needed or a user removes them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from other_processes import other_process
+from tiers_support import make_old, open_tier
+
+from emergency_ckpt import files
+from emergency_ckpt.errors import RamdiskFull
+from emergency_ckpt.ram.other_runs import (
+    LeftRun,
+    OtherRuns,
+    holder_of,
+    left_runs,
+    remove_run,
+)
+from emergency_ckpt.tools.cli.main import main
+
+DAY_S = 86400.0
+
+
+def leave(ramdisk: Path, run_id: str, age_s: float, *, processes: int = 1) -> None:
+    tiers = [open_tier(ramdisk, run_id=run_id, process_index=i) for i in range(processes)]
+    for tier in tiers:
+        tier.reserve(1 << 16)
+        tier.close()
+        make_old(tier.path, age_s)
+
+
+def names(ramdisk: Path) -> list[str]:
+    return sorted(path.name for path in ramdisk.iterdir())
+
+
+def test_open_leaves_other_runs_alone(ramdisk: Path) -> None:
+    leave(ramdisk, "crashed", 10 * DAY_S)
+    tier = open_tier(ramdisk)
+    tier.reserve(1 << 16)
+    tier.close()
+    assert names(ramdisk) == ["crashed", "run-7"]
+    assert (ramdisk / "crashed" / "process_00000" / "slot_0.bin").exists()
+
+
+def test_reserve_removes_only_what_it_needs(ramdisk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave(ramdisk, "a", 2 * DAY_S)
+    leave(ramdisk, "b", 3 * DAY_S, processes=2)
+    leave(ramdisk, "c", 60)
+    free_bytes = files.free_bytes
+    needed = ["b"]
+
+    def free_when_gone(dir_fd: int) -> int:
+        return 0 if any((ramdisk / run).exists() for run in needed) else free_bytes(dir_fd)
+
+    monkeypatch.setattr(files, "free_bytes", free_when_gone)
+    removed: list[LeftRun] = []
+    tier = open_tier(ramdisk, other_runs=OtherRuns(ramdisk, "run-7", DAY_S, removed.append))
+    tier.reserve(1 << 16)
+    assert [run.run_id for run in removed] == ["b"]
+    assert removed[0].size_bytes >= 4 << 16
+    assert names(ramdisk) == ["a", "c", "run-7"]
+    needed.append("c")
+    with pytest.raises(RamdiskFull, match=r"other runs use \d+ bytes of it \(c\)"):
+        tier.reserve(1 << 20)
+    assert names(ramdisk) == ["c", "run-7"]
+    tier.close()
+
+
+def test_run_with_a_live_process_is_not_removed(ramdisk: Path) -> None:
+    leave(ramdisk, "alive", DAY_S, processes=2)
+    with other_process(ramdisk, "hold", "alive"):
+        for path in (ramdisk / "alive").iterdir():
+            make_old(path, 3 * DAY_S)
+        (left,) = left_runs(ramdisk)
+        assert left.age_s(time.time()) > 2 * DAY_S
+        assert holder_of(left) is not None
+        assert not remove_run(left)
+        assert not OtherRuns(ramdisk, "run-7").give_room()
+        assert len(list((ramdisk / "alive").iterdir())) == 2
+    assert OtherRuns(ramdisk, "run-7").give_room()
+    assert names(ramdisk) == []
+
+
+def test_run_that_is_served_is_not_removed(ramdisk: Path) -> None:
+    leave(ramdisk, "served", 2 * DAY_S)
+    with other_process(ramdisk, "serve", "served"):
+        (left,) = left_runs(ramdisk)
+        assert not remove_run(left)
+        assert (ramdisk / "served" / "process_00000" / "slot_0.bin").exists()
+    assert remove_run(left)
+
+
+def test_clean_lists_and_removes_only_when_told(
+    ramdisk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leave(ramdisk, "old", 2 * DAY_S)
+    leave(ramdisk, "new", 60)
+    clean = ["doctor", "--clean", "--local-dir", str(ramdisk)]
+    assert main(clean) == 0
+    old, new = capsys.readouterr().out.splitlines()
+    assert old.startswith("old  ")
+    assert "2.0d old  would be removed (--yes)" in old
+    assert "stays: not old enough" in new
+    assert names(ramdisk) == ["new", "old"]
+    assert main([*clean, "--yes"]) == 0
+    assert names(ramdisk) == ["new"]
+    assert main([*clean, "--yes", "--run-id", "new", "--older-than", "1h"]) == 1
+    assert main([*clean, "--yes", "--run-id", "new", "--older-than", "0"]) == 0
+    assert main([*clean, "--run-id", "new"]) == 1
+    assert names(ramdisk) == []
+
+
+def test_clean_names_the_process_that_has_a_run(
+    ramdisk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with other_process(ramdisk, "hold", "alive"):
+        arguments = [
+            "doctor",
+            "--clean",
+            "--local-dir",
+            str(ramdisk),
+            "--older-than",
+            "0s",
+            "--yes",
+        ]
+        assert main([*arguments, "--run-id", "alive"]) == 1
+        assert "stays: in use by process" in capsys.readouterr().out
+        assert names(ramdisk) == ["alive"]
+
+
+@pytest.mark.parametrize("age", ["", "x", "-1", "1w", "nan", "1e9"])
+def test_clean_refuses_an_age_that_is_none(ramdisk: Path, age: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["doctor", "--clean", "--local-dir", str(ramdisk), "--older-than", age])
+
+
+def test_clean_of_no_directory_is_an_error(
+    ramdisk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--clean", "--local-dir", str(ramdisk / "absent")]) == 1
+    assert "absent" in capsys.readouterr().err

@@ -1,0 +1,107 @@
+"""Somebody removes files under a live job: the next save makes them again, without a signal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiers_support import (
+    LAYOUT,
+    assert_whole,
+    complete_save,
+    document,
+    held_steps,
+    open_tier,
+    save_id,
+    slot_files,
+    write_save,
+)
+
+from emergency_ckpt.errors import LocalTierError, NotHeld
+from emergency_ckpt.ram.tier import LocalTier
+
+
+def remove_contents(tier: LocalTier) -> None:
+    for path in tier.path.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def slot_of(tier: LocalTier, number: int) -> Path:
+    return tier.path / f"slot_{number}.bin"
+
+
+REMOVALS: dict[str, Callable[[LocalTier], object]] = {
+    "process directory": lambda tier: shutil.rmtree(tier.path),
+    "run": lambda tier: shutil.rmtree(tier.path.parent),
+    "local_dir": lambda tier: shutil.rmtree(tier.path.parents[1]),
+    "contents": remove_contents,
+    "slot 0": lambda tier: slot_of(tier, 0).unlink(),
+    "slot 1": lambda tier: slot_of(tier, 1).unlink(),
+    "cut slot 0": lambda tier: os.truncate(slot_of(tier, 0), 0),
+    "cut slot 1": lambda tier: os.truncate(slot_of(tier, 1), 0),
+    "host states": lambda tier: shutil.rmtree(tier.path / "host_state"),
+    "quarantine": lambda tier: shutil.rmtree(tier.path / "quarantine"),
+    "owner.lock": lambda tier: (tier.path / "owner.lock").unlink(),
+    "reader.lock": lambda tier: (tier.path / "reader.lock").unlink(),
+}
+
+
+def save_with_host_state(tier: LocalTier, step: int) -> str:
+    digest = write_save(tier, step)
+    tier.publish_host_state(save_id(step), 0, 4, document(step))
+    tier.note_complete(save_id(step))
+    return digest
+
+
+@pytest.mark.parametrize("removed", REMOVALS)
+def test_save_after_a_removal_makes_it_again(ramdisk: Path, removed: str) -> None:
+    local_dir = ramdisk / "eckpt"
+    tier = open_tier(local_dir)
+    tier.reserve(LAYOUT.size_bytes)
+    for step in (1, 2):
+        save_with_host_state(tier, step)
+    REMOVALS[removed](tier)
+    digests = [save_with_host_state(tier, step) for step in (3, 4)]
+    assert held_steps(tier) == [3, 4]
+    assert len(slot_files(tier)) == 2
+    # The lock is held still: a later start cannot take the directory.
+    with pytest.raises(LocalTierError, match="this process has a checkpointer"):
+        open_tier(local_dir, start="another")
+    tier.close()
+    again = open_tier(local_dir, start="another")
+    for digest, step in zip(digests, (3, 4), strict=True):
+        assert_whole(again, digest, step)
+    assert again.host_state_bytes(save_id(4), 0, 4) == document(4)
+    again.close()
+
+
+def test_buddys_host_state_after_a_removal_is_kept(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    shutil.rmtree(tier.path)
+    tier.publish_host_state(save_id(1), 3, 4, document(1, owner=3))
+    assert (tier.path / "host_state").exists()
+    assert tier.host_state_bytes(save_id(1), 3, 4) == document(1, owner=3)
+    tier.close()
+
+
+def test_read_of_a_cut_slot_is_no_signal(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    digest = complete_save(tier, 1)
+    os.truncate(slot_of(tier, 0), 0)
+    with pytest.raises(NotHeld, match="cut"):
+        tier.verify(digest, [0])
+    tier.close()
+
+
+def test_lent_memory_survives_the_removal(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    view = tier.lend(complete_save(tier, 1), 3)
+    before = view.tobytes()
+    shutil.rmtree(tier.path)
+    for step in (2, 3, 4):
+        complete_save(tier, step)
+    assert view.tobytes() == before
+    tier.close()

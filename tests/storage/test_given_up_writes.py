@@ -1,0 +1,143 @@
+"""Storage answers after a write was given up: what it then does must not show as a step."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from etils.epath import backend
+from persistent_steps import life, writer_of
+from state_samples import mesh_of, on_host, sharded
+
+from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.storage.item.array_writes import (
+    ArrayWrites,
+    new_context,
+    published_database_spec,
+)
+from emergency_ckpt.storage.item.documents import NamedArray
+from emergency_ckpt.storage.item.state import NUMPY_ARRAY, ItemArray, StoredPart
+from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.types import SaveId
+
+TIMEOUT_S = 5.0
+LONG_S = 60.0
+
+
+def write_tensors(tier: PersistentTier, step: int) -> None:
+    state = {"w": sharded(np.full((8, 4), step, np.float32), mesh_of(2, 4), ("x", "y"))}
+    tree, shards = on_host(state)
+    save = SaveId(step=step, incarnation=life(1), run_id="run")
+    tier.write_tensors(save, tree, shards, (0,))
+
+
+def stall(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], place: str = "/4.orbax"
+) -> threading.Event:
+    """Calls of these ``names`` for paths with ``place``, step 4's, wait for the event."""
+    answers = threading.Event()
+
+    def slow(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wait_and_call(self: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+            if place in str(path):
+                answers.wait(LONG_S)
+            return call(self, path, *args, **kwargs)
+
+        return wait_and_call
+
+    kind = type(backend.os_backend)
+    for name in names:
+        monkeypatch.setattr(kind, name, slow(getattr(kind, name)))
+    return answers
+
+
+@pytest.mark.parametrize("names", [("mkdir", "makedirs"), ("rename", "replace")])
+def test_write_that_was_given_up_does_not_come_through_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    tier = PersistentTier(str(tmp_path / "run"))
+    tier.create()
+    write_tensors(tier, 2)
+    answers = stall(monkeypatch, names)
+    with pytest.raises(PersistentTierError, match="no answer in time"):
+        write_tensors(PersistentTier(tier.directory, timeout_s=TIMEOUT_S), 4)
+    (given_up,) = given_up_calls()
+    answers.set()
+    given_up.join(LONG_S)
+    assert not given_up.is_alive()
+    assert os.listdir(tier.directory) == ["2"]
+    write_tensors(tier, 4)
+    assert sorted(os.listdir(tier.directory)) == ["2", "4"]
+
+
+def given_up_calls() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("eckpt-storage")]
+
+
+def test_step_is_not_saved_again_while_a_removal_of_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take the arrays of the new save away."""
+    tier = PersistentTier(str(tmp_path / "run"))
+    hasty = PersistentTier(tier.directory, timeout_s=0.5)
+    tier.create()
+    write_tensors(tier, 4)
+    answers = stall(monkeypatch, ("rename", "replace"), "/run/4")
+    with pytest.raises(PersistentTierError, match="no answer in time"):
+        writer_of(hasty).remove([4], life(2))
+    (given_up,) = given_up_calls()
+    with pytest.raises(PersistentTierError, match="has timed out and not ended"):
+        write_tensors(hasty, 4)
+    with pytest.raises(PersistentTierError, match="has timed out and not ended"):
+        hasty.write_document(4, 0, 1, b"{}")
+    write_tensors(tier, 2)  # another step does not mind
+    answers.set()
+    write_tensors(tier, 4)  # waits for it
+    assert not given_up.is_alive()
+    assert sorted(os.listdir(tier.directory)) == ["2", "4", "host_state"]
+
+
+def test_leftovers_wait_for_a_marker_that_may_still_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would make a step count whose arrays were removed meanwhile."""
+    tier = PersistentTier(str(tmp_path / "run"))
+    tier.create()
+    tier.write_document(4, 0, 1, b"{}")
+    save = SaveId(step=4, incarnation=life(1), run_id="run")
+    answers, link = threading.Event(), os.link
+
+    def slow_link(source: Any, path: Any) -> None:
+        if "/host_state/4/marker" in str(path):
+            answers.wait(LONG_S)
+        link(source, path)
+
+    monkeypatch.setattr(os, "link", slow_link)
+    with pytest.raises(PersistentTierError, match="no answer in time"):
+        PersistentTier(tier.directory, timeout_s=0.5).finish(save, {0: ("0" * 64, True)}, [], {})
+    (given_up,) = given_up_calls()
+    writer = writer_of(tier)
+    writer.begin(life(2))
+    assert "4" in os.listdir(Path(tier.directory) / "host_state")
+    answers.set()
+    given_up.join(LONG_S)
+    writer.begin(life(2))
+    assert os.listdir(Path(tier.directory) / "host_state") == ["log"]
+
+
+def test_cancelled_save_begins_no_commit(tmp_path: Path) -> None:
+    """Its files would appear in a later save of the step."""
+    values = np.arange(8, dtype=np.float32)
+    part = StoredPart(((0, 8),), values)
+    array = ItemArray((8,), "float32", NUMPY_ARRAY, (8,), (8,), None, None, (part,))
+    writes = ArrayWrites(attempt="0", creates=True, at_once_bytes=1 << 20, compression="none")
+    database = writes.open(published_database_spec(str(tmp_path)), new_context())
+    writes.cancel()
+    with pytest.raises(PersistentTierError, match="was cancelled"):
+        writes.write_into(database, [NamedArray("w", array)])
+    assert not list(tmp_path.rglob("*"))

@@ -1,0 +1,665 @@
+"""The persistent tier: Orbax's own format, and the marker that makes a step count."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from persistent_steps import complete_steps, life, writer_of
+from places import GOLDEN
+from state_samples import assert_same, mesh_of, on_host, random_bits, sharded
+
+import emergency_ckpt
+from emergency_ckpt.core.boxes import volume
+from emergency_ckpt.core.restore.inventory import PersistentStep
+from emergency_ckpt.core.secret.step_signature import StepSigning
+from emergency_ckpt.core.timeline import continued, is_plain
+from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
+from emergency_ckpt.state import host_state
+from emergency_ckpt.state.host_state import document_name
+from emergency_ckpt.state.materialize import materialize
+from emergency_ckpt.state.tree import BoxTable, describe
+from emergency_ckpt.storage.marker import (
+    StepMarker,
+    TensorsId,
+    build_marker,
+    check_marker,
+    encode_checksums,
+)
+from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.types import SaveId, ShardId
+
+STORABLE = (
+    *("bool", "int4", "int8", "uint8", "int16", "uint16", "int32", "uint32"),
+    *("float16", "bfloat16", "float32", "complex64", "float8_e4m3fn", "float8_e5m2"),
+)
+
+
+FIRST, SECOND = life(1), life(2)
+
+
+def save_id(step: int, incarnation: str = FIRST) -> SaveId:
+    return SaveId(step=step, incarnation=incarnation, run_id="run")
+
+
+def state_of(step: int) -> dict[str, Any]:
+    mesh = mesh_of(2, 4)
+    return {
+        "params": {
+            dtype: sharded(random_bits((8, 4), dtype, seed=step), mesh, ("x", "y"))
+            for dtype in STORABLE
+        },
+        "columns": sharded(random_bits((2, 8), "float32", seed=step), mesh, None, "y"),
+        "point": sharded(np.array(step, np.int32), mesh),
+        "keys": jax.random.split(jax.random.key(step), 3),
+        "empty": {"device": sharded(np.zeros((0, 4), np.float32), mesh), "host": np.zeros((2, 0))},
+        "host": [np.arange(4) + step, np.float16(0.5), step, 0.25 * step, bool(step % 2)],
+    }
+
+
+def write(
+    tier: PersistentTier, step: int, state: Any, host: Any = None, incarnation: str = FIRST
+) -> None:
+    """One save, as ``save.persistent.save`` does it with one process."""
+    save = save_id(step, incarnation)
+    tree, shards = on_host(state)
+    tier.create()
+    writer = writer_of(tier)
+    writer.begin(incarnation)
+    writer.make_room(step, "saved anew")
+    data = host_state.encode(save, 0, 1, host_state.capture(host))
+    tier.write_document(step, 0, 1, data)
+    tier.write_tensors(save, tree, shards, (0,))
+    documents = {0: (hashlib.sha256(data).hexdigest(), host is None)}
+    writer.publish(tier.finish(save, documents, [leaf.spec for leaf in tree.leaves], {}), None)
+
+
+def read(tier: PersistentTier, step: int, like: Any = None) -> Any:
+    like = state_of(0) if like is None else like
+    tree = describe(like, "restore")
+    stored = tier.describe(tier.find(step))
+    arrays = {path: leaf.array for path, leaf in stored.leaves.items()}
+    wanted = [shard for shard in BoxTable(tree, 1).shards_of(0) if shard.leaf in arrays]
+    found = dict(
+        tier.read_boxes(
+            stored.item, arrays, wanted, complete=True, deadline_s=time.monotonic() + 60
+        )
+    )
+
+    def bytes_of(shard: ShardId) -> np.ndarray:
+        if volume(shard.box) == 0:  # storage has none of these
+            return np.zeros(0, np.uint8)
+        return np.ascontiguousarray(found[shard]).reshape(-1).view(np.uint8)
+
+    return materialize(tree, like, bytes_of)
+
+
+def marker_in(tier: PersistentTier, step: int) -> StepMarker:
+    marker = tier.find(step).marker
+    assert marker is not None
+    return marker
+
+
+def document(tier: PersistentTier, step: int) -> bytes:
+    return tier.read_document(str(step), 0, 1, marker_in(tier, step).digests[0])
+
+
+def found(tier: PersistentTier) -> list[PersistentStep]:
+    """The steps that are there, as their files have them."""
+    view = tier.found.view()
+    steps: list[PersistentStep] = []
+    for each in tier.found.look_at(view, view.steps):
+        if isinstance(each, CheckpointError):
+            raise each
+        if each is not None and not each.is_junk:
+            steps.append(each.step)
+    return steps
+
+
+def steps(tier: PersistentTier) -> list[int]:
+    """The steps of which a restore would take the newest."""
+    return [each.step for each in found(tier) if not each.problem]
+
+
+def next_life(tier: PersistentTier, incarnation: str = SECOND) -> None:
+    """What the first save of a life does before anything else."""
+    writer_of(tier).begin(incarnation)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "persistent"
+
+
+@pytest.fixture
+def tier(directory: Path) -> PersistentTier:
+    return PersistentTier(str(directory))
+
+
+def marker_of(directory: Path, step: int) -> Path:
+    return directory / "host_state" / str(step) / "marker.json"
+
+
+def test_what_is_written_is_read_bit_for_bit(tier: PersistentTier) -> None:
+    write(tier, 7, state_of(7), {"position": 70})
+    assert found(tier) == tier.found.counting() == [PersistentStep(7, 1, True, FIRST)]
+    assert_same(read(tier, 7), state_of(7))
+    decoded = host_state.decode(document(tier, 7))
+    assert host_state.value_of(decoded.payload) == {"position": 70}
+    assert decoded.save == save_id(7)
+
+
+def test_marker_knows_every_leaf_and_whether_there_is_host_state(
+    tier: PersistentTier,
+) -> None:
+    write(tier, 1, state_of(1))
+    assert found(tier) == tier.found.counting() == [PersistentStep(1, 1, False, FIRST)]
+    assert marker_in(tier, 1).leaves == tuple(
+        leaf.spec for leaf in describe(state_of(1), "save").leaves
+    )
+
+
+PLAIN_READER = """
+import json, sys
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+import orbax.checkpoint as ocp
+import numpy as np
+directory, step = sys.argv[1], int(sys.argv[2])
+with ocp.CheckpointManager(directory) as manager:
+    assert manager.all_steps() == [step], manager.all_steps()
+    managed = manager.restore(step)
+alone = ocp.StandardCheckpointer().restore(f"{directory}/{step}/default")
+found = []
+for state in (managed, alone):
+    w = np.asarray(state["params"]["bfloat16"])
+    found.append([
+        sorted(state), str(w.dtype), w.tobytes().hex(), np.asarray(state["host"][0]).tolist(),
+        int(state["point"]), state["empty"],
+    ])
+assert not [name for name in sys.modules if name.startswith("emergency_ckpt")]
+print(json.dumps(found))
+"""
+
+
+def test_plain_orbax_reads_it_and_knows_nothing_of_this_package(
+    tier: PersistentTier, directory: Path
+) -> None:
+    write(tier, 7, state_of(7), {"position": 70})
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN_READER, str(directory), "7"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=directory,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    state = state_of(7)
+    w = np.asarray(state["params"]["bfloat16"])
+    wanted = [
+        sorted(state),
+        "bfloat16",
+        w.tobytes().hex(),
+        [7, 8, 9, 10],
+        7,
+        {"device": None, "host": None},
+    ]
+    assert json.loads(done.stdout.splitlines()[-1]) == [wanted, wanted]
+
+
+def _remove(path: Path) -> None:
+    path.unlink()
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def _edit(**changes: Any) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return edit
+
+
+def test_steps_without_marker_or_tensors_does_not_count(
+    tier: PersistentTier, directory: Path
+) -> None:
+    for step in (2, 4, 6):
+        write(tier, step, {"x": np.arange(step)})
+    marker_of(directory, 4).unlink()
+    shutil.rmtree(directory / "6")
+    _, four, six = found(tier)
+    assert "host_state/4/marker.json cannot be used (it is gone)" in four.problem
+    assert six.problem == "its tensors are gone"
+    assert steps(tier) == [2]
+    write(tier, 4, {"x": np.arange(4)}, incarnation=SECOND)
+    assert steps(tier) == complete_steps(tier) == [2, 4]
+    assert marker_in(tier, 4).save.incarnation == SECOND
+
+
+def test_steps_unlisted_without_marker_or_tensors_does_not_count(
+    tier: PersistentTier, directory: Path
+) -> None:
+    """As after a crash in a save, and in a directory without a log."""
+    for step in (2, 4, 6):
+        write(tier, step, {"x": np.arange(step)})
+    marker_of(directory, 4).unlink()
+    shutil.rmtree(directory / "6")
+    shutil.rmtree(directory / "host_state" / "log")
+    assert steps(tier) == complete_steps(tier) == [2]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _truncate,
+        _edit(format=2),
+        _edit(digest="0" * 64),
+        _edit(surprise=1),
+        lambda path: path.write_bytes(b"\xff\xfe"),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_text("[]"),
+    ],
+    ids=["truncated", "version", "digest", "unknown field", "no text", "empty", "no marker"],
+)
+@pytest.mark.parametrize("has_log", [True, False])
+def test_steps_with_unreadable_marker_names_the_problem(
+    tier: PersistentTier, directory: Path, damage: Callable[[Path], None], has_log: bool
+) -> None:
+    for step in (2, 4):
+        write(tier, step, {"x": np.arange(step)})
+    damage(marker_of(directory, 4))
+    if not has_log:
+        shutil.rmtree(directory / "host_state" / "log")
+    two, four = found(tier)
+    assert (two.step, two.problem) == (2, "")
+    assert four.step == 4
+    assert "host_state/4/marker.json cannot be used (" in four.problem
+    assert steps(tier) == [2]
+    with pytest.raises(CorruptData, match="cannot be used"):
+        tier.find(4)
+    next_life(tier)
+    assert steps(tier) == [2]
+    assert [path for path in directory.glob("4*") if (path / "default").is_dir()]
+
+
+def test_step_that_lost_its_host_states_has_tensors_only(
+    tier: PersistentTier, directory: Path
+) -> None:
+    for step in (2, 4):
+        write(tier, step, {"x": np.arange(step)}, {"position": step})
+    shutil.rmtree(directory / "host_state" / "4")
+    two, four = found(tier)
+    assert two == PersistentStep(2, 1, True, FIRST)
+    assert is_plain(four.incarnation)
+    assert four == PersistentStep(4, 0, False, four.incarnation, tensors_of=FIRST)
+    assert tier.describe(tier.find(4)).marker is None
+    next_life(tier)
+    assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
+
+
+def test_marker_that_is_not_the_steps_own_says_so(tier: PersistentTier, directory: Path) -> None:
+    write(tier, 4, {"x": np.arange(4)})
+    shutil.rmtree(directory / "host_state" / "log")
+    marker = marker_of(directory, 4)
+    whole = marker.read_bytes()
+    _edit(format=9)(marker)
+    with pytest.raises(CorruptData, match="a newer version of this package wrote it"):
+        tier.find(4)
+    _truncate(marker)
+    with pytest.raises(CorruptData, match="not such a file"):
+        tier.find(4)
+    marker.write_bytes(whole.replace(b'"step":4', b'"step":5'))
+    with pytest.raises(CorruptData, match="the digest differs"):
+        tier.find(4)
+
+
+def test_marker_of_another_save_is_not_the_one_listed(
+    tier: PersistentTier, directory: Path
+) -> None:
+    """Sound in itself, as one of an older copy of the directory."""
+    write(tier, 4, {"x": np.arange(4)})
+    before = marker_of(directory, 4).read_bytes()
+    write(tier, 4, {"x": np.arange(4) + 1}, incarnation=SECOND)
+    marker_of(directory, 4).write_bytes(before)
+    with pytest.raises(CorruptData, match="it is not the one that the step log names"):
+        tier.find(4)
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+def test_marker_that_cannot_be_read_is_not_one_that_is_absent(
+    tier: PersistentTier, directory: Path, has_log: bool
+) -> None:
+    """Or a passing fault of storage would bring back an older step in silence."""
+    for step in (2, 4):
+        write(tier, step, {"x": np.arange(step)})
+    if not has_log:
+        shutil.rmtree(directory / "host_state" / "log")
+    marker = marker_of(directory, 4)
+    marker.unlink()
+    marker.mkdir()
+    with pytest.raises(PersistentTierError, match=r"marker\.json"):
+        found(tier)
+    if has_log:
+        next_life(tier)  # what is listed is not looked into, and stays
+    else:
+        with pytest.raises(PersistentTierError, match=r"marker\.json"):
+            next_life(tier)
+    with pytest.raises(PersistentTierError, match=r"marker\.json"):
+        found(tier)
+
+
+def test_altered_host_state_is_refused(tier: PersistentTier, directory: Path) -> None:
+    write(tier, 4, {"x": np.arange(4)}, {"position": 1})
+    path = directory / "host_state" / "4" / document_name(0, 1)
+    path.write_bytes(path.read_bytes().replace(b"position", b"positioM"))
+    with pytest.raises(CorruptData, match="the digest differs"):
+        document(tier, 4)
+    path.unlink()
+    with pytest.raises(PersistentTierError, match=re.escape(path.name)):
+        document(tier, 4)
+
+
+def test_removal_takes_tensors_and_host_states(tier: PersistentTier, directory: Path) -> None:
+    for step in (1, 2, 3):
+        write(tier, step, {"x": np.arange(step)}, {"step": step})
+    assert writer_of(tier).remove([2], FIRST) == ["2"]
+    assert steps(tier) == [1, 3]
+    documents = sorted(path.name for path in (directory / "host_state").iterdir())
+    assert documents == ["1", "3", "log"]
+    assert sorted(path.name for path in directory.iterdir()) == ["1", "3", "host_state"]
+
+
+def test_step_may_be_saved_again_after_the_run_went_back(tier: PersistentTier) -> None:
+    write(tier, 4, {"x": np.arange(4)}, "first")
+    write(tier, 4, {"x": np.arange(4) * 10}, "second", incarnation=SECOND)
+    like = {"x": np.zeros(4, int)}
+    assert read(tier, 4, like)["x"].tolist() == [0, 10, 20, 30]
+    assert marker_in(tier, 4).save.incarnation == SECOND
+    assert b"second" in document(tier, 4)
+
+
+def test_leftovers_of_a_writer_that_died_are_cleared(tier: PersistentTier, directory: Path) -> None:
+    write(tier, 2, {"x": np.arange(2)})
+    unfinished = directory / "4.orbax-checkpoint-tmp-123"
+    unfinished.mkdir()
+    (unfinished / "piece").write_bytes(b"half")
+    tier.write_document(4, 0, 1, b"{}")  # a save begins with it
+    assert steps(tier) == [2]
+    write(tier, 4, {"x": np.arange(4)})
+    assert not unfinished.exists()
+    assert steps(tier) == [2, 4]
+    assert writer_of(tier).remove([4], FIRST) == ["4"]
+    assert writer_of(tier).remove([4], FIRST) == []
+    assert steps(tier) == [2]
+
+
+def test_nothing_there_is_no_step(tier: PersistentTier, directory: Path) -> None:
+    assert found(tier) == complete_steps(tier) == []
+    assert tier.directory == str(directory)
+    tier.create()
+    tier.create()
+    (directory / "notes.txt").write_text("not a step")
+    assert found(tier) == complete_steps(tier) == []
+
+
+def test_directory_that_is_none_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for path in (file, file / "below"):
+        with pytest.raises(PersistentTierError, match=re.escape(str(path))):
+            PersistentTier(str(path)).create()
+    with pytest.raises(PersistentTierError, match="list"):
+        PersistentTier(str(file)).found.view()
+
+
+def test_step_that_is_not_there_cannot_be_read(tier: PersistentTier) -> None:
+    tier.create()
+    with pytest.raises(PersistentTierError, match=r"/9"):
+        read(tier, 9)
+
+
+def test_state_with_nothing_but_empty_leaves(tier: PersistentTier) -> None:
+    state = {"x": np.zeros((0, 3)), "y": None}
+    write(tier, 1, state)
+    assert_same(read(tier, 1, state), state)
+
+
+EXAMPLE_LIFE = "000000000006-5e9d5e9d5e9d5e9d"
+EXAMPLE_TENSORS = TensorsId(metadata="a1" * 32, manifest="b2" * 32)
+
+
+def write_example(directory: Path) -> bytes:
+    """The worked example of FORMAT.md; returns its marker, but that its tensors are fixed ones."""
+    save = SaveId(step=40, incarnation=EXAMPLE_LIFE, run_id="demo")
+    state = {"params": {"w": np.array([1, -0.0, np.nan, 0.5], np.float32)}, "rng": np.uint32(42)}
+    tree, shards = on_host(state)
+    tier = PersistentTier(str(directory))
+    tier.create()
+    tier.write_tensors(save, tree, shards, (0,))
+    documents: dict[int, tuple[str, bool]] = {}
+    for owner, host in enumerate([{"position": 160}, None]):
+        data = host_state.encode(save, owner, 2, host_state.capture(host))
+        tier.write_document(40, owner, 2, data)
+        documents[owner] = (hashlib.sha256(data).hexdigest(), host is None)
+    leaves = [leaf.spec for leaf in tree.leaves]
+    entry = tier.finish(save, documents, leaves, {})
+    writer = writer_of(tier, "demo")
+    writer.hold(EXAMPLE_LIFE)
+    writer.publish(entry, None)
+    return build_marker(save, documents, leaves, encode_checksums(leaves, {}), EXAMPLE_TENSORS)
+
+
+def test_specification_shows_the_marker_that_is_written(directory: Path) -> None:
+    text = (Path(emergency_ckpt.__file__).parent / "FORMAT.md").read_text("utf-8")
+    (example,) = re.findall(r"```json marker\n(.*?)\n```", text, re.DOTALL)
+    assert write_example(directory) == example.encode() == (GOLDEN / "marker_v1.json").read_bytes()
+    listed = {path.relative_to(directory).as_posix() for path in directory.glob("host_state/40/*")}
+    (tree,) = re.findall(r"```files persistent\n(.*?)\n```", text, re.DOTALL)
+    shown = [line.split()[0] for line in tree.splitlines() if line.startswith("  ")]
+    assert {f"host_state/40/{name}" for name in shown} == listed
+
+
+def test_reader_with_nothing_but_the_specification_checks_it(directory: Path) -> None:
+    """By json and hashlib only."""
+    write_example(directory)
+    text = marker_of(directory, 40).read_text("utf-8")
+    file = json.loads(text)
+    assert file["format"] == 1
+    value = text[text.index('"marker":') + len('"marker":') : -1]
+    assert hashlib.sha256(value.encode()).hexdigest() == file["digest"]
+    marker = file["marker"]
+    assert marker["save"]["step"] == 40
+    for key, name in (("metadata", "_CHECKPOINT_METADATA"), ("manifest", "default/manifest.ocdbt")):
+        data = (directory / "40" / name).read_bytes()
+        assert hashlib.sha256(data).hexdigest() == marker["tensors"][key]
+    for owner, digest in enumerate(marker["digests"]):
+        name = f"process_{owner:05d}_of_{len(marker['digests']):05d}.json"
+        data = (directory / "host_state" / "40" / name).read_bytes()
+        assert hashlib.sha256(data).hexdigest() == digest
+        assert (json.loads(data)["payload"] is None) == marker["empty"][owner]
+
+
+def test_marker_signed_is_that_of_the_specification() -> None:
+    """The key by hand, from the words of FORMAT.md."""
+    text = (Path(emergency_ckpt.__file__).parent / "FORMAT.md").read_text("utf-8")
+    (example,) = re.findall(r"```json signed marker\n(.*?)\n```", text, re.DOTALL)
+    assert (GOLDEN / "signed_marker_v1.json").read_text("utf-8") == example
+    unsigned = json.loads((GOLDEN / "marker_v1.json").read_bytes())
+    signed = json.loads(example)
+    assert signed["marker"] == unsigned["marker"]
+    parts = (b"emergency_ckpt key", b"persistent step", b"")
+    info = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    root = hmac.digest(bytes(32), b"a secret for this page, not for use", "sha256")
+    key = hmac.digest(root, info + b"\x01", "sha256")
+    body = example[example.index('"marker":') + len('"marker":') : -1].encode()
+    assert signed["signature"] == {
+        "key": hmac.digest(key, b"name of the key", "sha256")[:8].hex(),
+        "mac": hmac.digest(key, b"marker " + body, "sha256").hex(),
+    }
+    marker, doubt = check_marker(example.encode(), 40, "marker.json", StepSigning(key))
+    assert (marker.save.run_id, doubt) == ("demo", "")
+
+
+def test_log_version_is_the_one_of_the_specification() -> None:
+    """By json and hashlib only."""
+    text = (Path(emergency_ckpt.__file__).parent / "FORMAT.md").read_text("utf-8")
+    (example,) = re.findall(r"```json version\n(.*?)\n```", text, re.DOTALL)
+    assert (GOLDEN / "log_version_v1.json").read_text("utf-8") == example
+    file = json.loads(example)
+    value = example[example.index('"version":') + len('"version":') : -1]
+    assert hashlib.sha256(value.encode()).hexdigest() == file["digest"]
+    assert (file["format"], file["version"]["number"]) == (1, 14)
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+def test_steps_replaced_by_plain_orbax_has_tensors_only(
+    tier: PersistentTier, directory: Path, has_log: bool
+) -> None:
+    """Somebody deleted the tensors, not the documents; plain Orbax wrote the number again."""
+    write(tier, 4, {"x": np.arange(4)}, {"position": 1})
+    shutil.rmtree(directory / "4")
+    with ocp.CheckpointManager(directory) as manager:
+        manager.save(4, args=ocp.args.StandardSave({"x": np.arange(4) + 7}))
+    if not has_log:
+        shutil.rmtree(directory / "host_state" / "log")
+    (four,) = found(tier)
+    assert (four.process_count, four.has_host_state, four.problem) == (0, False, "")
+    assert is_plain(four.incarnation)
+    like = {"x": np.zeros(4, int)}
+    assert read(tier, 4, like)["x"].tolist() == [7, 8, 9, 10]
+    next_life(tier)
+    assert read(tier, 4, like)["x"].tolist() == [7, 8, 9, 10]
+    assert steps(tier) == complete_steps(tier) == [4]
+
+
+def test_leftovers_of_documents_without_tensors_go(tier: PersistentTier, directory: Path) -> None:
+    for step in (2, 4):
+        write(tier, step, {"x": np.arange(step)})
+    shutil.rmtree(directory / "4")
+    assert complete_steps(tier) == [2]
+    next_life(tier)
+    assert sorted(os.listdir(directory / "host_state")) == ["2", "log"]
+    assert [each.step for each in found(tier)] == [2]
+
+
+def test_steps_of_plain_orbax_written_again_is_another(
+    tier: PersistentTier, directory: Path
+) -> None:
+    incarnations: list[str] = []
+    for value in (1, 2):
+        with ocp.CheckpointManager(directory) as manager:
+            manager.save(4, args=ocp.args.StandardSave({"x": np.full(4, value)}))
+            manager.wait_until_finished()
+            incarnations.append(found(tier)[0].incarnation)
+            manager.delete(4)
+    assert incarnations[0] != incarnations[1]
+
+
+def test_steps_with_damaged_orbax_metadata_names_the_problem(
+    tier: PersistentTier, directory: Path
+) -> None:
+    write(tier, 4, {"x": np.arange(4)}, {"position": 1})
+    path = directory / "4" / "_CHECKPOINT_METADATA"
+    path.write_bytes(path.read_bytes().replace(b"default", b"defauld"))
+    assert [(each.step, each.problem) for each in found(tier)] == [
+        (4, "its file _CHECKPOINT_METADATA is damaged")
+    ]
+
+
+ROLLED_BACK = continued(None, save_id(2), SECOND)
+"""The chain after a restore of step 2."""
+
+
+def test_rollback_hides_a_step_and_keeps_its_bytes(tier: PersistentTier, directory: Path) -> None:
+    for step in (2, 4):
+        write(tier, step, {"x": np.arange(step)}, {"position": step})
+    (moved,) = writer_of(tier).begin(SECOND, ROLLED_BACK)
+    name = f"4.rolled-back-{FIRST}"
+    assert (moved.step, moved.folder) == (4, name)
+    assert steps(tier) == complete_steps(tier) == [2]
+    assert ocp.utils.checkpoint_steps(directory) == [2]
+    next_life(tier, life(3))
+    assert steps(tier) == complete_steps(tier) == [2]
+    assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
+    # By hand, it is found as well, and does not count.
+    for folder in (directory, directory / "host_state"):
+        (folder / name).rename(folder / "4")
+    assert complete_steps(tier) == [2]
+    assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_rollback_cut_short_is_finished_later(
+    tier: PersistentTier, directory: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    for step in (2, 4):
+        write(tier, step, {"x": np.arange(step)}, {"position": step})
+    left, rename = [cut], os.rename
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        if left[0] == 0:
+            raise PermissionError("no more")
+        left[0] -= 1
+        rename(*args, **kwargs)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(PersistentTierError, match="no more"):
+        writer_of(tier).begin(SECOND, ROLLED_BACK)
+    assert steps(tier) == complete_steps(tier) == [2]
+    assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
+    monkeypatch.undo()
+    next_life(tier, life(3))
+    name = f"4.rolled-back-{FIRST}"
+    assert (directory / name / "default").exists()
+    assert sorted(os.listdir(directory / "host_state")) == ["2", name, "log"]
+    assert complete_steps(tier) == [2]
+
+
+def test_make_room_keeps_what_counts_and_what_cannot_be_read(
+    tier: PersistentTier, directory: Path
+) -> None:
+    for step in (2, 4, 6):
+        write(tier, step, {"x": np.arange(step)})
+    _truncate(marker_of(directory, 4))
+    marker_of(directory, 6).unlink()
+    writer = writer_of(tier)
+    writer.begin(FIRST)
+    kept = [writer.make_room(step, "saved anew") for step in (2, 4, 6, 8)]
+    names = [f"{step}.rolled-back-{FIRST}" for step in (2, 4, 6)]
+    assert [each and each.folder for each in kept] == [*names, None]
+    assert sorted(path.name for path in directory.iterdir()) == [*names, "host_state"]
+    assert steps(tier) == [2]
+
+
+def test_make_room_without_a_log_keeps_what_cannot_be_read(
+    tier: PersistentTier, directory: Path
+) -> None:
+    for step in (4, 6):
+        write(tier, step, {"x": np.arange(step)})
+    _truncate(marker_of(directory, 4))
+    marker_of(directory, 6).unlink()
+    shutil.rmtree(directory / "host_state" / "log")
+    writer = writer_of(tier)
+    writer.begin(FIRST)
+    (kept,) = directory.glob("4.rolled-back-unreadable*")
+    assert (kept / "default").is_dir()
+    assert not (directory / "6").exists(), "it is of a save that did not end"
+    assert [writer.make_room(step, "saved anew") for step in (4, 6)] == [None, None]

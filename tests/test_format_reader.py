@@ -1,0 +1,400 @@
+"""A reader of FORMAT.md alone finds in every directory what the product finds there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from bucket_programs import printed_beside_bucket
+from drains import Drains
+from format_reader import DirectoryFiles, Storage, allows, read_ramdisk, read_storage
+from golden_example import ledger, slot_bytes
+from places import GOLDEN
+from world import World, save_all
+
+from emergency_ckpt.core.secret.derived_keys import RunSecret
+from emergency_ckpt.core.secret.step_signature import step_signing
+from emergency_ckpt.core.timeline import Life, Timeline
+from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.tools.cli.main import main
+
+SECRET = "a secret for tests, of 32 bytes."
+BOTH: dict[str, Any] = {"save_every": 1, "local_save_every": 1}
+STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
+
+
+def saves(world: World, *steps: int, start: int | None = None, **settings: Any) -> None:
+    with world.open_both(**{**BOTH, **settings}) as ckpt:
+        if start is not None:
+            ckpt.restore(start, state=world.state(0), host_state={"at": 0})
+        save_all(ckpt, world, *steps)
+
+
+def plain_orbax(world: World, step: int) -> None:
+    with ocp.CheckpointManager(world.persistent) as manager:
+        manager.save(step, args=ocp.args.StandardSave({"w": np.arange(4) + step}))
+
+
+def saved(world: World) -> None:
+    saves(world, 1, 2, 3)
+
+
+def saved_in_two_lives(world: World) -> None:
+    saves(world, 1, 2)
+    saves(world, 3, 4, start=2)
+
+
+def removed(world: World) -> None:
+    with world.open_both(**BOTH) as ckpt:
+        save_all(ckpt, world, 1, 2, 3)
+        ckpt.steps.remove(2)
+
+
+def retained(world: World) -> None:
+    saves(world, *range(1, 14), keep_last_n=2)
+
+
+def rolled_back(world: World) -> None:
+    saves(world, 2, 4, 6)
+    saves(world, 3, start=2)
+
+
+def rolled_back_before_a_save(world: World) -> None:
+    saves(world, 2, 4, 6)
+    saves(world, start=2)
+
+
+def returned_to_a_step_aside(world: World) -> None:
+    saves(world, 2, 4)
+    saves(world, 3, start=2)
+    saves(world, start=4)
+
+
+def saved_again(world: World) -> None:
+    saves(world, 1, 2, 3)
+    saves(world, 2, 3, start=1)
+
+
+def saved_without_restore(world: World) -> None:
+    saves(world, 1, 2, 9)
+    saves(world, 3, 4)
+
+
+def plain_orbax_beside(world: World) -> None:
+    plain_orbax(world, 1)
+    saves(world, 2, 3)
+    plain_orbax(world, 4)
+    saves(world, 5, start=3)
+    plain_orbax(world, 6)
+
+
+def copied_by_hand(world: World) -> None:
+    saves(world, 1, 2)
+    for folder in ("", "host_state/"):
+        old = world.persistent / f"{folder}2"
+        shutil.copytree(old, old.with_name("7"))
+    shutil.copytree(world.persistent / "1", world.persistent / "8")
+
+
+def log_lost(world: World) -> None:
+    saves(world, 1, 2)
+    shutil.rmtree(world.persistent / "host_state" / "log")
+
+
+def newest_version_damaged(world: World) -> None:
+    saves(world, 1, 2)
+    (*_, newest) = sorted((world.persistent / "host_state" / "log").glob("*.json"))
+    newest.write_bytes(newest.read_bytes()[:-9])
+
+
+def killed_before_the_version(world: World) -> None:
+    saves(world, 1, 2)
+    (*_, newest) = sorted((world.persistent / "host_state" / "log").glob("*.json"))
+    newest.unlink()
+
+
+DIRECTORIES: list[Callable[[World], None]] = [
+    saved,
+    saved_in_two_lives,
+    removed,
+    retained,
+    rolled_back,
+    rolled_back_before_a_save,
+    returned_to_a_step_aside,
+    saved_again,
+    saved_without_restore,
+    plain_orbax_beside,
+    copied_by_hand,
+    log_lost,
+    newest_version_damaged,
+    killed_before_the_version,
+]
+
+
+def listed(
+    world: World, capsys: pytest.CaptureFixture[str], secret: str | None
+) -> list[dict[str, Any]]:
+    """The steps of ``eckpt ls --json``, of both tiers."""
+    words = ["ls", "--json", "--dir", str(world.persistent), "--local-dir", str(world.ramdisk)]
+    capsys.readouterr()
+    main([*words, *([] if secret is None else ["--secret-file", str(_file_of(world, secret))])])
+    return json.loads(capsys.readouterr().out)["steps"]
+
+
+def _file_of(world: World, secret: str) -> Path:
+    path = world.persistent.parent / "secret"
+    path.touch(mode=0o600)
+    path.write_text(secret)
+    return path
+
+
+def read(world: World, secret: str | None) -> Storage:
+    return read_storage(DirectoryFiles(world.persistent), secret=secret and secret.encode())
+
+
+def counting(world: World, secret: str | None) -> list[tuple[int, str]]:
+    given = RunSecret("", (secret or "").encode(), given=secret is not None)
+    tier = PersistentTier(str(world.persistent), signing=step_signing(given, required=False))
+    return [(each.step, each.incarnation) for each in tier.found.counting()]
+
+
+def assert_agrees(
+    world: World, capsys: pytest.CaptureFixture[str], secret: str | None = None
+) -> Storage:
+    """The reader and the product find the same in both tiers."""
+    found = read(world, secret)
+    assert found.refusal == ""
+    assert [(each.step, each.incarnation) for each in found.counting] == counting(world, secret)
+    assert [fault for each in found.counting for fault in each.faults] == []
+    steps = listed(world, capsys, secret)
+    in_storage = {s["step"] for s in steps if (s["tier"], s["state"]) == ("persistent", "whole")}
+    assert {each.step for each in found.counting} == in_storage
+    in_ram: set[tuple[int, str]] = set()
+    for process in read_ramdisk(world.ramdisk, "run", secret and secret.encode()):
+        assert process.faults == []
+        assert process.ledger is not None
+        chain = process.ledger["chain"]
+        in_ram |= {
+            slot.save[:2]
+            for slot in process.slots
+            if allows(chain, slot.save.step, slot.save.incarnation)
+            and all(shard.is_sound for shard in slot.shards)
+        }
+        for state in process.host_states:
+            assert state.value == {"at": state.save.step}
+    local = {
+        (s["step"], s["incarnation"])
+        for s in steps
+        if (s["tier"], s["state"]) == ("local", "whole")
+    }
+    assert in_ram == local
+    return found
+
+
+@pytest.mark.parametrize("secret", [None, SECRET], ids=["unsigned", "signed"])
+@pytest.mark.parametrize("made", DIRECTORIES, ids=lambda made: made.__name__)
+def test_reader_agrees_with_the_product(
+    world: World,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    made: Callable[[World], None],
+    secret: str | None,
+) -> None:
+    if secret is not None:
+        monkeypatch.setenv("ECKPT_SECRET", secret)
+    made(world)
+    monkeypatch.delenv("ECKPT_SECRET", raising=False)
+    found = assert_agrees(world, capsys, secret)
+    assert found.counting
+    (newest,) = found.counting[-1:]
+    with world.open_both(**STORAGE) as ckpt:
+        assert ckpt.latest_step() == newest.step
+
+
+def test_reader_agrees_with_the_product_in_a_bucket() -> None:
+    found = printed_beside_bucket("format_program.py")
+    steps = {name: [step for step, _ in each["product"]] for name, each in found.items()}
+    assert steps == {
+        "saved": [10, 20, 30],
+        "removed": [10],
+        "rolled_back": [10],
+        "saved_again_after_rollback": [10, 20],
+        "saved_again": [10, 20],
+        "killed_in_replacement": [10, 20],
+        "plain_orbax_beside": [10, 20, 25],
+    }
+    for name, each in found.items():
+        assert each["reader"] == each["product"], (name, each)
+        assert each["refusal"] == ""
+    states = found["saved_again_after_rollback"]["states"]
+    aside = "20.rolled-back-000000000001-aaaaaaaaaaaaaaaa"
+    assert states == [[10, "complete", "10"], [20, "aside", aside], [20, "complete", "20"]]
+
+
+def test_reader_agrees_after_a_drain(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    drains = Drains(world, capsys)
+    saves(world, 1, 2, save_every=2)
+    saves(world, 3, start=2, save_every=0)
+    code, drained = drains.drain()
+    assert (code, drained["step"], drained["is_written"]) == (0, 3, True)
+    assert [each.step for each in assert_agrees(world, capsys).counting] == [2, 3]
+
+
+def flipped(path: Path, at: float = 0.5) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(at * len(data))] ^= 1
+    path.write_bytes(data)
+
+
+STORED: dict[str, str] = {
+    "host_state/2/marker.json": "step 2: its marker is not that of its entry",
+    "host_state/2/checksums.json": "step 2: its checksums.json is damaged",
+    "host_state/2/process_00000_of_00001.json": "step 2: process_00000_of_00001.json: the digest",
+    "2/_CHECKPOINT_METADATA": "step 2: its _CHECKPOINT_METADATA is damaged",
+    "2/default/manifest.ocdbt": "step 2: its manifest.ocdbt is damaged",
+    "2": "step 2: gone",
+    "host_state/log/newest version": "version 3: ",
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_damage_of_storage_is_named(world: World, name: str) -> None:
+    saves(world, 1, 2)
+    (*_, newest) = sorted((world.persistent / "host_state" / "log").glob("*.json"))
+    if name.endswith("version"):
+        assert int(newest.stem) == 3, "a claim and two steps"
+        flipped(newest)
+    elif name == "2":
+        shutil.rmtree(world.persistent / name)
+    else:
+        flipped(world.persistent / name)
+    found = read(world, None)
+    assert len(found.faults) == 1
+    assert found.faults[0].startswith(STORED[name])
+    is_read = name.startswith("host_state/2/marker") or name in ("2", "2/_CHECKPOINT_METADATA")
+    product = PersistentTier(str(world.persistent)).found.find(2)
+    assert product is not None
+    assert bool(product.step.problem) == is_read
+    assert [each.step for each in found.counting] == ([1] if is_read else [1, 2])
+
+
+FOREIGN = (b"", b"{}", b"null", b"\xff\xfe", b"[" * 2000, b'{"format":1}', b"x" * 5000, b"1e999")
+
+
+def test_foreign_bytes_in_any_file_are_named(world: World) -> None:
+    saves(world, 1, 2)
+    saves(world, 2, start=1)
+    (process,) = read_ramdisk(world.ramdisk, "run")
+    in_ram = [path for path in process.path.rglob("*.json") if path.parent.name != "quarantine"]
+    (*_, newest) = sorted((world.persistent / "host_state" / "log").glob("*.json"))
+    in_storage = [newest, *world.persistent.rglob("host_state/*/[mcp]*.json")]
+    assert read(world, None).faults == process.faults == []
+    for path in [*in_ram, *in_storage]:
+        data = path.read_bytes()
+        for foreign in FOREIGN:
+            path.write_bytes(foreign)
+            (process,) = read_ramdisk(world.ramdisk, "run")
+            assert read(world, None).faults or process.faults, (path, foreign)
+        path.write_bytes(data)
+
+
+def test_future_format_is_refused(world: World) -> None:
+    saves(world, 1, 2)
+    (*_, newest) = sorted((world.persistent / "host_state" / "log").glob("*.json"))
+    newest.write_bytes(newest.read_bytes().replace(b'"format":1', b'"format":2', 1))
+    found = read(world, None)
+    assert found.refusal == "a later version of this package wrote it: format 2"
+    assert found.counting == []
+
+
+def test_log_signed_with_another_secret_is_named_when_required(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ECKPT_SECRET", SECRET)
+    saves(world, 1)
+    files = DirectoryFiles(world.persistent)
+    assert read_storage(files, secret=SECRET.encode(), require=True).faults == []
+    other = read_storage(files, secret=b"t" * 32, require=True)
+    assert other.counting == []
+    assert other.faults[0].endswith("not signed with the secret")
+    assert [each.step for each in read_storage(files, secret=b"t" * 32).counting] == [1]
+
+
+@pytest.mark.parametrize("secret", [None, SECRET], ids=["unsigned", "signed"])
+@pytest.mark.parametrize(
+    "name", ["ledger.json", "slot_0.manifest.json", "slot_0.bin", "host_state/*-1/*.json"]
+)
+def test_damage_of_a_ramdisk_is_named(
+    world: World, monkeypatch: pytest.MonkeyPatch, name: str, secret: str | None
+) -> None:
+    if secret is not None:
+        monkeypatch.setenv("ECKPT_SECRET", secret)
+    saves(world, 1, 2, save_every=0)
+    key = secret and secret.encode()
+    (before,) = read_ramdisk(world.ramdisk, "run", key)
+    assert before.faults == []
+    (path,) = before.path.glob(name)
+    flipped(path, 0.4 if path.suffix == ".json" else 0)
+    (after,) = read_ramdisk(world.ramdisk, "run", key)
+    (fault,) = after.faults
+    assert fault.startswith(path.relative_to(before.path).as_posix())
+    sound = [s.save.step for s in after.slots if all(shard.is_sound for shard in s.shards)]
+    assert sorted(sound) == ([2] if "slot_0" in name else [1, 2])
+    states = [state.save.step for state in after.host_states]
+    assert states == ([2] if "host_state" in name else [1, 2])
+    assert (after.ledger is None) == (name == "ledger.json")
+
+
+def test_reader_reads_the_golden_files(tmp_path: Path) -> None:
+    process = tmp_path / "demo" / "process_00003"
+    saved = process / "host_state" / "000000000006-5e9d5e9d5e9d5e9d-40"
+    saved.mkdir(parents=True)
+    shutil.copy(GOLDEN / "manifest_v1.json", process / "slot_0.manifest.json")
+    (process / "slot_0.bin").write_bytes(slot_bytes())
+    shutil.copy(GOLDEN / "ledger_v2.json", process / "ledger.json")
+    shutil.copy(GOLDEN / "process_00003_of_00008_v1.json", saved / "process_00003_of_00008.json")
+    (found,) = read_ramdisk(tmp_path, "demo")
+    assert found.faults == []
+    assert found.complete == (45, ledger().incarnation, "demo")
+    (slot,) = found.slots
+    assert [(shard.path, shard.is_sound) for shard in slot.shards] == [
+        ("params/b", True),
+        ("params/w", True),
+        ("rng", True),
+    ]
+    (state,) = found.host_states
+    assert state.value == {
+        "iterator": {"position": 160, "seen": b"\x00\xff", "window": (1, 2.5)},
+        "best": float("-inf"),
+        "seed": 1 << 70,
+        1: "a key that is not a string",
+        "table": ("<u2", (2,), b"\x01\x00\x02\x00"),
+    }
+
+
+LIVES = [f"{number:012d}-{nonce * 16}" for number in range(5) for nonce in "ab"]
+CHAINS = [
+    Timeline(LIVES[8], 7, (Life(LIVES[6], 7), Life(LIVES[2], 4)), 2),
+    Timeline(LIVES[6], 7, (Life(LIVES[5], 7),), -1),
+    Timeline(LIVES[4], -1, (), -1),
+    Timeline(LIVES[8], 3, (Life("000000000002-orbax-5e9d", 3), Life(LIVES[4], 1)), 1),
+]
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_rule_of_the_chain_is_that_of_the_product(chain: Timeline) -> None:
+    record = msgspec.to_builtins(chain)
+    plain = [f"{number:012d}-orbax-5e9d" for number in range(5)]
+    for life in [*LIVES, *plain, f"{LIVES[6]}.000001", "no-number"]:
+        for step in range(9):
+            assert allows(record, step, life) == (not chain.rejection_reason(step, life)), (
+                step,
+                life,
+            )
