@@ -1,0 +1,305 @@
+"""``emergency_ckpt.orbax.v1``: Orbax v1's ``Checkpointer`` with a RAM tier beside its storage."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint.experimental.v1 as plain
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from world import World, same
+
+import emergency_ckpt.orbax.v1 as ocp
+from emergency_ckpt.errors import StateMismatch
+
+USES_PRIVATE_PARTS = {
+    "test_cleanup_tmp_directories_false",
+    "test_cleanup_tmp_directories_true",
+    "test_gcs_deletion_options",
+    "test_lightweight_initialize_false",
+    "test_lightweight_initialize_true",
+    "test_save_async_raises_on_background_failure",
+}
+"""Tests of Orbax's that look into ``_manager`` of its class."""
+
+
+class Iterator10:
+    """A data iterator: Orbax v1 asks for ``save`` and ``load``, the RAM tier for its state."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def get_state(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+    async def save(self, directory: Any) -> Any:
+        text = str(self.at)
+
+        async def write() -> None:
+            folder = await directory.await_creation()
+            (folder / "at").write_text(text)
+
+        return write()
+
+    async def load(self, directory: Any) -> Any:
+        async def read() -> None:
+            self.at = int((directory / "at").read_text())
+
+        return read()
+
+
+def opened(world: World, *, every: int = 1, stores: int = 100, **more: Any) -> Any:
+    """A checkpointer with a RAM tier; storage has step 0 and each multiple of ``stores``."""
+    return ocp.training.Checkpointer(
+        world.persistent,
+        save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(stores),
+        local_directory=world.ramdisk,
+        settings={"local_save_every": every, "mesh": world.mesh, "on_event": world.events.append},
+        **more,
+    )
+
+
+def state(world: World, step: int) -> dict[str, Any]:
+    """The state of a step, without the array that Orbax cannot write."""
+    return {name: leaf for name, leaf in world.state(step).items() if name != "empty"}
+
+
+def abstract(world: World) -> Any:
+    """What a loop knows of its state before it has one."""
+
+    def spec(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+    return jax.tree.map(spec, state(world, 0))
+
+
+@pytest.fixture
+def two_tiers(world: World) -> World:
+    """Storage has step 0, RAM has step 3."""
+    with opened(world) as checkpointer:
+        for step in range(4):
+            assert checkpointer.save(step, state(world, step), metrics={"loss": float(step)})
+    return world
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in dir(plain.training.Checkpointer) if not name.startswith("_")] + ["__init__"],
+)
+def test_v1_checkpointer_has_orbaxs_methods_and_arguments(name: str) -> None:
+    theirs, mine = (getattr(m.training.Checkpointer, name) for m in (plain, ocp))
+    if isinstance(theirs, property):
+        assert isinstance(mine, property)
+        return
+    known = inspect.signature(mine).parameters
+    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values())
+    wanted = inspect.signature(theirs).parameters
+    assert takes_all or list(known)[: len(wanted)] == list(wanted)
+
+
+def test_every_other_name_of_v1_is_orbaxs_own() -> None:
+    for theirs, mine, ours in (
+        (plain, ocp, {"training"}),
+        (plain.training, ocp.training, {"Checkpointer"}),
+    ):
+        names = {name for name in dir(theirs) if not name.startswith("_")} - ours
+        assert [n for n in names if getattr(mine, n, None) is not getattr(theirs, n)] == []
+
+
+def test_newest_step_comes_from_ram(two_tiers: World) -> None:
+    with opened(two_tiers) as checkpointer:
+        assert [each.step for each in checkpointer.checkpoints] == [0, 3]
+        assert checkpointer.latest.step == 3
+        assert same(checkpointer.load(None, abstract(two_tiers)), state(two_tiers, 3))
+        assert checkpointer.save(4, state(two_tiers, 4))
+    with opened(two_tiers) as checkpointer:
+        assert same(
+            checkpointer.load(checkpointer.latest, abstract(two_tiers)), state(two_tiers, 4)
+        )
+
+
+def test_step_of_storage_is_plain_orbaxs(two_tiers: World) -> None:
+    with plain.training.Checkpointer(two_tiers.persistent) as checkpointer:
+        assert [each.step for each in checkpointer.checkpoints] == [0]
+        assert same(checkpointer.load(0, abstract(two_tiers)), state(two_tiers, 0))
+        checkpointer.save(7, state(two_tiers, 7))
+    with opened(two_tiers) as checkpointer:
+        assert checkpointer.latest.step == 7
+        assert same(checkpointer.load(None, abstract(two_tiers)), state(two_tiers, 7))
+
+
+def test_lost_ram_leaves_the_step_of_storage(two_tiers: World) -> None:
+    two_tiers.lose_ram()
+    with opened(two_tiers) as checkpointer:
+        assert checkpointer.latest.step == 0
+        assert same(checkpointer.load(None, abstract(two_tiers)), state(two_tiers, 0))
+
+
+def test_older_step_by_number_goes_on_from_there(two_tiers: World) -> None:
+    with opened(two_tiers) as checkpointer:
+        assert same(checkpointer.load(0, abstract(two_tiers)), state(two_tiers, 0))
+        assert checkpointer.save(1, state(two_tiers, 101))
+    with opened(two_tiers) as checkpointer:
+        assert same(checkpointer.load(None, abstract(two_tiers)), state(two_tiers, 101))
+
+
+def test_several_checkpointables_and_an_iterator_come_from_ram(world: World) -> None:
+    iterator = Iterator10()
+    with opened(world) as checkpointer:
+        for step in (0, 1):
+            iterator.at = 10 + step
+            parts = {"model": state(world, step), "opt": state(world, 50), "data": iterator}
+            assert checkpointer.save_checkpointables(step, parts)
+    found, target = Iterator10(), abstract(world)
+    with opened(world) as checkpointer:
+        loaded = checkpointer.load_checkpointables(
+            None, {"model": target, "opt": target, "data": found}
+        )
+    assert same(loaded["model"], state(world, 1))
+    assert same(loaded["opt"], state(world, 50))
+    assert loaded["data"] is found
+    assert found.at == 11
+
+
+def test_part_of_a_step_is_loaded_where_storage_has_it(world: World) -> None:
+    with opened(world, stores=1) as checkpointer:
+        checkpointer.save_checkpointables(0, {"model": state(world, 0), "opt": state(world, 9)})
+    with opened(world) as checkpointer:
+        loaded = checkpointer.load_checkpointables(0, {"opt": abstract(world)})
+        assert list(loaded) == ["opt"]
+        assert same(loaded["opt"], state(world, 9))
+
+
+def test_part_of_a_step_in_ram_alone_is_named(two_tiers: World) -> None:
+    with opened(two_tiers) as checkpointer:
+        with pytest.raises(StateMismatch):
+            checkpointer.load(3, {"w": abstract(two_tiers)["w"]})
+        with pytest.raises(ValueError, match="step 3 is in RAM alone"):
+            checkpointer.load(3)
+        assert same(checkpointer.load(0), state(two_tiers, 0))
+
+
+def test_checkpointable_that_ram_cannot_keep_is_said_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stateful(Iterator10):
+        get_state = set_state = None  # pyright: ignore[reportAssignmentType]
+
+    with opened(world, stores=2) as checkpointer, caplog.at_level(logging.WARNING):
+        saved = [
+            checkpointer.save_checkpointables(
+                step, {"model": state(world, step), "odd": Stateful()}
+            )
+            for step in range(4)
+        ]
+    assert saved == [True, False, True, False]
+    assert sum("not saved to RAM" in line for line in caplog.messages) == 1
+    assert "'odd'" in caplog.text
+
+
+def test_metadata_of_a_step_in_ram_alone(two_tiers: World) -> None:
+    with opened(two_tiers) as checkpointer:
+        found = checkpointer.metadata(3)
+        assert (found.step, found.metrics) == (3, {"loss": 3.0})
+        assert found.metadata["w"].shape == state(two_tiers, 0)["w"].shape
+        assert found.time <= checkpointer.latest.time
+        named = checkpointer.checkpointables_metadata()
+        assert list(named.metadata) == ["state"]
+        assert checkpointer.metadata(0).metrics == {"loss": 0.0}
+
+
+@pytest.mark.parametrize("step", [0, 3], ids=["storage", "ram"])
+def test_deleted_step_is_gone_from_its_tier(two_tiers: World, step: int) -> None:
+    with opened(two_tiers) as checkpointer:
+        assert checkpointer.delete(step)
+        assert step not in [each.step for each in checkpointer.checkpoints]
+        with pytest.raises(ocp.training.errors.StepNotFoundError):
+            checkpointer.delete(step)
+        assert not checkpointer.delete(step, missing_ok=True)
+
+
+def test_settings_with_a_directory_are_refused(world: World) -> None:
+    with pytest.raises(ValueError, match="without 'dir'"):
+        ocp.training.Checkpointer(world.persistent, settings={"dir": "/somewhere"})
+
+
+def test_response_of_a_save_to_ram_calls_back(world: World) -> None:
+    heard: list[bool] = []
+    with opened(world) as checkpointer:
+        checkpointer.save(0, state(world, 0))
+        response = checkpointer.save_async(1, state(world, 1))
+        assert response.result()
+        response.on_complete(heard.append)
+        checkpointer.wait()
+    assert opened_step(world) == 1
+
+
+def opened_step(world: World) -> int:
+    with opened(world) as checkpointer:
+        return checkpointer.latest.step
+
+
+def test_deprecated_names_say_what_to_use(world: World) -> None:
+    with opened(world) as checkpointer:
+        with pytest.warns(DeprecationWarning, match="Use `save` instead"):
+            checkpointer.save_pytree(0, state(world, 0))
+        with pytest.warns(DeprecationWarning, match="Use `load` instead"):
+            assert same(checkpointer.load_pytree(0, abstract(world)), state(world, 0))
+
+
+def test_state_on_another_mesh_comes_from_ram(two_tiers: World) -> None:
+    """The arrays of the next life lie otherwise on the devices."""
+    target = abstract(two_tiers)
+    w = target["w"]
+    target["w"] = jax.ShapeDtypeStruct(
+        w.shape, w.dtype, sharding=NamedSharding(two_tiers.mesh, P("slice", "fsdp"))
+    )
+    with opened(two_tiers) as checkpointer:
+        loaded = checkpointer.load(3, target)
+    assert loaded["w"].sharding == target["w"].sharding
+    assert (jax.device_get(loaded["w"]) == jax.device_get(state(two_tiers, 3)["w"])).all()
+
+
+EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
+UPSTREAM = """
+import orbax.checkpoint.experimental.v1 as ocp
+import emergency_ckpt.orbax.v1 as ours
+ocp.training.Checkpointer = ours.training.Checkpointer
+from absl.testing import absltest
+from orbax.checkpoint.experimental.v1._src.training.checkpointer_test_base import (
+    CheckpointerTestBase,
+)
+class Test(CheckpointerTestBase.Test): pass
+class DeprecationsTest(CheckpointerTestBase.DeprecationsTest): pass
+absltest.main()
+"""
+
+
+@pytest.mark.slow
+def test_orbaxs_own_tests_pass_but_for_private_parts(tmp_path: Path) -> None:
+    """Its suite is part of its package, and runs on our class in place of its own."""
+    ran = subprocess.run(
+        [sys.executable, "-c", UPSTREAM, f"--test_tmpdir={tmp_path}"],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": EIGHT_DEVICES},
+    )  # fmt: skip
+    failed = {
+        line.split()[1]
+        for line in ran.stderr.splitlines()
+        if line.startswith(("ERROR: test", "FAIL: test"))
+    }
+    assert "Ran 56 tests" in ran.stderr
+    assert failed == USES_PRIVATE_PARTS
