@@ -27,7 +27,11 @@ CALLED_BY_USERS = {
     "axlearn/adapter.py": {"checkpoint_paths", "ckpt_dir"},
     "checkpointer.py": {"failed_saves"},
     "maxtext.py": {"create_checkpoint_manager", "from_maxtext"},
-    "orbax/manager.py": {"best_step", "in_primary_slice", "reload"},
+    "orbax/manager.py": {"best_step", "in_primary_slice"},
+    "orbax/v1/training.py": {
+        *("save_checkpointables", "save_pytree", "save_pytree_async"),
+        *("load_pytree", "load_pytree_async", "pytree_metadata"),
+    },
 }
 
 # JAX's coordination client and these parts of Orbax have no public name.

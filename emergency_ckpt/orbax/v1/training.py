@@ -65,7 +65,7 @@ class _Parts(NamedTuple):
     unfit: str = ""
 
 
-class RamSave:
+class RamResponse:
     """A save that only the RAM tier has begun: Orbax's ``AsyncResponse[bool]``."""
 
     def __init__(self, ram: EmergencyCheckpointer) -> None:
@@ -280,7 +280,7 @@ class Checkpointer:
         custom_metadata: Any,
         *,
         force: bool,
-    ) -> RamSave | None:
+    ) -> RamResponse | None:
         ram = self._ram
         if ram is None or not (force or ram.takes_every_step or ram.should_save(step)):
             return None
@@ -298,7 +298,7 @@ class Checkpointer:
         saved = ram.save(step=step, state=parts.trees, host_state=host_state, force=force)
         if saved:
             self._noted, self._noted_ns = {step: host_state}, {step: time.time_ns()}
-        return RamSave(ram) if saved else None
+        return RamResponse(ram) if saved else None
 
     def cancel(self, step: Any = None) -> None:
         """Cancel a save to storage, and remove what it has of ``step``. As Orbax's."""
