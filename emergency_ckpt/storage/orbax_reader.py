@@ -23,13 +23,16 @@ from emergency_ckpt import _native
 from emergency_ckpt.core.boxes import shape_of
 from emergency_ckpt.core.restore.leaves.stored_leaves import stored_name
 from emergency_ckpt.core.restore.storage_read import StoredArray
-from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.errors import ConfigError, CorruptData
 from emergency_ckpt.storage.calls import is_damage
 from emergency_ckpt.storage.chunks.file_reader import FileBox, Sink, read_into
 from emergency_ckpt.storage.chunks.index import ChunkIndex
 from emergency_ckpt.storage.directory import text_of
 from emergency_ckpt.storage.waits import result_by
 from emergency_ckpt.types import LeafSpec, ShardId
+
+GCS_BACKEND_VARIABLE = "TENSORSTORE_GCS_BACKEND"
+"""Of the environment; Orbax's name, so that both use the same driver."""
 
 _OCDBT_CACHE_BYTES = 64 << 20
 _CONCURRENT_REQUESTS = 32
@@ -353,5 +356,15 @@ def kvstore_of(item: str, name: str = "") -> dict[str, Any] | str:
         return {"driver": "file", "path": f"{os.path.normpath(item)}/{name}"}
     if scheme == "gs":
         bucket, _, path = rest.partition("/")
-        return {"driver": "gcs", "bucket": bucket, "path": f"{path.rstrip('/')}/{name}".lstrip("/")}
+        place = f"{path.rstrip('/')}/{name}".lstrip("/")
+        return {"driver": _driver_of_buckets(), "bucket": bucket, "path": place}
     return f"{scheme}://{quote(rest.rstrip('/'))}/{quote(name)}"
+
+
+def _driver_of_buckets() -> str:
+    """Return TensorStore's driver for ``gs://``, which the user chooses as for Orbax."""
+    driver = os.environ.get(GCS_BACKEND_VARIABLE, "gcs")
+    if driver not in ("gcs", "gcs_grpc"):
+        problem = f"{driver!r} is no driver of buckets: gcs (HTTP) and gcs_grpc are"
+        raise ConfigError([problem], target=GCS_BACKEND_VARIABLE)
+    return driver
