@@ -14,18 +14,16 @@ from absl import logging
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator, connect_start
-from emergency_ckpt.cluster.hang.hang_watch import HangWatch
-from emergency_ckpt.cluster.hang.step_progress import StepProgress
+from emergency_ckpt.cluster.hang import HangWatch, StepProgress
 from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.membership import Membership
+from emergency_ckpt.cluster.notice_sources import open_sources
 from emergency_ckpt.cluster.peer_signs import DeathWatch, PeerSigns
 from emergency_ckpt.cluster.peers import Known
-from emergency_ckpt.cluster.preemption.sources import open_sources
-from emergency_ckpt.cluster.preemption.watch import PreemptionWatch, find_notices
-from emergency_ckpt.cluster.rounds import run_on_all
+from emergency_ckpt.cluster.preemption import PreemptionWatch, find_notices
+from emergency_ckpt.cluster.round import run_on_all
 from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
-from emergency_ckpt.cluster.stored_chain import SOON_S, StoredChain
-from emergency_ckpt.cluster.timelines import Timelines
+from emergency_ckpt.cluster.timelines import SOON_S, StoredChain, Timelines
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.secret.derived_keys import RunSecret
@@ -43,10 +41,13 @@ from emergency_ckpt.save.persistent.save import PersistentSaves
 from emergency_ckpt.save.saver import Saver
 from emergency_ckpt.save.saver_parts import SaverParts
 from emergency_ckpt.save.vote import Vote
-from emergency_ckpt.start.claim import ClaimAtStart, told_refusal
-from emergency_ckpt.start.config_warnings import config_warnings
-from emergency_ckpt.start.peer_probe import PeerProbe
-from emergency_ckpt.start.storage_probe import StorageProbe
+from emergency_ckpt.start import (
+    ClaimAtStart,
+    PeerProbe,
+    StorageProbe,
+    config_warnings,
+    told_refusal,
+)
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
 

@@ -25,9 +25,8 @@ import msgspec
 
 from benchmarks.scale.model import RUN_ID, SAVE, Shape, contents_digest, holder, manifests
 from emergency_ckpt.cluster.coordination import JaxCoordinator, namespace
-from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
-from emergency_ckpt.cluster.round import Series
-from emergency_ckpt.cluster.rounds import run_on_all
+from emergency_ckpt.cluster.preemption import PreemptionWatch
+from emergency_ckpt.cluster.round import Series, run_on_all
 from emergency_ckpt.config.settings import Config
 from emergency_ckpt.core.placement.placement_policies import parse_policy, place
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, selected

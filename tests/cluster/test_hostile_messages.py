@@ -14,7 +14,7 @@ from memory_coordination import MemoryService
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster import left_processes, peers, start_agreement
-from emergency_ckpt.cluster import rounds as going_on
+from emergency_ckpt.cluster import round as rounds_and_cells
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.left_processes import LeftProcesses, leaving
 from emergency_ckpt.cluster.messages import (
@@ -26,14 +26,21 @@ from emergency_ckpt.cluster.messages import (
     text_of,
 )
 from emergency_ckpt.cluster.peers import Known
-from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
+from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, MAX_PLAN_MESSAGE_BYTES
 from emergency_ckpt.core.save import step_agreement as words
 from emergency_ckpt.errors import CheckpointError, ConfigError, CoordinationError
 from emergency_ckpt.save import vote
-from emergency_ckpt.save.persistent.keys import FIRST_STAGE, PersistentSaveKeys, rule_of
-from emergency_ckpt.save.persistent.outcomes import Outcomes
-from emergency_ckpt.save.persistent.reports import Crc, Document, StageReport, Written
+from emergency_ckpt.save.persistent.rounds import (
+    FIRST_STAGE,
+    Crc,
+    Document,
+    Outcomes,
+    PersistentSaveKeys,
+    StageReport,
+    Written,
+    rule_of,
+)
 from emergency_ckpt.save.step_agreement import Choice, SaveAgreement
 from emergency_ckpt.save.vote import Ballot, Vote
 from emergency_ckpt.types import SaveId, ShardId
@@ -48,7 +55,7 @@ MESSAGES: tuple[tuple[Any, Any], ...] = (
     (vote._Decision(False, "process 1: no"), vote._Decision),
     (peers._Hello("127.0.0.1:4000", Known(7, 40, SAVE), ""), peers._Hello),
     (peers.Started("000000000008-5e9d000000000000", 40, SAVE), peers.Started),
-    (going_on._Ready("", 7), going_on._Ready),
+    (rounds_and_cells._Ready("", 7), rounds_and_cells._Ready),
     (start_agreement._Hello("5e" * 32, ""), start_agreement._Hello),
     (start_agreement._Decision("5e9d", ""), start_agreement._Decision),
     (
@@ -207,7 +214,7 @@ def test_differing_settings_with_hostile_table_are_told(data: bytes) -> None:
 def test_going_on_with_hostile_word_fails_everywhere(data: bytes) -> None:
     def call(member: Coordinator) -> object:
         watch = PreemptionWatch(None, grace_s=1.0)
-        return going_on.run_on_all(member, "ready", lambda: None, watch, LONG_S)
+        return rounds_and_cells.run_on_all(member, "ready", lambda: None, watch, LONG_S)
 
     outcomes = together(call, "ready/", data, 1)
     assert all("process 1: decode message 'ready/1'" in str(o) for o in outcomes), outcomes

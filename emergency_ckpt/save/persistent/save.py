@@ -24,7 +24,7 @@ from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.cluster.shard_source import HostStateInbox
-from emergency_ckpt.cluster.stored_chain import StoredChain
+from emergency_ckpt.cluster.timelines import StoredChain
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.core.placement.placement_policies import Topology
 from emergency_ckpt.core.placement.writers import host_state_writer, owners_of
@@ -35,26 +35,24 @@ from emergency_ckpt.errors import (
     SaveFailed,
 )
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.save.persistent.keys import (
+from emergency_ckpt.save.persistent.rounds import (
     DOCUMENTS,
     FIRST_STAGE,
-    PersistentSaveKeys,
-    rule_of,
-)
-from emergency_ckpt.save.persistent.outcomes import Outcomes
-from emergency_ckpt.save.persistent.reports import (
     Crc,
     Document,
+    Outcomes,
+    PersistentSaveKeys,
     SavePaused,
     StageReport,
+    WriterMeetings,
     Written,
     agreed_crcs,
     checked_metrics,
     raise_failure,
     report_of,
+    rule_of,
     text_of,
 )
-from emergency_ckpt.save.persistent.writer_meetings import WriterMeetings
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import StateTree
