@@ -46,7 +46,6 @@ from emergency_ckpt.start import (
     PeerProbe,
     StorageProbe,
     config_warnings,
-    told_refusal,
 )
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
@@ -137,9 +136,6 @@ class Opened:
             limit_s = config.start_timeout_s
             errors = run_on_all(member.coordinator, "opened", self._check, self.watch, limit_s)
             if errors:
-                refusal = told_refusal(member.coordinator)
-                if refusal is not None:
-                    raise refusal
                 raise RestoreFailed("start", "the job", errors)
         except BaseException as error:
             self._leave(text_of(error))
@@ -359,7 +355,7 @@ class Opened:
         if config.metrics_port is not None:
             _serve_metrics(config.bind_host or _LOOPBACK, config.metrics_port, self.events)
         if claim is not None:
-            claim.check(member.coordinator)
+            claim.check()
         # Where a peer must answer, a slow one would end the job.
         must_answer = "peers" in config.require
         longest_s = config.start_timeout_s / (2 if must_answer else 4)
@@ -370,7 +366,7 @@ class Opened:
         member.adopt_orphans()
         peer_probe.finish(required=must_answer)
         if claim is not None:
-            claim.finish(member.coordinator, member.incarnation)
+            claim.finish(member.incarnation)
 
 
 def _sink(config: Config, me: int) -> EventSink:

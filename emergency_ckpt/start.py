@@ -10,10 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-import msgspec
-
 from emergency_ckpt.background import Failures
-from emergency_ckpt.cluster.coordination import ERROR_LIMIT_CHARS, Coordinator
 from emergency_ckpt.cluster.peers import Known, Peers
 from emergency_ckpt.cluster.timelines import told_of_wait
 from emergency_ckpt.config import Config
@@ -21,7 +18,6 @@ from emergency_ckpt.core.step_log import greatest_number
 from emergency_ckpt.errors import (
     CheckpointError,
     ConfigError,
-    CoordinationError,
     CorruptData,
     DirectoryInUse,
     PeerUnreachable,
@@ -220,17 +216,8 @@ class StorageProbe:
                 self._events.emit("start.warning", text=text)
 
 
-_KEY = "directory"
 _WRITE_TIMEOUT_S = 5.0
 """Short, because all processes wait for it."""
-
-
-class _Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``refusal``: why this run may not save, or empty."""
-
-    target: str = ""
-    refusal: str = ""
-    hint: str = ""
 
 
 class ClaimAtStart:
@@ -275,13 +262,12 @@ class ClaimAtStart:
         counting = [] if table is None else table.counting()
         return Known(greatest_number(table), counting[-1].step if counting else -1)
 
-    def check(self, coordinator: Coordinator) -> None:
-        """Raise DirectoryInUse when another run has the claim, after telling the others."""
+    def check(self) -> None:
+        """Raise DirectoryInUse when another run has the claim."""
         if self._refusal is not None:
-            _tell(coordinator, self._refusal)
             raise self._refusal
 
-    def finish(self, coordinator: Coordinator, incarnation: str) -> None:
+    def finish(self, incarnation: str) -> None:
         """Claim a directory that no run has; in one of this run take the number of this life.
 
         DirectoryInUse when another run has just claimed it. Call last, because a start that fails
@@ -290,26 +276,7 @@ class ClaimAtStart:
         if self.has_read and self._saves_there:
             try:
                 self._writer.enter(incarnation, time.monotonic() + _WRITE_TIMEOUT_S)
-            except DirectoryInUse as error:
-                _tell(coordinator, error)
+            except DirectoryInUse:
                 raise
             except (PersistentTierError, CorruptData) as error:
                 self._events.emit("persistent.unreachable", reason=str(error)[:500])
-
-
-def _tell(coordinator: Coordinator, refusal: DirectoryInUse) -> None:
-    cut = ERROR_LIMIT_CHARS
-    told = _Told(refusal.target[:cut], refusal.problem[:cut], refusal.hint[:cut])
-    coordinator.put(_KEY, msgspec.json.encode(told))
-
-
-def told_refusal(coordinator: Coordinator) -> DirectoryInUse | None:
-    """Return the leader's refusal, or None; on any process, once all have come."""
-    data = coordinator.find(_KEY)
-    if data is None:
-        return None
-    try:
-        told = msgspec.json.decode(data, type=_Told)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise CoordinationError("read", _KEY, f"not the leader's result: {error!s:.300}") from error
-    return DirectoryInUse("save in", told.target, told.refusal, hint=told.hint)

@@ -104,12 +104,6 @@ class _Client:
     def key_value_try_get_bytes(self, key: str) -> bytes:
         raise jax.errors.JaxRuntimeError(f"NOT_FOUND: {key}")  # asked by who came too early
 
-    def key_value_increment(self, key: str, increment: int) -> int:
-        number = int(self._values.get(key, b"0")) + increment
-        self._values[key] = str(number).encode()
-        self._count(key, self._values[key])
-        return number
-
 
 class _Peers:
     """The leader's tier and its client. Every manifest comes from a peer."""

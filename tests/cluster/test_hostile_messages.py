@@ -35,10 +35,8 @@ from emergency_ckpt.save.persistent.rounds import (
     FIRST_STAGE,
     Crc,
     Document,
-    Outcomes,
-    PersistentSaveKeys,
     StageReport,
-    Written,
+    StorageRounds,
     rule_of,
 )
 from emergency_ckpt.save.step_agreement import Choice, SaveAgreement
@@ -65,7 +63,7 @@ MESSAGES: tuple[tuple[Any, Any], ...] = (
     (words.Proposal(3, "local", 40), words.Proposal),
     (words.Answer("late", 41, 0.25), words.Answer),
     (words.Decision(True), words.Decision),
-    (StageReport(written=Written({0: Document("5e", False)}, (Crc(SHARD, 77),))), StageReport),
+    (StageReport(documents={0: Document("5e", False)}, crcs=(Crc(SHARD, 77),)), StageReport),
     (("0198f2c4a1b0-5e9d", 40, "0198f2c4a1b0-5e9d.000001"), left_processes.Place),
     ({"dir": "'/a'"}, dict[str, str]),
     (["dir differs"], list[str]),
@@ -252,10 +250,10 @@ def test_hostile_departure_counts_as_one(data: bytes) -> None:
 @DATA
 def test_hostile_outcome_of_persistent_save_is_typed(data: bytes) -> None:
     service = MemoryService(2)
-    keys = [PersistentSaveKeys(service.member(p), LONG_S) for p in range(2)]
-    keys[0].outcome(SAVE).settle(data)
+    keys = [StorageRounds(service.member(p), LONG_S) for p in range(2)]
+    keys[0]._outcome(SAVE).settle(data)
     with pytest.raises(CoordinationError, match="outcome of step 40, process 0"):
-        Outcomes(keys[1], LONG_S).learn(SAVE, 0)
+        keys[1].learn(SAVE, 0)
     service.member(0).put("at/persistent/0", data)
     with pytest.raises(CoordinationError, match=r"at/persistent/0"):
         keys[1].absent(SAVE, [0])
@@ -268,8 +266,7 @@ def test_hostile_outcome_of_persistent_save_is_typed(data: bytes) -> None:
 def test_hostile_report_of_a_writer_ends_the_stage_on_all(data: bytes) -> None:
     service = MemoryService(2)
     first, second = (
-        PersistentSaveKeys(service.member(p), LONG_S).stage(SAVE, FIRST_STAGE, [0, 1])
-        for p in range(2)
+        StorageRounds(service.member(p), LONG_S).stage(SAVE, FIRST_STAGE, [0, 1]) for p in range(2)
     )
     second.say(data)
     with pytest.raises(CoordinationError, match="host_states of step 40, process 1"):

@@ -171,5 +171,5 @@ def test_doubt_is_resolved_however_many_votes_later(ballot: Ballot) -> None:
 def test_lives_of_a_job_do_not_share_votes() -> None:
     job = Job()
     job.cast(5, everybody())
-    other = SaveId(step=5, incarnation="another life", run_id="run")
+    other = SaveId(step=5, incarnation="life after it", run_id="run")
     assert job.votes[1].learn(other).kind == "in_doubt"

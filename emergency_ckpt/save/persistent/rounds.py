@@ -8,16 +8,15 @@ outcome, one value, for which all others wait in the background.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
-from emergency_ckpt.cluster.coordination import Coordinator, forget
+from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.messages import decode_message, reason_of
-from emergency_ckpt.cluster.round import Answer, Cell, Round, Rule
+from emergency_ckpt.cluster.round import Answer, Cell, Round, Rule, Series
 from emergency_ckpt.core.limits import MAX_METRICS_BYTES
 from emergency_ckpt.errors import (
     CheckpointError,
@@ -41,25 +40,22 @@ class Crc(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     crc32c: int
 
 
-class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Documents that one writer has stored, and the CRCs of its part of the tensors."""
-
-    documents: dict[int, Document] = {}
-    crcs: tuple[Crc, ...] = ()
-
-
 class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Report of one writer on one stage.
 
     The first writer's answer to all of them is one too, with the first failure or none.
 
-    ``kept``: of the first writer, that storage has the step already. ``attempt``: of the first
-    writer, the name of this attempt. ``pauses``: the error is a pause after failed saves.
+    Attributes:
+      pauses: the error is a pause after failed saves.
+      documents, crcs: what this writer has stored, and the CRCs of its part of the tensors.
+      kept: of the first writer, that storage has the step already.
+      attempt: of the first writer, the name of this attempt.
     """
 
     error: str = ""
     pauses: bool = False
-    written: Written = Written()
+    documents: dict[int, Document] = {}
+    crcs: tuple[Crc, ...] = ()
     kept: bool = False
     attempt: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,16}\Z")] = ""
 
@@ -84,7 +80,7 @@ def report_of(data: bytes, stage: str, step: int, writer: int) -> StageReport:
     return decode_message(data, StageReport, f"{stage} of step {step}, process {writer}")
 
 
-def agreed_crcs(every: Sequence[Written]) -> tuple[dict[ShardId, int], list[ShardId]]:
+def agreed_crcs(every: Sequence[StageReport]) -> tuple[dict[ShardId, int], list[ShardId]]:
     """One CRC for each box; and the boxes whose copies differ.
 
     Those have none: which copy Orbax took is unknown.
@@ -114,16 +110,18 @@ def text_of(error: Exception) -> str:
     return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
 
 
-_KEPT_REFUSALS = 2
 FIRST_STAGE = "host_states"
 DOCUMENTS = "documents"
 TENSORS = "tensors"
+_KEPT_REFUSALS = 2
+_STAGES = 4
+"""So many stages, each with the timeout, lie between a process's own part and the outcome."""
 
 
-class PersistentSaveKeys:
-    """Keys ``persist/<incarnation>/<step>/<stage>/<process>``. Belongs to the background thread.
+class StorageRounds:
+    """What one process says and hears in persistent saves.
 
-    The first writer forgets the keys of a save when all writers are at a later one.
+    For the background thread, but where any thread is named.
     """
 
     def __init__(
@@ -135,18 +133,23 @@ class PersistentSaveKeys:
         self._coordinator = coordinator
         self._timeout_s = timeout_s
         self._left_processes = left_processes or LeftProcesses(coordinator)
-        self._saves: deque[SaveId] = deque()
-        self._refusals: deque[str] = deque()
+        self._saves = Series()
+        self._refusals = Series(_KEPT_REFUSALS)
+        self._ending = threading.Event()
+        self._is_learning = False
 
     def begin(self, save: SaveId) -> None:
         """Tell that this process has come to ``save``: it takes part in none before it."""
         self._left_processes.come_to("persistent", save)
 
+    def absent(self, save: SaveId, processes: Collection[int]) -> dict[int, str]:
+        """Return which of ``processes`` take no part in ``save``, each with a sentence."""
+        return self._left_processes.absent("persistent", save, processes)
+
     def stage(self, save: SaveId, stage: str, writers: Sequence[int]) -> Round:
         """Begin a round of the ``writers``, which the first of them leads."""
-        leads = self._coordinator.process_index == writers[0]
-        if leads and stage == FIRST_STAGE:
-            self._saves.append(save)
+        if self._coordinator.process_index == writers[0] and stage == FIRST_STAGE:
+            self._saves.add(_prefix(save))
         return Round(
             self._coordinator,
             f"{_prefix(save)}/{stage}",
@@ -156,48 +159,95 @@ class PersistentSaveKeys:
             absent=lambda processes: self.absent(save, processes),
         )
 
-    def outcome(self, save: SaveId) -> Cell:
-        """Return the cell that says how ``save`` ended; see ``outcomes``."""
-        return Cell(self._coordinator, f"{_prefix(save)}/outcome")
+    def tidy(self, writers: Collection[int]) -> None:
+        """At the first writer: delete the keys of saves that all writers have left behind.
 
-    def absent(self, save: SaveId, processes: Collection[int]) -> dict[int, str]:
-        """Return which of ``processes`` take no part in ``save``, each with a sentence."""
-        return self._left_processes.absent("persistent", save, processes)
+        A writer that has begun a save is done with those before it, whatever became of them.
+        """
+        for name in reversed(list(self._saves.names)[1:]):
+            first = Round(self._coordinator, f"{name}/{FIRST_STAGE}", self._timeout_s)
+            if set(writers) <= first.said().keys():
+                self._saves.all_came_to(name)
+                break
+        self._saves.tidy(self._coordinator)
+
+    # Host states that are sent to a writer.
 
     def refuse(self, save: SaveId, reason: str) -> None:
         """Tell the writer of this process's host state that it will not come."""
         # One that comes after the first writer has forgotten the save would stay for ever.
-        self._refusals.append(f"{_prefix(save)}/refused/{self._coordinator.process_index}")
-        while len(self._refusals) > _KEPT_REFUSALS:
-            forget(self._coordinator, self._refusals.popleft())
-        self._refusal(save).say(reason.encode())
+        self._refusals.add(f"{_prefix(save)}/refused/{self._coordinator.process_index}")
+        self._refusals.tidy(self._coordinator)
+        self._refused(save).say(reason.encode())
 
     def check_sent(self, save: SaveId, owners: Collection[int]) -> None:
         """PersistentTierError when one of ``owners`` will not send its host state."""
-        refused = self._refusal(save).said()
+        refused = self._refused(save).said()
         for owner in sorted(refused.keys() & set(owners)):
             problem = f"process {owner} cannot send its own: {reason_of(refused[owner])}"
             raise PersistentTierError("collect", f"host states of step {save.step}", problem)
         for reason in self.absent(save, owners).values():
             raise PersistentTierError("collect", f"host states of step {save.step}", reason)
 
-    def _refusal(self, save: SaveId) -> Round:
+    def _refused(self, save: SaveId) -> Round:
         return Round(self._coordinator, f"{_prefix(save)}/refused", self._timeout_s)
 
-    def forget_old(self, writers: Collection[int]) -> None:
-        """Forget saves that all writers have left behind; the first writer calls this.
+    # The outcome.
 
-        A writer that has begun a save is done with those before it, whatever became of them.
+    def _outcome(self, save: SaveId) -> Cell:
+        return Cell(self._coordinator, f"{_prefix(save)}/outcome")
+
+    def decide(self, save: SaveId, error: str, *, kept: bool = False, pauses: bool = False) -> None:
+        """Say how ``save`` ended: for the first writer. CoordinationError when nobody hears it.
+
+        Of a failed save that error is left to the deadline of those who wait.
         """
-        saves = list(self._saves)
-        for index in range(len(saves) - 1, 0, -1):
-            first = Round(
-                self._coordinator, f"{_prefix(saves[index])}/{FIRST_STAGE}", self._timeout_s
-            )
-            if set(writers) <= first.said().keys():
-                for _ in range(index):
-                    forget(self._coordinator, _prefix(self._saves.popleft()))
-                return
+        report = StageReport(error, pauses=pauses, kept=kept)
+        try:
+            self._outcome(save).settle(msgspec.json.encode(report))
+        except CoordinationError:
+            if not error:
+                raise
+
+    def learn(self, save: SaveId, first_writer: int) -> bool:
+        """Return when ``save`` is complete; whether it was so before. Blocks.
+
+        PersistentTierError when it failed, SavePaused when it was left out; DeadlineExceeded when
+        there is no outcome.
+        """
+
+        def look() -> str:
+            if self._ending.is_set():
+                return "this process ends"
+            return self.absent(save, [first_writer]).get(first_writer, "")
+
+        self._is_learning = True
+        try:
+            data = self._outcome(save).wait(_STAGES * self._timeout_s, look)
+        except (DeadlineExceeded, PeerLeft) as error:
+            reason = "" if isinstance(error, DeadlineExceeded) else f": {error.problem}"
+            raise DeadlineExceeded(
+                "learn the outcome of",
+                f"step {save.step} in the persistent tier",
+                f"the first writer has not said whether it is complete{reason}",
+                missing=[f"process {first_writer}"],
+            ) from error
+        finally:
+            self._is_learning = False
+        report = report_of(data, "outcome", save.step, first_writer)
+        if report.error:
+            report = report.named(first_writer)
+        raise_failure(report, save.step)
+        return report.kept
+
+    @property
+    def is_learning(self) -> bool:
+        """Return whether this process waits for the first writer, its part done. Any thread."""
+        return self._is_learning
+
+    def end_waits(self) -> None:
+        """Wait no longer for outcomes, now or later. From any thread."""
+        self._ending.set()
 
 
 def rule_of(held: Round, stage: str, step: int, first_writer: int) -> Rule:
@@ -220,10 +270,6 @@ def rule_of(held: Round, stage: str, step: int, first_writer: int) -> Rule:
     return rule
 
 
-def _prefix(save: SaveId) -> str:
-    return f"persist/{save.incarnation}/{save.step}"
-
-
 class WriterMeetings:
     """One round: the first writer's answer begins it, and what the others say ends it.
 
@@ -233,7 +279,7 @@ class WriterMeetings:
 
     def __init__(
         self,
-        keys: PersistentSaveKeys,
+        rounds: StorageRounds,
         save: SaveId,
         writers: Sequence[int],
         *,
@@ -245,7 +291,7 @@ class WriterMeetings:
         self._first = writers[0]
         self._is_first = is_first
         self._before_commit = before_commit
-        self._round = keys.stage(save, TENSORS, writers)
+        self._round = rounds.stage(save, TENSORS, writers)
         self._has_said = False
         self._is_over = False
 
@@ -282,68 +328,5 @@ class WriterMeetings:
         raise_failure(report_of(answer, TENSORS, self._save.step, self._first), self._save.step)
 
 
-_STAGES = 4
-"""So many stages, each with the timeout, lie between a process's own part and the outcome."""
-
-
-class Outcomes:
-    """Decides and learns outcomes. For the background thread, but where any thread is named."""
-
-    def __init__(self, keys: PersistentSaveKeys, timeout_s: float) -> None:
-        self._keys = keys
-        self._timeout_s = timeout_s
-        self._ending = threading.Event()
-        self._is_learning = False
-
-    @property
-    def is_learning(self) -> bool:
-        """Return whether this process waits for the first writer, its part done. Any thread."""
-        return self._is_learning
-
-    def decide(self, save: SaveId, error: str, *, kept: bool = False, pauses: bool = False) -> None:
-        """Say how ``save`` ended: for the first writer. CoordinationError when nobody hears it.
-
-        Of a failed save that error is left to the deadline of those who wait.
-        """
-        report = StageReport(error, pauses=pauses, kept=kept)
-        try:
-            self._keys.outcome(save).settle(msgspec.json.encode(report))
-        except CoordinationError:
-            if not error:
-                raise
-
-    def learn(self, save: SaveId, first_writer: int) -> bool:
-        """Return when ``save`` is whole; whether it was so before. Blocks.
-
-        PersistentTierError when it failed, SavePaused when it was left out; DeadlineExceeded when
-        there is none.
-        """
-        limit_s = _STAGES * self._timeout_s
-
-        def look() -> str:
-            if self._ending.is_set():
-                return "this process ends"
-            return self._keys.absent(save, [first_writer]).get(first_writer, "")
-
-        self._is_learning = True
-        try:
-            data = self._keys.outcome(save).wait(limit_s, look)
-        except (DeadlineExceeded, PeerLeft) as error:
-            reason = "" if isinstance(error, DeadlineExceeded) else f": {error.problem}"
-            raise DeadlineExceeded(
-                "learn the outcome of",
-                f"step {save.step} in the persistent tier",
-                f"the first writer has not said whether it is whole{reason}",
-                missing=[f"process {first_writer}"],
-            ) from error
-        finally:
-            self._is_learning = False
-        report = report_of(data, "outcome", save.step, first_writer)
-        if report.error:
-            report = report.named(first_writer)
-        raise_failure(report, save.step)
-        return report.kept
-
-    def end_waits(self) -> None:
-        """Wait no longer, now or later. From any thread."""
-        self._ending.set()
+def _prefix(save: SaveId) -> str:
+    return f"persist/{save.incarnation}/{save.step}"
