@@ -11,8 +11,7 @@ import jax
 from absl import logging
 
 from emergency_ckpt.background import at_program_end, not_at_program_end
-from emergency_ckpt.cluster.preemption.signals import second_signal_ends
-from emergency_ckpt.cluster.preemption.watch import is_good_end
+from emergency_ckpt.cluster.preemption import is_good_end, second_signal_ends
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.save.save_rules import step_number, wanted_step
 from emergency_ckpt.core.save.snapshot_plan import Buffers
@@ -23,7 +22,7 @@ from emergency_ckpt.opening import Opened, agreed_config, text_of
 from emergency_ckpt.restore.protocol import CompleteSteps, RestoreReport
 from emergency_ckpt.restore.steps import StepCatalog
 from emergency_ckpt.resume import Resume
-from emergency_ckpt.start.config_warnings import check_joined
+from emergency_ckpt.start import check_joined
 from emergency_ckpt.state.tree import PyTree
 
 if TYPE_CHECKING:

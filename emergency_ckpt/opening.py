@@ -14,18 +14,16 @@ from absl import logging
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator, connect_start
-from emergency_ckpt.cluster.hang.hang_watch import HangWatch
-from emergency_ckpt.cluster.hang.step_progress import StepProgress
+from emergency_ckpt.cluster.hang import HangWatch, StepProgress
 from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.membership import Membership
+from emergency_ckpt.cluster.notice_sources import open_sources
 from emergency_ckpt.cluster.peer_signs import DeathWatch, PeerSigns
 from emergency_ckpt.cluster.peers import Known
-from emergency_ckpt.cluster.preemption.sources import open_sources
-from emergency_ckpt.cluster.preemption.watch import PreemptionWatch, find_notices
-from emergency_ckpt.cluster.rounds import run_on_all
+from emergency_ckpt.cluster.preemption import PreemptionWatch, find_notices
+from emergency_ckpt.cluster.round import run_on_all
 from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
-from emergency_ckpt.cluster.stored_chain import SOON_S, StoredChain
-from emergency_ckpt.cluster.timelines import Timelines
+from emergency_ckpt.cluster.timelines import SOON_S, StoredChain, Timelines
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.secret.derived_keys import RunSecret
@@ -43,10 +41,12 @@ from emergency_ckpt.save.persistent.save import PersistentSaves
 from emergency_ckpt.save.saver import Saver
 from emergency_ckpt.save.saver_parts import SaverParts
 from emergency_ckpt.save.vote import Vote
-from emergency_ckpt.start.claim import ClaimAtStart, told_refusal
-from emergency_ckpt.start.config_warnings import config_warnings
-from emergency_ckpt.start.peer_probe import PeerProbe
-from emergency_ckpt.start.storage_probe import StorageProbe
+from emergency_ckpt.start import (
+    ClaimAtStart,
+    PeerProbe,
+    StorageProbe,
+    config_warnings,
+)
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
 
@@ -136,9 +136,6 @@ class Opened:
             limit_s = config.start_timeout_s
             errors = run_on_all(member.coordinator, "opened", self._check, self.watch, limit_s)
             if errors:
-                refusal = told_refusal(member.coordinator)
-                if refusal is not None:
-                    raise refusal
                 raise RestoreFailed("start", "the job", errors)
         except BaseException as error:
             self._leave(text_of(error))
@@ -358,7 +355,7 @@ class Opened:
         if config.metrics_port is not None:
             _serve_metrics(config.bind_host or _LOOPBACK, config.metrics_port, self.events)
         if claim is not None:
-            claim.check(member.coordinator)
+            claim.check()
         # Where a peer must answer, a slow one would end the job.
         must_answer = "peers" in config.require
         longest_s = config.start_timeout_s / (2 if must_answer else 4)
@@ -369,7 +366,7 @@ class Opened:
         member.adopt_orphans()
         peer_probe.finish(required=must_answer)
         if claim is not None:
-            claim.finish(member.coordinator, member.incarnation)
+            claim.finish(member.incarnation)
 
 
 def _sink(config: Config, me: int) -> EventSink:

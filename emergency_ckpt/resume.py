@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from emergency_ckpt.cluster.process_placement import ProcessPlacement
-from emergency_ckpt.cluster.rounds import run_on_all
+from emergency_ckpt.cluster.round import run_on_all
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import RamdiskFull, RestoreFailed
 from emergency_ckpt.opening import Opened

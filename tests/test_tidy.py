@@ -45,11 +45,9 @@ PRIVATE_MODULES = {
 OWN_SIZES = {
     "cluster/coordination.py": {"ERROR_LIMIT_CHARS", "JOINED_LIMIT_CHARS"},
     "cluster/left_processes.py": {"REASON_LIMIT_CHARS"},
-    "cluster/hang/exit.py": {"STACKS_LIMIT_CHARS"},
-    "cluster/hang/step_progress.py": {"PLACE_LIMIT_CHARS"},
-    "cluster/hang/hang_watch.py": {"REASON_LIMIT_CHARS"},
+    "cluster/hang.py": {"PLACE_LIMIT_CHARS", "REASON_LIMIT_CHARS", "STACKS_LIMIT_CHARS"},
     "cluster/messages.py": {"UNREADABLE_LIMIT_CHARS"},
-    "cluster/preemption/sources.py": {"TEXT_LIMIT_CHARS"},
+    "cluster/notice_sources.py": {"TEXT_LIMIT_CHARS"},
     "core/restore/plan_types.py": {"MAX_REASON_CHARS"},
     "core/run_log/run_events.py": {"MAX_TEXT_CHARS"},
     "tools/demo/display.py": {"MESSAGE_LIMIT_CHARS"},

@@ -25,9 +25,8 @@ import msgspec
 
 from benchmarks.scale.model import RUN_ID, SAVE, Shape, contents_digest, holder, manifests
 from emergency_ckpt.cluster.coordination import JaxCoordinator, namespace
-from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
-from emergency_ckpt.cluster.round import Series
-from emergency_ckpt.cluster.rounds import run_on_all
+from emergency_ckpt.cluster.preemption import PreemptionWatch
+from emergency_ckpt.cluster.round import Series, run_on_all
 from emergency_ckpt.config.settings import Config
 from emergency_ckpt.core.placement.placement_policies import parse_policy, place
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, selected
@@ -104,12 +103,6 @@ class _Client:
 
     def key_value_try_get_bytes(self, key: str) -> bytes:
         raise jax.errors.JaxRuntimeError(f"NOT_FOUND: {key}")  # asked by who came too early
-
-    def key_value_increment(self, key: str, increment: int) -> int:
-        number = int(self._values.get(key, b"0")) + increment
-        self._values[key] = str(number).encode()
-        self._count(key, self._values[key])
-        return number
 
 
 class _Peers:

@@ -3,7 +3,7 @@
 1. ``start_agreement`` compares the settings of all processes; ``secret`` agrees on the run's secret
    and on keys with which every later value is sealed.
 2. ``membership`` claims the ramdisk, starts the server and agrees on an incarnation (``peers``).
-3. ``coordination`` is the only user of JAX's coordination service: put, get, list, count.
+3. ``coordination`` is the only user of JAX's coordination service: put, get, list.
    ``round`` has the two ways to agree on it, a round and a cell that is set once; ``rounds`` ends
    a start or a restore with one.
 4. ``left_processes`` records the processes that have left, and why, and decides who is absent.

@@ -63,10 +63,6 @@ class Coordinator(Protocol):
         """Set ``key``, whether or not it was set before."""
         ...
 
-    def count(self, key: str) -> int:
-        """Add one to the number at ``key``, 0 before the first call, and return the sum."""
-        ...
-
     def barrier(self, name: str, timeout_s: float) -> None:
         """Return when every process has called with this ``name``; each name is used once.
 
@@ -136,12 +132,6 @@ class JaxCoordinator:
         except jax.errors.JaxRuntimeError as error:
             raise _service_error("replace", key, error) from error
 
-    def count(self, key: str) -> int:
-        try:
-            return self._client.key_value_increment(self._key(key), 1)
-        except jax.errors.JaxRuntimeError as error:
-            raise _service_error("count", key, error) from error
-
     def barrier(self, name: str, timeout_s: float) -> None:
         try:
             self._client.wait_at_barrier(self._key(name), _millis(timeout_s))
@@ -193,12 +183,6 @@ class LocalCoordinator:
         with self._changed:
             self._values[key] = value
             self._changed.notify_all()
-
-    def count(self, key: str) -> int:
-        with self._changed:
-            number = int(self._values.get(key, b"0")) + 1
-            self._values[key] = str(number).encode()
-            return number
 
     def barrier(self, name: str, timeout_s: float) -> None:
         del timeout_s  # a single process never waits

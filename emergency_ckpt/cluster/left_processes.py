@@ -61,6 +61,11 @@ def in_order(save: SaveId) -> Place:
     return life_of(save.incarnation), save.step, save.incarnation
 
 
+def has_come_to(process: int, step: int) -> str:
+    """Return the sentence about a process that takes no part in a save before ``step``."""
+    return f"process {process} did not save it: it has come to the save of step {step}"
+
+
 def leaving(coordinator: Coordinator) -> dict[int, str]:
     """Return the processes that begin no more saves, each with a sentence."""
     everyone = range(coordinator.process_count)
@@ -163,8 +168,7 @@ class LeftProcesses:
             name = f"{kind}/{process}"
             at: Place = decode_message(data, Place, name, limit_bytes=MAX_MESSAGE_BYTES)
             if at > in_order(save):
-                text = f"process {process} did not save it: it has come to the save of step {at[1]}"
-                found[process] = text
+                found[process] = has_come_to(process, at[1])
         return dict(sorted(found.items())) or self._without_signs_of_life(processes)
 
     def _without_signs_of_life(self, processes: Collection[int]) -> dict[int, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from emergency_ckpt.background import copy_threads
 from emergency_ckpt.cluster.coordination import connect, own_address
 from emergency_ckpt.cluster.peers import Known, Peers, agree_start
-from emergency_ckpt.cluster.secret.secret_agreement import MADE_UP, agree_secret, forget_exchange
+from emergency_ckpt.cluster.secret_agreement import MADE_UP, agree_secret, forget_exchange
 from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.cluster.start_agreement import settings_digest
 from emergency_ckpt.config import Config

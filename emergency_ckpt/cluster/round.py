@@ -30,11 +30,19 @@ from emergency_ckpt.cluster.coordination import (
     deadline_left_s,
     forget,
     joined_errors,
+    run_and_report,
 )
 from emergency_ckpt.cluster.left_processes import have_left
-from emergency_ckpt.cluster.messages import by_process, decode_message, reason_of
+from emergency_ckpt.cluster.messages import by_process, decode_each, decode_message, reason_of
+from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
-from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
+from emergency_ckpt.errors import (
+    CheckpointError,
+    CoordinationError,
+    DeadlineExceeded,
+    DirectoryInUse,
+    PeerLeft,
+)
 
 Absent = Callable[[Collection[int]], Mapping[int, str]]
 """Returns those of some processes that have left or died, each with a sentence."""
@@ -163,26 +171,41 @@ class Series:
 
     Who speaks in a round has left those before it: when all have spoken, the keys of these go, as
     soon as the members have an answer and wait no longer.
+
+    Attributes:
+      names: of the keys that are there, the oldest first.
+      kept: a name whose keys stay, as ``keep`` says.
     """
 
-    def __init__(self) -> None:
-        self._names: deque[str] = deque()
+    def __init__(self, most: int | None = None) -> None:
+        """``most``: so many names stay, whoever has come; None: no such bound."""
+        self._most = most
         self._reached = ""
+        self.names: deque[str] = deque()
+        self.kept = ""
 
-    def add(self, name: str) -> None:
-        """Note a round, or a key that belongs to the last one."""
-        self._names.append(name)
+    def add(self, *names: str) -> None:
+        """Note a round, or keys that belong to the last one."""
+        self.names.extend(names)
 
     def all_came_to(self, name: str) -> None:
         """Note that all have spoken in the round ``name``."""
         self._reached = name
 
+    def keep(self, coordinator: Coordinator, name: str) -> None:
+        """Keep the keys of ``name``, and no longer those that were kept before."""
+        before, self.kept = self.kept, name
+        if before not in ("", name, *self.names):
+            forget(coordinator, before)
+
     def tidy(self, coordinator: Coordinator) -> None:
-        """Delete the keys of the rounds before the one that all have come to."""
-        while self._reached in self._names and self._names[0] != self._reached:
-            old = self._names.popleft()
-            forget(coordinator, old)
-            forget(coordinator, f"{old}.told")
+        """Delete the keys before the round that all have come to, and those above the bound."""
+        above = 0 if self._most is None else len(self.names) - self._most
+        before = self.names.index(self._reached) if self._reached in self.names else 0
+        for _ in range(max(above, before)):
+            old = self.names.popleft()
+            if old != self.kept:
+                forget(coordinator, old)
 
 
 class Round:
@@ -229,7 +252,7 @@ class Round:
         self._for_each = for_each
         self._series = series if self._me == leader else None
         if self._series is not None:
-            self._series.add(name)
+            self._series.add(name, f"{name}.told")
         self.heard: Mapping[int, bytes] = {}
 
     @property
@@ -417,3 +440,75 @@ def agree(
 
     held = Round(coordinator, name, timeout_s, prompt=True, series=series)
     return reason_of(held.hold(error[:JOINED_LIMIT_CHARS].encode(), held.when_all(join)))
+
+
+class _Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The error and the last preemption check of one process, and in the end of all.
+
+    ``in_use``: target, problem and hint, where the error is DirectoryInUse.
+    """
+
+    error: str
+    number: int
+    in_use: tuple[str, str, str] | None = None
+
+
+def run_on_all(
+    coordinator: Coordinator,
+    name: str,
+    work: Callable[[], object],
+    watch: PreemptionWatch,
+    timeout_s: float,
+    series: Series | None = None,
+) -> str:
+    """Run ``work`` and return when all have; ``watch`` continues from a common number. Collective.
+
+    Raises this process's own error, as a CheckpointError, and DirectoryInUse of any process.
+    Returns the errors of the others, empty when there are none. ``series``: as of ``Round``.
+    """
+    in_use: tuple[str, str, str] | None = None
+
+    def run() -> None:
+        nonlocal in_use
+        try:
+            work()
+        except DirectoryInUse as error:
+            cut = ERROR_LIMIT_CHARS
+            in_use = error.target[:cut], error.problem[:cut], error.hint[:cut]
+            raise
+
+    def tell(error: str) -> _Ready:
+        own = msgspec.json.encode(_Ready(error, watch.last_number, in_use))
+        held = Round(coordinator, name, timeout_s, prompt=True, series=series)
+        data = held.hold(own, held.when_all(lambda said: _together(said, name)))
+        together: _Ready = decode_message(
+            data, _Ready, f"{name}.told", limit_bytes=MAX_MESSAGE_BYTES
+        )
+        watch.go_on_from(together.number)
+        return together
+
+    together = run_and_report(run, tell)
+    if together.in_use is not None:
+        target, problem, hint = together.in_use
+        raise DirectoryInUse("save in", target, problem, hint=hint)
+    return together.error
+
+
+def leave_together(coordinator: Coordinator, timeout_s: float) -> None:
+    """Return when all processes have called this. A failure is logged.
+
+    The exit of one process can get the others killed, or end JAX's coordination service.
+    """
+    try:
+        held = Round(coordinator, "preempted", timeout_s, prompt=True)
+        held.hold(b"", held.when_all(lambda _: b""))
+    except CheckpointError as error:
+        logging.warning("not all processes finished in time after the notice: %s", error)
+
+
+def _together(found: Mapping[int, bytes], name: str) -> bytes:
+    reports = decode_each(found, _Ready, name, lambda text: _Ready(text, 0))
+    errors = joined_errors({p: report.error for p, report in reports.items()})
+    number = max(report.number for report in reports.values())
+    in_use = next((report.in_use for report in reports.values() if report.in_use), None)
+    return msgspec.json.encode(_Ready(errors, number, in_use))

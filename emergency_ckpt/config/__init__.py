@@ -4,7 +4,7 @@
    the declarations as rows. ``Config.shared_settings`` makes texts of those that must be equal on
    all processes.
 2. ``validation`` finds every fault of a config: of each value alone by its row, then of several
-   together. ``policy_checks`` does it for policy objects, which ``policies`` turns into plans.
+   together; of policy objects too, which ``policies`` turns into plans.
 3. ``document`` writes ``docs/configuration.md`` and ``keywords``, which type checkers read;
    axlearn's face has a field for each row.
 
@@ -12,7 +12,6 @@ No library validates: a row is judged by one comparison for each kind of value, 
 attrs or pydantic the texts of the faults and the rules between settings would remain to be written.
 """
 
-from emergency_ckpt.config.normalization import run_id_of
-from emergency_ckpt.config.settings import Config, HostStateRemap
+from emergency_ckpt.config.settings import Config, HostStateRemap, run_id_of
 
 __all__ = ["Config", "HostStateRemap", "run_id_of"]

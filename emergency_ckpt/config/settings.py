@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import difflib
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import jax
 
-from emergency_ckpt.config.normalization import (
-    as_policy,
-    as_text,
-    default_local_dir,
-    run_id_of,
-)
 from emergency_ckpt.config.policies import (
     PreservationPolicy,
     SaveEvery,
@@ -31,6 +27,7 @@ from emergency_ckpt.config.validation import config_problems
 from emergency_ckpt.core.placement.placement_policies import (
     AllButPrimary,
     PlacementPolicy,
+    parse_policy,
 )
 from emergency_ckpt.core.placement.writers import PersistentWriters, StorageCompression
 from emergency_ckpt.core.restore.majority import OnDivergence
@@ -41,10 +38,38 @@ from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.event_log.log_writer import launcher_directory
 from emergency_ckpt.events import Listener
+from emergency_ckpt.paths import resolved
 from emergency_ckpt.types import Requirement, Security
 
 if TYPE_CHECKING:
     from emergency_ckpt.config.keywords import Settings
+
+_LOCAL_DIRECTORY = "/dev/shm/eckpt"  # noqa: S108 - every Linux has this ramdisk; claimed with a lock
+
+
+def run_id_of(directory: str) -> str:
+    """Return the run id of a persistent directory: its last name and a digest of its whole path."""
+    stripped = resolved(directory)
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", stripped.rsplit("/", maxsplit=1)[-1])[:40] or "run"
+    return f"{name}-{hashlib.sha256(stripped.encode()).hexdigest()[:16]}"
+
+
+def default_local_dir(environ: Mapping[str, str]) -> str:
+    """Return the directory in RAM of a job that names none: ECKPT_LOCAL_DIR, else a usual place."""
+    return environ.get("ECKPT_LOCAL_DIR") or _LOCAL_DIRECTORY
+
+
+def as_text(path: Any) -> Any:
+    """Return the text of a path object; any other value as it is, for the validation to name."""
+    return os.fspath(path) if isinstance(path, os.PathLike) else path
+
+
+def as_policy(placement: Any) -> Any:
+    """Return the placement policy of a text; an invalid text as it is, for the validation."""
+    with contextlib.suppress(ConfigError):
+        return parse_policy(placement) if isinstance(placement, str) else placement
+    return placement
+
 
 HostStateRemap = Callable[[Sequence[Any], int, int], Any]
 """``remap(payloads of all saved processes, process_index, process_count) -> payload``."""

@@ -17,8 +17,8 @@ from jax.experimental import multihost_utils
 
 from emergency_ckpt.checkpointer import EmergencyCheckpointer
 from emergency_ckpt.cluster.coordination import jax_hears_notices
-from emergency_ckpt.cluster.preemption.watch import is_good_end
-from emergency_ckpt.cluster.topology import replicated_axis
+from emergency_ckpt.cluster.preemption import is_good_end
+from emergency_ckpt.cluster.process_placement import replicated_axis
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.errors import CheckpointError, StepNotFound
 from emergency_ckpt.metrics import CheckpointLog

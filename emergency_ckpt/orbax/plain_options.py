@@ -11,8 +11,8 @@ import orbax.checkpoint as ocp
 from absl import logging
 from orbax.checkpoint import checkpoint_managers as ocm
 
-from emergency_ckpt.config.normalization import default_local_dir
 from emergency_ckpt.config.policies import PreservationPolicy, SavePolicy
+from emergency_ckpt.config.settings import default_local_dir
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.orbax.options import (
     CheckpointManagerOptions as BothTiers,

@@ -10,7 +10,7 @@ import msgspec
 from absl import logging
 
 from emergency_ckpt.background import no_garbage_collection
-from emergency_ckpt.cluster.stored_chain import told_of_wait
+from emergency_ckpt.cluster.timelines import told_of_wait
 from emergency_ckpt.core.restore.candidates import PERSISTENT_HOLDER
 from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep
 from emergency_ckpt.core.restore.leaves.stored_leaves import match_leaves

@@ -12,8 +12,7 @@ from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.round import Series
 from emergency_ckpt.cluster.shard_source import ProcessHoldings
-from emergency_ckpt.cluster.stored_chain import StoredChain
-from emergency_ckpt.cluster.timelines import Timelines
+from emergency_ckpt.cluster.timelines import StoredChain, Timelines
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement.retained_shards import RetainedShards
 from emergency_ckpt.core.restore.plan_types import Rejection

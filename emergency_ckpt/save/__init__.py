@@ -6,9 +6,8 @@ count, after the snapshot:
 1. ``local_save`` removes the manifest of a free slot, copies the shards into it with their CRC32C
    in one pass, writes the new manifest beside it and renames it, publishes the host state, and
    pushes it to the buddies.
-2. ``vote``: each process puts a ballot (digest of its manifest, or the reason of its refusal) and
-   adds one to a count. The process that makes it full says so. The leader sets the decision once,
-   within a deadline, and every process acts on that value alone.
+2. ``vote``: each process puts a ballot (digest of its manifest, or the reason of its refusal). The
+   leader sets the decision once, within a deadline, and every process acts on that value alone.
 3. After "complete" the older slot may be written again. Otherwise it stays protected.
 
 Guaranteed: at any instant one published slot holds a complete step; no process overwrites step s

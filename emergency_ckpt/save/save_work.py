@@ -19,18 +19,16 @@ from emergency_ckpt.config.policies import plan_text
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
 from emergency_ckpt.save.local_save import LocalSave
-from emergency_ckpt.save.persistent.capture import StorageCapture
+from emergency_ckpt.save.persistent.capture import ScratchArea, StorageCapture
 from emergency_ckpt.save.persistent.save import PersistentSave
-from emergency_ckpt.save.persistent.scratch_area import ScratchArea
 from emergency_ckpt.save.save_request import SaveRequest
 from emergency_ckpt.save.saved_steps import SavedSteps
 from emergency_ckpt.save.saver_parts import SaverParts
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.capture import SlotCapture
-from emergency_ckpt.state.device_copies import DeviceCopies
 from emergency_ckpt.state.host_state import Payload
-from emergency_ckpt.state.snapshot import SnapshotRecipe
+from emergency_ckpt.state.snapshot import DeviceCopies, SnapshotRecipe
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.structure import StateStructure
 from emergency_ckpt.state.tree import StateTree, check_values, describe

@@ -40,9 +40,9 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from emergency_ckpt.background import chain, closing
-from emergency_ckpt.cluster.preemption.watch import PREEMPTED_EXIT_CODE
+from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.cluster.process_placement import ProcessPlacement
-from emergency_ckpt.cluster.rounds import leave_together
+from emergency_ckpt.cluster.round import leave_together
 from emergency_ckpt.core.save.save_rules import named_metrics, skip_reason
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import (
@@ -52,12 +52,11 @@ from emergency_ckpt.errors import (
     PeerLeft,
     SaveFailed,
 )
-from emergency_ckpt.save.due_saves import DueSaves
 from emergency_ckpt.save.save_request import LastStep, SaveRequest, was_donated
 from emergency_ckpt.save.save_work import SaveWork, Work
 from emergency_ckpt.save.saved_steps import SavedSteps
 from emergency_ckpt.save.saver_parts import SaverParts
-from emergency_ckpt.save.schedule import TierSchedule
+from emergency_ckpt.save.schedule import DueSaves, TierSchedule
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import PyTree, StateTree
 from emergency_ckpt.storage.calls import release_workers

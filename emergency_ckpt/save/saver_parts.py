@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
+from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config import Config

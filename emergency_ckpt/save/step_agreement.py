@@ -13,9 +13,10 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from emergency_ckpt.background import Failures
-from emergency_ckpt.cluster.coordination import Coordinator, forget
+from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.left_processes import leaving
 from emergency_ckpt.cluster.messages import by_process, decode_message, number_of
+from emergency_ckpt.cluster.round import Series
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.save.step_agreement import (
     Answer,
@@ -40,7 +41,8 @@ _SHORTEST_POLL_S = 0.001
 _LONGEST_POLL_S = 0.05
 _BUSY_PAUSE_S = 0.02
 _FAILED_PAUSE_S = 1.0
-_KEPT_PROPOSALS = 16
+_KEPT_KEYS = 3 * 16
+"""Three for each proposal."""
 _KEPT_DECISIONS = 256
 
 
@@ -106,6 +108,7 @@ class SaveAgreement:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._leads = coordinator.process_index == 0
+        self._keys = Series(_KEPT_KEYS)
         self._newest: int | None = None
         self._has_logged = False
         self._waited_for = ""
@@ -197,6 +200,7 @@ class SaveAgreement:
         if answers[0].kind != "accepted":
             leader.withdraw(time.monotonic())
             return
+        self._keys.add(*(self._key(kind, number) for kind in ("proposal", "answer", "decision")))
         try:
             self._coordinator.put(self._key("proposal", number), msgspec.json.encode(proposal))
             decision = self._gather(leader, proposal, answers)
@@ -208,7 +212,7 @@ class SaveAgreement:
         if decision.confirmed:
             tier.agreed(proposal.step, max(answer.stall_s for answer in answers.values()))
         self._note_decision(number, decision)
-        self._forget(number)
+        self._keys.tidy(self._coordinator)
         if any(answer.kind == "busy" for answer in answers.values()):
             self._stopping.wait(_BUSY_PAUSE_S)
 
@@ -247,12 +251,6 @@ class SaveAgreement:
             hint = "restart the job; it finds the newest complete step"
             self._failures.record(SaveFailed("agree on", "a step to save", reason, hint=hint))
         return leader.abandon(reason)
-
-    def _forget(self, number: int) -> None:
-        old = number - _KEPT_PROPOSALS
-        if old >= 0:
-            for kind in ("proposal", "answer", "decision"):
-                forget(self._coordinator, self._key(kind, old))
 
     # The followers.
 

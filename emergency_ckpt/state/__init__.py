@@ -15,7 +15,7 @@ A snapshot:
    numpy passes through pageable memory or a small buffer and is several times slower (jax-ml/jax
    issue 21438, pull request 22114).
 4. At most ``Buffers.staging_bytes`` are between the devices and the memory that keeps them: a slot,
-   or for storage an area that is used again (``save.persistent.scratch_area``). The background
+   or for storage an area that is used again (``save.persistent.capture``). The background
    thread copies arrived bytes with CRC and starts the transfers that then have room.
 5. A step that is due in both tiers is captured once (``capture``): the local save reads the
    snapshot and lends its slot (``lending``) to the persistent save, which reads what no slot has.

@@ -13,9 +13,12 @@ import pytest
 from memory_coordination import MemoryService
 from world import logged
 
-from emergency_ckpt.cluster.preemption import notice_agreement
-from emergency_ckpt.cluster.preemption.notice_agreement import AgreedNotices, SignalNotices
-from emergency_ckpt.cluster.preemption.watch import PreemptionWatch, find_notices
+from emergency_ckpt.cluster.preemption import (
+    AgreedNotices,
+    PreemptionWatch,
+    SignalNotices,
+    find_notices,
+)
 
 COUNT = 3
 MOST_CALLS = 100_000
@@ -23,7 +26,7 @@ MOST_CALLS = 100_000
 
 @pytest.fixture
 def notices(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[AgreedNotices]]:
-    monkeypatch.setattr(notice_agreement, "_LOOK_S", 0.02)
+    monkeypatch.setattr("emergency_ckpt.cluster.preemption._LOOK_S", 0.02)
     service = MemoryService(COUNT)
     found = [AgreedNotices(service.member(p), 60.0) for p in range(COUNT)]
     yield found
@@ -59,7 +62,7 @@ def test_agreed_notice_is_acted_on_at_one_call_of_all(
 def test_number_that_is_none_is_acted_on_by_nobody(
     monkeypatch: pytest.MonkeyPatch, told: bytes
 ) -> None:
-    monkeypatch.setattr(notice_agreement, "_LOOK_S", 0.02)
+    monkeypatch.setattr("emergency_ckpt.cluster.preemption._LOOK_S", 0.02)
     service = MemoryService(2)
     service.member(1).replace("preempt/at/1", told)
     service.member(1).replace("preempt/notice", b"")

@@ -14,7 +14,7 @@ from memory_coordination import MemoryService
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster import left_processes, peers, start_agreement
-from emergency_ckpt.cluster import rounds as going_on
+from emergency_ckpt.cluster import round as rounds_and_cells
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.left_processes import LeftProcesses, leaving
 from emergency_ckpt.cluster.messages import (
@@ -26,14 +26,19 @@ from emergency_ckpt.cluster.messages import (
     text_of,
 )
 from emergency_ckpt.cluster.peers import Known
-from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
+from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, MAX_PLAN_MESSAGE_BYTES
 from emergency_ckpt.core.save import step_agreement as words
 from emergency_ckpt.errors import CheckpointError, ConfigError, CoordinationError
 from emergency_ckpt.save import vote
-from emergency_ckpt.save.persistent.keys import FIRST_STAGE, PersistentSaveKeys, rule_of
-from emergency_ckpt.save.persistent.outcomes import Outcomes
-from emergency_ckpt.save.persistent.reports import Crc, Document, StageReport, Written
+from emergency_ckpt.save.persistent.rounds import (
+    FIRST_STAGE,
+    Crc,
+    Document,
+    StageReport,
+    StorageRounds,
+    rule_of,
+)
 from emergency_ckpt.save.step_agreement import Choice, SaveAgreement
 from emergency_ckpt.save.vote import Ballot, Vote
 from emergency_ckpt.types import SaveId, ShardId
@@ -48,7 +53,7 @@ MESSAGES: tuple[tuple[Any, Any], ...] = (
     (vote._Decision(False, "process 1: no"), vote._Decision),
     (peers._Hello("127.0.0.1:4000", Known(7, 40, SAVE), ""), peers._Hello),
     (peers.Started("000000000008-5e9d000000000000", 40, SAVE), peers.Started),
-    (going_on._Ready("", 7), going_on._Ready),
+    (rounds_and_cells._Ready("", 7), rounds_and_cells._Ready),
     (start_agreement._Hello("5e" * 32, ""), start_agreement._Hello),
     (start_agreement._Decision("5e9d", ""), start_agreement._Decision),
     (
@@ -58,7 +63,7 @@ MESSAGES: tuple[tuple[Any, Any], ...] = (
     (words.Proposal(3, "local", 40), words.Proposal),
     (words.Answer("late", 41, 0.25), words.Answer),
     (words.Decision(True), words.Decision),
-    (StageReport(written=Written({0: Document("5e", False)}, (Crc(SHARD, 77),))), StageReport),
+    (StageReport(documents={0: Document("5e", False)}, crcs=(Crc(SHARD, 77),)), StageReport),
     (("0198f2c4a1b0-5e9d", 40, "0198f2c4a1b0-5e9d.000001"), left_processes.Place),
     ({"dir": "'/a'"}, dict[str, str]),
     (["dir differs"], list[str]),
@@ -207,7 +212,7 @@ def test_differing_settings_with_hostile_table_are_told(data: bytes) -> None:
 def test_going_on_with_hostile_word_fails_everywhere(data: bytes) -> None:
     def call(member: Coordinator) -> object:
         watch = PreemptionWatch(None, grace_s=1.0)
-        return going_on.run_on_all(member, "ready", lambda: None, watch, LONG_S)
+        return rounds_and_cells.run_on_all(member, "ready", lambda: None, watch, LONG_S)
 
     outcomes = together(call, "ready/", data, 1)
     assert all("process 1: decode message 'ready/1'" in str(o) for o in outcomes), outcomes
@@ -245,10 +250,10 @@ def test_hostile_departure_counts_as_one(data: bytes) -> None:
 @DATA
 def test_hostile_outcome_of_persistent_save_is_typed(data: bytes) -> None:
     service = MemoryService(2)
-    keys = [PersistentSaveKeys(service.member(p), LONG_S) for p in range(2)]
-    keys[0].outcome(SAVE).settle(data)
+    keys = [StorageRounds(service.member(p), LONG_S) for p in range(2)]
+    keys[0]._outcome(SAVE).settle(data)
     with pytest.raises(CoordinationError, match="outcome of step 40, process 0"):
-        Outcomes(keys[1], LONG_S).learn(SAVE, 0)
+        keys[1].learn(SAVE, 0)
     service.member(0).put("at/persistent/0", data)
     with pytest.raises(CoordinationError, match=r"at/persistent/0"):
         keys[1].absent(SAVE, [0])
@@ -261,8 +266,7 @@ def test_hostile_outcome_of_persistent_save_is_typed(data: bytes) -> None:
 def test_hostile_report_of_a_writer_ends_the_stage_on_all(data: bytes) -> None:
     service = MemoryService(2)
     first, second = (
-        PersistentSaveKeys(service.member(p), LONG_S).stage(SAVE, FIRST_STAGE, [0, 1])
-        for p in range(2)
+        StorageRounds(service.member(p), LONG_S).stage(SAVE, FIRST_STAGE, [0, 1]) for p in range(2)
     )
     second.say(data)
     with pytest.raises(CoordinationError, match="host_states of step 40, process 1"):

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from emergency_ckpt.cluster.preemption.metadata_server import MetadataServer
-from emergency_ckpt.cluster.preemption.sources import (
+from emergency_ckpt.cluster.notice_sources import (
     FlagFile,
+    MetadataServer,
     NoticePolls,
     NoticeSource,
     open_sources,

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from memory_coordination import MemoryService
 
-from emergency_ckpt.cluster.preemption.watch import PreemptionWatch, SignalNotices
-from emergency_ckpt.cluster.rounds import run_on_all
+from emergency_ckpt.cluster.preemption import PreemptionWatch, SignalNotices
+from emergency_ckpt.cluster.round import run_on_all
 from emergency_ckpt.errors import CheckpointError, RamdiskFull
 
 

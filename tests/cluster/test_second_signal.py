@@ -9,7 +9,7 @@ import sys
 PROGRAM = """
 import io, os, signal, sys
 from absl import logging
-from emergency_ckpt.cluster.preemption.signals import second_signal_ends
+from emergency_ckpt.cluster.preemption import second_signal_ends
 
 class Interrupted(io.FileIO):
     signals = 1
@@ -38,7 +38,7 @@ def test_first_signal_during_a_log_line_is_answered() -> None:
 
 WAITING = """
 import os, signal, time
-from emergency_ckpt.cluster.preemption.signals import second_signal_ends
+from emergency_ckpt.cluster.preemption import second_signal_ends
 
 with second_signal_ends():
     os.kill(os.getpid(), signal.SIGTERM)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from memory_coordination import MemoryService
 
-from emergency_ckpt.cluster.secret.exchange import Exchange
-from emergency_ckpt.cluster.secret.secret_agreement import Agreed, agree_secret, forget_exchange
+from emergency_ckpt.cluster.secret_agreement import Agreed, Exchange, agree_secret, forget_exchange
 from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.errors import CheckpointError, ConfigError, DeadlineExceeded, ForgedValue
 from emergency_ckpt.run_secret import OwnSecret

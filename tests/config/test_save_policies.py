@@ -17,7 +17,7 @@ from emergency_ckpt.config.policies import (
     policy_identity,
     wanted_steps,
 )
-from emergency_ckpt.config.policy_checks import (
+from emergency_ckpt.config.validation import (
     preservation_policy_problems,
     save_problems,
 )

@@ -19,7 +19,6 @@ CLIENT_METHODS = (
     "key_value_dir_get_bytes",
     "key_value_delete",
     "key_value_try_get_bytes",
-    "key_value_increment",
     "wait_at_barrier",
 )
 

@@ -127,19 +127,6 @@ def replace_sets_a_key_again(coordinator: Coordinator) -> None:
 
 
 @check
-def count_gives_each_caller_a_number_of_its_own(coordinator: Coordinator) -> None:
-    for _ in range(3):
-        number = coordinator.count("counted")
-        coordinator.put(f"number/{number}", b"")
-        if number == 3 * coordinator.process_count:
-            coordinator.put("all have counted", b"")
-    coordinator.get("all have counted", LONG_S)
-    expected = {str(n + 1) for n in range(3 * coordinator.process_count)}
-    coordinator.barrier("counted", LONG_S)
-    assert set(coordinator.list("number")) == expected
-
-
-@check
 def what_was_put_before_a_barrier_is_seen_after_it(coordinator: Coordinator) -> None:
     for turn in range(3):
         coordinator.put(f"turn/{turn}/{coordinator.process_index}", b"x")

@@ -10,8 +10,8 @@ import pytest
 from memory_coordination import MemoryService
 from world import World, save_all
 
-from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
-from emergency_ckpt.cluster.rounds import run_on_all
+from emergency_ckpt.cluster.preemption import PreemptionWatch
+from emergency_ckpt.cluster.round import run_on_all
 from emergency_ckpt.errors import CheckpointError, LocalTierError, RamdiskFull
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.types import SaveId

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from memory_coordination import MemoryService
@@ -12,6 +16,7 @@ from emergency_ckpt.errors import CoordinationError
 from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 from emergency_ckpt.types import SaveId
 
+SCHEDULES = Path(__file__).parents[1] / "simulation" / "vote_schedules.py"
 LONG_S = 60.0
 SOON_S = 1.0
 COUNT = 3
@@ -171,5 +176,18 @@ def test_doubt_is_resolved_however_many_votes_later(ballot: Ballot) -> None:
 def test_lives_of_a_job_do_not_share_votes() -> None:
     job = Job()
     job.cast(5, everybody())
-    other = SaveId(step=5, incarnation="another life", run_id="run")
+    other = SaveId(step=5, incarnation="life after it", run_id="run")
     assert job.votes[1].learn(other).kind == "in_doubt"
+
+
+def test_votes_hold_under_all_schedules() -> None:
+    """The leader pauses, leaves, dies, or loses a call or its reply, at each of its calls.
+
+    A save has at most one final outcome, it is complete only with the ballots of all, every wait
+    ends, and the keys are bounded.
+    """
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(SCHEDULES), "720"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert all(f"'{kind}'" in done.stdout for kind in ("complete", "incomplete", "in_doubt"))

@@ -278,7 +278,7 @@ def storage_failure_taken_for_absence() -> None:
 @_mutant()
 def writers_do_not_wait() -> None:
     """Known: a writer begins before the first has made the folder, or is not waited for."""
-    _module("save.persistent.writer_meetings").WriterMeetings.meet = lambda self, *args: None
+    _module("save.persistent.rounds").WriterMeetings.meet = lambda self, *args: None
 
 
 @_mutant("tests/ram/test_lent_and_read_slots.py", simulated=False)

@@ -112,13 +112,6 @@ class Client:
             del values[key]
         self._reply(lost, "delete", prefix)
 
-    def key_value_increment(self, key: str, by: int) -> int:
-        lost = self._arrive("count", key)
-        number = int(self._service.values.get(key, b"0")) + by
-        self._service.set(key, str(number).encode())
-        self._reply(lost, "count", key)
-        return number
-
 
 class Distributed:
     """Stands for ``jax._src.distributed``: each simulated process has its own client."""

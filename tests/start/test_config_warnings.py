@@ -15,7 +15,7 @@ from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.ram.mounts import file_system_of
-from emergency_ckpt.start.config_warnings import LAUNCHED_COUNT, config_warnings
+from emergency_ckpt.start import LAUNCHED_COUNT, config_warnings
 
 
 def mesh_of(*shape: int) -> Mesh:

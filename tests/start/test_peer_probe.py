@@ -13,7 +13,7 @@ from memory_holdings import MemoryHoldings
 from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.errors import PeerUnreachable
 from emergency_ckpt.events import Event, EventSink
-from emergency_ckpt.start.peer_probe import PeerProbe, neighbours
+from emergency_ckpt.start import PeerProbe, neighbours
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 

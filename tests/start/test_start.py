@@ -15,9 +15,8 @@ from jax.sharding import PartitionSpec as P
 from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster.peers import Known, agree_start
-from emergency_ckpt.cluster.process_placement import place_process
+from emergency_ckpt.cluster.process_placement import place_process, topology_of
 from emergency_ckpt.cluster.shard_source import HostStateInbox, holder_name
-from emergency_ckpt.cluster.topology import topology_of
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement.placement_policies import Topology
 from emergency_ckpt.errors import (

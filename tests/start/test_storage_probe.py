@@ -20,7 +20,7 @@ from world import LONG_S, World, logged, same, save_all
 
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import ConfigError, PersistentTierError
-from emergency_ckpt.start.storage_probe import StorageProbe
+from emergency_ckpt.start import StorageProbe
 from emergency_ckpt.storage import directory as storage_directory
 from emergency_ckpt.storage.directory import StorageDirectory
 from emergency_ckpt.storage.probe import is_left_over

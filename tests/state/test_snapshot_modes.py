@@ -15,8 +15,7 @@ from state_samples import DEVICE_DTYPES, mesh_of, random_bits, read_at_once, sha
 
 from emergency_ckpt.core.save.snapshot_plan import SnapshotSettings
 from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.state.device_copies import DeviceCopies, copy_on_device
-from emergency_ckpt.state.snapshot import SnapshotRecipe
+from emergency_ckpt.state.snapshot import DeviceCopies, SnapshotRecipe, copy_on_device
 from emergency_ckpt.state.staging import Snapshot, Transfer
 from emergency_ckpt.state.tree import BoxTable, describe
 

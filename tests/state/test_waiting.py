@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from emergency_ckpt.errors import PeerAbsent
-from emergency_ckpt.state import waiting
+from emergency_ckpt.state import staging
 from emergency_ckpt.state.snapshot import SnapshotRecipe
+from emergency_ckpt.state.staging import wait_until_ready
 from emergency_ckpt.state.tree import describe
-from emergency_ckpt.state.waiting import wait_until_ready
 from emergency_ckpt.types import ShardId
 
 SIZE = 1 << 18
@@ -22,7 +22,7 @@ TURNS = 1000
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first look comes at once: a step takes a second, and nothing here depends on it."""
-    monkeypatch.setattr(waiting, "_FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(staging, "_FIRST_LOOK_S", 0.0)
 
 
 @jax.jit
@@ -38,7 +38,7 @@ def give_up() -> None:
 
 def test_wait_ends_with_the_arrays() -> None:
     pending = step(jnp.zeros(SIZE))
-    wait_until_ready([pending, jnp.zeros(3)], waiting.no_look)
+    wait_until_ready([pending, jnp.zeros(3)], staging.no_look)
     assert pending.is_ready()
 
 
@@ -69,4 +69,4 @@ def test_snapshot_given_up_in_a_wait_leaves_the_state() -> None:
 def test_wait_for_a_deleted_array_is_left_to_its_reader() -> None:
     gone = jnp.zeros(SIZE)
     gone.delete()
-    wait_until_ready([gone, step(jnp.zeros(SIZE))], waiting.no_look)
+    wait_until_ready([gone, step(jnp.zeros(SIZE))], staging.no_look)

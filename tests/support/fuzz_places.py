@@ -27,8 +27,8 @@ from fuzz_targets import (
     in_envelope,
 )
 
+from emergency_ckpt.cluster import secret_agreement
 from emergency_ckpt.cluster.messages import decode_message
-from emergency_ckpt.cluster.secret import exchange
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.secret.sealed_values import OpenedValue, open_value, seal_value
 from emergency_ckpt.errors import CheckpointError
@@ -135,9 +135,9 @@ def _sealed_frame(data: bytes) -> None:
 
 def _secret_hello(data: bytes) -> None:
     """Of a process without a secret, whose seal anybody can make."""
-    key, name = exchange._key("run", None), exchange._hello_name(1)
+    key, name = secret_agreement._key("run", None), secret_agreement._hello_name(1)
     sealed = seal_value(key, name, OpenedValue(0, 0, data))
-    leader = exchange.Exchange("run", 0, None, "settings")
+    leader = secret_agreement.Exchange("run", 0, None, "settings")
     leader.answers({1: sealed})
 
 
@@ -150,7 +150,7 @@ _SEALED = Direction(bytes(SEAL_KEY_BYTES), peer="p").seal_frame(
     wire.encode_payload(wire.GetInventory())
 )
 _BROKEN = (CheckpointError, ConnectionError, TimeoutError)
-_HELLO = msgspec.json.encode(exchange.SecretHello("0" * 32, "0" * 64, "settings"))
+_HELLO = msgspec.json.encode(secret_agreement.SecretHello("0" * 32, "0" * 64, "settings"))
 _INVENTORY = HolderInventory("process/0", 0, "h:1", (), ())
 _REPORT = msgspec.json.encode(Report(_INVENTORY, "0", wants_host_state=True))
 _LEDGER = body_of((GOLDEN / "ledger_v2.json").read_bytes(), "file").replace(b'"demo"', b'"run"')

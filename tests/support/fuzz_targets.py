@@ -25,7 +25,7 @@ from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.event_log.records import decode_line
 from emergency_ckpt.ram import manifest, signatures
 from emergency_ckpt.run_secret import Credentials
-from emergency_ckpt.save.persistent.reports import report_of
+from emergency_ckpt.save.persistent.rounds import report_of
 from emergency_ckpt.state import host_state
 from emergency_ckpt.storage import log, marker
 from emergency_ckpt.tools.launch.faults import parse_fault

@@ -101,14 +101,6 @@ class MemoryCoordinator:
             service.values[key] = value
             service.changed.notify_all()
 
-    def count(self, key: str) -> int:
-        service = self._service
-        with service.changed:
-            service.check(self._process_index, "count", key)
-            number = int(service.values.get(key, b"0")) + 1
-            service.values[key] = str(number).encode()
-            return number
-
     def barrier(self, name: str, timeout_s: float) -> None:
         """Wait for all processes. After a timeout the barrier stays broken: later calls fail."""
         service = self._service

@@ -24,7 +24,7 @@ from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.cluster.shard_source import HostStateInbox
-from emergency_ckpt.cluster.stored_chain import StoredChain
+from emergency_ckpt.cluster.timelines import StoredChain
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.core.placement.placement_policies import Topology
 from emergency_ckpt.core.placement.writers import host_state_writer, owners_of
@@ -35,26 +35,22 @@ from emergency_ckpt.errors import (
     SaveFailed,
 )
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.save.persistent.keys import (
+from emergency_ckpt.save.persistent.rounds import (
     DOCUMENTS,
     FIRST_STAGE,
-    PersistentSaveKeys,
-    rule_of,
-)
-from emergency_ckpt.save.persistent.outcomes import Outcomes
-from emergency_ckpt.save.persistent.reports import (
     Crc,
     Document,
     SavePaused,
     StageReport,
-    Written,
+    StorageRounds,
+    WriterMeetings,
     agreed_crcs,
     checked_metrics,
     raise_failure,
     report_of,
+    rule_of,
     text_of,
 )
-from emergency_ckpt.save.persistent.writer_meetings import WriterMeetings
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import StateTree
@@ -87,7 +83,7 @@ class PersistentSave:
 
 
 class PersistentSaves:
-    """Carries out persistent saves, one at a time, in a background thread; ``outcomes``: theirs."""
+    """Carries out persistent saves, one at a time, in a background thread."""
 
     def __init__(
         self,
@@ -105,8 +101,7 @@ class PersistentSaves:
     ) -> None:
         self._tier = tier
         self._coordinator = coordinator
-        self._keys = PersistentSaveKeys(coordinator, timeout_s, left_processes)
-        self.outcomes = Outcomes(self._keys, timeout_s)
+        self._rounds = StorageRounds(coordinator, timeout_s, left_processes)
         self._complete: SaveId | None = None
         self._peers = peers
         self._inbox = inbox
@@ -126,7 +121,7 @@ class PersistentSaves:
     @property
     def waits_for_others(self) -> bool:
         """Return whether this process has done its part of the save under way. From any thread."""
-        return self.outcomes.is_learning
+        return self._rounds.is_learning
 
     def restart(self) -> None:
         """After a restore: what was saved before it may be behind it."""
@@ -134,7 +129,7 @@ class PersistentSaves:
 
     def end_waits(self) -> None:
         """Do not wait for outcomes that only others decide, now or later: this process ends."""
-        self.outcomes.end_waits()
+        self._rounds.end_waits()
 
     def note_skipped(self, save: SaveId) -> None:
         """Leave ``save`` out here: the one before is under way. From any thread, does not block.
@@ -156,7 +151,7 @@ class PersistentSaves:
         """Tell all that the first of the ``writers``, this process, leaves ``save`` out. Blocks."""
         self._events.emit("persistent.skipped", step=save.step, reason=_PAUSE)
         with contextlib.suppress(CoordinationError):  # the keys go later, or never
-            self._keys.forget_old(writers)
+            self._rounds.tidy(writers)
         self._tell(save, writers, _PAUSE, pauses=True)
 
     def _tell_skipped(self, writers: Sequence[int], complete_step: int | None) -> None:
@@ -174,12 +169,12 @@ class PersistentSaves:
         me = self._coordinator.process_index
         try:
             if me not in writers:
-                self._keys.refuse(save, reason)
+                self._rounds.refuse(save, reason)
                 return
-            held = self._keys.stage(save, FIRST_STAGE, writers)
+            held = self._rounds.stage(save, FIRST_STAGE, writers)
             self._give_up(held, writers, StageReport(reason, pauses=pauses))
             if me == writers[0]:
-                self.outcomes.decide(save, reason, pauses=pauses)
+                self._rounds.decide(save, reason, pauses=pauses)
         except CoordinationError as error:
             # Who waits for it runs into its deadline, and says so.
             logging.warning("step %d was skipped: %s", save.step, error)
@@ -215,22 +210,22 @@ class PersistentSaves:
 
     def _save(self, job: PersistentSave) -> bool:
         """Return when the step is whole; whether it was so before."""
-        self._keys.begin(job.save)
+        self._rounds.begin(job.save)
         members, me = job.writers, self._coordinator.process_index
         to = host_state_writer(me, job.topology, members)
         if to != me:
             self._send_host_state(job, to)
-            return self.outcomes.learn(job.save, members[0])
+            return self._rounds.learn(job.save, members[0])
         if me != members[0]:
             self._write(job)
-            return self.outcomes.learn(job.save, members[0])
-        self._keys.forget_old(members)
+            return self._rounds.learn(job.save, members[0])
+        self._rounds.tidy(members)
         try:
             kept = self._write(job)
         except Exception as error:
-            self.outcomes.decide(job.save, text_of(error)[:500])
+            self._rounds.decide(job.save, text_of(error)[:500])
             raise
-        self.outcomes.decide(job.save, "", kept=kept)
+        self._rounds.decide(job.save, "", kept=kept)
         return kept
 
     def _write(self, job: PersistentSave) -> bool:
@@ -255,7 +250,7 @@ class PersistentSaves:
         )[1]
         self._write_tensors(job, shards, members, told.attempt)
         if is_first:
-            self._publish(job, [each.written for each in written])
+            self._publish(job, written)
         return False
 
     def _is_kept(self, job: PersistentSave) -> bool:
@@ -290,7 +285,7 @@ class PersistentSaves:
             self._peers.push_host_state(to, job.save, self._own_document(job), for_storage=True)
         except Exception as error:
             # The writer would wait for the whole deadline.
-            self._keys.refuse(job.save, f"{type(error).__name__}: {error}"[:500])
+            self._rounds.refuse(job.save, f"{type(error).__name__}: {error}"[:500])
             raise
 
     def _own_document(self, job: PersistentSave) -> bytes:
@@ -306,7 +301,7 @@ class PersistentSaves:
             job.save,
             others,
             self._timeout_s,
-            lambda absent: self._keys.check_sent(job.save, absent),
+            lambda absent: self._rounds.check_sent(job.save, absent),
         )
         if me == job.writers[0]:
             # Here the other writers wait for this one: nothing is being written.
@@ -324,7 +319,7 @@ class PersistentSaves:
         is_first = self._coordinator.process_index == members[0]
         check, started_s = self._chain.writer.check, time.monotonic()
         meetings = WriterMeetings(
-            self._keys, job.save, members, is_first=is_first, before_commit=check
+            self._rounds, job.save, members, is_first=is_first, before_commit=check
         )
         try:
             self._tier.write_tensors(job.save, job.tree, shards, members, meetings.meet, attempt)
@@ -353,9 +348,9 @@ class PersistentSaves:
         seconds = time.monotonic() - started_s
         self._events.emit("persistent.host_states_written", step=save.step, seconds=seconds)
         every = tuple(Crc(shard, each.crc32c) for shard, each in shards.items())
-        return StageReport(written=Written(written, every))
+        return StageReport(documents=written, crcs=every)
 
-    def _publish(self, job: PersistentSave, every: Sequence[Written]) -> None:
+    def _publish(self, job: PersistentSave, every: Sequence[StageReport]) -> None:
         """Set the marker, with what all writers said they have written: for the first writer."""
         documents = {owner: each for part in every for owner, each in part.documents.items()}
         crcs, differing = agreed_crcs(every)
@@ -375,7 +370,7 @@ class PersistentSaves:
         Return the first writer's answer and, there, the reports of all.
         """
         step, writers = job.save.step, job.writers
-        held = self._keys.stage(job.save, name, writers)
+        held = self._rounds.stage(job.save, name, writers)
         try:
             report = work()
         except Exception as error:

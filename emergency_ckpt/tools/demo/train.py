@@ -20,7 +20,7 @@ import numpy as np
 from absl import logging
 
 from emergency_ckpt.checkpointer import EmergencyCheckpointer
-from emergency_ckpt.cluster.preemption.watch import PREEMPTED_EXIT_CODE
+from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.event_log.log_writer import EventLog, open_event_log
 from emergency_ckpt.tools.demo import data, model, results
 from emergency_ckpt.tools.launch.environment import JobEnvironment, report_step

@@ -21,8 +21,7 @@ from persistent_steps import complete_steps, life, writer_of
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.shard_source import HostStateInbox
-from emergency_ckpt.cluster.stored_chain import StoredChain
-from emergency_ckpt.cluster.timelines import Timelines
+from emergency_ckpt.cluster.timelines import StoredChain, Timelines
 from emergency_ckpt.core.placement.placement_policies import Topology
 from emergency_ckpt.core.placement.writers import writers
 from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError

@@ -16,7 +16,7 @@ from world import World
 from emergency_ckpt._native import crc32c
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.save.persistent.scratch_area import Borrowed, ScratchArea
+from emergency_ckpt.save.persistent.capture import Borrowed, ScratchArea
 
 SIZE = 3 * 4096
 

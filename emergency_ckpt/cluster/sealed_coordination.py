@@ -4,8 +4,7 @@ JAX's coordination service does not authenticate its clients. A value that anoth
 copied from another key, or replayed raises ForgedValue here, for all users. A value that another
 client deleted is absent as if it had never been set, and a wait for it ends at its deadline.
 
-Counts and barriers carry no mark. A count is only a hint that all processes have come: its users
-check the values themselves before they act on it.
+Barriers carry no mark.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.core.secret.sealed_values import OpenedValue, open_value, seal_value
 from emergency_ckpt.errors import CoordinationError, ForgedValue
 
-_COUNT = "#"
-"""Suffix of the names of counts: their values carry no mark, and ``list`` omits them."""
 _REMEMBERED = 1 << 16
 _SHOWN_CHARS = 200
 _FOREIGN = "it has no mark of this start of the job: another client wrote it"
@@ -81,14 +78,10 @@ class SealedCoordinator:
         return {
             rest: self._opened("list", f"{prefix}/{rest}", sealed, began)
             for rest, sealed in self._coordinator.list(prefix).items()
-            if not rest.endswith(_COUNT)
         }
 
     def delete(self, prefix: str) -> None:
         self._coordinator.delete(prefix)
-
-    def count(self, key: str) -> int:
-        return self._coordinator.count(key + _COUNT)
 
     def barrier(self, name: str, timeout_s: float) -> None:
         self._coordinator.barrier(name, timeout_s)

@@ -1,27 +1,153 @@
-"""The watch for a job that hangs: publishes the step of this process, and ends all processes.
+"""Hangs: a job that makes no step any more ends by itself, with status 124, for its engine.
 
-No thread here is the training thread. All calls of the coordination service are in one thread, and
-another one, which calls nothing, ends the process even when that service has stopped too.
+1. ``StepProgress`` holds the last step of this process and the call of ours that it is in.
+2. ``HangWatch`` publishes it in the background and reads that of the others when this process
+   stands still; ``core.hang`` decides. The first decision is every process's.
+3. ``end_hung_process`` dumps all stacks and ends the process; the one that hosts the coordination
+   service last.
+
+A process that is stopped, or whose native code holds the interpreter's lock, cannot end itself: the
+others name it and end, and the engine kills it. No thread here is the training thread. All calls of
+the coordination service are in one thread, and another one, which calls nothing, ends the process
+even when that service has stopped too.
 """
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import os
+import sys
+import sysconfig
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from pathlib import Path
+from types import FrameType
 
 import msgspec
 from absl import logging
 
 from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.cluster.hang.exit import end_hung_process
-from emergency_ckpt.cluster.hang.step_progress import StepProgress
 from emergency_ckpt.cluster.messages import by_process, decode_each, decode_message
 from emergency_ckpt.cluster.round import Cell
 from emergency_ckpt.core.hang import HangDecision, ProcessProgress, decide_hang
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.events import EventSink
+
+_PACKAGE = str(Path(__file__).parents[1])
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_PLACE_LIMIT_CHARS = 200
+
+
+class StepProgress:
+    """Written by the training thread, read by any: each write is one assignment, without a lock."""
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self._thread = threading.get_ident()
+        self._now: tuple[int | None, str, float, float] = (None, "", 0.0, 0.0)
+
+    def note(self, step: int) -> None:
+        """Note that the loop is at ``step``; the same one again is no progress."""
+        if step != self._step:
+            self._step = step
+            self._thread = threading.get_ident()
+            self._now = (step, "", 0.0, time.monotonic())
+
+    @contextlib.contextmanager
+    def inside(self, call: str, limit_s: float) -> Generator[None]:
+        """Hold that the process is in ``call``, which may wait ``limit_s`` for checkpoints."""
+        self._now = (self._step, call, limit_s, time.monotonic())
+        try:
+            yield
+        finally:
+            self._now = (self._step, "", 0.0, time.monotonic())
+
+    def restart(self) -> None:
+        """Forget the step: a restore begins, and the step after it may be compiled first."""
+        self._step = None
+        self._now = (None, "", 0.0, time.monotonic())
+
+    def read(self) -> ProcessProgress:
+        """Return the progress at this moment."""
+        step, call, limit_s, since_s = self._now
+        return ProcessProgress(step, call, time.monotonic() - since_s, limit_s)
+
+    def place(self) -> str:
+        """Return the line of the program at which the training thread is, with its function.
+
+        The innermost one that is of no library, or of all where every line is.
+        """
+        innermost = frame = sys._current_frames().get(self._thread)  # pyright: ignore[reportPrivateUsage]
+        while frame is not None and _is_of_library(frame):
+            frame = frame.f_back
+        found = frame or innermost
+        return "" if found is None else _text_of(found)
+
+
+def _is_of_library(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return name.startswith((*_LIBRARIES, _PACKAGE, "<"))
+
+
+def _text_of(frame: FrameType) -> str:
+    code = frame.f_code
+    text = f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
+    return text[:_PLACE_LIMIT_CHARS]
+
+
+HANG_EXIT_CODE = 124
+"""Exit status of every process of a job that hangs, as of timeout(1)."""
+_STACKS_LIMIT_CHARS = 64 << 10
+_REPORT_TIMEOUT_S = 10.0
+
+
+def end_hung_process(
+    events: EventSink, behind: str, reason: str, wait: Callable[[], object], wait_s: float
+) -> None:
+    """Report the hang and end this process. Never returns; nothing is flushed but the report.
+
+    Args:
+      wait: called after the report; may take ``wait_s``.
+    """
+    threading.Thread(target=_end_after, args=[_REPORT_TIMEOUT_S + wait_s], daemon=True).start()
+    try:
+        _report(events, behind, reason)
+        wait()
+    except BaseException:  # noqa: BLE001 - the process ends, whatever the report comes to
+        logging.exception("the report of a hang is not complete")
+    finally:
+        os._exit(HANG_EXIT_CODE)
+
+
+def _end_after(timeout_s: float) -> None:
+    # A listener, a log or the service may hang just as the job does.
+    time.sleep(timeout_s)
+    os._exit(HANG_EXIT_CODE)
+
+
+def _report(events: EventSink, behind: str, reason: str) -> None:
+    text = f"the job hangs, so this process ends with status {HANG_EXIT_CODE}: {reason}"
+    stacks = _stacks()
+    os.write(2, f"{text}\n{stacks}\n".encode(errors="replace"))
+    if logging.get_absl_handler().python_handler.stream not in (sys.stderr, sys.__stderr__):
+        logging.error("%s\n%s", text, stacks)
+    else:
+        logging.error("%s", text)
+    events.emit("hang.found", behind=behind, reason=reason, stacks=stacks)
+    events.close()
+    logging.flush()
+
+
+def _stacks() -> str:
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read(_STACKS_LIMIT_CHARS).decode(errors="replace")
+
 
 _AT, _DECISION = "hang/at", "hang/decision"
 _SEEN, _ALL_SEEN, _LEFT = "hang/seen", "hang/all-seen", "hang/left"

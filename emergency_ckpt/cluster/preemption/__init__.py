@@ -1,1 +1,0 @@
-"""Notice of a preemption: its signals, and the step at which all processes act on it."""

@@ -1,0 +1,332 @@
+"""Reports, rounds and outcomes: the talk between the processes of a persistent save.
+
+Keys are ``persist/<incarnation>/<step>/<stage>/<process>``. Each stage is a round of the writers,
+which the first of them leads. Only that one knows whether the marker was written, so it sets the
+outcome, one value, for which all others wait in the background.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from emergency_ckpt.cluster.coordination import Coordinator
+from emergency_ckpt.cluster.left_processes import LeftProcesses
+from emergency_ckpt.cluster.messages import decode_message, reason_of
+from emergency_ckpt.cluster.round import Answer, Cell, Round, Rule, Series
+from emergency_ckpt.core.limits import MAX_METRICS_BYTES
+from emergency_ckpt.errors import (
+    CheckpointError,
+    CoordinationError,
+    DeadlineExceeded,
+    PeerLeft,
+    PersistentTierError,
+    SaveFailed,
+)
+from emergency_ckpt.storage.meetings import BEGUN
+from emergency_ckpt.types import SaveId, ShardId
+
+
+class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    digest: str
+    empty: bool
+
+
+class Crc(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    shard: ShardId
+    crc32c: int
+
+
+class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Report of one writer on one stage.
+
+    The first writer's answer to all of them is one too, with the first failure or none.
+
+    Attributes:
+      pauses: the error is a pause after failed saves.
+      documents, crcs: what this writer has stored, and the CRCs of its part of the tensors.
+      kept: of the first writer, that storage has the step already.
+      attempt: of the first writer, the name of this attempt.
+    """
+
+    error: str = ""
+    pauses: bool = False
+    documents: dict[int, Document] = {}
+    crcs: tuple[Crc, ...] = ()
+    kept: bool = False
+    attempt: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,16}\Z")] = ""
+
+    def named(self, process: int) -> StageReport:
+        """Return the answer that tells of this failure, of ``process``."""
+        return StageReport(f"process {process} failed: {self.error}", self.pauses)
+
+
+class SavePaused(PersistentTierError):
+    """The first writer leaves this save out, after others have failed, and so nobody saves."""
+
+
+def raise_failure(report: StageReport, step: int) -> None:
+    """Raise PersistentTierError, or SavePaused, when ``report`` is of a failure."""
+    if report.error:
+        kind = SavePaused if report.pauses else PersistentTierError
+        raise kind("save", f"step {step}", report.error)
+
+
+def report_of(data: bytes, stage: str, step: int, writer: int) -> StageReport:
+    """Return what ``writer`` says of ``stage``. CoordinationError: it cannot be decoded."""
+    return decode_message(data, StageReport, f"{stage} of step {step}, process {writer}")
+
+
+def agreed_crcs(every: Sequence[StageReport]) -> tuple[dict[ShardId, int], list[ShardId]]:
+    """One CRC for each box; and the boxes whose copies differ.
+
+    Those have none: which copy Orbax took is unknown.
+    """
+    found: dict[ShardId, int] = {}
+    differing: set[ShardId] = set()
+    for part in every:
+        for each in part.crcs:
+            if found.setdefault(each.shard, each.crc32c) != each.crc32c:
+                differing.add(each.shard)
+    for shard in differing:
+        del found[shard]
+    return found, sorted(differing)
+
+
+def checked_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return ``metrics``, which every version of the step log has. SaveFailed when too large."""
+    size = 0 if metrics is None else len(msgspec.json.encode(metrics))
+    if size > MAX_METRICS_BYTES:
+        problem = f"{size} bytes are too many (at most {MAX_METRICS_BYTES})"
+        raise SaveFailed("write", "metrics", problem)
+    return metrics
+
+
+def text_of(error: Exception) -> str:
+    """Never empty: to the others an empty text means that all went well."""
+    return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+
+
+FIRST_STAGE = "host_states"
+DOCUMENTS = "documents"
+TENSORS = "tensors"
+_KEPT_REFUSALS = 2
+_STAGES = 4
+"""So many stages, each with the timeout, lie between a process's own part and the outcome."""
+
+
+class StorageRounds:
+    """What one process says and hears in persistent saves.
+
+    For the background thread, but where any thread is named.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        timeout_s: float,
+        left_processes: LeftProcesses | None = None,
+    ) -> None:
+        self._coordinator = coordinator
+        self._timeout_s = timeout_s
+        self._left_processes = left_processes or LeftProcesses(coordinator)
+        self._saves = Series()
+        self._refusals = Series(_KEPT_REFUSALS)
+        self._ending = threading.Event()
+        self._is_learning = False
+
+    def begin(self, save: SaveId) -> None:
+        """Tell that this process has come to ``save``: it takes part in none before it."""
+        self._left_processes.come_to("persistent", save)
+
+    def absent(self, save: SaveId, processes: Collection[int]) -> dict[int, str]:
+        """Return which of ``processes`` take no part in ``save``, each with a sentence."""
+        return self._left_processes.absent("persistent", save, processes)
+
+    def stage(self, save: SaveId, stage: str, writers: Sequence[int]) -> Round:
+        """Begin a round of the ``writers``, which the first of them leads."""
+        if self._coordinator.process_index == writers[0] and stage == FIRST_STAGE:
+            self._saves.add(_prefix(save))
+        return Round(
+            self._coordinator,
+            f"{_prefix(save)}/{stage}",
+            self._timeout_s,
+            members=writers,
+            leader=writers[0],
+            absent=lambda processes: self.absent(save, processes),
+        )
+
+    def tidy(self, writers: Collection[int]) -> None:
+        """At the first writer: delete the keys of saves that all writers have left behind.
+
+        A writer that has begun a save is done with those before it, whatever became of them.
+        """
+        for name in reversed(list(self._saves.names)[1:]):
+            first = Round(self._coordinator, f"{name}/{FIRST_STAGE}", self._timeout_s)
+            if set(writers) <= first.said().keys():
+                self._saves.all_came_to(name)
+                break
+        self._saves.tidy(self._coordinator)
+
+    # Host states that are sent to a writer.
+
+    def refuse(self, save: SaveId, reason: str) -> None:
+        """Tell the writer of this process's host state that it will not come."""
+        # One that comes after the first writer has forgotten the save would stay for ever.
+        self._refusals.add(f"{_prefix(save)}/refused/{self._coordinator.process_index}")
+        self._refusals.tidy(self._coordinator)
+        self._refused(save).say(reason.encode())
+
+    def check_sent(self, save: SaveId, owners: Collection[int]) -> None:
+        """PersistentTierError when one of ``owners`` will not send its host state."""
+        refused = self._refused(save).said()
+        for owner in sorted(refused.keys() & set(owners)):
+            problem = f"process {owner} cannot send its own: {reason_of(refused[owner])}"
+            raise PersistentTierError("collect", f"host states of step {save.step}", problem)
+        for reason in self.absent(save, owners).values():
+            raise PersistentTierError("collect", f"host states of step {save.step}", reason)
+
+    def _refused(self, save: SaveId) -> Round:
+        return Round(self._coordinator, f"{_prefix(save)}/refused", self._timeout_s)
+
+    # The outcome.
+
+    def _outcome(self, save: SaveId) -> Cell:
+        return Cell(self._coordinator, f"{_prefix(save)}/outcome")
+
+    def decide(self, save: SaveId, error: str, *, kept: bool = False, pauses: bool = False) -> None:
+        """Say how ``save`` ended: for the first writer. CoordinationError when nobody hears it.
+
+        Of a failed save that error is left to the deadline of those who wait.
+        """
+        report = StageReport(error, pauses=pauses, kept=kept)
+        try:
+            self._outcome(save).settle(msgspec.json.encode(report))
+        except CoordinationError:
+            if not error:
+                raise
+
+    def learn(self, save: SaveId, first_writer: int) -> bool:
+        """Return when ``save`` is complete; whether it was so before. Blocks.
+
+        PersistentTierError when it failed, SavePaused when it was left out; DeadlineExceeded when
+        there is no outcome.
+        """
+
+        def look() -> str:
+            if self._ending.is_set():
+                return "this process ends"
+            return self.absent(save, [first_writer]).get(first_writer, "")
+
+        self._is_learning = True
+        try:
+            data = self._outcome(save).wait(_STAGES * self._timeout_s, look)
+        except (DeadlineExceeded, PeerLeft) as error:
+            reason = "" if isinstance(error, DeadlineExceeded) else f": {error.problem}"
+            raise DeadlineExceeded(
+                "learn the outcome of",
+                f"step {save.step} in the persistent tier",
+                f"the first writer has not said whether it is complete{reason}",
+                missing=[f"process {first_writer}"],
+            ) from error
+        finally:
+            self._is_learning = False
+        report = report_of(data, "outcome", save.step, first_writer)
+        if report.error:
+            report = report.named(first_writer)
+        raise_failure(report, save.step)
+        return report.kept
+
+    @property
+    def is_learning(self) -> bool:
+        """Return whether this process waits for the first writer, its part done. Any thread."""
+        return self._is_learning
+
+    def end_waits(self) -> None:
+        """Wait no longer for outcomes, now or later. From any thread."""
+        self._ending.set()
+
+
+def rule_of(held: Round, stage: str, step: int, first_writer: int) -> Rule:
+    """Return the rule of a stage: the first failure at once, or that it went well for all.
+
+    It raises PeerLeft when a writer takes no part (any more), CoordinationError for no report.
+    """
+
+    def all_well(said: Mapping[int, bytes]) -> bytes:
+        first = report_of(said[first_writer], stage, step, first_writer)
+        return msgspec.json.encode(StageReport(kept=first.kept, attempt=first.attempt))
+
+    def rule(said: Mapping[int, bytes], absent: Mapping[int, str]) -> Answer | None:
+        for process, data in sorted(said.items()):
+            report = report_of(data, stage, step, process)
+            if report.error:
+                return msgspec.json.encode(report.named(process))
+        return held.when_all(all_well)(said, absent)
+
+    return rule
+
+
+class WriterMeetings:
+    """One round: the first writer's answer begins it, and what the others say ends it.
+
+    The first tells when it has made the folders, and goes on when all have said that they have
+    written. One that has failed says so: the others must not run into their deadline.
+    """
+
+    def __init__(
+        self,
+        rounds: StorageRounds,
+        save: SaveId,
+        writers: Sequence[int],
+        *,
+        is_first: bool,
+        before_commit: Callable[[], None],
+    ) -> None:
+        """``before_commit``: called at the first writer when all have written; may raise."""
+        self._save = save
+        self._first = writers[0]
+        self._is_first = is_first
+        self._before_commit = before_commit
+        self._round = rounds.stage(save, TENSORS, writers)
+        self._has_said = False
+        self._is_over = False
+
+    def meet(self, name: str) -> None:
+        """As ``meetings.Meet``; PersistentTierError when another has failed."""
+        if self._is_over:
+            step = f"step {self._save.step}"
+            raise PersistentTierError("save", step, "this process has given it up")
+        if name != BEGUN:
+            self._say("")
+            if self._is_first:
+                rule = rule_of(self._round, TENSORS, self._save.step, self._first)
+                self._check(self._round.hear(rule))
+                self._before_commit()
+        elif self._is_first:
+            self._round.tell(msgspec.json.encode(StageReport()))
+        else:
+            self._check(self._round.learn())
+
+    def leave(self, reason: str) -> None:
+        """Tell the others that this process has failed, and come to no more meetings."""
+        self._is_over = True
+        if self._is_first:
+            self._round.fail(PersistentTierError("save", f"step {self._save.step}", reason))
+        self._say(reason)
+
+    def _say(self, error: str) -> None:
+        if not self._has_said:
+            self._has_said = True
+            self._round.say(msgspec.json.encode(StageReport(error)))
+
+    def _check(self, answer: object) -> None:
+        assert isinstance(answer, bytes)
+        raise_failure(report_of(answer, TENSORS, self._save.step, self._first), self._save.step)
+
+
+def _prefix(save: SaveId) -> str:
+    return f"persist/{save.incarnation}/{save.step}"

@@ -1,1 +1,0 @@
-"""Checks at the start of a job: equal settings, reachable peers, writable storage."""
