@@ -15,7 +15,7 @@ from emergency_ckpt.cluster.messages import decode_message
 from emergency_ckpt.cluster.round import Round, Series
 from emergency_ckpt.core.limits import MAX_PLAN_MESSAGE_BYTES
 from emergency_ckpt.core.restore.inventory import HolderInventory
-from emergency_ckpt.core.restore.leaves.leaf_comparison import compare_targets
+from emergency_ckpt.core.restore.leaves import compare_targets
 from emergency_ckpt.core.restore.plan_types import RestorePlan
 from emergency_ckpt.errors import CheckpointError, RestoreFailed
 from emergency_ckpt.restore.leader import RestoreLeader

@@ -11,12 +11,11 @@ from absl import logging
 
 from emergency_ckpt.background import no_garbage_collection
 from emergency_ckpt.cluster.stored_chain import told_of_wait
-from emergency_ckpt.core.restore.candidates import PERSISTENT_HOLDER
 from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep
-from emergency_ckpt.core.restore.leaves.stored_leaves import match_leaves
+from emergency_ckpt.core.restore.leaves import match_leaves
 from emergency_ckpt.core.restore.majority import name_outvoted
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, TargetSet
-from emergency_ckpt.core.restore.restore_plan import plan_restore
+from emergency_ckpt.core.restore.restore_plan import PERSISTENT_HOLDER, plan_restore
 from emergency_ckpt.core.timeline import is_plain, is_same_save, newest
 from emergency_ckpt.errors import (
     CheckpointError,

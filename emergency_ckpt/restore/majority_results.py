@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from emergency_ckpt.core.restore.divergence import Divergence
 from emergency_ckpt.core.restore.inventory import Inventory
-from emergency_ckpt.core.restore.majority import MajorityResult, settle
+from emergency_ckpt.core.restore.majority import Divergence, MajorityResult, settle
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.storage.tier import PersistentTier

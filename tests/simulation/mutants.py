@@ -204,7 +204,7 @@ def deadline_dropped() -> None:
 @_mutant()
 def host_states_swapped() -> None:
     """P2: a process gets the host state of its neighbour."""
-    assignment = _module("core.restore.host_state_plan").HostStateAssignment
+    assignment = _module("core.restore.restore_plan").HostStateAssignment
     real = assignment.of
 
     def of(self: Any, process: int) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from emergency_ckpt.core.restore.inventory import Inventory, Quarantined
-from emergency_ckpt.core.restore.leaves.leaf_comparison import PYTHON_NUMBERS
+from emergency_ckpt.core.restore.leaves import PYTHON_NUMBERS
 from emergency_ckpt.core.restore.plan_types import RestorePlan, TargetSet
 from emergency_ckpt.core.restore.storage_read import StoredArray, assign_reads
 from emergency_ckpt.restore.protocol import DocumentRead, LoadPart, LoadPlan, StorageRead
