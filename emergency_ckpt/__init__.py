@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from emergency_ckpt.checkpointer import CheckpointerConfig, EmergencyCheckpointer
     from emergency_ckpt.core.save.timing import AdaptiveInterval
     from emergency_ckpt.events import Event
-    from emergency_ckpt.restore.protocol import RestoreReport
+    from emergency_ckpt.restore.request import RestoreReport
 
     __version__: str
 
@@ -27,7 +27,7 @@ _HOMES = {
     "CheckpointerConfig": "emergency_ckpt.checkpointer",
     "EmergencyCheckpointer": "emergency_ckpt.checkpointer",
     "Event": "emergency_ckpt.events",
-    "RestoreReport": "emergency_ckpt.restore.protocol",
+    "RestoreReport": "emergency_ckpt.restore.request",
 }
 
 

@@ -19,7 +19,7 @@ from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.opening import Opened, agreed_config, text_of
-from emergency_ckpt.restore.protocol import CompleteSteps, RestoreReport
+from emergency_ckpt.restore.request import CompleteSteps, RestoreReport
 from emergency_ckpt.restore.steps import StepCatalog
 from emergency_ckpt.resume import Resume
 from emergency_ckpt.start import check_joined
@@ -246,7 +246,7 @@ class EmergencyCheckpointer:
         if restore.restored is None:
             return None, state
         self.last_restore = restore.report
-        return restore.restored.step, restore.restored.state
+        return restore.restored.save.step, restore.restored.state
 
     def latest_step(self) -> int | None:
         """Return the newest step that this process knows to be complete in some tier, or None.

@@ -260,6 +260,7 @@ class Opened:
             stored = self._stored_saves(storage.tier, chain)
         self.restore_parts = RestoreParts(
             config=config,
+            process=process,
             coordinator=member.coordinator,
             tier=member.tier,
             holdings=member.holdings,

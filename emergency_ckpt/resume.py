@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
+import time
+from collections.abc import Callable
 
 from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.round import run_on_all
-from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import RamdiskFull, RestoreFailed
 from emergency_ckpt.opening import Opened
+from emergency_ckpt.restore.host_state import HostStateRestore
 from emergency_ckpt.restore.request import RestoredState, RestoreRequest
 from emergency_ckpt.restore.restore import Restore
 from emergency_ckpt.state.tree import PyTree, describe
+from emergency_ckpt.types import LOCAL, PERSISTENT, TierName
 
 
 class Resume:
@@ -30,8 +32,7 @@ class Resume:
 
         Raises as ``EmergencyCheckpointer.prefetch``.
         """
-        request, _ = self._request(state, step, wants_host_state=wants_host_state)
-        request = dataclasses.replace(request, tensors_only=not wants_host_state)
+        request, _ = self._request(state, step, wants_host_state, not wants_host_state)
         self._parts.prefetches.start(request, self._parts.saver.is_idle, self._parts.held_steps)
 
     def restore(
@@ -45,53 +46,62 @@ class Resume:
     ) -> Restore:
         """Restore ``step``, and let saves go on from it. Collective; blocks. No save is under way.
 
+        1. Saves are held up; what was prefetched is waited for.
+        2. ``Restore.run`` brings the step, or finds that there never was one.
+        3. All settle: what is newer is forgotten, RAM is reserved for the saves to come.
+        4. Saves continue from the step.
+
         Returns a settled ``Restore``. Raises as ``EmergencyCheckpointer.restore``.
         """
         parts = self._parts
-        request, placement = self._request(state, step, wants_host_state=host_state is not None)
-        request = dataclasses.replace(request, tensors_only=tensors_only)
+        wants_host_state = host_state is not None
+        request, placement = self._request(state, step, wants_host_state, tensors_only)
         number, self._restores = self._restores, self._restores + 1
-        restore = Restore(
-            parts.restore_parts,
-            request,
-            host_state=host_state,
-            buddies=placement.buddies,
-            number=number,
-            keep_newer=keep_newer,
-            prefetch=parts.prefetches.current,
-        )
+        value = HostStateRestore(parts.restore_parts, host_state, placement.buddies)
+        started_s = time.monotonic()
         parts.saver.begin_restore()
         try:
-            with parts.held_steps():
+            with parts.prefetches.for_restore() as placed, parts.held_steps():
+                parts.events.emit("restore.started", requested_step=step)
+                restore = Restore(
+                    parts.restore_parts,
+                    request,
+                    f"restore/{number}",
+                    host_state=value,
+                    placed=placed,
+                )
                 restore.run()
-            self._settle_on_all(restore, placement, number)
+
+            def settle() -> None:
+                restore.settle(keep_newer=keep_newer, started_s=started_s)
+                self._reserve(restore.restored, placement, value.size_bytes)
+
+            self._on_all(number, settle)
         except BaseException as error:
-            restore.undo()
+            value.undo()
             parts.events.emit("restore.failed", reason=str(error)[:500])
             raise
         finally:
-            parts.prefetches.forget()
             parts.saver.end_restore()
         if restore.restored is not None:
             self._continue_from(restore.restored, keep_newer=keep_newer)
-        parts.saver.expect_steps_after(-1 if restore.restored is None else restore.restored.step)
+        parts.saver.expect_steps_after(
+            -1 if restore.restored is None else restore.restored.save.step
+        )
         return restore
 
     def _request(
-        self, state: PyTree, step: int | None, *, wants_host_state: bool
+        self, state: PyTree, step: int | None, wants_host_state: bool, tensors_only: bool
     ) -> tuple[RestoreRequest, ProcessPlacement]:
         tree = describe(state, "restore")
         placement = self._parts.saver.place(tree)
-        request = RestoreRequest(tree, state, step, wants_host_state, placement.retained)
+        request = RestoreRequest(
+            tree, state, step, wants_host_state, placement.retained, tensors_only
+        )
         return request, placement
 
-    def _settle_on_all(self, restore: Restore, placement: ProcessPlacement, number: int) -> None:
+    def _on_all(self, number: int, settle: Callable[[], None]) -> None:
         """Settle, and return when all have: nobody trains while a peer counts on a leftover."""
-
-        def settle() -> None:
-            restore.settle()
-            self._reserve(restore, placement)
-
         parts = self._parts
         errors = run_on_all(
             parts.member.coordinator,
@@ -104,31 +114,33 @@ class Resume:
         if errors:
             raise RestoreFailed("settle", "what RAM holds", errors)
 
-    def _reserve(self, restore: Restore, placement: ProcessPlacement) -> None:
+    def _reserve(
+        self, restored: RestoredState | None, placement: ProcessPlacement, host_state_bytes: int
+    ) -> None:
         """Reserve RAM for the saves to come. What was restored is used also where it has no room.
 
         RamdiskFull where nothing was restored.
         """
-        restored = restore.restored
         lack = "" if restored is None else restored.lack
         try:
             self._parts.saver.use_placement(
-                placement, restore.host_state_bytes, in_background=restored is not None
+                placement, host_state_bytes, in_background=restored is not None
             )
         except RamdiskFull as error:
             if restored is None:
                 raise
             lack = str(error)
         if restored is not None and lack:
-            self._parts.events.emit("ramdisk.full", step=restored.step, reason=lack[:500])
+            step, reason = restored.save.step, lack[:500]
+            self._parts.events.emit("ramdisk.full", step=step, reason=reason)
 
     def _continue_from(self, restored: RestoredState, *, keep_newer: bool) -> None:
         parts = self._parts
         # Not ``restored.tier``, which may differ between processes.
-        tier: TierName = "persistent" if restored.is_loaded else "local"
+        tier: TierName = PERSISTENT if restored.is_loaded else LOCAL
         parts.saver.continue_from(restored.save, restored.incarnation, tier, keep_newer=keep_newer)
         parts.events.locate(incarnation=restored.incarnation)
         parts.local_saves.restart_from(restored.save)
         if parts.preservation is not None:
-            stored = [each.step for each in restored.rejected if each.tier == "persistent"]
+            stored = [each.step for each in restored.rejected if each.tier == PERSISTENT]
             parts.preservation.mark_failed(stored)

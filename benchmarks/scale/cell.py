@@ -31,11 +31,10 @@ from emergency_ckpt.config.settings import Config
 from emergency_ckpt.core.placement.placement_policies import parse_policy, place
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, selected
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.restore.dialogue import RestoreDialogue
+from emergency_ckpt.restore.dialogue import Answer, RestoreDialogue, Status
+from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.leader import RestoreLeader
-from emergency_ckpt.restore.protocol import Answer, Status
 from emergency_ckpt.restore.request import RestoreRequest
-from emergency_ckpt.restore.shards.holder_calls import HolderCalls
 from emergency_ckpt.save.vote import Ballot, Vote
 
 DEADLINE_S = 3600.0

@@ -30,7 +30,7 @@ from emergency_ckpt.config.policies import PerProcessPolicy, SavePolicy
 from emergency_ckpt.config.table import settings_table
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, MissingDependency
 from emergency_ckpt.events import Event
-from emergency_ckpt.restore.protocol import RestoreReport
+from emergency_ckpt.restore.request import RestoreReport
 from emergency_ckpt.state.tree import PyTree
 from emergency_ckpt.storage.tier import PersistentTier
 

@@ -1,11 +1,16 @@
-"""The dialogue of the processes of one restore: reports, plans, outcomes. No tensors."""
+"""The dialogue of the processes of one restore: reports, plans, outcomes. No tensors.
+
+1. ``report``: each process says what its RAM holds and what it wants; the leader hears all.
+2. ``learn_plan``, or in a survey ``learn_steps``: the leader plans, and tells each its part.
+3. ``agree``: each says how its part went; the leader's verdict is everyone's.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -14,27 +19,166 @@ from emergency_ckpt.cluster.left_processes import have_left
 from emergency_ckpt.cluster.messages import decode_message
 from emergency_ckpt.cluster.round import Round, Series
 from emergency_ckpt.core.limits import MAX_PLAN_MESSAGE_BYTES
-from emergency_ckpt.core.restore.inventory import HolderInventory
-from emergency_ckpt.core.restore.leaves.leaf_comparison import compare_targets
-from emergency_ckpt.core.restore.plan_types import RestorePlan
-from emergency_ckpt.errors import CheckpointError, RestoreFailed
-from emergency_ckpt.restore.leader import RestoreLeader
-from emergency_ckpt.restore.protocol import (
-    Answer,
-    CompleteSteps,
-    LoadPlan,
-    PlanFailed,
-    Report,
-    Status,
-    SurveyAnswer,
-    Verdict,
-    failure_kind,
-    failure_of,
+from emergency_ckpt.core.restore.inventory import HolderInventory, Quarantined
+from emergency_ckpt.core.restore.leaves import compare_targets
+from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan
+from emergency_ckpt.errors import (
+    CheckpointError,
+    HolderUnreachable,
+    PersistentTierError,
+    RamdiskFull,
+    RestoreFailed,
+    StorageUnreachable,
 )
+from emergency_ckpt.restore.request import CompleteSteps
+from emergency_ckpt.restore.storage_load import LoadPlan
 from emergency_ckpt.state.tree import StateTree
 from emergency_ckpt.types import LeafSpec
 
 _MOST_NAMED = 8
+
+
+class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One process's inventory, and a digest of the state that it wants back.
+
+    Attributes:
+      damaged: by digest, shards of its own copies that it found damaged or outvoted before.
+    """
+
+    inventory: HolderInventory
+    state_digest: str
+    wants_host_state: bool
+    damaged: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def quarantined(self) -> set[Quarantined]:
+        """Return what must not be used of the inventory."""
+        return {
+            Quarantined(self.inventory.holder, digest, shard)
+            for digest, shards in self.damaged.items()
+            for shard in shards
+        }
+
+
+class AttemptCancelled(RestoreFailed):
+    """A process does not want any more what all were about to restore. Nothing is wrong."""
+
+
+FailureKind = Literal["failed", "given_up", "holder", "storage", "no_room"]
+"""Cause that ends a restore: a fault; a process withdrew; a holder of copies in RAM, or
+storage, could not be reached. The last one ends none: the process that found no room in its
+ramdisk uses memory from then on, and all try again."""
+
+
+class Status(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The outcome of one process's part of a plan.
+
+    ``unusable`` names copies that failed; with them the leader plans anew, as it does when the
+    ``kind`` is "no_room". Any other ``error`` with nothing unusable ends the restore on all
+    processes.
+    """
+
+    error: str = ""
+    unusable: tuple[Quarantined, ...] = ()
+    kind: FailureKind = "failed"
+
+
+class Verdict(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The leader's decision on all statuses: done, once more, or the end.
+
+    ``done``: of a ``LoadPlan`` too; the step lies in RAM then. ``kind``: of the ``error``, where
+    all processes that ended it agree on one, else ``failed``. ``incarnation``: the id under which
+    the job saves from now on, where the restore is done.
+    """
+
+    done: bool = False
+    error: str = ""
+    kind: FailureKind = "failed"
+    incarnation: str = ""
+
+
+class PlanFailed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=True):
+    """The leader could not plan at all; nobody restores."""
+
+    error: str
+    kind: FailureKind = "failed"
+
+
+def failure_kind(error: Exception) -> FailureKind:
+    """Return what ``error`` means for all processes of the restore."""
+    match error:
+        case AttemptCancelled():
+            return "given_up"
+        case HolderUnreachable():
+            return "holder"
+        case PersistentTierError(unreachable=True, retryable=True):
+            return "storage"
+        case RamdiskFull():
+            return "no_room"
+        case _:
+            return "failed"
+
+
+def failure_of(kind: FailureKind, target: str, problem: str) -> RestoreFailed:
+    """Return the error that every process raises."""
+    match kind:
+        case "given_up":
+            hint = "no process has restored anything"
+            return AttemptCancelled("restore", target, problem, hint=hint)
+        case "holder":
+            hint = f"{_UNREACHABLE_HINT}. {_SILENCE_HINT}"
+            return HolderUnreachable("restore", target, problem, hint=hint)
+        case "storage":
+            return StorageUnreachable("restore", target, problem, hint=_UNREACHABLE_HINT)
+        case "failed" | "no_room":
+            hint = "no process has restored anything"
+            return RestoreFailed("restore", target, problem, hint=hint)
+
+
+_UNREACHABLE_HINT = (
+    "no process has restored anything; restore again: what cannot be reached is not lost."
+    " An older step is taken only when it is asked for by its number"
+)
+_SILENCE_HINT = (
+    "A peer may be silent for transfer_timeout_s, the restore may take restore_timeout_s, and JAX"
+    " aborts the job after heartbeat_timeout_seconds (of jax.distributed.initialize)"
+)
+
+
+class SurveyAnswer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The leader's answer to a survey: the steps, or the reason why there is none."""
+
+    steps: CompleteSteps = CompleteSteps()
+    error: str = ""
+
+
+Answer = RestorePlan | NoPlan | PlanFailed | LoadPlan
+
+
+class Planner(Protocol):
+    """The leader of one restore, in process 0. The dialogue tells it, and tells its answers.
+
+    Attributes:
+      greatest: the greatest number of an incarnation that any process reported.
+    """
+
+    greatest: int
+
+    def take_reports(self, reports: Mapping[int, Report]) -> None:
+        """Take what processes that all want the same state have reported."""
+        ...
+
+    def plan(self) -> Answer:
+        """Return the plan for the copies that are known to be usable now."""
+        ...
+
+    def complete_steps(self) -> CompleteSteps:
+        """Return the steps that could be restored."""
+        ...
+
+    def decide(self, statuses: Mapping[int, Status]) -> Verdict:
+        """Return what all do after each has tried its part of the plan."""
+        ...
 
 
 class RestoreDialogue:
@@ -45,8 +189,6 @@ class RestoreDialogue:
       series: of the restores, whose rounds these are.
       new_leader: called once, in process 0, when all have reported.
       deadline_s: of ``time.monotonic``; DeadlineExceeded after it.
-
-    Attributes:
       check: called at intervals of some seconds while this process waits for the others; what it
         raises ends the wait.
     """
@@ -56,17 +198,18 @@ class RestoreDialogue:
         coordinator: Coordinator,
         name: str,
         series: Series,
-        new_leader: Callable[[], RestoreLeader],
+        new_leader: Callable[[], Planner],
         *,
         deadline_s: float,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._coordinator = coordinator
         self._name = name
         self._series = series
         self._new_leader = new_leader
         self._deadline_s = deadline_s
-        self.check: Callable[[], None] = lambda: None
-        self._leader: RestoreLeader | None = None
+        self._check = check
+        self._leader: Planner | None = None
         self._leader_error: CheckpointError | None = None
         self._reports = 0
         self._wanted: Mapping[str, LeafSpec] = {}
@@ -74,7 +217,7 @@ class RestoreDialogue:
 
     def _round(self, name: str, *, for_each: bool = False) -> Round:
         def absent(processes: Collection[int]) -> Mapping[int, str]:
-            self.check()
+            self._check()
             return have_left(self._coordinator, processes)
 
         return Round(
@@ -169,7 +312,7 @@ class RestoreDialogue:
         return RestoreFailed("restore", "the state", f"it is not that of process 0: {text}")
 
     def learn_steps(self) -> CompleteSteps:
-        """Return the whole steps, instead of a plan. The same error everywhere when that fails."""
+        """Return the complete steps, instead of a plan. The same error on all."""
         answer = None
         if self._leader is not None:
             try:
@@ -184,8 +327,11 @@ class RestoreDialogue:
             raise self._leader_error or self._told(RestoreFailed("survey", "the job", found.error))
         return found.steps
 
-    def learn_plan(self) -> Answer:
-        """The leader plans and tells each process its part."""
+    def learn_plan(self) -> RestorePlan | LoadPlan | NoPlan:
+        """The leader plans and tells each process its part.
+
+        Raises the error that left no plan, on all: at the leader as raised, where it is a fault.
+        """
         answer: Answer | None = None
         if self._leader is not None:
             try:
@@ -195,7 +341,13 @@ class RestoreDialogue:
             except Exception as error:  # noqa: BLE001 - the others wait for an answer
                 self._leader_error = typed = _typed(error)
                 answer = PlanFailed(str(typed)[:4000], failure_kind(typed))
-        return self._tell_or_learn(answer, Answer)
+        told: Answer = self._tell_or_learn(answer, Answer)
+        if not isinstance(told, PlanFailed):
+            return told
+        if self._leader_error is not None and told.kind in ("failed", "given_up"):
+            raise self._leader_error
+        failure = failure_of(told.kind, "the job", told.error)
+        raise (self._told(failure) if told.kind == "failed" else failure) from self._leader_error
 
     def _tell_or_learn(self, answer: Any, kind: Any) -> Any:
         """Give each process its part of ``answer`` at the leader; return this process's own."""
@@ -221,7 +373,7 @@ class RestoreDialogue:
         data = held.hold(msgspec.json.encode(status), held.when_all(decide))
         return decode_message(data, Verdict, f"{self._name}/{attempt}/verdict")
 
-    def _decide(self, leader: RestoreLeader, statuses: Mapping[int, bytes]) -> Verdict:
+    def _decide(self, leader: Planner, statuses: Mapping[int, bytes]) -> Verdict:
         try:
             return leader.decide(
                 {
@@ -232,14 +384,6 @@ class RestoreDialogue:
         except Exception as error:  # noqa: BLE001 - the others wait for a verdict
             self._leader_error = typed = _typed(error)
             return Verdict(error=str(typed)[:4000])
-
-    def failure(self, answer: PlanFailed) -> CheckpointError:
-        """Return the error that left no plan: at the leader as raised, where it is a fault."""
-        if self._leader_error is not None and answer.kind in ("failed", "given_up"):
-            return self._leader_error
-        failure = failure_of(answer.kind, "the job", answer.error)
-        failure.__cause__ = self._leader_error
-        return self._told(failure) if answer.kind == "failed" else failure
 
 
 def _typed(error: Exception) -> CheckpointError:

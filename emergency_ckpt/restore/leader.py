@@ -1,7 +1,16 @@
-"""The leader's part of a restore: gather, plan, judge. Everyone's data, no bytes of tensors."""
+"""The leader's part of a restore: gather, plan, decide. Everyone's data, no bytes of tensors.
+
+1. ``take_reports``: every process's inventory; the manifests that these name are read, each once
+   over the job, and the step log and one listing of storage.
+2. ``plan``: ``core.restore`` chooses step and sources. Replicas that differ are settled by their
+   majority, and by storage's checksums where there is none. A step in storage is looked at before
+   it is taken, and its plan is to load it into RAM; all report again, and 1 and 2 follow once more.
+3. ``decide``: done, once more without the copies that failed, or the end.
+"""
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,59 +20,67 @@ from absl import logging
 
 from emergency_ckpt.background import no_garbage_collection
 from emergency_ckpt.cluster.timelines import told_of_wait
-from emergency_ckpt.core.restore.candidates import PERSISTENT_HOLDER
 from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep
-from emergency_ckpt.core.restore.leaves.stored_leaves import match_leaves
-from emergency_ckpt.core.restore.majority import name_outvoted
+from emergency_ckpt.core.restore.leaves import match_leaves
+from emergency_ckpt.core.restore.majority import (
+    Divergence,
+    MajorityResult,
+    name_outvoted,
+    settle,
+)
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, TargetSet
 from emergency_ckpt.core.restore.restore_plan import plan_restore
-from emergency_ckpt.core.timeline import is_plain, is_same_save, newest
-from emergency_ckpt.errors import (
-    CheckpointError,
-    CorruptData,
-    PersistentTierError,
+from emergency_ckpt.core.timeline import (
+    is_plain,
+    is_same_save,
+    new_incarnation,
+    newest,
+    number_of,
 )
-from emergency_ckpt.restore.majority_results import MajorityResults
-from emergency_ckpt.restore.planning import (
-    may_precede,
-    next_incarnation,
-    persistent_unusable,
-    steps_in_words,
+from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
+from emergency_ckpt.restore.dialogue import Answer, FailureKind, Report, Status, Verdict
+from emergency_ckpt.restore.holders import (
+    HolderCalls,
+    ManifestReads,
+    ask_extra_holders,
+    passed_over_unread,
 )
-from emergency_ckpt.restore.protocol import (
-    Answer,
-    CompleteSteps,
-    FailureKind,
+from emergency_ckpt.restore.request import CompleteSteps, RestoreParts, RestoreRequest
+from emergency_ckpt.restore.storage_load import (
     LoadPlan,
-    Report,
-    Status,
-    Verdict,
+    loaded_copies,
+    persistent_unusable,
+    plan_load,
 )
-from emergency_ckpt.restore.request import RestoreParts, RestoreRequest
-from emergency_ckpt.restore.shards.holder_calls import HolderCalls, ask_extra_holders
-from emergency_ckpt.restore.shards.manifest_reads import ManifestReads, passed_over_unread
-from emergency_ckpt.restore.storage.load_plan import loaded_copies, plan_load
 from emergency_ckpt.storage.steps.folders import LOOKS_AT_ONCE
 from emergency_ckpt.storage.steps.looks import FoundStep
 from emergency_ckpt.storage.steps.stored import StoredView
 from emergency_ckpt.storage.tier import PersistentTier
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import PERSISTENT, SaveId, ShardId
 
 MAX_ATTEMPTS = 16
 MAX_LOADS = 2
 """So often a persistent step is loaded in one restore, should copies of it fail in RAM."""
+LISTING_TIMEOUT_S = 30.0
+"""Longest wait for the list of persistent steps when RAM alone holds a complete step."""
+CHECKSUMS_TIMEOUT_S = 30.0
+"""Longest wait for storage's checksums, which a restore from RAM does not need otherwise."""
 _MOST_LOOKS = 256
 _NAMED_HOLDERS = 64
-LISTING_TIMEOUT_S = 30.0
-"""Longest wait for the list of persistent steps when RAM alone holds a whole step."""
+_NAMED_STEPS = 10
+_NAMED_SHARDS = 16
+"""So many shards are named, each by a line of its own; of the others only the number is told."""
 
 
 class RestoreLeader:
     """Plans one restore, again after each attempt that failed on some copy.
 
     A persistent step is restored in two plans: one to load it into RAM, and, when all have
-    reported anew, one like that of any step in RAM. ``greatest``: the greatest number of a life
-    that any process reported, also where nothing is to be planned.
+    reported anew, one like that of any step in RAM.
+
+    Attributes:
+      greatest: the greatest number of an incarnation that any process reported, also where nothing
+        is to be planned.
     """
 
     def __init__(
@@ -84,7 +101,6 @@ class RestoreLeader:
         self._leaves = request.tree.wanted
         self._deadline_s = deadline_s
         self._manifests = ManifestReads(parts.tier, parts.client, calls, parts.events)
-        self._majority_results = MajorityResults(parts.persistent, parts.events, deadline_s)
         self._inventory = Inventory((), {})
         self._wants_host_state = False
         self._leaves_out = request.tensors_only  # nothing more is said of it
@@ -96,6 +112,8 @@ class RestoreLeader:
         self._load: LoadPlan | None = None  # under way, or carried out and not yet reported
         self._loads: Counter[int] = Counter()
         self._has_told_loss = False
+        self._stored_crcs: dict[SaveId, Mapping[ShardId, int]] = {}
+        self._told_divergences: set[Divergence] = set()
         self._looks_at_once = LOOKS_AT_ONCE
         self._attempts = 0
         self._last_failure = ""
@@ -105,9 +123,10 @@ class RestoreLeader:
         """Build the inventory from the reports of processes that all want the same state."""
         self._wants_host_state = any(report.wants_host_state for report in reports.values())
         holders = [report.inventory for _, report in sorted(reports.items())]
-        holders += ask_extra_holders(
-            self._parts.client, self._events, self._parts.config.extra_holders, self._deadline_s
-        )
+        if addresses := self._parts.config.extra_holders:
+            holders += ask_extra_holders(
+                self._parts.client, self._events, addresses, self._deadline_s
+            )
         self._inventory = Inventory(
             tuple(holders),
             self._manifests.read(holders),
@@ -120,12 +139,248 @@ class RestoreLeader:
             self._has_asked = True
             self._ready = self._ask_storage(self._persistent)
         loaded, self._load = self._load, None
-        self._inventory = msgspec.structs.replace(
-            self._inventory,
+        replaced = set() if loaded is None else loaded_copies(loaded, self._inventory)
+        self._replace(
             persistent=tuple(sorted(self._stored.values())),
-            quarantined=self._inventory.quarantined
-            - (set() if loaded is None else loaded_copies(loaded, self._inventory)),
+            quarantined=self._inventory.quarantined - replaced,
         )
+
+    def plan(self) -> Answer:
+        """Return the plan for the copies that are known to be usable now."""
+        self._load = None
+        while True:
+            ready, self._ready = self._ready, None
+            answer = ready or self._plan_from_inventory()
+            if self._read_more(answer):
+                continue
+            if not isinstance(answer, RestorePlan):
+                return self._without_plan(answer)
+            if answer.save is not None:
+                settled = self._settle(answer)
+                if settled is None:
+                    continue
+                self._tell_holders(answer.save)
+                return settled
+            assert self._persistent is not None, "else there is no persistent step to choose"
+            if self._loads[answer.step] >= MAX_LOADS:
+                reason = f"step {answer.step} was loaded from storage {MAX_LOADS} times; then"
+                self._cancel(answer.step, f"{reason} {self._last_failure}")
+                continue
+            try:
+                planned = self._plan_stored(answer, self._persistent)
+            except (PersistentTierError, CorruptData) as error:
+                if isinstance(error, PersistentTierError) and error.unreachable:
+                    raise  # that says nothing about the step: an older one is no answer
+                self._cancel(answer.step, str(error))
+                continue
+            if planned is None:
+                continue
+            self._load = planned if isinstance(planned, LoadPlan) else None
+            self._loads[answer.step] += 1
+            return planned
+
+    def decide(self, statuses: Mapping[int, Status]) -> Verdict:
+        """Done when all went well; once more when copies were found unusable; else the end."""
+        failed = {p: s for p, s in sorted(statuses.items()) if s.error}
+        if not failed:
+            if self._load is not None:
+                return Verdict(done=True)
+            return Verdict(done=True, incarnation=self._next_incarnation())
+        found = {q for status in statuses.values() for q in status.unusable}
+        new = found - self._inventory.quarantined
+        self._attempts += 1
+        text = "; ".join(f"process {p}: {s.error}" for p, s in list(failed.items())[:4])
+        lack_room = [status for status in failed.values() if status.kind == "no_room"]
+        fatal = [s for s in failed.values() if not s.unusable and s.kind != "no_room"]
+        self._last_failure = text
+        if fatal or not (new or lack_room) or self._attempts >= MAX_ATTEMPTS:
+            kinds: set[FailureKind] = {status.kind for status in fatal}
+            return Verdict(error=text, kind=kinds.pop() if len(kinds) == 1 else "failed")
+        if lack_room and self._load is not None:
+            self._loads[self._load.step] -= 1  # its files are as good as before
+        lost_stored = any(each.holder == PERSISTENT for each in new)
+        if lost_stored and self._persistent is not None and self._has_news(self._persistent):
+            self._with_stored()
+        self._replace(quarantined=self._inventory.quarantined | new)
+        self._events.emit("restore.replanned", attempt=self._attempts, reason=text[:500])
+        return Verdict()
+
+    def complete_steps(self) -> CompleteSteps:
+        """Return the steps that could be restored, instead of a plan. Errors as of ``plan``."""
+        if self._manifests.unread:
+            manifests = self._manifests.read_again(list(self._manifests.unread))
+            self._replace(manifests=manifests)
+        held = {each.save.step for h in self._inventory.holders for each in h.tensors}
+        local = tuple(step for step in sorted(held) if self._is_complete_in_ram(step))
+        if self._persistent is None:
+            return CompleteSteps(local)
+        if self._persistent_error is not None:
+            if not local:
+                raise self._persistent_error
+            return CompleteSteps(local)
+        assert self._view is not None, "storage has answered"
+        unseen = [each for each in self._stored.values() if not each.is_seen]
+        self._look_at(self._persistent, self._view, unseen, self._deadline_s)
+        known = self._inventory.timeline
+        stored = {
+            found.step
+            for found in self._stored.values()
+            if not found.problem
+            and (known is None or not known.rejection_reason(found.step, found.incarnation))
+        }
+        return CompleteSteps(local, tuple(sorted(stored)))
+
+    # Plans of what is known.
+
+    def _plan_from_inventory(self) -> RestorePlan | NoPlan:
+        step = self._requested_step
+        # Who asks for a step by its number means it, also one that was rolled back.
+        return self._plan(self._inventory, step, takes_rolled_back=step is not None)
+
+    def _plan(
+        self, inventory: Inventory, requested_step: int | None, *, takes_rolled_back: bool = False
+    ) -> RestorePlan | NoPlan:
+        with no_garbage_collection():
+            return plan_restore(
+                inventory,
+                self._targets,
+                self._leaves,
+                requested_step=requested_step,
+                host_state_remap=self._parts.config.host_state_remap is not None,
+                needs_host_state=self._wants_host_state,
+                takes_rolled_back=takes_rolled_back,
+            )
+
+    def _read_more(self, answer: RestorePlan | NoPlan) -> bool:
+        """Read manifests again, of saves newer than ``answer``; return whether any was to be read.
+
+        HolderUnreachable when they still cannot be read at the deadline.
+        """
+        unread = self._manifests.unread.items()
+        digests = passed_over_unread(
+            answer,
+            unread,
+            self._requested_step,
+            stored={item.step: item.incarnation for item in self._inventory.persistent},
+            loaded_steps=self._loads.keys(),
+        )
+        if digests:
+            manifests = self._manifests.read_again(digests)
+            self._replace(manifests=manifests)
+        return bool(digests)
+
+    def _without_plan(self, answer: NoPlan) -> NoPlan:
+        if self._persistent_error is not None and answer.kind in (
+            "nothing",
+            "unrecoverable",
+            "step_not_found",
+        ):
+            raise self._persistent_error
+        if self._last_failure:
+            answer = msgspec.structs.replace(answer, missing=(*answer.missing, self._last_failure))
+        if answer.kind == "step_not_found":
+            missing = (*answer.missing, self._what_there_is())
+            answer = msgspec.structs.replace(answer, missing=missing)
+        return answer
+
+    def _what_there_is(self) -> str:
+        """Return the steps that could be asked for instead, in words."""
+        try:
+            steps = self.complete_steps()
+        except CheckpointError as error:
+            return f"what else there is cannot be told: {error}"
+        named = {"RAM": steps.local, "storage": steps.persistent}
+        texts = [f"{tier} has {_steps_in_words(found)}" for tier, found in named.items() if found]
+        return " and ".join(texts) or "no tier has any complete step"
+
+    def _is_complete_in_ram(self, step: int) -> bool:
+        plan = self._plan(msgspec.structs.replace(self._inventory, persistent=()), step)
+        # What only does not fit the job as it is now is there nevertheless: a restore says so.
+        unfit = ("state_mismatch", "host_state_count")
+        return isinstance(plan, RestorePlan) or plan.kind in unfit
+
+    def _next_incarnation(self) -> str:
+        """Return the id of an incarnation after ``greatest`` and all on record. RestoreFailed.
+
+        Not of a step in storage that cannot be used: whoever writes its marker would choose the
+        number.
+        """
+        inventory = self._inventory
+        ids = [each.incarnation for each in inventory.persistent if not each.problem]
+        if inventory.timeline is not None:
+            ids.append(inventory.timeline.head)
+        numbers = [self.greatest, *(holder.greatest for holder in inventory.holders)]
+        return new_incarnation(max([*numbers, *map(number_of, ids)]), secrets.token_hex(8))
+
+    def _replace(self, **changes: object) -> None:
+        self._inventory = msgspec.structs.replace(self._inventory, **changes)
+
+    # Replicas that differ.
+
+    def _settle(self, plan: RestorePlan) -> RestorePlan | NoPlan | None:
+        """Return the plan without a copy that a majority of its holders contradicts.
+
+        None when it names such copies: they are quarantined now, and a new plan is due.
+        """
+        assert plan.save is not None, "a persistent step has no replicas"
+        with no_garbage_collection():
+            result = self._majority_result(plan.save)
+        if not result.outvoted <= self._inventory.quarantined:
+            self._replace(quarantined=self._inventory.quarantined | result.outvoted)
+            return None
+        if result.undecided and self._parts.config.on_divergence == "stop":
+            named = [each.describe() for each in result.undecided[:_NAMED_SHARDS]]
+            lines = (*named, *_and_more(len(result.undecided)))
+            return NoPlan("diverged", step=plan.step, rejected=plan.rejected, missing=lines)
+        plan = msgspec.structs.replace(plan, timeline=self._inventory.timeline)
+        return name_outvoted(plan, self._inventory, result) if result.outvoted else plan
+
+    def _majority_result(self, save: SaveId) -> MajorityResult:
+        """Return what a majority decides of ``save``, and tell of each shard that differs once.
+
+        Where the holders of a shard have no majority and storage holds the same save, its checksums
+        of capture time are one more vote: what lies in storage was written from the same snapshot,
+        by whoever may write there. They are read for nothing else, so a job whose replicas agree
+        never waits for them.
+        """
+        result = settle(self._inventory, save, self._stored_crcs.get(save, {}))
+        if result.undecided and save not in self._stored_crcs:
+            self._stored_crcs[save] = self._read_stored_crcs(save)
+            result = settle(self._inventory, save, self._stored_crcs[save])
+        if result.decided or result.undecided:
+            self._tell_divergences(save, result)
+        return result
+
+    def _read_stored_crcs(self, save: SaveId) -> Mapping[ShardId, int]:
+        """Return storage's CRC32C of each shard of the same save; none where it cannot be read."""
+        is_stored = any(
+            (item.step, item.incarnation, item.problem) == (save.step, save.incarnation, "")
+            for item in self._inventory.persistent
+        )
+        if self._persistent is None or not is_stored:
+            return {}
+        now_s = time.monotonic()
+        deadline_s = now_s + min(CHECKSUMS_TIMEOUT_S, (self._deadline_s - now_s) / 8)
+        try:
+            found = self._persistent.find(save.step, deadline_s)
+            stored = self._persistent.describe(found, deadline_s)
+        except CheckpointError as error:
+            text = f"storage cannot say which replicas of step {save.step} are right: {error}"
+            self._events.emit("restore.note", text=text[:500])
+            return {}
+        is_same = stored.marker is not None and stored.marker.save == save
+        return stored.crcs if is_same else {}
+
+    def _tell_divergences(self, save: SaveId, result: MajorityResult) -> None:
+        """Emit ``divergence`` for each shard that no event has named."""
+        texts = {each.divergence: each.describe() for each in result.decided}
+        texts |= {each: f"{each.describe()}; no majority" for each in result.undecided}
+        lines = [text for each, text in texts.items() if each not in self._told_divergences]
+        self._told_divergences.update(texts)
+        for text in (*lines[:_NAMED_SHARDS], *_and_more(len(lines))):
+            self._events.emit("divergence", step=save.step, text=text)
+
+    # Storage.
 
     def _ask_storage(self, tier: PersistentTier) -> RestorePlan | None:
         """Learn the steps in storage; return the plan for RAM alone where storage has no better."""
@@ -150,7 +405,7 @@ class RestoreLeader:
         if in_ram is not None and self._inventory.timeline != known:
             return None  # the log has a newer chain
         # Of one save, RAM goes first: only another one in storage asks for a plan with both.
-        newer = in_ram is not None and any(may_precede(e, in_ram) for e in self._stored.values())
+        newer = in_ram is not None and any(_may_precede(e, in_ram) for e in self._stored.values())
         return None if newer else in_ram
 
     def _take_view(self, tier: PersistentTier, deadline_s: float) -> None:
@@ -160,9 +415,7 @@ class RestoreLeader:
             self._events.emit("persistent.log_damaged", reason=str(fault)[:500])
         if view.log.doubt:
             self._events.emit("restore.note", text=f"the step log: {view.log.doubt}")
-        self._inventory = msgspec.structs.replace(
-            self._inventory, timeline=newest(self._inventory.timeline, view.chain)
-        )
+        self._replace(timeline=newest(self._inventory.timeline, view.chain))
         steps = {each.step: each for each in view.steps}
         step = self._requested_step
         if step is not None and (asked := view.of(step)) is not None:
@@ -218,38 +471,12 @@ class RestoreLeader:
                     return msgspec.structs.replace(step, incarnation=each.save.incarnation)
         return step
 
-    def plan(self) -> Answer:
-        """Return the plan for the copies that are known to be usable now."""
-        self._load = None
-        while True:
-            ready, self._ready = self._ready, None
-            answer = ready or self._plan_from_inventory()
-            if self._read_more(answer):
-                continue
-            if not isinstance(answer, RestorePlan):
-                return self._without_plan(answer)
-            if answer.save is not None:
-                settled = self._settle(answer)
-                if settled is None:
-                    continue
-                self._tell_holders(answer.save)
-                return settled
-            assert self._persistent is not None, "else there is no persistent step to choose"
-            if self._loads[answer.step] >= MAX_LOADS:
-                self._cancel(answer.step, _not_again(answer.step, self._last_failure))
-                continue
-            try:
-                planned = self._plan_stored(answer, self._persistent)
-            except (PersistentTierError, CorruptData) as error:
-                if isinstance(error, PersistentTierError) and error.unreachable:
-                    raise  # that says nothing about the step: an older one is no answer
-                self._cancel(answer.step, str(error))
-                continue
-            if planned is None:
-                continue
-            self._load = planned if isinstance(planned, LoadPlan) else None
-            self._loads[answer.step] += 1
-            return planned
+    def _note_lost_log(self) -> None:
+        if not self._has_told_loss:
+            self._has_told_loss = True
+            text = "the step log is gone: steps in storage count by their markers"
+            logging.warning("%s", text)
+            self._events.emit("persistent.log_lost", reason=text)
 
     def _plan_stored(self, answer: RestorePlan, tier: PersistentTier) -> LoadPlan | NoPlan | None:
         """Return the plan to load the chosen step; None when its files are another's, or none.
@@ -277,161 +504,6 @@ class RestoreLeader:
             self._stored[item.step] = found.step
             return self._with_stored()
         return self._plan_load(answer, tier, found)
-
-    def _has_news(self, tier: PersistentTier) -> bool:
-        """Read the log again where there is a newer version; return whether it was."""
-        view = self._view
-        if view is None or self._requested_step is not None:
-            return False
-        if tier.found.log.is_newest(view.log.number, self._deadline_s):
-            return False
-        self._take_view(tier, self._deadline_s)
-        return True
-
-    def _with_stored(self) -> None:
-        steps = tuple(sorted(self._stored.values()))
-        self._inventory = msgspec.structs.replace(self._inventory, persistent=steps)
-
-    def _note_lost_log(self) -> None:
-        if not self._has_told_loss:
-            self._has_told_loss = True
-            text = "the step log is gone: steps in storage count by their markers"
-            logging.warning("%s", text)
-            self._events.emit("persistent.log_lost", reason=text)
-
-    def _warn_left_out(self, step: int) -> None:
-        """Say once that ``step`` has a host state, where nobody wants one and nobody said so."""
-        if self._wants_host_state or self._leaves_out:
-            return
-        self._leaves_out = True
-        self._events.emit("restore.without_host_state", step=step)
-
-    def _tell_holders(self, save: SaveId) -> None:
-        states = (held for each in self._inventory.holders for held in each.host_states)
-        if any(held.save == save and not held.empty for held in states):
-            self._warn_left_out(save.step)
-        found = [
-            each.holder
-            for each in self._inventory.holders
-            if any(held.save == save for held in each.tensors)
-        ]
-        self._events.emit(
-            "restore.holders", step=save.step, count=len(found), holders=found[:_NAMED_HOLDERS]
-        )
-
-    def _read_more(self, answer: RestorePlan | NoPlan) -> bool:
-        """Read manifests again, of saves newer than ``answer``; return whether any was to be read.
-
-        HolderUnreachable when they still cannot be read at the deadline.
-        """
-        unread = self._manifests.unread.items()
-        digests = passed_over_unread(
-            answer,
-            unread,
-            self._requested_step,
-            stored={item.step: item.incarnation for item in self._inventory.persistent},
-            loaded_steps=self._loads.keys(),
-        )
-        if digests:
-            manifests = self._manifests.read_again(digests)
-            self._inventory = msgspec.structs.replace(self._inventory, manifests=manifests)
-        return bool(digests)
-
-    def _settle(self, plan: RestorePlan) -> RestorePlan | NoPlan | None:
-        """The plan without a copy that a majority of its holders contradicts.
-
-        None when it names such copies: they are quarantined now, and a new plan is due.
-        """
-        assert plan.save is not None, "a persistent step has no replicas"
-        with no_garbage_collection():
-            majority_result = self._majority_results.settle(self._inventory, plan.save)
-        if not majority_result.outvoted <= self._inventory.quarantined:
-            quarantined = self._inventory.quarantined | majority_result.outvoted
-            self._inventory = msgspec.structs.replace(self._inventory, quarantined=quarantined)
-            return None
-        if majority_result.undecided and self._parts.config.on_divergence == "stop":
-            lines = self._majority_results.lines(majority_result)
-            return NoPlan("diverged", step=plan.step, rejected=plan.rejected, missing=lines)
-        plan = msgspec.structs.replace(plan, timeline=self._inventory.timeline)
-        return (
-            name_outvoted(plan, self._inventory, majority_result)
-            if majority_result.outvoted
-            else plan
-        )
-
-    def complete_steps(self) -> CompleteSteps:
-        """Return the steps that could be restored, instead of a plan. Errors as of ``plan``."""
-        if self._manifests.unread:
-            manifests = self._manifests.read_again(list(self._manifests.unread))
-            self._inventory = msgspec.structs.replace(self._inventory, manifests=manifests)
-        held = {each.save.step for h in self._inventory.holders for each in h.tensors}
-        local = tuple(step for step in sorted(held) if self._is_complete_in_ram(step))
-        if self._persistent is None:
-            return CompleteSteps(local)
-        if self._persistent_error is not None:
-            if not local:
-                raise self._persistent_error
-            return CompleteSteps(local)
-        assert self._view is not None, "storage has answered"
-        unseen = [each for each in self._stored.values() if not each.is_seen]
-        self._look_at(self._persistent, self._view, unseen, self._deadline_s)
-        known = self._inventory.timeline
-        stored = {
-            found.step
-            for found in self._stored.values()
-            if not found.problem
-            and (known is None or not known.rejection_reason(found.step, found.incarnation))
-        }
-        return CompleteSteps(local, tuple(sorted(stored)))
-
-    def _is_complete_in_ram(self, step: int) -> bool:
-        plan = self._plan(msgspec.structs.replace(self._inventory, persistent=()), step)
-        # What only does not fit the job as it is now is there nevertheless: a restore says so.
-        unfit = ("state_mismatch", "host_state_count")
-        return isinstance(plan, RestorePlan) or plan.kind in unfit
-
-    def _plan_from_inventory(self) -> RestorePlan | NoPlan:
-        step = self._requested_step
-        # Who asks for a step by its number means it, also one that was rolled back.
-        return self._plan(self._inventory, step, takes_rolled_back=step is not None)
-
-    def _plan(
-        self, inventory: Inventory, requested_step: int | None, *, takes_rolled_back: bool = False
-    ) -> RestorePlan | NoPlan:
-        with no_garbage_collection():
-            return plan_restore(
-                inventory,
-                self._targets,
-                self._leaves,
-                requested_step=requested_step,
-                host_state_remap=self._parts.config.host_state_remap is not None,
-                needs_host_state=self._wants_host_state,
-                takes_rolled_back=takes_rolled_back,
-            )
-
-    def _without_plan(self, answer: NoPlan) -> NoPlan:
-        if self._persistent_error is not None and answer.kind in (
-            "nothing",
-            "unrecoverable",
-            "step_not_found",
-        ):
-            raise self._persistent_error
-        if self._last_failure:
-            answer = msgspec.structs.replace(answer, missing=(*answer.missing, self._last_failure))
-        if answer.kind == "step_not_found":
-            missing = (*answer.missing, self._what_there_is())
-            answer = msgspec.structs.replace(answer, missing=missing)
-        return answer
-
-    def _what_there_is(self) -> str:
-        """Return the steps that could be asked for instead, in words."""
-        try:
-            steps = self.complete_steps()
-        except CheckpointError as error:
-            return f"what else there is cannot be told: {error}"
-        named = {"RAM": steps.local, "storage": steps.persistent}
-        texts = [f"{tier} has {steps_in_words(found)}" for tier, found in named.items() if found]
-        return " and ".join(texts) or "no tier has any whole step"
 
     def _plan_load(
         self, plan: RestorePlan, persistent: PersistentTier, found: FoundStep
@@ -464,42 +536,64 @@ class RestoreLeader:
             wants_host_state=self._wants_host_state,
         )
 
+    def _has_news(self, tier: PersistentTier) -> bool:
+        """Read the log again where there is a newer version; return whether it was."""
+        view = self._view
+        if view is None or self._requested_step is not None:
+            return False
+        if tier.found.log.is_newest(view.log.number, self._deadline_s):
+            return False
+        self._take_view(tier, self._deadline_s)
+        return True
+
+    def _with_stored(self) -> None:
+        steps = tuple(sorted(self._stored.values()))
+        self._replace(persistent=steps)
+
     def _cancel(self, step: int, reason: str) -> None:
         """Take a persistent step out of the next plan."""
         self._last_failure = reason
-        self._inventory = msgspec.structs.replace(
-            self._inventory, quarantined=self._inventory.quarantined | {persistent_unusable(step)}
-        )
+        unusable = persistent_unusable(step)
+        self._replace(quarantined=self._inventory.quarantined | {unusable})
         self._events.emit("restore.replanned", attempt=self._attempts, reason=reason[:500])
 
-    def decide(self, statuses: Mapping[int, Status]) -> Verdict:
-        """Done when all went well; once more when copies were found unusable; else the end."""
-        failed = {p: s for p, s in sorted(statuses.items()) if s.error}
-        if not failed:
-            if self._load is not None:
-                return Verdict(done=True)
-            return Verdict(done=True, incarnation=next_incarnation(self._inventory, self.greatest))
-        found = {q for status in statuses.values() for q in status.unusable}
-        new = found - self._inventory.quarantined
-        self._attempts += 1
-        text = "; ".join(f"process {p}: {s.error}" for p, s in list(failed.items())[:4])
-        lack_room = [status for status in failed.values() if status.kind == "no_room"]
-        fatal = [s for s in failed.values() if not s.unusable and s.kind != "no_room"]
-        self._last_failure = text
-        if fatal or not (new or lack_room) or self._attempts >= MAX_ATTEMPTS:
-            kinds: set[FailureKind] = {status.kind for status in fatal}
-            return Verdict(error=text, kind=kinds.pop() if len(kinds) == 1 else "failed")
-        if lack_room and self._load is not None:
-            self._loads[self._load.step] -= 1  # its files are as good as before
-        lost_stored = any(each.holder == PERSISTENT_HOLDER for each in new)
-        if lost_stored and self._persistent is not None and self._has_news(self._persistent):
-            self._with_stored()
-        self._inventory = msgspec.structs.replace(
-            self._inventory, quarantined=self._inventory.quarantined | new
+    # What is told.
+
+    def _tell_holders(self, save: SaveId) -> None:
+        states = (held for each in self._inventory.holders for held in each.host_states)
+        if any(held.save == save and not held.empty for held in states):
+            self._warn_left_out(save.step)
+        found = [
+            each.holder
+            for each in self._inventory.holders
+            if any(held.save == save for held in each.tensors)
+        ]
+        self._events.emit(
+            "restore.holders", step=save.step, count=len(found), holders=found[:_NAMED_HOLDERS]
         )
-        self._events.emit("restore.replanned", attempt=self._attempts, reason=text[:500])
-        return Verdict()
+
+    def _warn_left_out(self, step: int) -> None:
+        """Say once that ``step`` has a host state, where nobody wants one and nobody said so."""
+        if self._wants_host_state or self._leaves_out:
+            return
+        self._leaves_out = True
+        self._events.emit("restore.without_host_state", step=step)
 
 
-def _not_again(step: int, reason: str) -> str:
-    return f"step {step} was loaded from storage {MAX_LOADS} times; then {reason}"
+def _may_precede(stored: PersistentStep, ready: RestorePlan) -> bool:
+    """Return whether a step in storage may have to be taken in place of one in RAM."""
+    if stored.step != ready.step:
+        return stored.step > ready.step
+    return ready.save is None or stored.incarnation != ready.save.incarnation
+
+
+def _steps_in_words(steps: Sequence[int]) -> str:
+    """Return the newest of ``steps``, which rise, in words."""
+    left_out = len(steps) - _NAMED_STEPS
+    older = f" and {left_out} older" if left_out > 0 else ""
+    return f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps[-_NAMED_STEPS:]))}{older}"
+
+
+def _and_more(count: int) -> list[str]:
+    more = count - _NAMED_SHARDS
+    return [f"copies of {more} more shards differ"] if more > 0 else []

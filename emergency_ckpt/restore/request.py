@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import msgspec
 
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.peers import Peers
@@ -15,17 +16,22 @@ from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.cluster.timelines import StoredChain, Timelines
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement.retained_shards import RetainedShards
-from emergency_ckpt.core.restore.plan_types import Rejection
-from emergency_ckpt.core.save.step_agreement import TierName
+from emergency_ckpt.core.restore.plan_types import NoPlan, Rejection
 from emergency_ckpt.core.timeline import Timeline
+from emergency_ckpt.errors import (
+    CheckpointError,
+    HostStateError,
+    ReplicasDiffer,
+    StateMismatch,
+    StepNotFound,
+    Unrecoverable,
+)
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.tier import LocalTier
-from emergency_ckpt.restore.protocol import Tally
-from emergency_ckpt.state.host_state import HostStateDocument
 from emergency_ckpt.state.tree import PyTree, StateTree
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.types import LeafSpec, SaveId, ShardId
+from emergency_ckpt.types import LeafSpec, SaveId, ShardId, TierName
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +39,13 @@ class RestoreParts:
     """Parts that every restore of one checkpointer works with.
 
     Attributes:
+      process: (index of this process, number of processes).
       stored_chain: None in a job that does not save to storage.
       series: the rounds of all its restores.
     """
 
     config: Config
+    process: tuple[int, int]
     coordinator: Coordinator
     tier: LocalTier
     holdings: ProcessHoldings
@@ -49,11 +57,6 @@ class RestoreParts:
     stored_chain: StoredChain | None
     series: Series = dataclasses.field(default_factory=Series)
 
-    @property
-    def process(self) -> tuple[int, int]:
-        """(index of this process, number of processes)."""
-        return self.coordinator.process_index, self.coordinator.process_count
-
 
 @dataclasses.dataclass(frozen=True)
 class RestoreRequest:
@@ -61,7 +64,7 @@ class RestoreRequest:
 
     Attributes:
       like: gives the types of host values.
-      requested_step: None: the newest that is whole.
+      requested_step: None: the newest that is complete.
       retained: the shards that stay in this process's RAM; None: all that it needs.
       tensors_only: nothing is said of a host state that nobody wants.
     """
@@ -109,6 +112,19 @@ class MadeOf:
         return ""
 
 
+@dataclasses.dataclass
+class Tally:
+    """Bytes of the restored state that this process took from each place.
+
+    ``by_holder``: those from peers, by the name of the holder.
+    """
+
+    local: int = 0
+    peer: int = 0
+    persistent: int = 0
+    by_holder: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
+
+
 @dataclasses.dataclass(frozen=True)
 class RestoredState:
     """The restored step, as this process has it.
@@ -116,28 +132,93 @@ class RestoredState:
     Attributes:
       save: its identity; it lies in RAM now, wherever it came from.
       tier: where this process's part came from.
-      is_loaded: this restore loaded the step from storage, on all processes.
-      is_prefetched: ``state`` was on the devices before.
-      made_of: of which it was made, in a prefetch.
-      documents: the host states that belong to this process.
+      made_of: of which ``state`` was made, where a prefetch is concerned.
       gathered: digest of the slot with all that this process keeps, where one was written.
+      is_prefetched: ``state`` was on the devices before.
+      is_loaded: this restore loaded the step from storage, on all processes.
       timeline: the newest that any process knew, or storage.
+      lack: why a part of the step is not in this process's RAM; empty when all of it is.
       incarnation: the id under which the job saves from now on; empty until all processes have
         their part.
-      lack: why a part of the step is not in this process's RAM; empty when all of it is.
     """
 
-    step: int
     save: SaveId
     tier: TierName
     state: PyTree
-    documents: list[HostStateDocument]
     tally: Tally
-    rejected: tuple[Rejection, ...]
-    gathered: str | None = None
-    timeline: Timeline | None = None
-    incarnation: str = ""
-    lack: str = ""
-    is_loaded: bool = False
+    made_of: MadeOf | None
+    gathered: str | None
     is_prefetched: bool = False
-    made_of: MadeOf | None = None
+    is_loaded: bool = False
+    rejected: tuple[Rejection, ...] = ()
+    timeline: Timeline | None = None
+    lack: str = ""
+    incarnation: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class RestoreReport:
+    """The report of a restore, on this process.
+
+    Attributes:
+      step: the restored step.
+      tier: where this process took its part from, in this restore or in the prefetch that it used:
+        ``"local"`` (own RAM and peers') or ``"persistent"``.
+      seconds: from the call to the return.
+      overlapped_seconds: of a prefetch that this process used, how long it had worked before the
+        call.
+      bytes_local, bytes_peer, bytes_persistent: bytes of tensors read from the own ramdisk, from
+        peers and from the persistent directory. What this process read from storage for its peers
+        counts too; what it then took from its own RAM does not.
+      host_state: the restored non-tensor state: the payload, or the object after ``set_state``.
+      rejected: newer steps that were not complete, and what each lacked.
+    """
+
+    step: int
+    tier: TierName
+    seconds: float
+    bytes_local: int
+    bytes_peer: int
+    bytes_persistent: int
+    host_state: object
+    rejected: tuple[Rejection, ...]
+    overlapped_seconds: float = 0.0
+
+
+class CompleteSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Steps that a restore could bring back now, by tier, oldest first."""
+
+    local: tuple[int, ...] = ()
+    persistent: tuple[int, ...] = ()
+
+
+def no_plan_error(answer: NoPlan, run: str) -> CheckpointError:
+    """Return the error for the caller when nothing of what there is may be restored."""
+    step = f"step {answer.step}"
+    match answer.kind:
+        case "state_mismatch":
+            return StateMismatch("restore", step, answer.mismatches)
+        case "host_state_count":
+            return HostStateError(
+                "restore",
+                f"host states of {step}",
+                "they were saved by another number of processes",
+                expected=answer.process_count,
+                actual=answer.saved_count,
+                hint="set host_state_remap (emergency_ckpt.remaps has some), or start as many"
+                " processes as at the save",
+            )
+        case "no_host_state":
+            return HostStateError(
+                "restore",
+                f"host states of {step}",
+                "it has tensors only: plain Orbax wrote it, or its host_state directory is gone",
+                hint="set allow_missing_host_state to start with the non-tensor state as it is now,"
+                " or call restore without host_state",
+            )
+        case "diverged":
+            return ReplicasDiffer(step, answer.missing)
+        case "step_not_found":
+            return StepNotFound("restore", step, "; ".join(answer.missing))
+        case _:
+            return Unrecoverable(run, answer.missing)

@@ -1,228 +1,527 @@
-"""A restore as the caller sees it: restore the state, apply the host state, settle the RAM."""
+"""The protocol of a restore, as every process carries it out. Read this file first.
+
+1. Report. Each process tells the leader, process 0, what its RAM holds and which state it wants.
+2. Plan. The leader chooses step and sources (``leader``), and tells each process its part.
+3. Load. Where the step is in storage, all load it into RAM (``storage_load``), each byte once over
+   the job, and report again: from here on it is a step in RAM.
+4. Place. Each process verifies its own shards, fetches lost ones from peers (``shards``), and hands
+   their memory to JAX. What a prefetch has left of the same copies is taken as it is.
+5. Host state. The documents are fetched, pushed to the buddies, and applied (``host_state``).
+6. Agree. Each tells how 3, or 4 and 5, went. The leader's verdict is everyone's: done, and the
+   incarnation that begins; once more from 2, without the copies that failed; or the end.
+7. Settle. Each forgets what is newer than the step, and begins the incarnation. The caller ends
+   this with a round: nobody trains before all have settled.
+
+``run`` is 1 to 6 and changes nothing of the saves to come, so that it may run in the background
+while no process trains (``prefetch``); ``settle`` is 7.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import threading
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TypeVar
 
 from absl import logging
 
-from emergency_ckpt.core.restore.plan_types import NoPlan, Rejection
+from emergency_ckpt.cluster.coordination import ERROR_LIMIT_CHARS
+from emergency_ckpt.cluster.shard_source import holder_name
+from emergency_ckpt.core.boxes import describe
+from emergency_ckpt.core.restore.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan, few
 from emergency_ckpt.core.wording import TIER_WORDS
-from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.restore.execution import RestoreExecution
-from emergency_ckpt.restore.prefetch import Prefetch
-from emergency_ckpt.restore.protocol import PlanFailed, RestoreReport, no_plan_error
-from emergency_ckpt.restore.request import RestoredState, RestoreParts, RestoreRequest
-from emergency_ckpt.restore.restored_host_state import HostStatePush, apply_host_state
-from emergency_ckpt.state import host_state as host_states
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
+from emergency_ckpt.restore.dialogue import (
+    RestoreDialogue,
+    Status,
+    Verdict,
+    failure_kind,
+    failure_of,
+)
+from emergency_ckpt.restore.holders import HolderCalls
+from emergency_ckpt.restore.host_state import HostStateRestore, fetch_documents
+from emergency_ckpt.restore.leader import RestoreLeader
+from emergency_ckpt.restore.request import (
+    MadeOf,
+    RestoredState,
+    RestoreParts,
+    RestoreReport,
+    RestoreRequest,
+    no_plan_error,
+)
+from emergency_ckpt.restore.room import RestoreRoom
+from emergency_ckpt.restore.shards import CopiesFailed, ShardCollection
+from emergency_ckpt.restore.storage_load import (
+    LoadPlan,
+    StorageLoad,
+    passed_over,
+    persistent_unusable,
+)
+from emergency_ckpt.state.materialize import materialize
+from emergency_ckpt.state.tree import BoxTable
+from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
 
+_Plan = TypeVar("_Plan", RestorePlan, LoadPlan)
+_T = TypeVar("_T")
+
+_OUTVOTED = "most holders have other bytes, and theirs are restored"
+_PHASES = ("report", "plan", "load", "shards", "host_state", "agree")
+_MARGIN_S = 10.0
+"""Time between the end of its calls to holders and the deadline of a restore."""
 _MOST_PASSED_OVER = 8
 
 
-class _HostState:
-    """The caller's non-tensor state, as one ``Attempt``: what moved can be moved back."""
+class PlacedState:
+    """A cache of one restored state on this process's devices, left by a prefetch. Thread-safe.
 
-    def __init__(self, parts: RestoreParts, value: object, buddies: Sequence[int]) -> None:
-        self._parts = parts
-        self._push = HostStatePush(parts.tier, parts.peers, parts.events, buddies)
-        self._value = value
-        self._before = host_states.capture(value)
-        self._moved = False
-        self.restored: object = None
+    What becomes of it is each process's own affair.
+
+    Attributes:
+      cancelled_for: why it is not wanted any more, or came to nothing; empty while it may be used.
+      is_used: a restore has ended with this state.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._state: RestoredState | None = None
+        self._started_s = time.monotonic()
+        self._ended_s: float | None = None
+        self.cancelled_for = ""
+        self.is_used = False
 
     @property
-    def size_bytes(self) -> int:
-        """Return the bytes of a document of the value as it was before."""
-        return host_states.size_of(self._before)
+    def is_there(self) -> bool:
+        """Return whether there is a state."""
+        return self._state is not None
 
-    def check(self) -> None:
-        """Nothing ends a restore from outside."""
+    def put(self, state: RestoredState) -> None:
+        """Keep ``state``, unless it is not wanted any more."""
+        with self._lock:
+            if not self.cancelled_for:
+                self._state = state
 
-    def apply_host_state(self, restored: RestoredState) -> None:
-        parts = self._parts
-        # The step is whole, whatever becomes of this attempt: a copy of it does no harm.
-        self._push.start(restored.save, parts.process)
-        if self._value is None:
-            return
-        self._moved = True
-        self.restored = apply_host_state(
-            self._value, restored.documents, parts.config.host_state_remap, parts.process
-        )
+    def find(self, wanted: MadeOf) -> RestoredState | None:
+        """Return the state if it is made of ``wanted``; else release its memory, and None."""
+        with self._lock:
+            found = self._state
+        if found is None or found.made_of is None:
+            return None
+        difference = found.made_of.difference(wanted)
+        if not difference:
+            return found
+        del found
+        self.cancel(difference)
+        return None
 
-    def finish(self) -> None:
-        """Wait for the pushes to the buddies: the attempt was the last one."""
-        self._push.wait()
+    def release(self, reason: str) -> None:
+        """Release the memory of the state, if there is one."""
+        if self._state is not None:
+            self.cancel(reason)
 
-    def undo(self) -> None:
-        self._push.wait()
-        if self._moved:
-            host_states.apply(self._value, self._before)
-            self._moved = False
+    def cancel(self, reason: str) -> None:
+        """It is not wanted any more: release its memory, and keep none that comes later."""
+        with self._lock:
+            self.cancelled_for = self.cancelled_for or reason
+            self._state = None
+
+    def end(self) -> None:
+        """Note that the work on it has ended."""
+        self._ended_s = time.monotonic()
+
+    def seconds_until(self, now_s: float) -> float:
+        """Return the seconds that the work on it had taken at ``now_s``."""
+        end_s = now_s if self._ended_s is None else min(self._ended_s, now_s)
+        return max(0.0, end_s - self._started_s)
 
 
 class Restore:
-    """One restore: ``run``, which is collective, then ``settle``; each once, on all processes.
+    """One restore on this process: ``run``, then ``settle``; each once, on all processes.
 
     Args:
-      number: the same everywhere.
-      prefetch: of this process, for this restore or for another one.
+      name: of this restore, the same everywhere, used once.
+      host_state: None: its documents come into RAM, and are not applied.
+      placed: what a prefetch has left, or what this restore will leave.
+      check: called between the parts of an attempt and while others are waited for; what it raises
+        ends the restore on all processes.
 
     Attributes:
-      restored: set by ``settle``, with ``report``; None when there was nothing to restore.
+      deadline_s: of ``time.monotonic``; every wait has ended then.
+      restored: set by ``run``; None when there was nothing to restore.
+      report: set by ``settle``, with ``restored``.
     """
 
     def __init__(
         self,
         parts: RestoreParts,
         request: RestoreRequest,
+        name: str,
         *,
-        host_state: object,
-        buddies: tuple[int, ...],
-        number: int,
-        keep_newer: bool = False,
-        prefetch: Prefetch | None,
+        host_state: HostStateRestore | None,
+        placed: PlacedState | None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._parts = parts
         self._request = request
-        self._keep_newer = keep_newer
-        self._prefetch = prefetch
-        self._started_s = time.monotonic()
-        ready = prefetch if prefetch is not None and prefetch.wait_for_state() else None
-        self._execution = RestoreExecution(parts, request, f"restore/{number}", ready)
-        self._host_state = _HostState(parts, host_state, buddies)
-        self._found: RestoredState | None = None
+        self._host_state = host_state
+        self._placed = placed
+        self._check = check
+        timeout_s = parts.config.restore_timeout_s
+        self.deadline_s = time.monotonic() + timeout_s
+        self._dialogue = RestoreDialogue(
+            parts.coordinator,
+            name,
+            parts.series,
+            self._new_leader,
+            deadline_s=self.deadline_s,
+            check=check,
+        )
+        # Ends first, so that all learn which holder was out of reach, and not only of a deadline.
+        margin_s = min(_MARGIN_S, timeout_s / 10)
+        self._calls = HolderCalls(parts.events, self.deadline_s - margin_s, check)
+        self._room = RestoreRoom(parts.tier, check)
+        self._spent_s: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
+        self._attempt = -1
+        self._loaded: SaveId | None = None  # the step that all processes have loaded into RAM
+        self._loaded_bytes = 0  # read by this process, also of steps that failed on another
         self.restored: RestoredState | None = None
         self.report: RestoreReport | None = None
 
-    def run(self) -> None:
-        """Restore the newest whole step, if there ever was one.
+    def run(self) -> RestoredState | None:
+        """Restore the state; return None where there never was a complete step.
 
-        Raises the same kind of error on every process, and then leaves the host state as it was.
+        Collective; blocks until the deadline at most.
+
+        Raises:
+          RestoreFailed: on all processes, when it fails on one; AttemptCancelled: it was cancelled
+            there. The error of ``no_plan_error``, on all: what there is must not be restored.
         """
         try:
-            self._run()
-        except BaseException:
-            self.undo()
-            raise
+            self._report()
+            while True:
+                with self._phase("plan"):
+                    plan = self._dialogue.learn_plan()
+                if isinstance(plan, NoPlan):
+                    self._tell_no_plan(plan)
+                    return None
+                if isinstance(plan, LoadPlan):
+                    if self._on_all(plan, self._load) is not None:
+                        self._loaded = plan.save
+                        self._report()
+                    continue
+                done = self._on_all(plan, self._restore)
+                if done is not None:
+                    self.restored = self._with_incarnation(*done)
+                    return self.restored
         finally:
-            if self._prefetch is not None:
-                # Also what was used: it is given once.
-                self._prefetch.cancel("the restore ended without it")
-                if self._found is None or not self._found.is_prefetched:
-                    reason = self._prefetch.cancelled_for
-                    self._parts.events.emit("prefetch.unused", reason=reason)
+            spent = {f"{name}_seconds": seconds for name, seconds in self._spent_s.items()}
+            self._parts.events.emit("restore.phases", **spent)
 
-    @property
-    def host_state_bytes(self) -> int:
-        """Return the size of this process's host state, as far as it is known."""
-        return self._host_state.size_bytes
+    # 1 and 2: report, plan.
 
-    def undo(self) -> None:
-        """Put the host state back to where it was before ``run``."""
-        self._host_state.undo()
+    def _report(self) -> None:
+        with self._phase("report"):
+            self._dialogue.report(
+                self._parts.holdings.inventory(),
+                self._request.tree,
+                wants_host_state=self._request.wants_host_state,
+                damaged=self._parts.tier.damaged(),
+            )
 
-    def settle(self) -> None:
-        """Forget what is newer than the step of ``run``, and set ``restored``.
+    def _new_leader(self) -> RestoreLeader:
+        parts, request = self._parts, self._request
+        targets = BoxTable(request.tree, parts.process[1]).targets()
+        return RestoreLeader(parts, request, targets, self._calls, deadline_s=self.deadline_s)
 
-        Not collective, nor are its errors: all processes must learn of them, and no process may
-        train before all have done this.
+    def _tell_no_plan(self, answer: NoPlan) -> None:
+        """Tell why there is no plan; raise the error, unless there never was a complete step."""
+        for note in answer.notes:
+            self._parts.events.emit("restore.note", text=note)
+        self._tell_rejected(answer.rejected)
+        if answer.kind != "nothing":
+            raise no_plan_error(answer, f"run {self._parts.config.run_name!r}")
+
+    def _tell_plan(self, plan: RestorePlan | LoadPlan, tier: TierName) -> None:
+        if self._loaded is not None and plan.step == self._loaded.step:
+            return  # it was told when it was loaded
+        self._parts.events.emit(
+            "restore.planned", step=plan.step, tier=tier, rejected=len(plan.rejected)
+        )
+        self._tell_rejected(plan.rejected)
+
+    def _tell_rejected(self, rejected: Sequence[Rejection]) -> None:
+        for each in rejected:
+            self._parts.events.emit(
+                "restore.rejected", step=each.step, tier=each.tier, reason=each.reason
+            )
+
+    # 3: load.
+
+    def _load(self, plan: LoadPlan) -> int:
+        """Load this process's part of a persistent step into RAM; return its bytes.
+
+        It takes at most half of the time that is left: an older step may have to be tried.
+        """
+        parts, now_s = self._parts, time.monotonic()
+        assert parts.persistent is not None, "only a checkpointer with a directory plans for it"
+        self._check()
+        self._tell_plan(plan, PERSISTENT)
+        if self._placed is not None:
+            self._placed.release(f"step {plan.step} is loaded from storage")
+        with self._phase("load"):
+            nbytes = StorageLoad(
+                parts.tier,
+                parts.persistent,
+                plan,
+                me=parts.process[0],
+                leaves=[leaf.spec for leaf in self._request.tree.leaves],
+                deadline_s=now_s + (self.deadline_s - now_s) / 2,
+                room=self._room,
+            ).run()
+        self._loaded_bytes += nbytes
+        parts.events.emit(
+            "restore.loaded",
+            step=plan.step,
+            bytes_persistent=self._loaded_bytes,
+            seconds=time.monotonic() - now_s,
+        )
+        return nbytes
+
+    # 4: place.
+
+    def _restore(self, plan: RestorePlan) -> RestoredState:
+        """Bring this process's part of a step in RAM onto its devices, and apply its host state."""
+        assert plan.save is not None, "a persistent step is loaded into RAM first"
+        parts, save, me = self._parts, plan.save, holder_name(self._parts.process[0])
+        part = plan.processes.get(parts.process[0], ProcessPlan())
+        self._check()
+        self._tell_plan(plan, LOCAL)
+        parts.tier.protect([held.save for held in parts.tier.held()[0]])
+        self._quarantine_outvoted(save, me, part.outvoted)
+        shards = ShardCollection(
+            parts.tier,
+            parts.client,
+            parts.events,
+            save=save,
+            me=me,
+            retained=self._request.retained,
+            calls=self._calls,
+            room=self._room,
+            expendable=passed_over(plan, parts.config.run_name) - {save},
+        )
+        with self._phase("shards"):
+            restored = self._place(part, save, shards)
+        self._check()
+        with self._phase("host_state"):
+            return self._with_host_state(restored, plan, part, save, me)
+
+    def _place(self, part: ProcessPlan, save: SaveId, shards: ShardCollection) -> RestoredState:
+        """Return the state on the devices: as it is there already, or verified, fetched, placed."""
+        request, made_of = self._request, None
+        if self._placed is not None:
+            leaves, crcs = shards.made_of(part)
+            made_of = MadeOf(save, request.tree, request.host_types(), leaves, crcs)
+            found = self._placed.find(made_of)
+            if found is not None and shards.holds_all(part, found.gathered):
+                return dataclasses.replace(found, is_prefetched=True)
+            del found
+            self._placed.release("not all that this process keeps is in its RAM")
+        with shards.collecting(part) as arrivals:
+            state = materialize(
+                request.tree, request.like, shards.bytes_of, arrivals, shards.dtype_of
+            )
+        events, tally, tier = self._parts.events, shards.tally, LOCAL
+        events.emit(
+            "restore.fetched", step=save.step, bytes_local=tally.local, bytes_peer=tally.peer
+        )
+        for holder, nbytes in sorted(tally.by_holder.items()):
+            events.emit("restore.received", step=save.step, holder=holder, size_bytes=nbytes)
+        if self._loaded == save:
+            # Bytes that this process just read from storage do not count as found in its RAM.
+            tally.local = max(0, tally.local - self._loaded_bytes)
+            tally.persistent, tier = self._loaded_bytes, PERSISTENT
+        return RestoredState(save, tier, state, tally, made_of, shards.gathered)
+
+    def _quarantine_outvoted(
+        self, save: SaveId, me: str, outvoted: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        """Mark copies that a majority of their holders contradicts as damaged.
+
+        Each manifest is told of once, by ``restore.quarantined``.
+
+        Their bytes fit their CRC, so nothing but this mark keeps them from being used or served
+        until the restore has put the majority's in their place and unpublished their slot.
         """
         tier = self._parts.tier
-        if self._found is None:
-            self._parts.timelines.note_continuation()
-            # Leftovers of saves that never became whole must not mix with later saves.
-            tier.invalidate_newer(SaveId(-1, "", self._parts.config.run_name))
-            self._parts.events.emit("restore.nothing")
+        for digest, shards in outvoted.items():
+            contents = tier.contents(digest)
+            if contents is None:
+                continue  # it is not held any more
+            known = tier.quarantined_shards(digest)
+            new = [shard for shard in shards if shard not in known]
+            for shard in new:
+                tier.quarantine(digest, shard, _OUTVOTED)
+            if new:
+                named = [contents.shard_id(shard) for shard in new]
+                self._parts.events.emit(
+                    "restore.quarantined",
+                    step=save.step,
+                    holder=me,
+                    shard=few(f"{shard.leaf}{describe(shard.box)}" for shard in named),
+                    detail=_OUTVOTED,
+                )
+
+    # 5: host state.
+
+    def _with_host_state(
+        self, restored: RestoredState, plan: RestorePlan, part: ProcessPlan, save: SaveId, me: str
+    ) -> RestoredState:
+        """Fetch and apply the host state; return all that this process has of the step."""
+        parts, count = self._parts, plan.host_state_count or 0
+        documents = fetch_documents(
+            parts.tier, parts.client, self._calls, self._room, part, save, count, me
+        )
+        if self._host_state is not None:
+            self._host_state.apply(save, documents)
+        return dataclasses.replace(
+            restored,
+            is_loaded=self._loaded == save,
+            rejected=plan.rejected,
+            timeline=plan.timeline,
+            lack=restored.lack or self._room.lack,
+        )
+
+    # 6: agree.
+
+    def _on_all(self, plan: _Plan, work: Callable[[_Plan], _T]) -> tuple[_T, Verdict] | None:
+        """Do ``work``, this process's part of ``plan``; return its result when all did theirs.
+
+        Returns None where a copy failed: a new plan is due. Raises what ends the restore, on all.
+        """
+        self._attempt += 1
+        result, status = _carry_out(work, plan)
+        if status.kind == "no_room":
+            self._room.note_full(status.error)
+        with self._phase("agree"):
+            verdict = self._dialogue.agree(self._attempt, status)
+        if verdict.done and result is not None:
+            return result, verdict
+        del result
+        if self._host_state is not None:
+            self._host_state.undo()
+        if verdict.error:
+            raise failure_of(verdict.kind, f"step {plan.step}", verdict.error)
+        return None
+
+    def _with_incarnation(self, restored: RestoredState, verdict: Verdict) -> RestoredState:
+        # Also what a prefetch is given: the restore after it begins a later incarnation.
+        self._parts.tier.note_incarnation(verdict.incarnation)
+        if self._placed is not None:
+            self._placed.is_used = restored.is_prefetched
+        return dataclasses.replace(restored, incarnation=verdict.incarnation)
+
+    # 7: settle.
+
+    def settle(self, *, keep_newer: bool, started_s: float) -> None:
+        """Forget what is newer than the step of ``run``, and set ``report``.
+
+        Not collective, nor are its errors: all processes must learn of them, and no process may
+        train before all have done this. ``started_s``: when the caller asked for the restore.
+        """
+        parts, restored = self._parts, self.restored
+        if restored is None:
+            parts.timelines.note_continuation()
+            # Leftovers of saves that never became complete must not mix with later saves.
+            parts.tier.invalidate_newer(SaveId(-1, "", parts.config.run_name))
+            parts.events.emit("restore.nothing")
             return
-        restored = self._found
         # No leftover of another life may look newer than the step that training continues from.
-        if not self._keep_newer:
-            tier.invalidate_newer(restored.save, restored.timeline)
+        if not keep_newer:
+            parts.tier.invalidate_newer(restored.save, restored.timeline)
         if restored.gathered is not None:
             # All processes have gathered what they keep; peers need nothing more from here.
-            tier.keep_only(restored.save, restored.gathered)
-        self._begin_life(restored)
-        self._note_complete(restored.save)
-        self._host_state.finish()
-        self.report = self._finished(restored)
-        self.restored = restored
-
-    def _begin_life(self, restored: RestoredState) -> None:
-        parts, asked = self._parts, self._request.requested_step is not None
-        at_once = asked and not self._keep_newer
+            parts.tier.keep_only(restored.save, restored.gathered)
+        at_once = self._request.requested_step is not None and not keep_newer
         parts.timelines.begin(
             restored.timeline, restored.save, restored.incarnation, at_once=at_once
         )
         if at_once and parts.process[0] == 0 and parts.stored_chain is not None:
             parts.stored_chain.follow_soon(restored.incarnation)
+        self._note_complete(restored.save)
+        if self._host_state is not None:
+            self._host_state.finish()
+        self.report = self._finished(restored, started_s)
 
     def _note_complete(self, save: SaveId) -> None:
         """Record that ``save`` is complete. A failure is logged and ends nothing, as after a save.
 
-        The step is whole without the record, which only tells a loss of everything from a fresh
+        The step is complete without the record, which only tells a loss of everything from a fresh
         start. A ramdisk that others have filled must not prevent a restore from RAM.
         """
         try:
             self._parts.tier.note_complete(save)
         except (CheckpointError, OSError) as error:
-            logging.warning("step %d is not on record as complete: %s", save.step, error)
-            self._parts.events.emit(
-                "restore.note", text=f"step {save.step} is not on record as complete: {error}"
-            )
+            text = f"step {save.step} is not on record as complete: {error}"
+            logging.warning("%s", text)
+            self._parts.events.emit("restore.note", text=text)
 
-    def _run(self) -> None:
-        self._parts.events.emit("restore.started", requested_step=self._request.requested_step)
-        outcome = self._execution.run(self._host_state)
-        if isinstance(outcome, NoPlan | PlanFailed):
-            self._without_plan(outcome)
-        else:
-            self._found = outcome
-
-    def _finished(self, restored: RestoredState) -> RestoreReport:
-        tally, prefetch = restored.tally, self._prefetch
-        overlapped_s = 0.0
-        if prefetch is not None and restored.is_prefetched:
-            overlapped_s = prefetch.seconds_until(self._started_s)
+    def _finished(self, restored: RestoredState, started_s: float) -> RestoreReport:
+        tally, overlapped_s = restored.tally, 0.0
+        if self._placed is not None and restored.is_prefetched:
+            overlapped_s = self._placed.seconds_until(started_s)
         report = RestoreReport(
-            step=restored.step,
+            step=restored.save.step,
             tier=restored.tier,
-            seconds=time.monotonic() - self._started_s,
+            seconds=time.monotonic() - started_s,
             overlapped_seconds=overlapped_s,
             bytes_local=tally.local,
             bytes_peer=tally.peer,
             bytes_persistent=tally.persistent,
-            host_state=self._host_state.restored,
+            host_state=None if self._host_state is None else self._host_state.restored,
             rejected=restored.rejected,
         )
-        self._parts.events.emit(
-            "restore.finished",
-            step=report.step,
-            tier=report.tier,
-            seconds=report.seconds,
-            overlapped_seconds=report.overlapped_seconds,
-            bytes_local=report.bytes_local,
-            bytes_peer=report.bytes_peer,
-            bytes_persistent=report.bytes_persistent,
-            passed_over=_passed_over(report.rejected),
-        )
+        told = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
+        del told["host_state"], told["rejected"]
+        passed = _passed_over_text(report.rejected)
+        self._parts.events.emit("restore.finished", **told, passed_over=passed)
         return report
 
-    def _without_plan(self, answer: NoPlan | PlanFailed) -> None:
-        if isinstance(answer, PlanFailed):
-            raise self._execution.dialogue.failure(answer)
-        for note in answer.notes:
-            self._parts.events.emit("restore.note", text=note)
-        for each in answer.rejected:
-            self._parts.events.emit(
-                "restore.rejected", step=each.step, tier=each.tier, reason=each.reason
-            )
-        if answer.kind != "nothing":
-            raise no_plan_error(answer, f"run {self._parts.config.run_name!r}")
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Generator[None]:
+        started_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._spent_s[name] += time.monotonic() - started_s
 
 
-def _passed_over(rejected: Sequence[Rejection]) -> str:
+def _carry_out(work: Callable[[_Plan], _T], plan: _Plan) -> tuple[_T | None, Status]:
+    """Return the result of ``work``, or None and its error, which is told to all processes."""
+    try:
+        return work(plan), Status()
+    except Exception as error:  # noqa: BLE001 - becomes the collective error of all processes
+        # Its frames hold what was placed already, and so memory that the next attempt needs.
+        traceback.clear_frames(error.__traceback__)
+        return None, _status_of(error, plan)
+
+
+def _status_of(error: Exception, plan: RestorePlan | LoadPlan) -> Status:
+    """Return the copies to blame, if any: a step from storage as a whole, those in RAM by one."""
+    if isinstance(error, CopiesFailed):
+        return Status(str(error), error.unusable)
+    is_load = isinstance(plan, LoadPlan)
+    lacks = isinstance(error, PersistentTierError) and not error.unreachable
+    if lacks or (isinstance(error, CorruptData) and is_load):
+        return Status(str(error)[:ERROR_LIMIT_CHARS], (persistent_unusable(plan.step),))
+    if isinstance(error, CorruptData):
+        return Status(str(error)[:ERROR_LIMIT_CHARS])
+    text = f"{type(error).__name__}: {error}"[:ERROR_LIMIT_CHARS]
+    return Status(text, kind=failure_kind(error))
+
+
+def _passed_over_text(rejected: Sequence[Rejection]) -> str:
     """Each newer step that was not restored, and why; empty without any."""
     texts = [f"step {each.step} in {TIER_WORDS[each.tier]} ({each.reason})" for each in rejected]
     hidden = len(texts) - _MOST_PASSED_OVER

@@ -16,10 +16,9 @@ from emergency_ckpt.cluster.round import Series, agree
 from emergency_ckpt.errors import CorruptData, PersistentTierError, RestoreFailed, StepNotFound
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.dialogue import RestoreDialogue
+from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.leader import LISTING_TIMEOUT_S, RestoreLeader
-from emergency_ckpt.restore.protocol import CompleteSteps
-from emergency_ckpt.restore.request import RestoreParts, RestoreRequest
-from emergency_ckpt.restore.shards.holder_calls import HolderCalls
+from emergency_ckpt.restore.request import CompleteSteps, RestoreParts, RestoreRequest
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.tree import BoxTable, PyTree, describe
 from emergency_ckpt.storage.steps.writer import DirectoryWriter

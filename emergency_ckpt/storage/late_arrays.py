@@ -17,7 +17,7 @@ import numpy.typing as npt
 import orbax.checkpoint as ocp
 from etils import epath
 
-from emergency_ckpt.core.restore.leaves.stored_leaves import STORED_AS_UINT8
+from emergency_ckpt.core.restore.leaves import STORED_AS_UINT8
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.storage.marker import ITEM

@@ -21,7 +21,7 @@ from etils import epath
 
 from emergency_ckpt import _native
 from emergency_ckpt.core.boxes import shape_of
-from emergency_ckpt.core.restore.leaves.stored_leaves import stored_name
+from emergency_ckpt.core.restore.leaves import stored_name
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.errors import ConfigError, CorruptData
 from emergency_ckpt.storage.calls import is_damage

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import tensorstore
 
-from emergency_ckpt.core.restore.leaves.stored_leaves import STORED_AS_UINT8
+from emergency_ckpt.core.restore.leaves import STORED_AS_UINT8
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.state.tree import StateTree
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from emergency_ckpt.cluster.coordination import LocalCoordinator
 from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.errors import CoordinationError
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.ram.tier import LocalTier
-from emergency_ckpt.restore.restored_host_state import HostStatePush
+from emergency_ckpt.restore.host_state import HostStateRestore
 from emergency_ckpt.state.host_state import capture, encode
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import SaveId, Writer
@@ -42,9 +44,12 @@ def test_unreachable_buddies_are_each_reported_and_end_nothing(ramdisk: Path) ->
         document = encode(SAVE, 0, 3, capture({"epoch": 3}))
         tier.publish_host_state(SAVE, 0, 3, document)
         sink = EventSink(events.append, process_index=0)
-        push = HostStatePush(tier, Peers(coordinator, client), sink, [2, 1])
-        push.start(SAVE, (0, 3))
-        push.wait()
+        parts: Any = SimpleNamespace(
+            tier=tier, peers=Peers(coordinator, client), events=sink, process=(0, 3)
+        )
+        restored = HostStateRestore(parts, None, [2, 1])
+        restored.apply(SAVE, [])
+        restored.finish()
     finally:
         client.close()
         tier.close()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from emergency_ckpt.core.position_remap import Unmovable, move_position
 from emergency_ckpt.errors import HostStateError
 from emergency_ckpt.remaps import same_on_all, smallest_position
-from emergency_ckpt.restore.restored_host_state import apply_host_state
+from emergency_ckpt.restore.host_state import apply_host_state
 from emergency_ckpt.state import host_state
 from emergency_ckpt.types import SaveId
 

@@ -9,10 +9,10 @@ import pytest
 
 from emergency_ckpt.core.restore.plan_types import HostStateFetch, ProcessPlan
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.restore.restored_host_state import fetch_documents
-from emergency_ckpt.restore.shards.holder_calls import HolderCalls
-from emergency_ckpt.restore.shards.room import RestoreRoom
-from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed
+from emergency_ckpt.restore.holders import HolderCalls
+from emergency_ckpt.restore.host_state import fetch_documents
+from emergency_ckpt.restore.room import RestoreRoom
+from emergency_ckpt.restore.shards import CopiesFailed
 from emergency_ckpt.state import host_state
 from emergency_ckpt.types import SaveId
 

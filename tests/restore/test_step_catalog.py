@@ -12,7 +12,7 @@ from world import LONG_S, World, same, save_all
 
 from emergency_ckpt.config.policies import PerProcessPolicy
 from emergency_ckpt.errors import CheckpointError, StepNotFound
-from emergency_ckpt.restore.protocol import CompleteSteps
+from emergency_ckpt.restore.request import CompleteSteps
 
 KEEPS_THREE: dict[str, Any] = {
     "local_keep_last_n": 3,

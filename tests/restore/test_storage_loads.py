@@ -18,10 +18,8 @@ from world import World
 from emergency_ckpt.core.restore.plan_types import RestorePlan
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.ram.tier import LocalTier
-from emergency_ckpt.restore.protocol import LoadPlan
-from emergency_ckpt.restore.shards.room import RestoreRoom
-from emergency_ckpt.restore.storage.load import StorageLoad
-from emergency_ckpt.restore.storage.load_plan import plan_load
+from emergency_ckpt.restore.room import RestoreRoom
+from emergency_ckpt.restore.storage_load import LoadPlan, StorageLoad, plan_load
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import ShardId
 

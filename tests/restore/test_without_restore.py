@@ -13,7 +13,7 @@ from world import World, logged, same, save_all
 
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.events import Event, EventSink
-from emergency_ckpt.restore.protocol import CompleteSteps
+from emergency_ckpt.restore.request import CompleteSteps
 from emergency_ckpt.types import SaveId
 
 

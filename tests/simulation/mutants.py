@@ -11,6 +11,7 @@ Each function changes the imported product, in this process alone.
 from __future__ import annotations
 import __future__
 
+import dataclasses
 import importlib
 import inspect
 import sys
@@ -204,7 +205,7 @@ def deadline_dropped() -> None:
 @_mutant()
 def host_states_swapped() -> None:
     """P2: a process gets the host state of its neighbour."""
-    assignment = _module("core.restore.host_state_plan").HostStateAssignment
+    assignment = _module("core.restore.restore_plan").HostStateAssignment
     real = assignment.of
 
     def of(self: Any, process: int) -> Any:
@@ -230,7 +231,7 @@ def orphans_released_too_early() -> None:
 @_mutant()
 def silence_taken_for_damage() -> None:
     """Known: a reset, or a silent peer, counted as damage of the copy."""
-    _replace_everywhere("restore.shards.holder_calls", "is_about_copy", lambda error: True)
+    _replace_everywhere("restore.holders", "is_about_copy", lambda error: True)
 
 
 @_mutant("tests/restore/test_other_process_ids.py")
@@ -242,18 +243,14 @@ def orphans_not_adopted() -> None:
 @_mutant("tests/restore/test_other_process_ids.py")
 def incarnation_kept_by_a_restore() -> None:
     """P2: training goes on in the incarnation of the start, or of the restored step."""
-    execution = _module("restore.execution").RestoreExecution
-    real = execution._load_from_ram
+    restore = _module("restore.restore").Restore
+    real = restore._with_incarnation
 
-    def restore(self: Any, *args: Any) -> Any:
+    def with_incarnation(self: Any, *args: Any) -> Any:
         found = real(self, *args)
-        if found is None:
-            return None
-        return _module("restore.execution").dataclasses.replace(
-            found, incarnation=found.save.incarnation
-        )
+        return dataclasses.replace(found, incarnation=found.save.incarnation)
 
-    execution._load_from_ram = restore
+    restore._with_incarnation = with_incarnation
 
 
 @_mutant("tests/restore/test_rolled_back.py", simulated=False)
@@ -265,14 +262,14 @@ def rolled_back_not_recorded() -> None:
 @_mutant("tests/restore/test_restore_loads.py", simulated=False)
 def storage_failure_taken_for_absence() -> None:
     """Known: a step of storage that failed for a moment was taken for deleted."""
-    execution = _module("restore.execution")
-    real = execution._status_of
+    restore = _module("restore.restore")
+    real = restore._status_of
 
     def status_of(error: Any, plan: Any) -> Any:
         error.unreachable = False
         return real(error, plan)
 
-    execution._status_of = status_of
+    restore._status_of = status_of
 
 
 @_mutant()
@@ -305,7 +302,7 @@ def host_state_not_pushed() -> None:
 @_mutant("tests/restore/test_restore_loads.py", simulated=False)
 def quarantine_kept_for_ever() -> None:
     """Known: copies that were loaded again from storage are not used, as the damaged ones."""
-    _replace_everywhere("restore.storage.load_plan", "loaded_copies", lambda plan, found: set())
+    _replace_everywhere("restore.storage_load", "loaded_copies", lambda plan, found: set())
 
 
 @_mutant("tests/ram/test_lent_and_read_slots.py", simulated=False)
@@ -318,14 +315,14 @@ def quarantine_kept_by_the_slot() -> None:
 def copied_crc_not_compared() -> None:
     """P5: own shards that go into a fresh slot may change on the way."""
     name = "ShardCollection._copy_own"
-    _edit("restore.shards.shard_loader", name, "if crc != entry.crc32c:", "if False:")
+    _edit("restore.shards", name, "if crc != entry.crc32c:", "if False:")
 
 
 @_mutant("tests/restore/test_host_state_sources.py", simulated=False)
 def another_host_state_taken() -> None:
     """P2: a holder's host state of another save, or another digest, is applied."""
     check = "document.digest != wanted.digest or document.save != save"
-    _edit("restore.restored_host_state", "fetch_documents", check, "False")
+    _edit("restore.host_state", "fetch_documents", check, "False")
 
 
 @_mutant("tests/restore/test_other_process_ids.py", simulated=False)
@@ -337,7 +334,7 @@ def orphans_never_released() -> None:
 @_mutant("tests/restore/shards/test_arrivals.py", simulated=False)
 def arrivals_without_deadline() -> None:
     """P6: a restore waits without end for shards that do not come."""
-    _edit("restore.shards.shard_loader", "Arrivals.__iter__", "self._ended, left_s", "self._ended")
+    _edit("restore.shards", "Arrivals.__iter__", "self._ended, left_s", "self._ended")
 
 
 @_mutant("tests/core/restore/test_majority.py", simulated=False)

@@ -35,7 +35,7 @@ from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.ram.owners import OWNER_LOCK, read_owner
 from emergency_ckpt.ram.process_files import LEDGER, ProcessFiles
 from emergency_ckpt.ram.read_only import ReadOnlyRamdisk
-from emergency_ckpt.restore.protocol import Answer, PlanFailed, Report, SurveyAnswer, Verdict
+from emergency_ckpt.restore.dialogue import Answer, PlanFailed, Report, SurveyAnswer, Verdict
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.save.vote import Ballot
 from emergency_ckpt.storage.chunks.index import ChunkIndex

@@ -25,8 +25,8 @@ from emergency_ckpt import _native
 from emergency_ckpt.core.restore.plan_types import FetchGroup
 from emergency_ckpt.errors import TransferError
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.restore.shards.holder_calls import HolderCalls
-from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed, Fetching, ShardFetcher
+from emergency_ckpt.restore.holders import HolderCalls
+from emergency_ckpt.restore.shards import CopiesFailed, ShardFetcher
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.transfer.source import ShardTarget
@@ -127,9 +127,9 @@ def test_shard_that_was_used_is_not_written_again(holdings: MemoryHoldings) -> N
         TransferClient(run_id=RUN_ID, secret=SECRET, connect_timeout_s=1, streams=1) as client,
     ):
         fetcher = fetcher_of(client)
-        fetching = Fetching({digest: contents}, {"first": first, "second": second.address})
+        addresses = {"first": first, "second": second.address}
         group = FetchGroup(digest, None, ("first", "second"))
-        crcs = fetcher.fetch_all([group], fetching, places, into, use)
+        crcs = fetcher.fetch_all([group], {digest: contents}, addresses, places, into, use)
     assert arrived == list(places)
     assert crcs == {contents.shard_id(i): contents.shards[i].crc32c for i in range(3)}
     assert sum(sent) == 8 * MIB
@@ -151,7 +151,8 @@ def test_damaged_shard_is_not_told(
     with pytest.raises(CopiesFailed):
         fetcher.fetch_all(
             [FetchGroup(digest, None, ("only",))],
-            Fetching({digest: contents}, {"only": server.address}),
+            {digest: contents},
+            {"only": server.address},
             places,
             anonymous_mapping(4096),
             arrived.append,

@@ -12,7 +12,7 @@ from transfer_stranger import stranger_between
 from transfer_support import RUN_ID, SECRET, peer_that, read_frame
 
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.restore.shards.holder_calls import is_about_copy
+from emergency_ckpt.restore.holders import is_about_copy
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.pool import NotConnected
 from emergency_ckpt.transfer.server import TransferServer

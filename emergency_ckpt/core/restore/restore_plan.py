@@ -4,35 +4,35 @@ The newest complete step of both tiers wins; of two complete saves of one step, 
 later incarnation; a save in both tiers is taken from the local one. Parts of different saves are
 never combined. Rolled-back saves (``core.timeline``) come last, or are excluded. Each newer save
 that is passed over is reported with what it lacked.
+
+1. ``filter_inventory`` groups the reported inventories by save, and drops what is unusable.
+2. ``plan_restore`` goes through the saves, newest first, down to the first that is complete: in
+   tensors by ``assignment``, in host states by ``choose_host_states``.
+3. ``lacks_of`` and ``newest_complete`` decide in the same way for who only wants to know.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 
 from emergency_ckpt.core.boxes import covers, whole
-from emergency_ckpt.core.restore.assignment import TensorPart, assign
-from emergency_ckpt.core.restore.candidates import (
-    PERSISTENT_HOLDER,
-    SaveParts,
-    UsableInventory,
-    filter_inventory,
+from emergency_ckpt.core.restore.assignment import SaveTensors, TensorPart, assign
+from emergency_ckpt.core.restore.inventory import (
+    HeldHostState,
+    HolderInventory,
+    Inventory,
+    PersistentStep,
+    Quarantined,
 )
-from emergency_ckpt.core.restore.host_state_plan import (
-    HostStateAssignment,
-    HostStates,
-    choose_host_states,
-)
-from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep, Quarantined
-from emergency_ckpt.core.restore.leaves.leaf_comparison import compare_leaves
+from emergency_ckpt.core.restore.leaves import compare_leaves
 from emergency_ckpt.core.restore.plan_types import (
     MAX_REJECTIONS,
-    FetchGroup,
     HostStateFetch,
-    LocalRead,
     NoPlan,
     ProcessPlan,
     Rejection,
@@ -40,25 +40,9 @@ from emergency_ckpt.core.restore.plan_types import (
     TargetSet,
     clip,
     few,
-    selected,
 )
-from emergency_ckpt.core.restore.shard_holders import SaveTensors
 from emergency_ckpt.core.timeline import is_plain
-from emergency_ckpt.types import Box, Contents, LeafSpec
-
-__all__ = [
-    "FetchGroup",
-    "HostStateFetch",
-    "LocalRead",
-    "NoPlan",
-    "ProcessPlan",
-    "Rejection",
-    "RestorePlan",
-    "TargetSet",
-    "compare_leaves",
-    "plan_restore",
-    "selected",
-]
+from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardId
 
 
 @dataclass(frozen=True)
@@ -391,4 +375,306 @@ def _was_complete(inventory: Inventory, request: _Request) -> bool:
     usable = filter_inventory(before)
     return any(
         not isinstance(_decide_local(part, usable, before, request), str) for part in usable.saves
+    )
+
+
+MAX_NOTES = 16
+
+PERSISTENT_HOLDER = "persistent"
+"""Stands for the persistent tier in ``Quarantined.holder``."""
+
+
+@dataclass
+class SaveParts:
+    """The held parts of one save. Holders' names are in the order of ``UsableInventory.holders``.
+
+    Attributes:
+      manifests: digest -> holders that published it and have it intact or in part.
+      spoiled: digest -> holder -> shard indices that are quarantined there.
+      host_states: (holder, what it holds) of each intact host state.
+      faults: reported parts of this save that cannot be used, in words.
+    """
+
+    save: SaveId
+    manifests: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    damaged: dict[str, dict[str, frozenset[int]]] = field(
+        default_factory=dict[str, dict[str, frozenset[int]]]
+    )
+    host_states: list[tuple[str, HeldHostState]] = field(
+        default_factory=list[tuple[str, HeldHostState]]
+    )
+    faults: list[str] = field(default_factory=list[str])
+
+
+@dataclass
+class UsableInventory:
+    """The usable part of an inventory.
+
+    Attributes:
+      holders: by name; processes by index, then servers by name.
+      own: process index -> name of the holder that is that process.
+      saves: newest first (step, then incarnation).
+      known_complete: saves once known to be complete -> the holders that knew.
+    """
+
+    holders: dict[str, HolderInventory]
+    own: dict[int, str]
+    saves: list[SaveParts]
+    known_complete: dict[SaveId, list[str]]
+    notes: list[str]
+
+
+def filter_inventory(inventory: Inventory) -> UsableInventory:
+    """Drop holders with contradictory names and unusable manifests; group the rest by save."""
+    notes: list[str] = []
+    holders = _distinct_holders(inventory.holders, notes)
+    whole, partial = _quarantine(inventory.quarantined)
+    parts: dict[SaveId, SaveParts] = {}
+    known: dict[SaveId, list[str]] = {}
+    for holder in holders.values():
+        if holder.known_complete is not None:
+            known.setdefault(holder.known_complete, []).append(holder.holder)
+            parts.setdefault(holder.known_complete, SaveParts(holder.known_complete))
+        _sift_tensors(holder, inventory, whole, partial, parts)
+        _sift_host_states(holder, whole, parts)
+    newest_first = sorted(parts.values(), key=lambda part: part.save, reverse=True)
+    own = {h.process_index: h.holder for h in holders.values() if h.process_index is not None}
+    return UsableInventory(holders, own, newest_first, known, notes[:MAX_NOTES])
+
+
+def _distinct_holders(
+    reported: Iterable[HolderInventory], notes: list[str]
+) -> dict[str, HolderInventory]:
+    """Return holders by name. Two that share a name or a process index are both dropped."""
+    by_name: dict[str, HolderInventory] = {}
+    contradictory: set[str] = set()
+    for holder in reported:
+        first = by_name.setdefault(holder.holder, holder)
+        if first is not holder and not _same(first, holder):
+            contradictory.add(holder.holder)
+    indices = Counter(h.process_index for h in by_name.values() if h.process_index is not None)
+    for holder in by_name.values():
+        if holder.process_index is not None and indices[holder.process_index] > 1:
+            contradictory.add(holder.holder)
+    if contradictory:
+        names = few(sorted(contradictory))
+        notes.append(f"ignored {names}: more than one inventory under one name or process index")
+    kept = [h for name, h in by_name.items() if name not in contradictory]
+    kept.sort(key=lambda h: (h.process_index is None, h.process_index or 0, h.holder))
+    return {h.holder: h for h in kept}
+
+
+def _same(a: HolderInventory, b: HolderInventory) -> bool:
+    return (a.process_index, a.address, a.known_complete) == (
+        b.process_index,
+        b.address,
+        b.known_complete,
+    ) and (set(a.tensors), set(a.host_states)) == (set(b.tensors), set(b.host_states))
+
+
+def _quarantine(
+    quarantined: Iterable[Quarantined],
+) -> tuple[set[tuple[str, str]], dict[tuple[str, str], set[int]]]:
+    """Return the (holder, digest) pairs quarantined entirely, and the shards of the others."""
+    whole: set[tuple[str, str]] = set()
+    partial: dict[tuple[str, str], set[int]] = {}
+    for item in quarantined:
+        if item.shard is None:
+            whole.add((item.holder, item.digest))
+        else:
+            partial.setdefault((item.holder, item.digest), set()).add(item.shard)
+    return whole, partial
+
+
+def _sift_tensors(
+    holder: HolderInventory,
+    inventory: Inventory,
+    whole: set[tuple[str, str]],
+    partial: Mapping[tuple[str, str], set[int]],
+    parts: dict[SaveId, SaveParts],
+) -> None:
+    for held in sorted(set(holder.tensors)):
+        part = parts.get(held.save)
+        if part is None:
+            part = parts[held.save] = SaveParts(held.save)
+        contents = inventory.manifests.get(held.digest)
+        where = (holder.holder, held.digest)
+        label = f"manifest {held.digest[:12]} at {holder.holder}"
+        if contents is None:
+            part.faults.append(f"{label} could not be read")
+        elif contents.save != held.save:
+            part.faults.append(f"{label} is of another save (step {contents.save.step})")
+        elif where in whole:
+            part.faults.append(f"{label} is quarantined")
+        else:
+            part.manifests.setdefault(held.digest, []).append(holder.holder)
+            bad = partial.get(where)
+            if bad:
+                part.damaged.setdefault(held.digest, {})[holder.holder] = frozenset(bad)
+                count = f"{len(bad)} shard{'s' if len(bad) > 1 else ''}"
+                part.faults.append(f"{count} of {label} quarantined")
+
+
+def _sift_host_states(
+    holder: HolderInventory, whole: set[tuple[str, str]], parts: dict[SaveId, SaveParts]
+) -> None:
+    for held in holder.host_states:
+        part = parts.get(held.save)
+        if part is None:
+            part = parts[held.save] = SaveParts(held.save)
+        if (holder.holder, held.digest) in whole:
+            part.faults.append(f"host state {held.owner} at {holder.holder} is quarantined")
+        else:
+            part.host_states.append((holder.holder, held))
+
+
+MAX_HOST_STATE_SOURCES = 4
+
+
+@dataclass(frozen=True)
+class HostStates:
+    """A complete set of host states of one save.
+
+    Attributes:
+      count: number of processes at the time of the save.
+      copies: by owner: the digest to use and its holders.
+      all_empty: every held copy says that no process had any non-tensor state.
+      notes: owners with different copies, in words.
+    """
+
+    count: int
+    copies: Mapping[int, tuple[str, tuple[str, ...]]]
+    all_empty: bool
+    notes: tuple[str, ...]
+
+
+_Copies = dict[str, dict[str, bool]]
+"""digest -> holder -> whether it is empty"""
+
+
+def choose_host_states(part: SaveParts, process_count: int) -> HostStates | str:
+    """Return the host states of the save, or the missing ones in words.
+
+    A save's host states should all name one process count. Otherwise a complete set of the current
+    count is preferred, then one of the larger count; sets are never mixed.
+    """
+    sets: dict[int, dict[int, _Copies]] = {}
+    for holder, held in part.host_states:
+        if 0 <= held.owner < held.count:
+            copies = sets.setdefault(held.count, {}).setdefault(held.owner, {})
+            by_holder = copies.setdefault(held.digest, {})
+            by_holder[holder] = by_holder.get(holder, True) and held.empty
+    if not sets:
+        return "no host state is held anywhere"
+    complete = [size for size, owners in sets.items() if len(owners) == size]
+    if not complete:
+        size = min(sets, key=lambda size: (size - len(sets[size]), -size))
+        owners = sets[size]
+        lost = size - len(owners)
+        first = islice((owner for owner in range(size) if owner not in owners), 4)
+        names = ", ".join(map(str, first)) + (" ..." if lost > 4 else "")
+        return f"{lost} of {size} host states are held nowhere: process {names}"
+    return _chosen(sets, max(complete, key=lambda size: (size == process_count, size)))
+
+
+def _chosen(sets: Mapping[int, Mapping[int, _Copies]], size: int) -> HostStates:
+    copies: dict[int, tuple[str, tuple[str, ...]]] = {}
+    notes: list[str] = []
+    all_empty = True
+    for owner, by_digest in sorted(sets[size].items()):
+        # Only the owner makes a host state, and copies are pushed unchanged: two digests mean that
+        # it was made twice. The digest with most holders wins. The owner's own copy has no
+        # precedence, because process indices may have been permuted.
+        digest = min(by_digest, key=lambda digest: (-len(by_digest[digest]), digest))
+        copies[owner] = (digest, tuple(by_digest[digest]))
+        all_empty = all_empty and all(all(held.values()) for held in by_digest.values())
+        if len(by_digest) > 1:
+            notes.append(
+                f"{len(by_digest)} different host states of process {owner} are held:"
+                f" using the one at {few(by_digest[digest])}"
+            )
+    return HostStates(size, copies, all_empty, tuple(notes))
+
+
+class HostStateAssignment:
+    """Assigns host states to processes. Called once per process, in order."""
+
+    def __init__(self, usable: UsableInventory, states: HostStates | None, *, remap: bool) -> None:
+        self._usable = usable
+        self._states = None if states is None or states.all_empty else states
+        # One tuple for all, since every process needs every former state.
+        self._all = self._every_owner(self._states) if remap and self._states else None
+
+    def of(self, process: int) -> tuple[HostStateFetch, ...]:
+        """Return the host states for ``process``: its own, or all of them when remapping."""
+        if self._states is None:
+            return ()
+        if self._all is not None:
+            return self._all
+        digest, holders = self._states.copies[process]
+        own = self._usable.own.get(process)
+        start = process % len(holders)  # spreads a lost slice's fetches over the buddies' slices
+        order = [name for name in holders[start:] + holders[:start] if name != own]
+        if own in holders:
+            order.insert(0, own)
+        return (HostStateFetch(process, digest, tuple(order[:MAX_HOST_STATE_SOURCES])),)
+
+    def _every_owner(self, states: HostStates) -> tuple[HostStateFetch, ...]:
+        return tuple(
+            HostStateFetch(owner, digest, holders[:MAX_HOST_STATE_SOURCES])
+            for owner, (digest, holders) in states.copies.items()
+        )
+
+
+def lacks_of(save: SaveId, inventory: Inventory) -> str:
+    """Return what a restore of ``save`` from RAM would lack, in words; empty when it is complete.
+
+    The state is that of the save's own manifests, and a process of any mesh may need all of it, so
+    every element of every leaf and every host state must be held. Rolled-back saves are judged like
+    others.
+    """
+    holders = tuple(_parts_of(save, holder) for holder in inventory.holders)
+    digests = sorted({held.digest for holder in holders for held in holder.tensors})
+    manifests = [inventory.manifests[d] for d in digests if d in inventory.manifests]
+    if not manifests:
+        return "no manifest"
+    leaves = {leaf.path: leaf for leaf in manifests[0].leaves}
+    found = plan_restore(
+        msgspec.structs.replace(inventory, holders=holders, persistent=(), timeline=None),
+        {0: tuple(_whole_leaf(leaf) for leaf in leaves.values())},
+        leaves,
+        requested_step=save.step,
+        host_state_remap=True,
+    )
+    if not isinstance(found, NoPlan):
+        return ""
+    reasons = [each.reason for each in found.rejected] or list(found.missing + found.mismatches)
+    return "; ".join(reasons)
+
+
+def newest_complete(inventory: Inventory) -> SaveId | None:
+    """Return the newest save that is complete and was not rolled back, or None."""
+    timeline = inventory.timeline
+    saves = {held.save for holder in inventory.holders for held in holder.tensors}
+    for save in sorted(saves, reverse=True):
+        rejection_reason = (
+            timeline.rejection_reason(save.step, save.incarnation) if timeline else ""
+        )
+        if not rejection_reason and not lacks_of(save, inventory):
+            return save
+    return None
+
+
+def _whole_leaf(leaf: LeafSpec) -> ShardId:
+    return ShardId(leaf.path, whole(leaf.global_shape))
+
+
+def _parts_of(save: SaveId, holder: HolderInventory) -> HolderInventory:
+    """Return the part of an inventory that is of one save."""
+    return msgspec.structs.replace(
+        holder,
+        tensors=tuple(held for held in holder.tensors if held.save == save),
+        host_states=tuple(held for held in holder.host_states if held.save == save),
+        known_complete=None,
+        timeline=None,
     )

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorstore
 
-from emergency_ckpt.core.restore.chunk_runs import runs_of
-from emergency_ckpt.core.restore.storage_read import StoredArray
+from emergency_ckpt.core.restore.storage_read import StoredArray, runs_of
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.storage.waits import result_by

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from emergency_ckpt.core.boxes import whole
 from emergency_ckpt.core.placement.chunks import chunk_shape
-from emergency_ckpt.core.restore.leaves.stored_leaves import STORED_AS_UINT8
+from emergency_ckpt.core.restore.leaves import STORED_AS_UINT8
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import Leaf, LeafKind, PyTree, StateTree, boxes_by_device

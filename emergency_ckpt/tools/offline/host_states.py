@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from emergency_ckpt.core.restore.candidates import filter_inventory
-from emergency_ckpt.core.restore.host_state_plan import choose_host_states
 from emergency_ckpt.core.restore.inventory import Inventory
+from emergency_ckpt.core.restore.restore_plan import choose_host_states, filter_inventory
 from emergency_ckpt.errors import CorruptData, HostStateError, TransferError
 from emergency_ckpt.ram.process_files import ProcessFiles
 from emergency_ckpt.state.host_state import decode

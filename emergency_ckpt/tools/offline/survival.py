@@ -14,7 +14,7 @@ import msgspec
 from emergency_ckpt.core.address import parse_address, split_holder
 from emergency_ckpt.core.placement.held_copies import Survival, holders_of_parts, survival_of
 from emergency_ckpt.core.restore.inventory import Inventory
-from emergency_ckpt.core.restore.wholeness import lacks_of, newest_complete
+from emergency_ckpt.core.restore.restore_plan import lacks_of, newest_complete
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.offline.draining.peer_ram import ask_peers, merged

@@ -7,7 +7,7 @@ import time
 from typing import Literal
 
 from emergency_ckpt.core.restore.inventory import Inventory
-from emergency_ckpt.core.restore.wholeness import lacks_of
+from emergency_ckpt.core.restore.restore_plan import lacks_of
 from emergency_ckpt.core.timeline import Timeline, newest
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, RamCopy, copies_of, read_ramdisks

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.restore.chunk_runs import runs_of
-from emergency_ckpt.core.restore.storage_read import StoredArray
+from emergency_ckpt.core.restore.storage_read import StoredArray, runs_of
 from emergency_ckpt.types import Box
 
 

@@ -14,8 +14,9 @@ from emergency_ckpt.core.restore.inventory import (
     PersistentStep,
     Quarantined,
 )
+from emergency_ckpt.core.restore.leaves import compare_leaves
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, clip, few, selected
-from emergency_ckpt.core.restore.restore_plan import compare_leaves, plan_restore
+from emergency_ckpt.core.restore.restore_plan import plan_restore
 from emergency_ckpt.core.timeline import plain_incarnation
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 

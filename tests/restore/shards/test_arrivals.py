@@ -7,7 +7,7 @@ import time
 import pytest
 
 from emergency_ckpt.errors import DeadlineExceeded
-from emergency_ckpt.restore.shards.shard_loader import Arrivals
+from emergency_ckpt.restore.shards import Arrivals
 from emergency_ckpt.types import ShardId
 
 SHARD = ShardId("w", ((0, 1),))

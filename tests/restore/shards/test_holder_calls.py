@@ -17,7 +17,7 @@ from emergency_ckpt.errors import (
     TransferError,
 )
 from emergency_ckpt.events import Event, EventSink
-from emergency_ckpt.restore.shards.holder_calls import HolderCalls
+from emergency_ckpt.restore.holders import HolderCalls
 
 RESET = TransferError("fetch", "10.0.0.1:7000", "the connection failed")
 ALTERED = AuthenticationFailed("fetch", "10.0.0.2:7000", "not sealed by the peer")
@@ -108,11 +108,10 @@ def test_one_attempt_asks_each_holder_once() -> None:
 
 def test_call_that_is_not_wanted_any_more_ends() -> None:
     holders = Holders(a=[RESET])
-    calls = HolderCalls(EventSink(None, process_index=0), math.inf)
 
     def check() -> None:
         raise ValueError("not wanted")
 
-    calls.check = check
+    calls = HolderCalls(EventSink(None, process_index=0), math.inf, check)
     with pytest.raises(ValueError, match="not wanted"):
         calls.first("step 10", ["a"], holders.ask, lambda *_: None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan
-from emergency_ckpt.restore.shards.manifest_reads import passed_over_unread
+from emergency_ckpt.restore.holders import passed_over_unread
 from emergency_ckpt.types import SaveId
 
 UNREAD = {

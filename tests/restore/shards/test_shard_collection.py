@@ -17,10 +17,9 @@ from emergency_ckpt.errors import HolderUnreachable
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.reserve import reserve_slot
 from emergency_ckpt.ram.tier import LocalTier
-from emergency_ckpt.restore.shards.holder_calls import HolderCalls
-from emergency_ckpt.restore.shards.room import RestoreRoom
-from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed
-from emergency_ckpt.restore.shards.shard_loader import ShardCollection
+from emergency_ckpt.restore.holders import HolderCalls
+from emergency_ckpt.restore.room import RestoreRoom
+from emergency_ckpt.restore.shards import CopiesFailed, ShardCollection
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import SaveId, Writer

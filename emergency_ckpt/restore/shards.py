@@ -1,8 +1,16 @@
-"""One process's part of a local plan: get every shard it needs into its own slots, verified."""
+"""One process's part of a plan from RAM: every shard that it needs, verified, in a slot of its own.
+
+1. Own shards are verified where they are (``ShardCollection._verify_own``).
+2. Lost ones are fetched, each checked as it comes (``ShardFetcher``). All that this process keeps
+   goes into one new slot; what it does not keep, into memory (``Scratch``).
+3. A shard goes to the devices as soon as it is checked (``Arrivals``, ``bytes_of``).
+"""
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +24,9 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from emergency_ckpt import _native
+from emergency_ckpt.cluster.coordination import deadline_left_s
+from emergency_ckpt.cluster.peers import fetch_contents
 from emergency_ckpt.core.boxes import describe, divide, relative, shape_of, volume
 from emergency_ckpt.core.placement.retained_shards import RetainedShards
 from emergency_ckpt.core.restore.inventory import Quarantined
@@ -23,18 +34,20 @@ from emergency_ckpt.core.restore.plan_types import FetchGroup, ProcessPlan, sele
 from emergency_ckpt.core.shard_layout import Layout, lay_out
 from emergency_ckpt.errors import (
     DeadlineExceeded,
+    LocalTierError,
+    RamdiskFull,
     RestoreFailed,
+    TransferError,
 )
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
-from emergency_ckpt.restore.protocol import Tally
-from emergency_ckpt.restore.shards.holder_calls import HolderCalls
-from emergency_ckpt.restore.shards.room import RestoreRoom, Scratch, receive_target
-from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed, Fetching, ShardFetcher
+from emergency_ckpt.restore.holders import HolderCalls
+from emergency_ckpt.restore.request import Tally
+from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.source import FileTarget
+from emergency_ckpt.transfer.source import FileTarget, PartlyMade, ShardTarget, Target
 from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardId
 
 _Own = list[tuple[str, list[int]]]
@@ -207,15 +220,14 @@ class ShardCollection:
                 contents[group.digest] = self._contents_of(group, plan)
                 self._know(contents[group.digest])
         kept, used = self._divide(groups, contents)
-        fetching = Fetching(contents, plan.addresses)
         if kept:
             # What is kept goes into one slot, so that the old ones are free.
             own_kept, own = self._divide_own(own, contents)
-            self._gather_into_slot(own_kept, kept, fetching)
+            self._gather_into_slot(own_kept, kept, contents, plan.addresses)
         for digest, shards in own:
             self._locate(digest, shards)
         if used:
-            self._fetch_into_scratch(used, fetching)
+            self._fetch_into_scratch(used, contents, plan.addresses)
 
     def _contents_of(self, group: FetchGroup, plan: ProcessPlan) -> Contents:
         if group.digest not in self._fetched:
@@ -308,13 +320,16 @@ class ShardCollection:
                 self._fetcher.tally.local += contents.shards[shard].nbytes
 
     def _gather_into_slot(
-        self, own: _Own, groups: Sequence[FetchGroup], fetching: Fetching
+        self,
+        own: _Own,
+        groups: Sequence[FetchGroup],
+        contents: Mapping[str, Contents],
+        addresses: Mapping[str, str],
     ) -> None:
         """Copy and fetch all that is kept into one free slot and publish it there.
 
         So this host holds what it has to hold again, and its old slots are free.
         """
-        contents = fetching.contents
         leaves = next(iter(contents.values())).leaves
         layout = _layout(leaves, contents, [*own, *_parts(groups, contents)])
         places = {placed.shard: placed.offset for placed in layout.shards}
@@ -334,7 +349,7 @@ class ShardCollection:
             # First what comes over the network: the slot is still being reserved meanwhile.
             with writer.sparse_file() as file:
                 into = receive_target(writer, file)
-                crcs = self._fetcher.fetch_all(groups, fetching, places, into, put)
+                crcs = self._fetcher.fetch_all(groups, contents, addresses, places, into, put)
             crcs.update(self._copy_own(own, contents, places, writer, put))
             built = build_contents(
                 self._save, leaves, layout, [crcs[placed.shard] for placed in layout.shards]
@@ -346,9 +361,13 @@ class ShardCollection:
             writer.abort()
             raise
 
-    def _fetch_into_scratch(self, groups: Sequence[FetchGroup], fetching: Fetching) -> None:
+    def _fetch_into_scratch(
+        self,
+        groups: Sequence[FetchGroup],
+        contents: Mapping[str, Contents],
+        addresses: Mapping[str, str],
+    ) -> None:
         """Fetch shards that other hosts keep: they live as long as the arrays made of them."""
-        contents = fetching.contents
         leaves = next(iter(contents.values())).leaves
         layout = _layout(leaves, contents, _parts(groups, contents))
         places = {placed.shard: placed.offset for placed in layout.shards}
@@ -360,7 +379,7 @@ class ShardCollection:
 
         try:
             into = FileTarget(scratch.fd, scratch.size_bytes)
-            self._fetcher.fetch_all(groups, fetching, places, into, put)
+            self._fetcher.fetch_all(groups, contents, addresses, places, into, put)
         finally:
             scratch.close()
 
@@ -469,3 +488,227 @@ def _layout(leaves: Sequence[LeafSpec], contents: Mapping[str, Contents], parts:
 
 def _index(box: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in box)
+
+
+_MAX_SOURCES_AT_ONCE = 8
+
+
+class CopiesFailed(RestoreFailed):
+    """Copies that the plan counted on cannot be used; ``unusable`` names them."""
+
+    def __init__(self, step: int, unusable: Iterable[Quarantined]) -> None:
+        self.unusable = tuple(unusable)
+        names = "; ".join(
+            f"shard {q.shard} of {q.digest[:12]} at {q.holder}" for q in self.unusable[:4]
+        )
+        super().__init__("restore", f"step {step}", f"copies cannot be used: {names}")
+
+
+class ShardFetcher:
+    """Fetches for one process and one save. Calls block; one at a time.
+
+    Attributes:
+      unusable: copies that failed so far, here and at peers.
+      tally: bytes by where they came from.
+    """
+
+    def __init__(
+        self, client: TransferClient, events: EventSink, calls: HolderCalls, *, save: SaveId
+    ) -> None:
+        self._client = client
+        self._events = events
+        self._save = save
+        self._calls = calls
+        self.unusable: list[Quarantined] = []
+        self.tally = Tally()
+        self._lock = threading.Lock()
+
+    def mark_failed(self, copy: Quarantined, contents: Contents | None, detail: str) -> None:
+        """Note that a copy cannot be used."""
+        self.unusable.append(copy)
+        leaf = "" if contents is None or copy.shard is None else str(contents.shard_id(copy.shard))
+        self._events.emit(
+            "restore.quarantined",
+            step=self._save.step,
+            holder=copy.holder,
+            shard=leaf,
+            detail=detail,
+        )
+
+    def contents_from(self, group: FetchGroup, addresses: Mapping[str, str]) -> Contents:
+        """The manifest of the group, from the first source that gives it.
+
+        CopiesFailed when none has it, HolderUnreachable.
+        """
+        found = self._calls.first(
+            f"manifest {group.digest[:12]} of step {self._save.step}",
+            group.sources,
+            lambda source: fetch_contents(self._client, addresses[source], group.digest),
+            lambda source, error: self.mark_failed(
+                Quarantined(source, group.digest), None, str(error)
+            ),
+        )
+        if found is None:
+            raise CopiesFailed(self._save.step, self.unusable)
+        return found
+
+    def fetch_all(
+        self,
+        groups: Sequence[FetchGroup],
+        contents: Mapping[str, Contents],
+        addresses: Mapping[str, str],
+        places: Mapping[ShardId, int],
+        into: Target,
+        arrived: Callable[[ShardId], object],
+    ) -> dict[ShardId, int]:
+        """Fetch every group into ``places`` of ``into``; the CRC32C of each shard.
+
+        CopiesFailed when a shard has no source left; HolderUnreachable when one that may have it
+        did not answer until the deadline.
+
+        Args:
+          arrived: told of each shard as soon as it is there and checked, from several threads.
+            Nobody writes to its bytes from then on, whatever becomes of the others.
+        """
+
+        def fetch(group: FetchGroup) -> dict[ShardId, int]:
+            return self._fetch_group(
+                group, contents[group.digest], addresses, places, into, arrived
+            )
+
+        crcs: dict[ShardId, int] = {}
+        sources = min(_MAX_SOURCES_AT_ONCE, len(groups))
+        with ThreadPoolExecutor(sources, "eckpt-fetch") as pool:
+            for fetched in pool.map(fetch, groups):
+                crcs.update(fetched)
+        return crcs
+
+    def _fetch_group(
+        self,
+        group: FetchGroup,
+        contents: Contents,
+        addresses: Mapping[str, str],
+        places: Mapping[ShardId, int],
+        into: Target,
+        arrived: Callable[[ShardId], object],
+    ) -> dict[ShardId, int]:
+        """Fetch from the first source; what does not come or is damaged, from the alternates."""
+        wanted = list(selected(group.shards, contents))
+        crcs: dict[ShardId, int] = {}
+        if not wanted:
+            return crcs
+
+        def accept(source: str, shard: int, crc: int) -> None:
+            """Check what came against the CRC of capture time. What is damaged comes again."""
+            entry, name = contents.shards[shard], contents.shard_id(shard)
+            if crc != entry.crc32c or name in crcs:
+                return
+            with self._lock:
+                self.tally.peer += entry.nbytes
+                of_holder = self.tally.by_holder
+                of_holder[source] = of_holder.get(source, 0) + entry.nbytes
+            crcs[name] = crc
+            arrived(name)
+
+        def ask(source: str) -> dict[ShardId, int] | None:
+            """Everything, once nothing is left; None when the rest is damaged there."""
+            left = [shard for shard in wanted if contents.shard_id(shard) not in crcs]
+            try:
+                received = self._client.fetch_shards(
+                    addresses[source],
+                    group.digest,
+                    _targets(left, contents, places),
+                    into,
+                    deadline_left_s(self._calls.deadline_s),
+                    lambda position, crc: accept(source, left[position], crc),
+                )
+            except TransferError as error:
+                _raise_if_full(error, self._save.step)
+                raise
+            damaged = False
+            for shard, crc in zip(left, received, strict=True):
+                accept(source, shard, crc)
+                if contents.shard_id(shard) not in crcs:
+                    damaged = True
+                    detail = _damage(crc, contents.shards[shard].crc32c)
+                    self.mark_failed(Quarantined(source, group.digest, shard), contents, detail)
+            return None if damaged else crcs
+
+        found = self._calls.first(
+            f"shards of step {self._save.step}",
+            group.sources,
+            ask,
+            lambda source, error: self.mark_failed(
+                Quarantined(source, group.digest), contents, str(error)
+            ),
+        )
+        if found is None:
+            raise CopiesFailed(self._save.step, self.unusable)
+        return found
+
+
+def _targets(
+    shards: Iterable[int], contents: Contents, places: Mapping[ShardId, int]
+) -> list[ShardTarget]:
+    return [
+        ShardTarget(shard, contents.shards[shard].nbytes, places[contents.shard_id(shard)])
+        for shard in shards
+    ]
+
+
+def _damage(received: int, expected: int) -> str:
+    return f"CRC32C {received:08x} as received, expected {expected:08x}"
+
+
+def _raise_if_full(error: Exception, step: int) -> None:
+    """A ramdisk that ran full while bytes came in is no fault of their source."""
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
+        raise RamdiskFull(
+            "fetch", f"step {step}", str(cause), hint="enlarge the ramdisk"
+        ) from error
+
+
+def receive_target(writer: SlotWriter, file: tuple[int, int] | None) -> Target:
+    """Return what receives the slot's bytes. ``file``: from ``writer.sparse_file``, still open."""
+    if file is None:
+        return writer.mapping
+    made = writer.made
+    return FileTarget(*file) if made is None else PartlyMade(made, FileTarget(*file))
+
+
+class Scratch:
+    """An anonymous file: bytes are written to it, then read through views. Nothing is published.
+
+    Its pages are allocated by the writes, which takes half the time of clearing them first. They
+    are freed with the last view, or at ``close`` without views. Thread-safe for writes to the file
+    only.
+
+    Raises:
+      LocalTierError: the system cannot make such a file.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = max(1, size_bytes)
+        try:
+            self.fd = os.memfd_create("eckpt-fetched", os.MFD_CLOEXEC)
+        except OSError as error:
+            raise _no_memory(size_bytes, error) from error
+        try:
+            os.ftruncate(self.fd, self.size_bytes)
+            self._mapping = _native.Mapping(self.fd, self.size_bytes, writable=False)
+        except OSError as error:
+            self.close()
+            raise _no_memory(size_bytes, error) from error
+
+    def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return a read-only uint8 array [nbytes] without a copy; it keeps the memory alive."""
+        return self._mapping.view(offset, nbytes, None)
+
+    def close(self) -> None:
+        """Close the file for writes; views stay valid."""
+        os.close(self.fd)
+
+
+def _no_memory(size_bytes: int, error: OSError) -> LocalTierError:
+    return LocalTierError("make", f"{size_bytes} bytes of memory", str(error))

@@ -6,18 +6,13 @@ then goes to the devices, and is not in RAM.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
 from absl import logging
 
-from emergency_ckpt._native import Mapping
 from emergency_ckpt.errors import LocalTierError, RamdiskFull, SlotBusy
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
-from emergency_ckpt.transfer.source import FileTarget, PartlyMade, Target
 from emergency_ckpt.types import SaveId
 
 _T = TypeVar("_T")
@@ -40,9 +35,9 @@ class RestoreRoom:
         ends the restore.
     """
 
-    def __init__(self, tier: LocalTier) -> None:
+    def __init__(self, tier: LocalTier, check: Callable[[], None] = lambda: None) -> None:
         self._tier = tier
-        self.check: Callable[[], None] = lambda: None
+        self.check = check
         self.lack = ""
 
     def note_full(self, reason: str) -> None:
@@ -107,48 +102,3 @@ class RestoreRoom:
                 failure = error
         self.note_full(str(failure))
         return in_memory()
-
-
-def receive_target(writer: SlotWriter, file: tuple[int, int] | None) -> Target:
-    """Return what receives the slot's bytes. ``file``: from ``writer.sparse_file``, still open."""
-    if file is None:
-        return writer.mapping
-    made = writer.made
-    return FileTarget(*file) if made is None else PartlyMade(made, FileTarget(*file))
-
-
-class Scratch:
-    """An anonymous file: bytes are written to it, then read through views. Nothing is published.
-
-    Its pages are allocated by the writes, which takes half the time of clearing them first. They
-    are freed with the last view, or at ``close`` without views. Thread-safe for writes to the file
-    only.
-
-    Raises:
-      LocalTierError: the system cannot make such a file.
-    """
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = max(1, size_bytes)
-        try:
-            self.fd = os.memfd_create("eckpt-fetched", os.MFD_CLOEXEC)
-        except OSError as error:
-            raise _no_memory(size_bytes, error) from error
-        try:
-            os.ftruncate(self.fd, self.size_bytes)
-            self._mapping = Mapping(self.fd, self.size_bytes, writable=False)
-        except OSError as error:
-            self.close()
-            raise _no_memory(size_bytes, error) from error
-
-    def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return a read-only uint8 array [nbytes] without a copy; it keeps the memory alive."""
-        return self._mapping.view(offset, nbytes, None)
-
-    def close(self) -> None:
-        """Close the file for writes; views stay valid."""
-        os.close(self.fd)
-
-
-def _no_memory(size_bytes: int, error: OSError) -> LocalTierError:
-    return LocalTierError("make", f"{size_bytes} bytes of memory", str(error))

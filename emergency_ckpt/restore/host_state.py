@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from absl import logging
 
 from emergency_ckpt.background import run_in_thread
-from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.config import HostStateRemap
 from emergency_ckpt.core.restore.inventory import Quarantined
 from emergency_ckpt.core.restore.plan_types import HostStateFetch, ProcessPlan
@@ -18,11 +17,11 @@ from emergency_ckpt.errors import (
     HostStateError,
     NotHeld,
 )
-from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.tier import LocalTier
-from emergency_ckpt.restore.shards.holder_calls import HolderCalls
-from emergency_ckpt.restore.shards.room import RestoreRoom
-from emergency_ckpt.restore.shards.shard_loader import CopiesFailed
+from emergency_ckpt.restore.holders import HolderCalls
+from emergency_ckpt.restore.request import RestoreParts
+from emergency_ckpt.restore.room import RestoreRoom
+from emergency_ckpt.restore.shards import CopiesFailed
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.host_state_codec import as_stateful
 from emergency_ckpt.state.host_state_remap import IteratorRemap, payload_for
@@ -97,41 +96,60 @@ def _document_bytes(
     return data
 
 
-class HostStatePush:
-    """Gives this process's buddies its document of a step, in a thread of its own.
+class HostStateRestore:
+    """The caller's non-tensor state in one restore; what moved can be moved back.
 
-    So a buddy that lost its RAM keeps a copy again, as after a save, and nobody waits for it who
-    has something else to do.
+    With it each buddy of this process is given its document of the step, in a thread of its own. So
+    a buddy that lost its RAM keeps a copy again, as after a save, and nobody waits for it who has
+    something else to do.
+
+    Attributes:
+      size_bytes: of a document of the value as it was before.
+      restored: the value as restored; None where there was none.
     """
 
-    def __init__(
-        self, tier: LocalTier, peers: Peers, events: EventSink, buddies: Sequence[int]
-    ) -> None:
-        self._tier = tier
-        self._peers = peers
-        self._events = events
+    def __init__(self, parts: RestoreParts, value: object, buddies: Sequence[int]) -> None:
+        self._parts = parts
+        self._value = value
         self._buddies = buddies
-        self._pushed: list[Future[None]] = []
+        self._before = host_states.capture(value)
+        self._moved = False
+        self._pushed: Future[None] | None = None
+        self.size_bytes = host_states.size_of(self._before)
+        self.restored: object = None
 
-    def start(self, save: SaveId, process: tuple[int, int]) -> None:
-        """Begin with a step of which this process has its document; else nothing."""
-        data = self._tier.host_state_bytes(save, *process)
-        if data is None or not self._buddies:
-            return
-        self._pushed.append(run_in_thread("eckpt-push", lambda: self._push(save, data)))
-
-    def wait(self) -> None:
-        """Return when all that was started has ended."""
-        while self._pushed:
-            self._pushed.pop().result()
+    def apply(self, save: SaveId, documents: Sequence[host_states.HostStateDocument]) -> None:
+        """Push this process's document of ``save``, and move the value to where it was then."""
+        parts = self._parts
+        # The step is complete, whatever becomes of this attempt: a copy of it does no harm.
+        data = parts.tier.host_state_bytes(save, *parts.process)
+        if data is not None and self._buddies:
+            self._pushed = run_in_thread("eckpt-push", lambda: self._push(save, data))
+        if self._value is not None:
+            self._moved = True
+            remap = parts.config.host_state_remap
+            self.restored = apply_host_state(self._value, documents, remap, parts.process)
 
     def _push(self, save: SaveId, data: bytes) -> None:
         for buddy in self._buddies:
             try:
-                self._peers.push_host_state(buddy, save, data)
+                self._parts.peers.push_host_state(buddy, save, data)
             except CheckpointError as error:
-                # The restore itself is whole; until the next save there is one copy less.
-                self._events.emit("restore.push_failed", buddy=buddy, reason=str(error))
+                # The restore itself is complete; until the next save there is one copy less.
+                self._parts.events.emit("restore.push_failed", buddy=buddy, reason=str(error))
+
+    def finish(self) -> None:
+        """Wait for the pushes to the buddies."""
+        pushed, self._pushed = self._pushed, None
+        if pushed is not None:
+            pushed.result()
+
+    def undo(self) -> None:
+        """Put the value back to where it was: the attempt failed, here or elsewhere."""
+        self.finish()
+        if self._moved:
+            host_states.apply(self._value, self._before)
+            self._moved = False
 
 
 def apply_host_state(

@@ -1,0 +1,288 @@
+"""Ask the holders of a copy for it, one after the other, again while an error may pass.
+
+1. ``HolderCalls`` asks for one thing; all that a restore needs of a holder is asked through it.
+2. ``ask_extra_holders`` asks holders outside of the job for their inventories.
+3. ``ManifestReads`` reads the manifests that inventories name, each once over the whole job.
+
+Only a holder's answer says something about its copy: that it does not hold it, or bytes that are
+not those of capture time. A refused or reset connection and silence say nothing; another attempt
+may succeed, at another holder first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from emergency_ckpt.cluster.peers import fetch_contents
+from emergency_ckpt.core.restore.inventory import HolderInventory
+from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan
+from emergency_ckpt.errors import (
+    CheckpointError,
+    CorruptData,
+    HolderUnreachable,
+    NotHeld,
+    TransferError,
+)
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.names import each_address
+from emergency_ckpt.types import Contents, SaveId
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+_EXTRA_HOLDER_S = 10.0
+"""Longest wait for a configured holder that does not answer: it may be gone for good."""
+_THREADS = 32
+
+_T = TypeVar("_T")
+
+
+def is_about_copy(error: CheckpointError) -> bool:
+    """Return whether the holder answered, and its answer says that its copy is of no use."""
+    return isinstance(error, NotHeld | CorruptData)
+
+
+class HolderCalls:
+    """Calls to holders during one restore. From any thread.
+
+    Attributes:
+      deadline_s: of ``time.monotonic``; no call is repeated after it.
+
+    Args:
+      check: called before a call is repeated; what it raises ends the call.
+    """
+
+    def __init__(
+        self, events: EventSink, deadline_s: float, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self.deadline_s = deadline_s
+        self._check = check
+        self._events = events
+
+    def first(
+        self,
+        target: str,
+        holders: Sequence[str],
+        ask: Callable[[str], _T | None],
+        failed: Callable[[str, CheckpointError], None],
+        *,
+        attempts: int | None = None,
+    ) -> _T | None:
+        """Return the first answer of ``ask(holder)``; None when no copy is of use.
+
+        Holders are asked in the given order, and those that could not be reached again, with
+        growing pauses. Blocks until the deadline at most.
+
+        Args:
+          ask: returns None when the holder has answered and has nothing (more) to give.
+          failed: told (holder, error) when an answer says that the holder's copy is of no use.
+          attempts: how often a holder is asked at most; None: until the deadline.
+
+        Raises:
+          HolderUnreachable: no holder has answered with a copy of use, and these could not be
+            reached until the deadline.
+        """
+        left = list(holders)
+        silent: dict[str, CheckpointError] = {}
+        pause_s = FIRST_PAUSE_S
+        for attempt in itertools.count(1):
+            for holder in tuple(left):
+                try:
+                    answer = ask(holder)
+                except CheckpointError as error:
+                    if not self._may_be_repeated(holder, error, failed, silent):
+                        left.remove(holder)
+                    continue
+                silent.pop(holder, None)
+                if answer is not None:
+                    return answer
+                left.remove(holder)
+            if not left or attempt == attempts or time.monotonic() + pause_s >= self.deadline_s:
+                break
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            self._check()
+        if not silent:
+            return None
+        problem = "; ".join(f"{holder}: {error}" for holder, error in sorted(silent.items())[:4])
+        raise HolderUnreachable("restore", target, f"no holder could be reached: {problem}")
+
+    def _may_be_repeated(
+        self,
+        holder: str,
+        error: CheckpointError,
+        failed: Callable[[str, CheckpointError], None],
+        silent: dict[str, CheckpointError],
+    ) -> bool:
+        if is_about_copy(error):
+            silent.pop(holder, None)
+            failed(holder, error)
+            return False
+        if not isinstance(error, TransferError):
+            raise error
+        if holder not in silent:
+            self._events.emit(
+                "restore.holder_unreachable",
+                holder=holder,
+                address=error.target,
+                reason=str(error),
+            )
+        silent[holder] = error
+        return True
+
+
+def ask_extra_holders(
+    client: TransferClient, events: EventSink, addresses: Sequence[str], deadline_s: float
+) -> list[HolderInventory]:
+    """Return the inventories of holders outside of the job: ``eckpt serve`` without its trainer.
+
+    Those that do not answer in time are named by an event.
+
+    A name with several addresses, such as that of a headless service, stands for a server at each.
+    ``deadline_s``: of the restore, by ``time.monotonic``.
+    """
+    if not addresses:
+        return []
+
+    def ask(address: str) -> HolderInventory | None:
+        left_s = deadline_s - time.monotonic()
+        calls = HolderCalls(events, time.monotonic() + min(_EXTRA_HOLDER_S, left_s / 8))
+        what = f"inventory of {address}"
+        try:
+            return calls.first(what, [address], client.inventory, lambda _, error: None)
+        except CheckpointError as error:
+            events.emit("restore.holder_unreachable", address=address, reason=str(error))
+            return None
+
+    with ThreadPoolExecutor(_THREADS, "eckpt-holders") as pool:
+        found = dict.fromkeys(each for some in pool.map(each_address, addresses) for each in some)
+        answers = list(pool.map(ask, found))
+    return [answer for answer in answers if answer is not None]
+
+
+_AT_ONCE = 16
+_ATTEMPTS = 3
+
+
+class ManifestReads:
+    """Contents by digest. A digest names its contents, so what was read once stays.
+
+    Attributes:
+      unread: the digests that no holder could be asked for, and the saves they are of.
+    """
+
+    def __init__(
+        self, tier: LocalTier, client: TransferClient, calls: HolderCalls, events: EventSink
+    ) -> None:
+        self._tier = tier
+        self._client = client
+        self._calls = calls
+        self._events = events
+        self._found: dict[str, Contents] = {}
+        self._holders: dict[str, dict[str, str]] = {}
+        self.unread: dict[str, SaveId] = {}
+
+    def read(self, holders: Sequence[HolderInventory]) -> dict[str, Contents]:
+        """Contents of what these hold. Each holder is asked a few times; see ``unread``."""
+        self._holders, saves = {}, dict[str, SaveId]()
+        for holder in holders:
+            for held in holder.tensors:
+                self._holders.setdefault(held.digest, {})[holder.holder] = holder.address
+                saves[held.digest] = held.save
+        self._found = {d: c for d, c in self._found.items() if d in self._holders}
+        missing = [digest for digest in self._holders if digest not in self._found]
+        unreachable = self._read_all(missing, attempts=_ATTEMPTS)
+        self.unread = {digest: saves[digest] for digest in unreachable}
+        return dict(self._found)
+
+    def read_again(self, digests: Collection[str]) -> dict[str, Contents]:
+        """As ``read``, of some that are ``unread``, again and again until the deadline.
+
+        HolderUnreachable when the holders of one still cannot be reached then.
+        """
+        unreachable = self._read_all(digests, attempts=None)
+        self.unread = {d: save for d, save in self.unread.items() if d not in digests}
+        if unreachable:
+            raise next(iter(unreachable.values()))
+        return dict(self._found)
+
+    def _read_all(
+        self, digests: Collection[str], *, attempts: int | None
+    ) -> dict[str, HolderUnreachable]:
+        if not digests:
+            return {}
+        # Each from another peer: one after the other, a large job would wait for every one.
+        with ThreadPoolExecutor(_AT_ONCE, "eckpt-manifests") as pool:
+            answers = pool.map(partial(self._read_one, attempts=attempts), digests)
+            unreachable: dict[str, HolderUnreachable] = {}
+            for digest, answer in zip(digests, answers, strict=True):
+                if isinstance(answer, HolderUnreachable):
+                    unreachable[digest] = answer
+                elif answer is not None:
+                    self._found[digest] = answer
+        return unreachable
+
+    def _read_one(
+        self, digest: str, *, attempts: int | None
+    ) -> Contents | HolderUnreachable | None:
+        """None, with events, when the holders have answered and none gives it."""
+        own = self._tier.contents(digest)
+        if own is not None:
+            return own
+        holders = self._holders[digest]
+
+        def note(holder: str, error: CheckpointError) -> None:
+            # Absent for the planner, which says so; another holder may still give it.
+            reason, address = str(error), holders[holder]
+            self._events.emit(
+                "restore.holder_unreachable", holder=holder, address=address, reason=reason
+            )
+
+        try:
+            return self._calls.first(
+                f"manifest {digest[:12]}",
+                tuple(holders),
+                lambda holder: fetch_contents(self._client, holders[holder], digest),
+                note,
+                attempts=attempts,
+            )
+        except HolderUnreachable as error:
+            return error
+
+
+def passed_over_unread(
+    answer: RestorePlan | NoPlan,
+    unread: Iterable[tuple[str, SaveId]],
+    requested_step: int | None,
+    *,
+    stored: Mapping[int, str],
+    loaded_steps: Container[int],
+) -> list[str]:
+    """Digests of unread manifests of saves that would go before ``answer``, were they whole.
+
+    Pure. Without them nobody can say that ``answer`` is the newest whole step. A persistent step
+    is as good as the same in RAM, unless it lies in RAM because this restore has loaded it.
+    """
+    found: list[str] = []
+    for digest, save in unread:
+        if requested_step not in (None, save.step):
+            continue
+        if isinstance(answer, RestorePlan):
+            is_newer = save.step > answer.step
+            if save.step == answer.step and answer.save is None:
+                is_newer = save.step in loaded_steps or save.incarnation > stored[save.step]
+            elif save.step == answer.step and answer.save is not None:
+                is_newer = save.incarnation > answer.save.incarnation
+        else:
+            ends = ("state_mismatch", "host_state_count", "no_host_state", "diverged")
+            blocked = answer.kind in ends
+            is_newer = not blocked or answer.step is None or save.step > answer.step
+        if is_newer:
+            found.append(digest)
+    return found

@@ -1,1 +1,0 @@
-"""Shards of one restore: read, fetched from peers, checked, and put into slots."""

@@ -1,0 +1,298 @@
+"""A step in storage comes into the RAM of all processes: the leader's plan, and one process's part.
+
+Each byte leaves storage once, spread over all processes. Each publishes what it reads in its own
+RAM, like a save of its own; the restore that follows is one from RAM and peers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from emergency_ckpt.core.restore.inventory import Inventory, Quarantined
+from emergency_ckpt.core.restore.leaves import PYTHON_NUMBERS
+from emergency_ckpt.core.restore.plan_types import Rejection, RestorePlan, TargetSet
+from emergency_ckpt.core.restore.storage_read import StoredArray, assign_reads
+from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
+from emergency_ckpt.errors import CorruptData, PersistentTierError
+from emergency_ckpt.ram.manifest import build_contents
+from emergency_ckpt.ram.slot_writer import SlotFile
+from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.restore.room import RestoreRoom
+from emergency_ckpt.state import host_state as host_states
+from emergency_ckpt.storage.calls import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from emergency_ckpt.storage.tier import PersistentTier, StoredStep
+from emergency_ckpt.types import PERSISTENT, Box, LeafSpec, SaveId, ShardId
+
+
+class StorageRead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A box to read from storage, and the CRC32C of its bytes at capture where that is known."""
+
+    shard: ShardId
+    crc32c: int | None
+
+
+class DocumentRead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A host-state document to bring into RAM; without a ``digest`` there is none: it is empty."""
+
+    owner: int
+    digest: str
+
+
+class LoadPart(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The part of one process: reads from storage into RAM, and how their leaves are stored."""
+
+    reads: tuple[StorageRead, ...] = ()
+    arrays: dict[str, StoredArray] = {}
+    documents: tuple[DocumentRead, ...] = ()
+
+
+class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=True):
+    """Bring a persistent step into RAM. Each byte is read once over the whole job.
+
+    Attributes:
+      save: identity under which it is published in RAM.
+      item: directory with its arrays.
+      complete: storage holds every chunk, also those of zeros.
+      numbers: the stored dtypes of leaves that are Python numbers in the wanted state.
+      documents: folder of the host states, below ``host_state``.
+      document_count: number of processes that the host states are of; 0: none are brought.
+    """
+
+    step: int
+    save: SaveId
+    item: str
+    complete: bool
+    parts: dict[int, LoadPart]
+    numbers: dict[str, str] = {}
+    documents: str = ""
+    document_count: int = 0
+    rejected: tuple[Rejection, ...] = ()
+
+    def share_of(self, process: int) -> LoadPlan:
+        """This plan with the part of one process only: what is sent to that process."""
+        part = self.parts.get(process, LoadPart())
+        return msgspec.structs.replace(self, parts={process: part})
+
+
+def passed_over(plan: RestorePlan | LoadPlan, run_id: str) -> set[SaveId]:
+    """Return the saves in RAM that the plan passed over: none of them is complete."""
+    return {
+        SaveId(each.step, each.incarnation, run_id)
+        for each in plan.rejected
+        if each.incarnation is not None
+    }
+
+
+def plan_load(
+    plan: RestorePlan,
+    stored: StoredStep,
+    arrays: Mapping[str, StoredArray],
+    targets: Mapping[int, TargetSet],
+    leaves: Mapping[str, LeafSpec],
+    run_id: str,
+    *,
+    wants_host_state: bool,
+) -> LoadPlan:
+    """Return the part of each process in bringing a persistent step into RAM. Deterministic."""
+    marker = stored.marker
+    digests: Sequence[str] = ("",) * len(targets) if marker is None else marker.digests
+    saved: dict[str, list[Box]] = {}
+    for shard in stored.crcs:
+        saved.setdefault(shard.leaf, []).append(shard.box)
+    parts: dict[int, LoadPart] = {}
+    for process, shards in assign_reads(targets, arrays, saved).items():
+        parts[process] = LoadPart(
+            reads=tuple(StorageRead(shard, stored.crcs.get(shard)) for shard in shards),
+            arrays={leaf: arrays[leaf] for leaf in sorted({shard.leaf for shard in shards})},
+            documents=tuple(
+                DocumentRead(owner, digests[owner])
+                for owner in range(process, len(digests), len(targets))
+            )
+            if wants_host_state
+            else (),
+        )
+    return LoadPlan(
+        step=plan.step,
+        save=SaveId(plan.step, stored.incarnation, run_id),
+        item=stored.item,
+        complete=marker is not None,
+        parts=parts,
+        numbers=_stored_numbers(stored, arrays, leaves),
+        documents=stored.documents,
+        document_count=len(digests) if wants_host_state else 0,
+        rejected=plan.rejected,
+    )
+
+
+def _stored_numbers(
+    stored: StoredStep, arrays: Mapping[str, StoredArray], wanted: Mapping[str, LeafSpec]
+) -> dict[str, str]:
+    """By path, the dtypes of the wanted Python numbers; ``match_leaves`` found them right."""
+    dtypes = {leaf.array.full_name: leaf.spec.dtype for leaf in stored.leaves.values()}
+    found = {path: dtypes[array.full_name] for path, array in arrays.items()}
+    if stored.marker is not None:
+        found |= {leaf.path: leaf.dtype for leaf in stored.marker.leaves}
+    return {p: dtype for p, dtype in found.items() if wanted[p].dtype in PYTHON_NUMBERS}
+
+
+def persistent_unusable(step: int) -> Quarantined:
+    """Return what takes a step of storage out of the next plan."""
+    return Quarantined(PERSISTENT, f"{PERSISTENT}/{step}")
+
+
+def loaded_copies(plan: LoadPlan, inventory: Inventory) -> set[Quarantined]:
+    """Every quarantine entry that may be of a copy that the plan, carried out, has replaced. Pure.
+
+    Args:
+      inventory: as reported after the load.
+    """
+    replaced: set[tuple[str, str]] = set()
+    for holder in inventory.holders:
+        part = None if holder.process_index is None else plan.parts.get(holder.process_index)
+        if part is None:
+            continue
+        shards = {read.shard for read in part.reads}
+        owners = {document.owner for document in part.documents}
+        for tensors in holder.tensors:
+            contents = inventory.manifests.get(tensors.digest)
+            if tensors.save != plan.save or contents is None:
+                continue
+            held = {contents.shard_id(index) for index in range(len(contents.shards))}
+            if held == shards:
+                replaced.add((holder.holder, tensors.digest))
+        replaced.update(
+            (holder.holder, state.digest)
+            for state in holder.host_states
+            if (state.save, state.count) == (plan.save, plan.document_count)
+            and state.owner in owners
+        )
+    return {item for item in inventory.quarantined if (item.holder, item.digest) in replaced}
+
+
+class StorageLoad:
+    """One process's part of a ``LoadPlan``."""
+
+    def __init__(
+        self,
+        tier: LocalTier,
+        persistent: PersistentTier,
+        plan: LoadPlan,
+        *,
+        me: int,
+        leaves: Sequence[LeafSpec],
+        deadline_s: float,
+        room: RestoreRoom,
+    ) -> None:
+        self._tier = tier
+        self._room = room
+        self._persistent = persistent
+        self._plan = plan
+        self._part = plan.parts.get(me, LoadPart())
+        self._me = me
+        self._leaves = [
+            msgspec.structs.replace(leaf, dtype=plan.numbers.get(leaf.path, leaf.dtype))
+            for leaf in leaves
+        ]
+        self._deadline_s = deadline_s
+
+    def run(self) -> int:
+        """Read and publish; returns the bytes of tensors that were read.
+
+        Blocks until the deadline at most: while storage does not answer, it is asked again.
+        PersistentTierError, CorruptData; RamdiskFull when others fill the ramdisk meanwhile.
+        """
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return self._bring()
+            except PersistentTierError as error:
+                may_pass = error.unreachable and error.retryable
+                if not may_pass or time.monotonic() + pause_s >= self._deadline_s:
+                    raise
+            time.sleep(pause_s)
+            self._room.check()
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _bring(self) -> int:
+        self._bring_documents()
+        # Somebody must publish a manifest, also of a state without any bytes.
+        if not self._part.reads and self._me != 0:
+            return 0
+        return self._bring_tensors(self._part.reads)
+
+    @property
+    def _expendable(self) -> set[SaveId]:
+        return {self._plan.save, *passed_over(self._plan, self._plan.save.run_id)}
+
+    def _bring_tensors(self, reads: Sequence[StorageRead]) -> int:
+        plan, specs = self._plan, {leaf.path: leaf for leaf in self._leaves}
+        shards = [read.shard for read in reads]
+        layout = lay_out(
+            self._leaves, [(shard, shard_nbytes(specs[shard.leaf], shard.box)) for shard in shards]
+        )
+        offsets = {placed.shard: placed.offset for placed in layout.shards}
+        # What is here of the save is not complete, and is read once more.
+        with self._room.begin_write(
+            plan.save, layout.size_bytes, expendable=self._expendable, sparse=True
+        ) as writer:
+            with writer.file() as file:
+                crcs = self._read(reads, offsets, file)
+            ordered = [crcs[placed.shard] for placed in layout.shards]
+            self._room.check()
+            digest = writer.stage(build_contents(plan.save, self._leaves, layout, ordered))
+            writer.publish()
+        self._tier.keep_only(plan.save, digest)
+        return sum(placed.nbytes for placed in layout.shards)
+
+    def _read(
+        self, reads: Sequence[StorageRead], offsets: Mapping[ShardId, int], file: SlotFile
+    ) -> dict[ShardId, int]:
+        """Read all into the slot's file; return the CRC32C of each shard. CorruptData."""
+        found = self._persistent.read_into(
+            self._plan.item,
+            self._part.arrays,
+            [(read.shard, offsets[read.shard]) for read in reads],
+            file,
+            complete=self._plan.complete,
+            deadline_s=self._deadline_s,
+        )
+        crcs: dict[ShardId, int] = {}
+        for read, actual in zip(reads, found, strict=True):
+            _check_crc(self._plan, read.shard, read.crc32c, actual)
+            crcs[read.shard] = actual
+        return crcs
+
+    def _bring_documents(self) -> None:
+        save, count = self._plan.save, self._plan.document_count
+        for wanted in self._part.documents:
+            payload: host_states.Payload = None
+            if wanted.digest:
+                folder = self._plan.documents
+                data = self._persistent.read_document(
+                    folder, wanted.owner, count, wanted.digest, self._deadline_s
+                )
+                document = host_states.decode(data)
+                if (document.owner, document.count) != (wanted.owner, count):
+                    raise CorruptData(
+                        "read", f"host state of process {wanted.owner}", "it is another's"
+                    )
+                payload = document.payload
+            # Encoded anew: the step may have been saved under another run id.
+            data = host_states.encode(save, wanted.owner, count, payload)
+            self._room.publish_host_state(
+                save, wanted.owner, count, data, expendable=self._expendable
+            )
+
+
+def _check_crc(plan: LoadPlan, shard: ShardId, expected: int | None, actual: int) -> None:
+    if expected is not None and actual != expected:
+        raise CorruptData(
+            "read",
+            f"{shard.leaf}{shard.box} of step {plan.step} from {plan.item}",
+            "its CRC32C is not that of capture time",
+            expected=f"{expected:08x}",
+            actual=f"{actual:08x}",
+        )
