@@ -192,6 +192,7 @@ class Opened:
         writer = self._writer_of(tier)
         if self.process[0] != 0:
             return _Storage(tier, writer, None)
+        tier.writer = writer
         claim = ClaimAtStart(
             writer,
             self.events,
@@ -296,12 +297,11 @@ class Opened:
         )
         self.steps = StepCatalog(
             self.restore_parts,
-            lambda: self.local_saves.last_complete,
+            (member.tier,) if storage is None else (member.tier, storage.tier),
             self.prefetches.before_removal,
             self.held_steps,
             saver.forget,
             lambda: saver.saved.incarnation,
-            storage.writer if storage is not None and process[0] == 0 else None,
         )
 
     def held_steps(self) -> contextlib.AbstractContextManager[None]:

@@ -6,9 +6,14 @@ cycles, and a large job's leader has millions of them.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
+
+TierName = Literal["local", "persistent"]
+"""A tier, in settings, events and metrics: the RAM of the hosts, and storage."""
+LOCAL: Final = "local"
+PERSISTENT: Final = "persistent"
 
 Box = tuple[tuple[int, int], ...]
 """Half-open index ranges of a shard in its global array, one (start, stop) per dimension."""

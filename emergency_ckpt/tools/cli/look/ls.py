@@ -19,8 +19,8 @@ from emergency_ckpt.tools.cli.arguments import (
     print_json,
     step_number,
 )
-from emergency_ckpt.tools.survey.listing import ListedProcess, ListedStep, Listing, listing_of
-from emergency_ckpt.tools.survey.survey import take_survey
+from emergency_ckpt.tools.survey.listing import ListedProcess, Listing, listing_of
+from emergency_ckpt.tools.survey.survey import SurveyedStep, take_survey
 
 EXAMPLE = "eckpt ls --local-dir /dev/shm/eckpt --dir gs://bucket/run7"
 
@@ -150,7 +150,7 @@ def _print(listing: Listing) -> None:
     tables.print_faults(listing.faults)
 
 
-def _row(each: ListedStep) -> list[str]:
+def _row(each: SurveyedStep) -> list[str]:
     state = each.state.replace("_", " ")
     reason = "; ".join(filter(None, [each.reason, each.doubt]))
     return [
