@@ -49,6 +49,7 @@ from emergency_ckpt.start.peer_probe import PeerProbe
 from emergency_ckpt.start.storage_probe import StorageProbe
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.types import PERSISTENT
 
 _PEER_PROBE_TIMEOUT_S = 5.0
 _PROBE_TIMEOUT_S = 20.0
@@ -215,7 +216,7 @@ class Opened:
 
     @property
     def _saves_to_storage(self) -> bool:
-        return "persistent" in self.config.save_plans()
+        return PERSISTENT in self.config.save_plans()
 
     def _look_at_storage(self, secret: RunSecret) -> Known:
         """Return what storage knows of the run: at the leader of a start. Blocks for storage."""

@@ -6,12 +6,12 @@ import dataclasses
 
 from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.rounds import run_on_all
-from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import RamdiskFull, RestoreFailed
 from emergency_ckpt.opening import Opened
 from emergency_ckpt.restore.request import RestoredState, RestoreRequest
 from emergency_ckpt.restore.restore import Restore
 from emergency_ckpt.state.tree import PyTree, describe
+from emergency_ckpt.types import LOCAL, PERSISTENT, TierName
 
 
 class Resume:
@@ -125,10 +125,10 @@ class Resume:
     def _continue_from(self, restored: RestoredState, *, keep_newer: bool) -> None:
         parts = self._parts
         # Not ``restored.tier``, which may differ between processes.
-        tier: TierName = "persistent" if restored.is_loaded else "local"
+        tier: TierName = PERSISTENT if restored.is_loaded else LOCAL
         parts.saver.continue_from(restored.save, restored.incarnation, tier, keep_newer=keep_newer)
         parts.events.locate(incarnation=restored.incarnation)
         parts.local_saves.restart_from(restored.save)
         if parts.preservation is not None:
-            stored = [each.step for each in restored.rejected if each.tier == "persistent"]
+            stored = [each.step for each in restored.rejected if each.tier == PERSISTENT]
             parts.preservation.mark_failed(stored)

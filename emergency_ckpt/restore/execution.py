@@ -18,7 +18,6 @@ from emergency_ckpt.cluster.coordination import ERROR_LIMIT_CHARS
 from emergency_ckpt.cluster.shard_source import holder_name
 from emergency_ckpt.core.boxes import describe
 from emergency_ckpt.core.restore.plan_types import NoPlan, ProcessPlan, RestorePlan, few
-from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.tier import LocalTier
@@ -43,7 +42,7 @@ from emergency_ckpt.restore.shards.shard_loader import ShardCollection
 from emergency_ckpt.restore.storage.load import StorageLoad
 from emergency_ckpt.state.materialize import materialize
 from emergency_ckpt.state.tree import BoxTable
-from emergency_ckpt.types import SaveId, ShardId
+from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, ShardId, TierName
 
 _T = TypeVar("_T")
 
@@ -194,7 +193,7 @@ class RestoreExecution:
 
         def load() -> int:
             attempt.check()
-            self._emit_plan(plan, "persistent", loaded)
+            self._emit_plan(plan, PERSISTENT, loaded)
             return self._load(plan, loaded)
 
         if self._on_all(number, plan, attempt, load) is None:
@@ -209,7 +208,7 @@ class RestoreExecution:
 
         def restore() -> RestoredState:
             attempt.check()
-            self._emit_plan(plan, "local", loaded)
+            self._emit_plan(plan, LOCAL, loaded)
             restored = self._from_local(plan, attempt, loaded)
             with self._phase("host_state"):
                 attempt.apply_host_state(restored)
@@ -350,11 +349,11 @@ class RestoreExecution:
         )
         for holder, nbytes in sorted(tally.by_holder.items()):
             parts.events.emit("restore.received", step=plan.step, holder=holder, size_bytes=nbytes)
-        tier: TierName = "local"
+        tier: TierName = LOCAL
         if loaded.save == save:
             # Bytes that this process just read from storage do not count as found in its RAM.
             tally.local = max(0, tally.local - loaded.nbytes)
-            tally.persistent, tier = loaded.nbytes, "persistent"
+            tally.persistent, tier = loaded.nbytes, PERSISTENT
         return RestoredState(
             plan.step, save, tier, state, [], tally, (), shards.gathered, made_of=made_of
         )

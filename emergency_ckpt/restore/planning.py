@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
+from emergency_ckpt.core.restore.candidates import PERSISTENT_HOLDER
 from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep, Quarantined
 from emergency_ckpt.core.restore.plan_types import RestorePlan
 from emergency_ckpt.core.timeline import new_incarnation, number_of
@@ -33,7 +34,7 @@ def next_incarnation(inventory: Inventory, greatest: int) -> str:
 
 def persistent_unusable(step: int) -> Quarantined:
     """Return what takes a step of storage out of the next plan."""
-    return Quarantined("persistent", f"persistent/{step}")
+    return Quarantined(PERSISTENT_HOLDER, f"{PERSISTENT_HOLDER}/{step}")
 
 
 def steps_in_words(steps: Sequence[int]) -> str:

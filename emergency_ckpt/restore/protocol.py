@@ -10,7 +10,6 @@ import msgspec
 from emergency_ckpt.core.restore.inventory import HolderInventory, Quarantined
 from emergency_ckpt.core.restore.plan_types import NoPlan, Rejection, RestorePlan
 from emergency_ckpt.core.restore.storage_read import StoredArray
-from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import (
     CheckpointError,
     HolderUnreachable,
@@ -24,7 +23,7 @@ from emergency_ckpt.errors import (
     StorageUnreachable,
     Unrecoverable,
 )
-from emergency_ckpt.types import SaveId, ShardId
+from emergency_ckpt.types import SaveId, ShardId, TierName
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,7 +17,6 @@ from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement.retained_shards import RetainedShards
 from emergency_ckpt.core.restore.plan_types import Rejection
-from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.tier import LocalTier
@@ -26,7 +25,7 @@ from emergency_ckpt.state.host_state import HostStateDocument
 from emergency_ckpt.state.tree import PyTree, StateTree
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.types import LeafSpec, SaveId, ShardId
+from emergency_ckpt.types import LeafSpec, SaveId, ShardId, TierName
 
 
 @dataclasses.dataclass(frozen=True)

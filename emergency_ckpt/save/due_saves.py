@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.save.step_agreement import AgreedTier, SaveAgreement
+from emergency_ckpt.types import TierName
 
 
 class DueSaves:

@@ -36,7 +36,7 @@ from emergency_ckpt.cluster.round import Cell, wait_for_key
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.save.save_rules import all_published, decide_vote
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import LOCAL, SaveId
 
 _KEPT_VOTES = 4
 _LEARN_TIMEOUT_S = 0.5
@@ -197,7 +197,7 @@ class Vote:
             if not missing:
                 return "all are here"
             absent.update(passed)
-            absent.update(self._left_processes.absent("local", save, missing - passed.keys()))
+            absent.update(self._left_processes.absent(LOCAL, save, missing - passed.keys()))
             is_over = time.monotonic() - began_s > _LATE_AGAIN_S
             if not absent and is_over and missing <= self._late:
                 absent.update({p: f"process {p} is late again" for p in missing})
@@ -275,7 +275,7 @@ class Vote:
             led = self._find_led(save)
             if _is_after(led.begun, _place(save)):
                 return _has_passed(0, led.begun)
-            return self._left_processes.absent("local", save, {0}).get(0, "")
+            return self._left_processes.absent(LOCAL, save, {0}).get(0, "")
 
         try:
             cell = self._cell(name)

@@ -16,11 +16,11 @@ from emergency_ckpt.core.restore.inventory import (
     Quarantined,
 )
 from emergency_ckpt.core.restore.plan_types import few
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import PERSISTENT, SaveId
 
 MAX_NOTES = 16
 
-PERSISTENT_HOLDER = "persistent"
+PERSISTENT_HOLDER = PERSISTENT
 """Stands for the persistent tier in ``Quarantined.holder``."""
 
 

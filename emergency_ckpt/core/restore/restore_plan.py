@@ -44,7 +44,7 @@ from emergency_ckpt.core.restore.plan_types import (
 )
 from emergency_ckpt.core.restore.shard_holders import SaveTensors
 from emergency_ckpt.core.timeline import is_plain
-from emergency_ckpt.types import Box, Contents, LeafSpec
+from emergency_ckpt.types import LOCAL, PERSISTENT, Box, Contents, LeafSpec
 
 __all__ = [
     "FetchGroup",
@@ -178,8 +178,8 @@ def _rejection_reason(candidate: SaveParts | PersistentStep, inventory: Inventor
 
 def _rejection(candidate: SaveParts | PersistentStep, reason: str) -> Rejection:
     if isinstance(candidate, PersistentStep):
-        return Rejection(candidate.step, "persistent", clip(reason))
-    return Rejection(candidate.save.step, "local", clip(reason), candidate.save.incarnation)
+        return Rejection(candidate.step, PERSISTENT, clip(reason))
+    return Rejection(candidate.save.step, LOCAL, clip(reason), candidate.save.incarnation)
 
 
 def _decide_persistent(
@@ -195,7 +195,7 @@ def _decide_persistent(
     if wanted and _count_differs(candidate.process_count, request):
         return _Blocked(_count_mismatch(candidate.step, candidate.process_count, request))
     return RestorePlan(
-        tier="persistent",
+        tier=PERSISTENT,
         step=candidate.step,
         save=None,
         processes={process: ProcessPlan() for process in sorted(request.targets)},
@@ -337,7 +337,7 @@ def _plan(
             addresses={name: usable.holders[name].address for name in named if name != own},
         )
     return RestorePlan(
-        tier="local",
+        tier=LOCAL,
         step=part.save.step,
         save=part.save,
         processes=processes,

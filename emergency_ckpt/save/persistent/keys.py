@@ -13,7 +13,7 @@ from emergency_ckpt.cluster.messages import reason_of
 from emergency_ckpt.cluster.round import Answer, Cell, Round, Rule
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.save.persistent.reports import StageReport, report_of
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import PERSISTENT, SaveId
 
 _KEPT_REFUSALS = 2
 FIRST_STAGE = "host_states"
@@ -41,7 +41,7 @@ class PersistentSaveKeys:
 
     def begin(self, save: SaveId) -> None:
         """Tell that this process has come to ``save``: it takes part in none before it."""
-        self._left_processes.come_to("persistent", save)
+        self._left_processes.come_to(PERSISTENT, save)
 
     def stage(self, save: SaveId, stage: str, writers: Sequence[int]) -> Round:
         """Begin a round of the ``writers``, which the first of them leads."""
@@ -63,7 +63,7 @@ class PersistentSaveKeys:
 
     def absent(self, save: SaveId, processes: Collection[int]) -> dict[int, str]:
         """Return which of ``processes`` take no part in ``save``, each with a sentence."""
-        return self._left_processes.absent("persistent", save, processes)
+        return self._left_processes.absent(PERSISTENT, save, processes)
 
     def refuse(self, save: SaveId, reason: str) -> None:
         """Tell the writer of this process's host state that it will not come."""
