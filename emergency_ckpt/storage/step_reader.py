@@ -18,7 +18,6 @@ from emergency_ckpt.core.restore.inventory import HeldHostState
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.state.dtypes import dtype_named
-from emergency_ckpt.storage.documents import read_checksums
 from emergency_ckpt.storage.steps.looks import FoundStep
 from emergency_ckpt.tier import Array, HeldDocument, ShardCopies
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
@@ -80,7 +79,7 @@ class StoredStepReader:
         if marker is None:
             return {}
         crcs: dict[str, dict[Box, int]] = {}
-        recorded = read_checksums(self._tier.storage, self.found.place.documents, marker)
+        recorded = self._tier.read_checksums(self.found.place.documents, marker)
         for shard, crc in sorted(recorded.items()):
             crcs.setdefault(shard.leaf, {})[shard.box] = crc
         return crcs

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy.typing as npt
 from etils import epath
 
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_MARKER_BYTES
 from emergency_ckpt.core.placement.writers import StorageCompression
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.core.save.snapshot_plan import Buffers
@@ -37,7 +38,6 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.state.host_state import decode, document_name
 from emergency_ckpt.storage.directory import StorageDirectory
-from emergency_ckpt.storage.documents import read_checksums, read_host_state
 from emergency_ckpt.storage.marker import (
     CHECKSUMS_NAME,
     HOST_STATE,
@@ -47,6 +47,7 @@ from emergency_ckpt.storage.marker import (
     OURS,
     StepMarker,
     build_marker,
+    decode_checksums,
     encode_checksums,
 )
 from emergency_ckpt.storage.meetings import Meet, meet_nobody, new_attempt
@@ -265,7 +266,7 @@ class PersistentTier:
         item, leaves = self.arrays(found, deadline_s)
         crcs: dict[ShardId, int] = {}
         if marker is not None:
-            crcs = read_checksums(self.storage, place.documents, marker, deadline_s)
+            crcs = self.read_checksums(place.documents, marker, deadline_s)
         return StoredStep(
             item,
             marker,
@@ -382,8 +383,23 @@ class PersistentTier:
 
         ``documents``: the step's folder below ``host_state``.
         """
-        deadline_s = self.storage.deadline_s(deadline_s)
-        return read_host_state(self.storage, documents, owner, count, digest, deadline_s)
+        below = f"{HOST_STATE}/{documents}/{document_name(owner, count)}"
+        path = self._directory / below
+        data = self.storage.read_bounded(path, f"/{below}", MAX_HOST_STATE_BYTES, deadline_s)
+        actual = hashlib.sha256(data).hexdigest()
+        if actual != digest:
+            problem = "the digest differs"
+            raise CorruptData("read", str(path), problem, expected=digest, actual=actual)
+        return data
+
+    def read_checksums(
+        self, documents: str, marker: StepMarker, deadline_s: float | None = None
+    ) -> dict[ShardId, int]:
+        """Return the CRC32C of each box at capture time, checked against ``marker``."""
+        below = f"{HOST_STATE}/{documents}/{CHECKSUMS_NAME}"
+        path = self._directory / below
+        data = self.storage.read_bounded(path, f"/{below}", MAX_MARKER_BYTES, deadline_s)
+        return decode_checksums(data, marker, str(path))
 
     # Save
 

@@ -16,7 +16,6 @@ from emergency_ckpt.core.restore.majority import settle
 from emergency_ckpt.errors import CheckpointError, CorruptData
 from emergency_ckpt.ram.process_files import ProcessFiles, file_name, manifest_name
 from emergency_ckpt.state.host_state import decode
-from emergency_ckpt.storage.documents import read_checksums
 from emergency_ckpt.storage.steps.folders import LOOKS_AT_ONCE
 from emergency_ckpt.storage.steps.looks import FoundStep
 from emergency_ckpt.storage.tier import PersistentTier
@@ -127,7 +126,7 @@ class Check:
             self.counts.signatures += 1
         step = tier.reader(found)
         try:
-            read_checksums(tier.storage, found.place.documents, found.marker)
+            tier.read_checksums(found.place.documents, found.marker)
         except CheckpointError as error:
             faults.append(SurveyFault.of(error.target, error, number))
         for held, _ in step.documents():
