@@ -15,7 +15,6 @@ from emergency_ckpt.cluster.preemption import is_good_end, second_signal_ends
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.save.save_rules import step_number, wanted_step
 from emergency_ckpt.core.save.snapshot_plan import Buffers
-from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.opening import Opened, agreed_config, text_of
@@ -24,6 +23,7 @@ from emergency_ckpt.restore.steps import StepCatalog
 from emergency_ckpt.resume import Resume
 from emergency_ckpt.start import check_joined
 from emergency_ckpt.state.tree import PyTree
+from emergency_ckpt.types import TierName
 
 if TYPE_CHECKING:
     from emergency_ckpt.config.keywords import Settings

@@ -49,6 +49,7 @@ from emergency_ckpt.start import (
 )
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.types import PERSISTENT
 
 _PEER_PROBE_TIMEOUT_S = 5.0
 _PROBE_TIMEOUT_S = 20.0
@@ -189,6 +190,7 @@ class Opened:
         writer = self._writer_of(tier)
         if self.process[0] != 0:
             return _Storage(tier, writer, None)
+        tier.writer = writer
         claim = ClaimAtStart(
             writer,
             self.events,
@@ -211,7 +213,7 @@ class Opened:
 
     @property
     def _saves_to_storage(self) -> bool:
-        return "persistent" in self.config.save_plans()
+        return PERSISTENT in self.config.save_plans()
 
     def _look_at_storage(self, secret: RunSecret) -> Known:
         """Return what storage knows of the run: at the leader of a start. Blocks for storage."""
@@ -294,12 +296,11 @@ class Opened:
         )
         self.steps = StepCatalog(
             self.restore_parts,
-            lambda: self.local_saves.last_complete,
+            (member.tier,) if storage is None else (member.tier, storage.tier),
             self.prefetches.before_removal,
             self.held_steps,
             saver.forget,
             lambda: saver.saved.incarnation,
-            storage.writer if storage is not None and process[0] == 0 else None,
         )
 
     def held_steps(self) -> contextlib.AbstractContextManager[None]:

@@ -28,6 +28,7 @@ from emergency_ckpt.ram.mounts import RAM_FILE_SYSTEMS, file_system_of
 from emergency_ckpt.storage.probe import probe_storage
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.types import LOCAL
 
 LAUNCHED_COUNT = "ECKPT_PROCESS_COUNT"
 """Number of processes that ``eckpt launch`` has started; set for each of them."""
@@ -57,7 +58,7 @@ def config_warnings(config: Config, process_index: int) -> list[str]:
     Lines about the whole job are returned on process 0 only.
     """
     warnings = [] if process_index else _job_warnings(config)
-    if "local" in config.save_plans():
+    if LOCAL in config.save_plans():
         kind = file_system_of(config.local_dir)
         if kind is not None and kind not in RAM_FILE_SYSTEMS:
             warnings.append(

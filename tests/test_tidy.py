@@ -11,8 +11,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from emergency_ckpt.types import TierName
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "emergency_ckpt"
@@ -55,6 +58,20 @@ OWN_SIZES = {
     "save/vote.py": {"BALLOT_LIMIT_CHARS"},
     "transfer/split.py": {"MAX_REQUEST_BYTES", "MIN_REQUEST_BYTES"},
     "transfer/wire.py": {"MAX_EXCERPT_CHARS"},
+}
+
+# The names of the tiers as users, events and metrics write them. All else asks the tier, or says
+# ``types.LOCAL`` and ``types.PERSISTENT``.
+TIER_LITERALS = {
+    "axlearn/adapter.py",
+    "checkpointer.py",
+    "config/settings.py",
+    "metrics/checkpoint_log.py",
+    "metrics/metric_table.py",
+    "orbax/manager.py",
+    "orbax/plain_options.py",
+    "progress_log.py",
+    "types.py",
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -114,6 +131,17 @@ def imported_modules(tree: ast.Module) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             yield node.module
+
+
+def test_tiers_are_named_by_literals_at_the_faces_only() -> None:
+    def literals(path: Path, tree: ast.Module) -> Iterator[str]:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and node.value in get_args(TierName):
+                yield ""
+
+    files = {finding.partition(":")[0] for finding in found(literals)}
+    assert files == TIER_LITERALS
+    assert len(TIER_LITERALS) <= 10
 
 
 def test_functions_have_at_most_70_lines() -> None:

@@ -28,10 +28,9 @@ from emergency_ckpt.cluster.messages import (
 )
 from emergency_ckpt.cluster.peer_signs import PeerSigns
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
-from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.core.timeline import life_of
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import SaveId, TierName
 
 LEAVING = "leaving"
 GONE = "gone"

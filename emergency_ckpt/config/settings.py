@@ -34,12 +34,11 @@ from emergency_ckpt.core.restore.majority import OnDivergence
 from emergency_ckpt.core.save.snapshot_plan import (
     SnapshotMode,
 )
-from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.event_log.log_writer import launcher_directory
 from emergency_ckpt.events import Listener
 from emergency_ckpt.paths import resolved
-from emergency_ckpt.types import Requirement, Security
+from emergency_ckpt.types import Requirement, Security, TierName
 
 if TYPE_CHECKING:
     from emergency_ckpt.config.keywords import Settings

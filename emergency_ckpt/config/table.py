@@ -9,7 +9,7 @@ from types import NoneType
 from typing import Any, Final, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from emergency_ckpt.core.limits import MAX_SETTING_CHARS
-from emergency_ckpt.core.save.step_agreement import TierName
+from emergency_ckpt.types import TierName
 
 LONGEST_TIME_S: Final = 1e7
 

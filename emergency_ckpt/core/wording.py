@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-TIER_WORDS = {"local": "RAM", "persistent": "storage"}
+from emergency_ckpt.types import LOCAL, PERSISTENT
+
+TIER_WORDS = {LOCAL: "RAM", PERSISTENT: "storage"}
 """Names of the tiers in messages to users."""
 
 

@@ -4,7 +4,7 @@
    descriptor that it is this user's and closed, ``locks`` takes it with ``flock``, ``owners``
    records the process that holds it. A damaged file is quarantined with its reason, never used.
    ``process_files`` is how all read such a directory: this scan, ``eckpt serve`` (``read_only``)
-   and the survey of ``eckpt ls``.
+   and the survey of ``eckpt ls``; ``step_reader`` puts a step together from several.
 2. ``reserve`` makes two slots (preallocated files of one step each) or finds them.
 3. ``begin_write`` chooses a slot without a step that must be kept (``slot_choice``), removes its
    manifest, and returns a ``SlotWriter``.

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +17,14 @@ from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.limits import SMALL_FILES_BYTES
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors
 from emergency_ckpt.core.timeline import Timeline, newest, number_of
-from emergency_ckpt.errors import NotHeld
+from emergency_ckpt.errors import NotHeld, StepNotFound
 from emergency_ckpt.ram import locks as claims
 from emergency_ckpt.ram.process_directory import ProcessDirectory, QuarantineRecord
-from emergency_ckpt.ram.process_files import Published
+from emergency_ckpt.ram.process_files import Published, file_name
 from emergency_ckpt.ram.slot_choice import SlotState
 from emergency_ckpt.ram.slots import Slot
-from emergency_ckpt.types import Contents, SaveId, ShardEntry
+from emergency_ckpt.ram.step_reader import DocumentCopy, RamStep, SlotCopy
+from emergency_ckpt.types import LOCAL, Contents, SaveId, ShardEntry, TierName
 
 
 class HeldCopies:
@@ -30,6 +32,8 @@ class HeldCopies:
 
     ``_lock`` guards the tables of both classes and is never held during a long operation.
     """
+
+    name: TierName = LOCAL
 
     def __init__(self, own: ProcessDirectory, copy_threads: int, slots_at_rest: int) -> None:
         self._slots_at_rest = slots_at_rest
@@ -229,11 +233,60 @@ class HeldCopies:
                     )
                 )
 
-    def remove(self, step: int) -> None:
+    def complete_steps(self, deadline_s: float | None = None) -> list[SaveId]:
+        """Return the newest save known as complete, if its tensors are held. Does not block.
+
+        Of older ones that are held only all processes together know.
+        """
+        del deadline_s
+        tensors, _, complete = self.held()
+        return [] if complete not in {held.save for held in tensors} else [complete]
+
+    def open_step(self, step: int) -> RamStep:
+        """Return the parts of ``step`` that are held, of its newest save. StepNotFound."""
+        with self._lock:
+            places = self._directories()
+            tensors, _, _ = self.held()
+            save = max((held.save for held in tensors if held.save.step == step), default=None)
+            if save is None:
+                where = f"it is not in {self._own.claim.path}"
+                raise StepNotFound("open", f"step {step}", where)
+            slots = [
+                SlotCopy(
+                    str(place.claim.path),
+                    f"{place.claim.path}/{file_name(slot.number)}",
+                    slot.published.digest,
+                    slot.published.contents,
+                    partial(self._bytes_of, slot.published.digest),
+                )
+                for place in places
+                for slot in place.published()
+                if slot.published is not None and slot.published.save == save
+            ]
+            documents = [
+                DocumentCopy(str(place.claim.path), held, partial(self._document, place, held))
+                for place in places
+                for held in place.host_states.held()
+                if held.save == save
+            ]
+        return RamStep(save, slots, documents)
+
+    def _bytes_of(self, digest: str, entry: ShardEntry) -> npt.NDArray[np.uint8]:
+        with self.mapping_for(digest) as (mapping, _):
+            return np.array(mapping.view(entry.offset, entry.nbytes, self))
+
+    def _document(self, place: ProcessDirectory, held: HeldHostState) -> bytes:
+        data = place.host_states.read(held.save, held.owner, held.count)
+        if data is None:
+            raise NotHeld("read", f"host state of process {held.owner}", "it is gone")
+        return data
+
+    def remove(self, step: int, life: str = "") -> None:
         """Unpublish every save of ``step``, protected or not, with its host states.
 
-        Also in orphans; see ``ProcessDirectory.remove``. LocalTierError.
+        Also in orphans; see ``ProcessDirectory.remove``. LocalTierError. ``life``: of no account.
         """
+        del life
         self._change_all("remove from", lambda place: place.remove(step))
 
     def invalidate_newer(self, than: SaveId, timeline: Timeline | None = None) -> None:

@@ -13,17 +13,21 @@ from absl import logging
 
 from emergency_ckpt.cluster.coordination import run_and_report
 from emergency_ckpt.cluster.round import Series, agree
-from emergency_ckpt.errors import CorruptData, PersistentTierError, RestoreFailed, StepNotFound
-from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.errors import (
+    CheckpointError,
+    CorruptData,
+    PersistentTierError,
+    RestoreFailed,
+    StepNotFound,
+)
 from emergency_ckpt.restore.dialogue import RestoreDialogue
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.leader import LISTING_TIMEOUT_S, RestoreLeader
 from emergency_ckpt.restore.request import CompleteSteps, RestoreParts, RestoreRequest
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.tree import BoxTable, PyTree, describe
-from emergency_ckpt.storage.steps.writer import DirectoryWriter
-from emergency_ckpt.storage.tier import PersistentTier
-from emergency_ckpt.types import LeafSpec, SaveId
+from emergency_ckpt.tier import StepReader, Tier
+from emergency_ckpt.types import LeafSpec, TierName
 
 
 class StepDescription(NamedTuple):
@@ -50,71 +54,49 @@ class StepCatalog:
     """The steps of one run. Its collective methods are numbered by the order of calls.
 
     Attributes:
-      last_complete: the newest save of the local tier in this life.
+      tiers: those of this process, the fastest to read first.
       before_removal: called before a removal: a prefetch may have the step.
       removals_held: a context in which nothing else removes old steps.
       forget: called with a step that this process has removed.
       incarnation: of this life's saves.
-      writer: of the persistent directory, in the process that writes there; None in the others.
       series: the rounds of surveys, removals and looks. Apart from those of restores: a prefetch
         may be under way.
     """
 
     parts: RestoreParts
-    last_complete: Callable[[], SaveId | None]
+    tiers: tuple[Tier, ...]
     before_removal: Callable[[int], None]
     removals_held: Callable[[], AbstractContextManager[object]]
     forget: Callable[[int], None]
     incarnation: Callable[[], str]
-    writer: DirectoryWriter | None
     surveys: int = 0
     removals: int = 0
     looks: int = 0
     series: Series = dataclasses.field(default_factory=Series)
 
-    @property
-    def _tier(self) -> LocalTier:
-        return self.parts.tier
-
-    @property
-    def _persistent(self) -> PersistentTier | None:
-        return self.parts.persistent
-
     def known(self) -> list[int]:
         """Return the steps known here to be whole, oldest first. Not collective; reads storage.
 
-        Where storage does not answer within ``LISTING_TIMEOUT_S``, what RAM has is all that is
-        known. PersistentTierError when it has nothing: that storage has nothing, nobody has said.
+        Where a tier does not answer within ``LISTING_TIMEOUT_S``, what the others have is all that
+        is known. PersistentTierError, CorruptData when they have nothing: that this one has
+        nothing, nobody has said.
         """
-        in_ram = self._known_in_ram()
-        if self._persistent is None:
-            return in_ram
-        try:
-            return sorted({*in_ram, *self._known_in_storage(self._persistent)})
-        except (PersistentTierError, CorruptData) as error:
-            if not in_ram:
-                raise
-            logging.warning("the steps in storage cannot be listed, RAM has %s: %s", in_ram, error)
-            self.parts.events.emit("persistent.unreachable", reason=str(error)[:500])
-            return in_ram
-
-    def _known_in_storage(self, tier: PersistentTier) -> set[int]:
-        limit_s = min(LISTING_TIMEOUT_S, tier.storage.timeout_s)
-        deadline_s = time.monotonic() + limit_s
+        steps: set[int] = set()
+        failures: list[PersistentTierError | CorruptData] = []
         rejection_reason = self.parts.timelines.rejection_reason
-        return {
-            each.step
-            for each in tier.found.counting(deadline_s)
-            if not rejection_reason(each.step, each.incarnation)
-        }
-
-    def _known_in_ram(self) -> list[int]:
-        complete = self.last_complete()
-        if complete is None:
-            tensors, _, complete = self._tier.held()
-            if complete not in {held.save for held in tensors}:
-                complete = None  # a restore went back behind it
-        return [] if complete is None else [complete.step]
+        for tier in self.tiers:
+            try:
+                found = tier.complete_steps(time.monotonic() + LISTING_TIMEOUT_S)
+            except (PersistentTierError, CorruptData) as error:
+                failures.append(error)
+                continue
+            steps |= {x.step for x in found if not rejection_reason(x.step, x.incarnation)}
+        for error in failures:
+            if not steps:
+                raise error
+            logging.warning("a tier cannot be listed, others have %s: %s", sorted(steps), error)
+            self.parts.events.emit("persistent.unreachable", reason=str(error)[:500])
+        return sorted(steps)
 
     def survey(self, state: PyTree) -> CompleteSteps:
         """The whole steps of both tiers, by what all processes hold now. Collective; blocks.
@@ -149,7 +131,7 @@ class StepCatalog:
         """Return whether every process still has its directory in RAM. Collective."""
         number = self.looks
         self.looks += 1
-        own = "" if self._tier.is_intact() else "lost"
+        own = "" if self.parts.tier.is_intact() else "lost"
         return not self._agree("intact", number, own)
 
     def remove(self, step: int) -> None:
@@ -178,9 +160,8 @@ class StepCatalog:
         return agree(parts.coordinator, name, error, timeout_s, self.series)
 
     def _remove(self, step: int) -> None:
-        if self.writer is not None:
-            self.writer.remove([step], self.incarnation())
-        self._tier.remove(step)
+        for tier in reversed(self.tiers):  # what fails in storage leaves the step in RAM
+            tier.remove(step, self.incarnation())
         self.forget(step)
 
     def describe(self, step: int) -> StepDescription:
@@ -188,56 +169,24 @@ class StepCatalog:
 
         StepNotFound when it is in neither; PersistentTierError, CorruptData.
         """
-        local, stored = self._describe_local(step), self._describe_stored(step)
-        if local is None:
-            if stored is None:
-                raise StepNotFound("describe", f"step {step}", "it is in no tier at hand")
-            return stored
-        if stored is None:
-            return local
-        return local._replace(written_s=stored.written_s, metrics=stored.metrics)
-
-    def _describe_local(self, step: int) -> StepDescription | None:
-        tensors, states, _ = self._tier.held()
-        for held in reversed(tensors):
-            contents = self._tier.contents(held.digest) if held.save.step == step else None
-            if contents is None:
-                continue
-            me = self.parts.coordinator.process_index
-            of_step = [state for state in states if state.save == held.save]
-            value = _first_intact(
-                partial(self._tier.host_state_bytes, state.save, state.owner, state.count)
-                for state in sorted(of_step, key=lambda state: state.owner != me)
-            )
-            return StepDescription(contents.leaves, value, "local")
-        return None
-
-    def _describe_stored(self, step: int) -> StepDescription | None:
-        tier, me = self._persistent, self.parts.coordinator.process_index
-        if tier is None:
-            return None
-        view = tier.found.view()
-        item = view.of(step)
-        found = None if item is None else tier.found.look(view, item)
-        if found is None or found.step.problem:
-            return None
-        stored = tier.describe(found)
-        if stored.marker is None:
-            leaves = tuple(leaf.spec for _, leaf in sorted(stored.leaves.items()))
-            return StepDescription(leaves, None, "persistent")
-        entry = view.entry(step, found.step.incarnation)
-        count = len(stored.marker.digests)
-        digests = stored.marker.digests
-        value = _first_intact(
-            partial(tier.read_document, stored.documents, owner, count, digests[owner])
-            for owner in sorted(range(count), key=lambda owner: owner != me)
-        )
-        saved_s = found.committed_ns / 1e9
-        metrics = None if entry is None else entry.metrics
-        return StepDescription(stored.marker.leaves, value, "persistent", saved_s, metrics)
+        found: list[tuple[TierName, StepReader]] = []
+        missing: CheckpointError | None = None
+        for tier in self.tiers:
+            try:
+                found.append((tier.name, tier.open_step(step)))
+            except (StepNotFound, CorruptData) as error:
+                missing = error
+        if not found:
+            raise StepNotFound("describe", f"step {step}", "it is in no tier at hand") from missing
+        (name, reader), (_, last) = found[0], found[-1]
+        me = self.parts.coordinator.process_index
+        documents = sorted(reader.documents(), key=lambda each: each.held.owner != me)
+        value = _first_intact(partial(reader.document, held) for held, _ in documents)
+        leaves = tuple(reader.leaves.values())
+        return StepDescription(leaves, value, name, last.saved_s, last.metrics)
 
 
-def _first_intact(documents: Iterable[Callable[[], bytes | None]]) -> Any:
+def _first_intact(documents: Iterable[Callable[[], bytes]]) -> Any:
     """Return the first host state that can be read; None without any.
 
     CorruptData when all of them are damaged.
@@ -245,9 +194,7 @@ def _first_intact(documents: Iterable[Callable[[], bytes | None]]) -> Any:
     damage: CorruptData | None = None
     for read in documents:
         try:
-            data = read()
-            if data is not None:
-                return host_states.value_of(host_states.decode(data).payload)
+            return host_states.value_of(host_states.decode(read()).payload)
         except CorruptData as error:
             damage = damage or error
     if damage is not None:

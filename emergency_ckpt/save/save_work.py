@@ -16,7 +16,6 @@ from emergency_ckpt.cluster.process_placement import (
     single_copy_text,
 )
 from emergency_ckpt.config.policies import plan_text
-from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
 from emergency_ckpt.save.local_save import LocalSave
 from emergency_ckpt.save.persistent.capture import ScratchArea, StorageCapture
@@ -32,7 +31,7 @@ from emergency_ckpt.state.snapshot import DeviceCopies, SnapshotRecipe
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.structure import StateStructure
 from emergency_ckpt.state.tree import StateTree, check_values, describe
-from emergency_ckpt.types import LeafSpec, ShardId
+from emergency_ckpt.types import LOCAL, PERSISTENT, LeafSpec, ShardId, TierName
 
 Work = Callable[[], None]
 
@@ -135,7 +134,7 @@ class SaveWork:
         with no_garbage_collection():
             plan, flat = self._plan_for(request)
             payload = request.capture()
-            take = self._local if name == "local" else self._persistent
+            take = self._local if name == LOCAL else self._persistent
             return take(plan, flat, request, payload)
 
     def _writes(self, placement: ProcessPlacement) -> bool:
@@ -205,7 +204,7 @@ class SaveWork:
         complete = persistent.run(job)
         if publishes:
             # This process decides for all when to try again: the others learn of a pause.
-            self._schedules["persistent"].note_outcome(failed=not complete)
+            self._schedules[PERSISTENT].note_outcome(failed=not complete)
             if complete and preservation is not None:
                 preservation.after_save(job.save.step)
         return complete
@@ -247,7 +246,7 @@ class SaveWork:
         if self._placement is None:
             self._parts.events.emit("start.ready", **self._start_facts(placement))
             text = single_copy_text(self._parts.config, placement)
-            if text and "local" in self._schedules and self._parts.process[0] == 0:
+            if text and LOCAL in self._schedules and self._parts.process[0] == 0:
                 single_bytes, state_bytes, _ = placement.single
                 self._parts.events.emit(
                     "start.single_copy",
@@ -256,7 +255,7 @@ class SaveWork:
                     state_bytes=state_bytes,
                 )
         self._placement, self._plan = placement, None
-        if "local" not in self._schedules:
+        if LOCAL not in self._schedules:
             return
         tier, size_bytes = self._parts.tier, placement.layout.size_bytes
         tier.expect_documents(host_state_bytes * (1 + len(placement.buddies)))
@@ -271,14 +270,14 @@ class SaveWork:
         """Fields of ``start.ready``. ``ram_bytes``: of the slots that this process reserves."""
         config, topology = self._parts.config, placement.topology
         plans = {name: schedule.plan for name, schedule in self._schedules.items()}
-        slots = config.local_keep_last_n + 1 if "local" in plans else 0
+        slots = config.local_keep_last_n + 1 if LOCAL in plans else 0
         return {
             "processes": topology.process_count,
             "slices": len(topology.slices),
             "copies": copies_in_ram(config.placement, topology) if slots else 0,
             "slots": slots,
             "ram_bytes": slots * placement.layout.size_bytes,
-            "local": plan_text(plans.get("local")),
-            "persistent": plan_text(plans.get("persistent")),
+            LOCAL: plan_text(plans.get(LOCAL)),
+            PERSISTENT: plan_text(plans.get(PERSISTENT)),
             "dir": config.dir or "",
         }

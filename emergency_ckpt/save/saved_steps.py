@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.save.local_save import LocalSaves
 from emergency_ckpt.save.persistent.save import PersistentSaves
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
 
 _AFTER_REMOVAL = 1000
 """Added to the number of a demand for each removal of its step."""
@@ -42,7 +41,7 @@ class SavedSteps:
         self._incarnation = incarnation
         self._forced = (-1, 0)
         self.restored = save
-        self._found = {"local": save.step, tier: save.step}
+        self._found = {LOCAL: save.step, tier: save.step}
         if self._persistent is not None:
             self._persistent.restart()
 
@@ -57,22 +56,22 @@ class SavedSteps:
 
     def newest(self) -> int | None:
         """The newest step that was saved whole or restored in this life; None before the first."""
-        complete = (self._complete("local"), self._complete("persistent"))
+        complete = (self._complete(LOCAL), self._complete(PERSISTENT))
         return max((save.step for save in complete if save is not None), default=None)
 
     def forget(self, step: int) -> None:
         """``step`` was removed from both tiers."""
         self._removed[step] += 1
         self._found = {name: found for name, found in self._found.items() if found != step}
-        complete = self._complete("local")
+        complete = self._complete(LOCAL)
         if complete is not None and complete.step == step:
             self._local.restart_from(None)
-        complete = self._complete("persistent")
+        complete = self._complete(PERSISTENT)
         if self._persistent is not None and complete is not None and complete.step == step:
             self._persistent.restart()
 
     def _complete(self, name: TierName) -> SaveId | None:
-        saves = self._local if name == "local" else self._persistent
+        saves = self._local if name == LOCAL else self._persistent
         return None if saves is None else saves.last_complete
 
     def identity(self, step: int, *, forced: bool) -> SaveId:

@@ -44,7 +44,6 @@ from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.round import leave_together
 from emergency_ckpt.core.save.save_rules import named_metrics, skip_reason
-from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import (
     CheckpointError,
     DeadlineExceeded,
@@ -60,7 +59,7 @@ from emergency_ckpt.save.schedule import DueSaves, TierSchedule
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import PyTree, StateTree
 from emergency_ckpt.storage.calls import release_workers
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
 
 _STOP_TIMEOUT_S = 30.0
 _LOOK_S = 1.0
@@ -201,7 +200,7 @@ class Saver:
             work = chain(read, work)
         self._parts.events.emit("save.started", step=request.step, tier=name)
         with contextlib.ExitStack() as kept:
-            if name == "persistent":
+            if name == PERSISTENT:
                 # Until it is over: local saves go on, and with them what is pushed for those.
                 kept.enter_context(self._parts.inbox.kept(save))
             schedule.start(closing(kept.pop_all(), work))
@@ -212,7 +211,7 @@ class Saver:
         """Wait for the save before; a ``request`` that it leaves no time for is left out."""
         name, save = schedule.name, request.save
         limit_s = self._longest_wait_s(name, request)
-        each_time = request.must_exist or name != "persistent"
+        each_time = request.must_exist or name != PERSISTENT
         try:
             is_idle = self._wait_idle(schedule, limit_s, each_time=each_time)
         except (PeerLeft, PeerAbsent) as error:
@@ -228,7 +227,7 @@ class Saver:
         config = self._parts.config
         if request.limit_s is not None:
             return request.limit_s
-        if name == "local":
+        if name == LOCAL:
             return config.save_timeout_s
         # A slow bucket must not hold up training, nor with it the others' local saves. It is left
         # out and not made up for at a later step: which one that is, the processes would have to
@@ -415,7 +414,7 @@ class Saver:
                 for begun in self._begin(name, request):
                     self._wait_captured(begun, request, [begun])
                     started.add(name)
-                    if name == "local":
+                    if name == LOCAL:
                         self._schedules[name].worker.wait_idle(left_s())
         finally:
             request.release()

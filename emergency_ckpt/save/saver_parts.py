@@ -12,14 +12,13 @@ from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.save.snapshot_plan import Buffers, SnapshotSettings
-from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.save.local_save import LocalSaves
 from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.save.persistent.save import PersistentSaves
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import LOCAL, SaveId, TierName
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +62,7 @@ class SaverParts:
 
     def saves(self, tier: TierName) -> LocalSaves | PersistentSaves | None:
         """Return what carries out the saves to ``tier``; None without that tier."""
-        return self.local if tier == "local" else self.persistent
+        return self.local if tier == LOCAL else self.persistent
 
     def skip(self, tier: TierName, save: SaveId, why: SaveFailed | None) -> None:
         """Leave ``save`` out of ``tier`` on this process: the others are told in the background.

@@ -12,10 +12,11 @@ from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.config.policies import SavePlan
 from emergency_ckpt.core.save.backoff import Backoff
 from emergency_ckpt.core.save.save_rules import decide_by_step
-from emergency_ckpt.core.save.step_agreement import Progress, TierName
+from emergency_ckpt.core.save.step_agreement import Progress
 from emergency_ckpt.core.save.timing import TierStatus
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.save.step_agreement import AgreedTier, Choice, SaveAgreement
+from emergency_ckpt.types import TierName
 
 _MOST_STEPS_ASKED = 1000
 _HORIZON_S = 0.1

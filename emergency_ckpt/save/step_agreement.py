@@ -27,10 +27,10 @@ from emergency_ckpt.core.save.step_agreement import (
     Progress,
     Proposal,
     StepClock,
-    TierName,
     before_first_step,
 )
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, SaveFailed
+from emergency_ckpt.types import TierName
 
 _SLICE_S = 0.5
 _LOOK_PAUSE_S = 0.25

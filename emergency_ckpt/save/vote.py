@@ -30,7 +30,7 @@ from emergency_ckpt.cluster.round import Absent, Cell, Round, Series
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.save.save_rules import all_published, decide_vote
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import LOCAL, SaveId
 
 _KEPT_VOTES = 4
 _LEARN_TIMEOUT_S = 0.5
@@ -123,7 +123,7 @@ class Vote:
         """Put this process's ballot, and wait for nothing: the first half of ``cast``."""
         if self._leads:
             self._begin(save)
-        self._left_processes.come_to("local", save)
+        self._left_processes.come_to(LOCAL, save)
         ballot = msgspec.structs.replace(ballot, refused=ballot.refused[:_BALLOT_LIMIT_CHARS])
         self._ballots(save).say(msgspec.json.encode(ballot))
 
@@ -169,7 +169,7 @@ class Vote:
         found: dict[int, str] = {}
 
         def find_absent(missing: Collection[int]) -> dict[int, str]:
-            absent = self._left_processes.absent("local", save, missing)
+            absent = self._left_processes.absent(LOCAL, save, missing)
             self._late = self._late.intersection(missing) - absent.keys()
             is_over = time.monotonic() - began_s > _LATE_AGAIN_S
             if not absent and is_over and self._late.issuperset(missing):
@@ -211,7 +211,7 @@ class Vote:
 
     def _learn(self, save: SaveId, timeout_s: float, problem: str) -> Outcome:
         def look() -> str:
-            return "" if self._leads else self._left_processes.absent("local", save, {0}).get(0, "")
+            return "" if self._leads else self._left_processes.absent(LOCAL, save, {0}).get(0, "")
 
         try:
             try:

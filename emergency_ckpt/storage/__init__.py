@@ -6,9 +6,11 @@ A save, on the processes that ``core.placement.writers`` chooses:
    another name, and counts until its successor is complete.
 2. Each process writes its host state.
 3. ``step_writer`` has ``item`` write the tensors from host memory, and commits them as Orbax does.
-4. ``tier.publish`` writes the CRC32Cs of capture time, then ``marker.json``: the step counts.
+4. ``tier.finish`` writes the CRC32Cs of capture time, then ``marker.json``; the step counts from
+   the version of the log that lists it (``steps.writer``).
 
-A restore: ``steps`` lists the steps and checks their markers; ``orbax_reader`` reads boxes.
+A restore: ``steps`` lists the steps and checks their markers; ``orbax_reader`` reads boxes. Tools
+read a step through ``step_reader``, and write one from another tier with ``tier.publish``.
 
 Guaranteed: a crash at any instant leaves the step whole or not counting; a step that counts, or
 that cannot be read, is moved aside, and only retention removes it; every call has a deadline.

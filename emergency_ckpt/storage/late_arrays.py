@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,13 +18,17 @@ import numpy.typing as npt
 import orbax.checkpoint as ocp
 from etils import epath
 
+from emergency_ckpt.core.boxes import volume
 from emergency_ckpt.core.restore.leaves import STORED_AS_UINT8
+from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.storage.marker import ITEM
+from emergency_ckpt.tier import StepReader, leaf_bytes, read_leaf
 from emergency_ckpt.types import LeafSpec
 
 _BATCH_BYTES = 256 << 20
+_CHUNKED_BYTES = 16 << 20  # smaller leaves are one chunk
 _KEYS_SEPARATOR = "/"
 
 
@@ -115,6 +120,36 @@ def late_array(
             leaf.global_shape, np.dtype(np.uint8), chunk_bytes, lambda: load().view(np.uint8)
         )
     return LateArray(leaf.global_shape, dtype_named(leaf.dtype), chunk_bytes, load)
+
+
+def late_tree(
+    step: StepReader, like: epath.Path | None, progress: Callable[[int], None] = lambda _: None
+) -> tuple[Any, bool]:
+    """Return the tree of a step's arrays for Orbax; True when its structure is that of ``like``.
+
+    A step has the paths of leaves alone. Without ``like``, or where it has other leaves, all nodes
+    are dicts. ``progress``: called with the bytes of each leaf that was read.
+    """
+
+    def load(path: str) -> npt.NDArray[Any]:
+        array = read_leaf(step, path)
+        progress(array.nbytes)
+        return array
+
+    values = {
+        path: late_array(spec, functools.partial(load, path), _chunk_bytes(step, path))
+        for path, spec in step.leaves.items()
+    }
+    tree = None if like is None else tree_like(like, values)
+    return (tree_of(values), False) if tree is None else (tree, True)
+
+
+def _chunk_bytes(step: StepReader, path: str) -> int | None:
+    """Return the size of a leaf's largest shard, so that a process reads little but its own."""
+    spec, boxes = step.leaves[path], step.boxes(path)
+    if len(boxes) < 2 or leaf_bytes(spec) < _CHUNKED_BYTES:
+        return None
+    return max(map(volume, boxes)) * DTYPE_ITEM_BYTES.get(spec.dtype, 1)
 
 
 def write_late_step(folder: epath.Path, tree: Any, metadata: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import jax
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import tensorstore
@@ -28,6 +29,8 @@ from emergency_ckpt.storage.calls import is_damage
 from emergency_ckpt.storage.chunks.file_reader import FileBox, Sink, read_into
 from emergency_ckpt.storage.chunks.index import ChunkIndex
 from emergency_ckpt.storage.directory import text_of
+from emergency_ckpt.storage.orbax_names import TREE
+from emergency_ckpt.storage.steps.folders import ITEMS
 from emergency_ckpt.storage.waits import result_by
 from emergency_ckpt.types import LeafSpec, ShardId
 
@@ -153,6 +156,45 @@ def _from_index(
             return None
         leaves[path] = StoredLeaf(*found)
     return leaves
+
+
+def describe_plain(
+    folder: epath.Path, item: str | None
+) -> tuple[epath.Path, dict[str, StoredLeaf]]:
+    """Return the folder of a step's arrays and its leaves by path, from metadata alone. Blocks.
+
+    Without ``item``, and without an item named in ``ITEMS``, the arrays of all items form one state
+    with the items' names as its keys.
+
+    Args:
+      item: the name of the item to take, or None.
+
+    Raises:
+      FileNotFoundError: no such item, or none with arrays. Errors of Orbax pass through.
+    """
+    names = _items_with_arrays(folder, item)
+    if len(names) == 1:
+        only = folder / names[0] if names[0] else folder
+        return only, describe_item(only)
+    leaves: dict[str, StoredLeaf] = {}
+    for name in names:
+        for path, (spec, array) in describe_item(folder / name).items():
+            below = msgspec.structs.replace(spec, path=f"{name}/{path}" if path else name)
+            leaves[below.path] = StoredLeaf(below, msgspec.structs.replace(array, item=name))
+    return folder, leaves
+
+
+def _items_with_arrays(folder: epath.Path, item: str | None) -> Sequence[str]:
+    usual = (*ITEMS, "") if item is None else (item,)
+    for name in usual:
+        if ((folder / name if name else folder) / TREE).exists():
+            return (name,)
+    below = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    found = [name for name in below if (folder / name / TREE).exists()]
+    if item is None and found:
+        return found
+    wanted = "no item of arrays" if item is None else f"no item {item!r} of arrays (orbax_item)"
+    raise FileNotFoundError(f"{wanted} in it; it has {', '.join(below) or 'none'}")
 
 
 class BoxReader:

@@ -43,10 +43,10 @@ from etils import epath
 from emergency_ckpt.storage.item import documents
 from emergency_ckpt.storage.item.array_writes import (
     ArrayWrites,
+    UnpublishedDatabase,
     new_context,
     published_database_spec,
 )
-from emergency_ckpt.storage.item.database import UnpublishedDatabase
 from emergency_ckpt.storage.item.documents import ItemTree
 from emergency_ckpt.storage.item.objects import StepObjects
 from emergency_ckpt.storage.marker import ITEM, OURS

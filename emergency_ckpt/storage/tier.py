@@ -7,7 +7,7 @@ the version of ``<dir>/host_state/log/`` that lists it; FORMAT.md specifies thes
 
 A step without that second directory was written by plain Orbax: it has tensors only.
 
-Besides this module only ``steps``, ``plain_orbax``, ``step_writer``, ``orbax_reader`` and ``item``
+Besides this module only ``steps``, ``step_writer``, ``late_arrays``, ``orbax_reader`` and ``item``
 use Orbax for storage.
 """
 
@@ -16,50 +16,57 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
 import numpy.typing as npt
 from etils import epath
 
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_MARKER_BYTES
 from emergency_ckpt.core.placement.writers import StorageCompression
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.step_log import Entry
-from emergency_ckpt.errors import CorruptData, LocalTierError, PersistentTierError
-from emergency_ckpt.state.host_state import document_name
-from emergency_ckpt.state.staging import HostShard
-from emergency_ckpt.state.tree import StateTree
-from emergency_ckpt.storage.chunks.file_reader import Sink
+from emergency_ckpt.core.timeline import Timeline
+from emergency_ckpt.errors import (
+    CorruptData,
+    DirectoryInUse,
+    LocalTierError,
+    PersistentTierError,
+    StepNotFound,
+)
+from emergency_ckpt.state.host_state import decode, document_name
 from emergency_ckpt.storage.directory import StorageDirectory
-from emergency_ckpt.storage.documents import read_checksums, read_host_state
 from emergency_ckpt.storage.marker import (
     CHECKSUMS_NAME,
     HOST_STATE,
     ITEM,
     MARKER_NAME,
     NO_SIGNING,
+    OURS,
     StepMarker,
     build_marker,
+    decode_checksums,
     encode_checksums,
 )
 from emergency_ckpt.storage.meetings import Meet, meet_nobody, new_attempt
-from emergency_ckpt.storage.orbax_reader import (
-    BoxReader,
-    StoredLeaf,
-    describe_item,
-    open_by_name,
-)
-from emergency_ckpt.storage.plain_orbax import describe_plain
+from emergency_ckpt.storage.step_reader import StoredStepReader
 from emergency_ckpt.storage.steps.looks import FoundStep
 from emergency_ckpt.storage.steps.stored import StoredSteps
-from emergency_ckpt.storage.steps.writer import delete_step, remove_tensors
-from emergency_ckpt.types import LeafSpec, SaveId, ShardId
+from emergency_ckpt.storage.steps.writer import DirectoryWriter, delete_step, remove_tensors
+from emergency_ckpt.tier import StepReader
+from emergency_ckpt.types import PERSISTENT, LeafSpec, SaveId, ShardId, TierName
+
+# JAX, Orbax and TensorStore are imported where arrays are described, read or written: a list of
+# steps, and a restart from RAM, need none of them.
+if TYPE_CHECKING:
+    from emergency_ckpt.state.staging import HostShard
+    from emergency_ckpt.state.tree import StateTree
+    from emergency_ckpt.storage.chunks.file_reader import Sink
+    from emergency_ckpt.storage.orbax_reader import BoxReader, StoredLeaf
 
 DEFAULT_TIMEOUT_S = 300.0
-_T = TypeVar("_T")
 
 
 class StoredStep(NamedTuple):
@@ -85,7 +92,7 @@ class StoredStep(NamedTuple):
 
 
 class PersistentTier:
-    """Reads and writes one directory. All methods block for storage.
+    """Reads and writes one directory; see ``Tier``. All methods block for storage.
 
     Only ``write_tensors`` is collective, over its ``writers``. Each call has a deadline:
     ``deadline_s`` (of ``time.monotonic``), else ``timeout_s`` seconds from the call. Until then
@@ -101,7 +108,10 @@ class PersistentTier:
     Attributes:
       storage: calls to its directory, with the same deadlines and errors.
       found: its steps.
+      writer: what changes its log for one run, in a process that may ``publish`` and ``remove``.
     """
+
+    name: TierName = PERSISTENT
 
     def __init__(
         self,
@@ -121,6 +131,7 @@ class PersistentTier:
         self._compression: StorageCompression = compression
         self._signing = signing
         self._written = ""  # the database that this process wrote last, on a file system
+        self.writer: DirectoryWriter | None = None
 
     def with_timeout(self, timeout_s: float) -> PersistentTier:
         """Return the same tier with another timeout for calls without a deadline."""
@@ -142,6 +153,107 @@ class PersistentTier:
         """Make the directory; for a bucket, only check that it exists."""
         self.storage.create(deadline_s)
 
+    # As every tier
+
+    def complete_steps(self, deadline_s: float | None = None) -> list[SaveId]:
+        """Return the steps that count by the log and its chain, oldest first.
+
+        Without run for those that the log does not name. ``timeout_s`` bounds it too.
+        """
+        longest_s = self.storage.deadline_s(None)
+        deadline_s = longest_s if deadline_s is None else min(deadline_s, longest_s)
+        view = self.found.view(deadline_s)
+        run_id = "" if view.table is None else view.table.run_id
+        steps: list[SaveId] = []
+        for each in self.found.counting(deadline_s, view):
+            entry = view.entry(each.step, each.incarnation)
+            is_ours = entry is not None and not entry.is_plain
+            steps.append(SaveId(each.step, each.incarnation, run_id if is_ours else ""))
+        return steps
+
+    def open_step(self, step: int) -> StoredStepReader:
+        """Return what counts as ``step``, or a step aside of this number. StepNotFound.
+
+        CorruptData when it has a problem.
+        """
+        found = self.found.find(step)
+        if found is None:
+            raise StepNotFound("open", f"step {step}", f"it is not in {self.directory}")
+        return self.reader(found)
+
+    def reader(self, found: FoundStep) -> StoredStepReader:
+        """Return the reader of a step; CorruptData when it has a problem."""
+        number = found.step.step
+        if found.step.problem:
+            raise CorruptData("find", f"{self.directory}/{number}", found.step.problem)
+        return StoredStepReader(self, found, f"step {number} in {self.directory}")
+
+    def publish(self, step: StepReader, life: str, chain: Timeline | None = None) -> None:
+        """Write a step of another tier as a save of ``life`` does, with ``writer``.
+
+        Host states are read before anything is changed; each array when it is written, so that a
+        state needs no second copy in memory. What fails is tried once more, because a writer that
+        this one replaced may have been at work until then.
+        """
+        documents = step.host_states()
+        try:
+            self._publish(step, documents, life, chain)
+        except PersistentTierError as error:
+            if error.retryable or isinstance(error, DirectoryInUse):
+                raise
+            self._own_writer().check()
+            self._publish(step, documents, life, chain)
+
+    def _publish(
+        self, step: StepReader, documents: Mapping[int, bytes], life: str, chain: Timeline | None
+    ) -> None:
+        from emergency_ckpt.storage.late_arrays import late_tree, write_late_step  # noqa: PLC0415
+
+        save, writer = step.save, self._own_writer()
+        writer.begin(life)
+        writer.make_room(save.step, "it is written anew, from another tier")
+        for owner, data in documents.items():
+            self.write_document(save.step, owner, len(documents), data)
+        tree, _ = late_tree(step, self.newest_item())
+        ours = {"run_id": save.run_id, "incarnation": save.incarnation}
+        folder = self._directory / str(save.step)
+        self.storage.do(
+            "save",
+            f"/{save.step}",
+            lambda: write_late_step(folder, tree, {OURS: ours}),
+            repeat=False,
+            changes=save.step,
+        )
+        writer.check()
+        crcs = {
+            ShardId(path, box): crc for path in step.leaves for box, crc in step.crcs(path).items()
+        }
+        described = {
+            owner: (hashlib.sha256(data).hexdigest(), decode(data).empty)
+            for owner, data in documents.items()
+        }
+        writer.publish(self.finish(save, described, tuple(step.leaves.values()), crcs), chain)
+        writer.settle()
+
+    def newest_item(self) -> epath.Path | None:
+        """Return the item of the newest step of this package, for the structure of the state."""
+        view = self.found.view()
+        for each in reversed(self.found.counting(view=view)):
+            found = self.found.look(view, each)
+            if found is not None and found.marker is not None:
+                return self._directory / found.place.tensors / ITEM
+        return None
+
+    def remove(self, step: int, life: str) -> None:
+        """Remove ``step`` where this process has the ``writer``; do nothing elsewhere."""
+        if self.writer is not None:
+            self.writer.remove([step], life)
+
+    def _own_writer(self) -> DirectoryWriter:
+        if self.writer is None:
+            raise PersistentTierError("publish", self.directory, "this process only reads it")
+        return self.writer
+
     # Restore
 
     def describe(self, found: FoundStep, deadline_s: float | None = None) -> StoredStep:
@@ -151,25 +263,12 @@ class PersistentTier:
         """
         deadline_s = self.storage.deadline_s(deadline_s)
         marker, place = found.marker, found.place
-        if found.step.problem:
-            raise CorruptData("describe", f"{self.directory}/{place.tensors}", found.step.problem)
-
-        def describe() -> tuple[epath.Path, dict[str, StoredLeaf]]:
-            folder = self._directory / place.tensors
-            if marker is None:
-                return describe_plain(folder, self._orbax_item)
-            item = folder / ITEM
-            # Orbax does not store zero-size arrays.
-            stored = [x.path for x in marker.leaves if 0 not in x.global_shape]
-            opened = open_by_name(item, stored, deadline_s) if stored else None
-            return item, describe_item(item) if opened is None else opened
-
-        item, leaves = self.storage.do("describe", f"/{place.tensors}", describe, deadline_s)
+        item, leaves = self.arrays(found, deadline_s)
         crcs: dict[ShardId, int] = {}
         if marker is not None:
-            crcs = read_checksums(self.storage, place.documents, marker, deadline_s)
+            crcs = self.read_checksums(place.documents, marker, deadline_s)
         return StoredStep(
-            str(item),
+            item,
             marker,
             leaves,
             crcs,
@@ -177,6 +276,33 @@ class PersistentTier:
             found.step.doubt,
             place.documents,
         )
+
+    def arrays(
+        self, found: FoundStep, deadline_s: float | None = None
+    ) -> tuple[str, dict[str, StoredLeaf]]:
+        """Return the folder of a step's item, and its arrays by path, from metadata only.
+
+        CorruptData when it has a problem.
+        """
+        from emergency_ckpt.storage import orbax_reader  # noqa: PLC0415
+
+        deadline_s = self.storage.deadline_s(deadline_s)
+        marker, place = found.marker, found.place
+        if found.step.problem:
+            raise CorruptData("describe", f"{self.directory}/{place.tensors}", found.step.problem)
+
+        def describe() -> tuple[epath.Path, dict[str, StoredLeaf]]:
+            folder = self._directory / place.tensors
+            if marker is None:
+                return orbax_reader.describe_plain(folder, self._orbax_item)
+            item = folder / ITEM
+            # Orbax does not store zero-size arrays.
+            stored = [x.path for x in marker.leaves if 0 not in x.global_shape]
+            opened = orbax_reader.open_by_name(item, stored, deadline_s) if stored else None
+            return item, orbax_reader.describe_item(item) if opened is None else opened
+
+        item, leaves = self.storage.do("describe", f"/{place.tensors}", describe, deadline_s)
+        return str(item), leaves
 
     def find(self, step: int, deadline_s: float | None = None) -> FoundStep:
         """Return what counts as ``step``, or a step aside of this number.
@@ -235,7 +361,9 @@ class PersistentTier:
     def _reader(
         self, item: str, arrays: Mapping[str, StoredArray], *, complete: bool, deadline_s: float
     ) -> BoxReader:
-        return BoxReader(
+        from emergency_ckpt.storage import orbax_reader  # noqa: PLC0415
+
+        return orbax_reader.BoxReader(
             item,
             arrays,
             complete=complete,
@@ -255,8 +383,23 @@ class PersistentTier:
 
         ``documents``: the step's folder below ``host_state``.
         """
-        deadline_s = self.storage.deadline_s(deadline_s)
-        return read_host_state(self.storage, documents, owner, count, digest, deadline_s)
+        below = f"{HOST_STATE}/{documents}/{document_name(owner, count)}"
+        path = self._directory / below
+        data = self.storage.read_bounded(path, f"/{below}", MAX_HOST_STATE_BYTES, deadline_s)
+        actual = hashlib.sha256(data).hexdigest()
+        if actual != digest:
+            problem = "the digest differs"
+            raise CorruptData("read", str(path), problem, expected=digest, actual=actual)
+        return data
+
+    def read_checksums(
+        self, documents: str, marker: StepMarker, deadline_s: float | None = None
+    ) -> dict[ShardId, int]:
+        """Return the CRC32C of each box at capture time, checked against ``marker``."""
+        below = f"{HOST_STATE}/{documents}/{CHECKSUMS_NAME}"
+        path = self._directory / below
+        data = self.storage.read_bounded(path, f"/{below}", MAX_MARKER_BYTES, deadline_s)
+        return decode_checksums(data, marker, str(path))
 
     # Save
 
@@ -275,17 +418,18 @@ class PersistentTier:
         ``meet``: the function by which the writers wait for each other.
         ``attempt``: as ``new_attempt`` returns it; several writers must agree on one.
         """
-        # Imported here: it takes as long as JAX, and a restart from RAM needs none of it.
+        import jax  # noqa: PLC0415
+
         from emergency_ckpt.storage.item.array_writes import ArrayWrites  # noqa: PLC0415
         from emergency_ckpt.storage.item.page_cache import release_pages  # noqa: PLC0415
         from emergency_ckpt.storage.item.state import item_state  # noqa: PLC0415
         from emergency_ckpt.storage.step_writer import StepWriter  # noqa: PLC0415
 
-        deadline_s = self.storage.deadline_s(None)
+        deadline_s, me = self.storage.deadline_s(None), jax.process_index()
         state = item_state(tree, shards, writers)
         writes = ArrayWrites(
             attempt=attempt or new_attempt(),
-            creates=jax.process_index() == writers[0],
+            creates=me == writers[0],
             at_once_bytes=self._buffer_bytes,
             compression=self._compression,
         )
@@ -293,13 +437,13 @@ class PersistentTier:
         def write() -> None:
             if not self.storage.is_object_store:
                 release_pages(self._written)
-                database = writes.database_of(jax.process_index())
+                database = writes.database_of(me)
                 self._written = f"{self._directory}/{save.step}/{ITEM}/{database}"
             try:
                 StepWriter(self._directory, save, state, writers, writes, meet=meet).write()
                 self.storage.forget_listings()
             finally:
-                if writes.is_cancelled and jax.process_index() == writers[0]:
+                if writes.is_cancelled and me == writers[0]:
                     self._withdraw(save.step)
 
         try:

@@ -161,11 +161,11 @@ def test_drain_with_the_secret_signs_the_step(
 KILLED = """
 import os, signal, sys
 from emergency_ckpt.tools.cli.main import main
-from emergency_ckpt.tools.offline.draining import drain
+from emergency_ckpt.storage import late_arrays
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
 def die(*args, **kwargs): os.kill(os.getpid(), signal.SIGKILL)
-points = {"claim": (DirectoryWriter, "make_room"), "documents": (drain, "write_late_step"),
+points = {"claim": (DirectoryWriter, "make_room"), "documents": (late_arrays, "write_late_step"),
           "tensors": (PersistentTier, "finish"), "marker": (DirectoryWriter, "publish"),
           "version": (DirectoryWriter, "settle")}
 setattr(*points[sys.argv[1]], die)

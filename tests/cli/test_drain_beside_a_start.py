@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 from drains import Drains, Position
 
+from emergency_ckpt.storage import late_arrays
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tools.cli.main import main
-from emergency_ckpt.tools.offline.draining.drain import _Drain
 
-POINTS: dict[str, tuple[type, str]] = {
+POINTS: dict[str, tuple[object, str]] = {
     "claim": (DirectoryWriter, "begin"),
     "room": (DirectoryWriter, "make_room"),
-    "arrays": (_Drain, "_write_tensors"),
+    "arrays": (late_arrays, "write_late_step"),
     "marker": (PersistentTier, "finish"),
     "version": (DirectoryWriter, "publish"),
 }
 
 
 def once_before(
-    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, work: Callable[[], None]
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, work: Callable[[], None]
 ) -> None:
     """Do ``work`` before the first call of a method; it may call the method itself."""
     call, works = getattr(owner, name), [work]

@@ -42,7 +42,7 @@ from emergency_ckpt.core.restore.plan_types import (
     few,
 )
 from emergency_ckpt.core.timeline import is_plain
-from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardId
+from emergency_ckpt.types import LOCAL, PERSISTENT, Box, Contents, LeafSpec, SaveId, ShardId
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,8 @@ def _rejection_reason(candidate: SaveParts | PersistentStep, inventory: Inventor
 
 def _rejection(candidate: SaveParts | PersistentStep, reason: str) -> Rejection:
     if isinstance(candidate, PersistentStep):
-        return Rejection(candidate.step, "persistent", clip(reason))
-    return Rejection(candidate.save.step, "local", clip(reason), candidate.save.incarnation)
+        return Rejection(candidate.step, PERSISTENT, clip(reason))
+    return Rejection(candidate.save.step, LOCAL, clip(reason), candidate.save.incarnation)
 
 
 def _decide_persistent(
@@ -179,7 +179,7 @@ def _decide_persistent(
     if wanted and _count_differs(candidate.process_count, request):
         return _Blocked(_count_mismatch(candidate.step, candidate.process_count, request))
     return RestorePlan(
-        tier="persistent",
+        tier=PERSISTENT,
         step=candidate.step,
         save=None,
         processes={process: ProcessPlan() for process in sorted(request.targets)},
@@ -321,7 +321,7 @@ def _plan(
             addresses={name: usable.holders[name].address for name in named if name != own},
         )
     return RestorePlan(
-        tier="local",
+        tier=LOCAL,
         step=part.save.step,
         save=part.save,
         processes=processes,
@@ -380,7 +380,7 @@ def _was_complete(inventory: Inventory, request: _Request) -> bool:
 
 MAX_NOTES = 16
 
-PERSISTENT_HOLDER = "persistent"
+PERSISTENT_HOLDER = PERSISTENT
 """Stands for the persistent tier in ``Quarantined.holder``."""
 
 

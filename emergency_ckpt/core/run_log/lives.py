@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from emergency_ckpt.core.run_log.run_events import RunEvent, whole
 from emergency_ckpt.core.timeline import number_of
+from emergency_ckpt.types import LOCAL, PERSISTENT
 
 _BEGINNINGS = frozenset(
     {"preemption.source", "prefetch.started", "restore.started", "train.launched"}
@@ -175,7 +176,7 @@ def _life(number: int, events: Sequence[RunEvent]) -> JobLife:
         end_s=max(event.time_s for event in events),
         trains_from_s=max((event.time_s for event in begun), default=None),
         restored_step=steps.pop() if len(steps) == 1 else None,
-        tier=tiers.pop() if len(tiers) == 1 and tiers <= {"local", "persistent"} else "",
+        tier=tiers.pop() if len(tiers) == 1 and tiers <= {LOCAL, PERSISTENT} else "",
         steps=_finished_steps(events, _STEP if every_step else _DUE),
         every_step=every_step,
         fault_s=min(faults, default=None),

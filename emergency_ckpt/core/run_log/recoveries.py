@@ -17,7 +17,7 @@ class RunRecovery:
       life: number of the new life.
       last_step: last step that is known to be finished before; None when none is.
       restored_step: None when there was nothing to restore, or the processes disagree.
-      tier: "local", "persistent" or "".
+      tier: as ``TierName``; "" when it is not known.
       steps_lost: steps to be done again; None when unknown.
       at_least: True when only steps with a save were logged, so that more may have been lost.
       lost_s: recovery point (RPO): seconds of training between the restored step and the last one.

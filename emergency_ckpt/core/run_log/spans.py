@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from emergency_ckpt.core.run_log.run_events import RunEvent, bounded_text, number, text, whole
+from emergency_ckpt.types import PERSISTENT
 
 MAX_SPANS_OF_A_KIND = 3000
 MAX_MARKS = 1000
@@ -125,7 +126,7 @@ def _saves(process: int, part: Sequence[RunEvent]) -> list[Span]:
     for event in part:
         step = whole(event, "step")
         if event.name == "save.started":
-            is_ram = event.fields.get("tier") != "persistent"
+            is_ram = event.fields.get("tier") != PERSISTENT
             begun["save to RAM" if is_ram else "save to storage", step] = event.time_s
         for kind, ends in _ENDS.items():
             if event.name in ends and (kind, step) in begun:

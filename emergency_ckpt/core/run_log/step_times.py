@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from emergency_ckpt.core.run_log.lives import JobLife
 from emergency_ckpt.core.run_log.run_events import RunEvent, whole
+from emergency_ckpt.types import LOCAL, PERSISTENT
 
 MAX_POINTS = 5000
 
@@ -33,7 +34,7 @@ def step_times_of(lives: Iterable[JobLife], events: Iterable[RunEvent]) -> list[
     for event in events:
         step = whole(event, "step")
         if event.name == "save.started" and step is not None:
-            tier = "persistent" if event.fields.get("tier") == "persistent" else "local"
+            tier = PERSISTENT if event.fields.get("tier") == PERSISTENT else LOCAL
             saved.setdefault((event.life, step), set()).add(tier)
     found: list[StepTime] = []
     for life in lives:

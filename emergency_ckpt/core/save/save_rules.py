@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from emergency_ckpt.core.limits import MAX_DEPTH, MAX_STEP
 from emergency_ckpt.errors import InvalidState
+from emergency_ckpt.types import PERSISTENT, TierName
 
 
 class SaveDecision(NamedTuple):
@@ -49,9 +50,7 @@ class SkipReason(NamedTuple):
 _NAMED_AT_MOST = 8
 
 
-def skip_reason(
-    tier: Literal["local", "persistent"], limit_s: float, *, waits_for_others: bool
-) -> SkipReason:
+def skip_reason(tier: TierName, limit_s: float, *, waits_for_others: bool) -> SkipReason:
     """Return why a save is skipped when the previous save to ``tier`` is not finished.
 
     Args:
@@ -68,7 +67,7 @@ def skip_reason(
     problem = "the previous save is still under way"
     if limit_s:
         problem = f"the previous save has not ended within {limit_s:.3g} s"
-    if tier == "persistent":
+    if tier == PERSISTENT:
         return SkipReason(
             problem,
             "find out why storage, or another process that writes there, is slow; or save to it "

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-TierName = Literal["local", "persistent"]
+from emergency_ckpt.types import TierName
 
 FIRST_LEAD_S = 0.05
 LONGEST_LEAD_S = 60.0

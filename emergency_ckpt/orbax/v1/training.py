@@ -30,7 +30,7 @@ from orbax.checkpoint.experimental.v1.training import (
 
 from emergency_ckpt.checkpointer import EmergencyCheckpointer
 from emergency_ckpt.config import Config, run_id_of
-from emergency_ckpt.config.normalization import default_local_dir
+from emergency_ckpt.config.settings import default_local_dir
 from emergency_ckpt.core.save.save_rules import plain_metrics
 from emergency_ckpt.errors import InvalidState, StateMismatch, StepNotFound
 from emergency_ckpt.state.dtypes import dtype_named

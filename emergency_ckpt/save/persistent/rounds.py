@@ -27,7 +27,7 @@ from emergency_ckpt.errors import (
     SaveFailed,
 )
 from emergency_ckpt.storage.meetings import BEGUN
-from emergency_ckpt.types import SaveId, ShardId
+from emergency_ckpt.types import PERSISTENT, SaveId, ShardId
 
 
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,11 +140,11 @@ class StorageRounds:
 
     def begin(self, save: SaveId) -> None:
         """Tell that this process has come to ``save``: it takes part in none before it."""
-        self._left_processes.come_to("persistent", save)
+        self._left_processes.come_to(PERSISTENT, save)
 
     def absent(self, save: SaveId, processes: Collection[int]) -> dict[int, str]:
         """Return which of ``processes`` take no part in ``save``, each with a sentence."""
-        return self._left_processes.absent("persistent", save, processes)
+        return self._left_processes.absent(PERSISTENT, save, processes)
 
     def stage(self, save: SaveId, stage: str, writers: Sequence[int]) -> Round:
         """Begin a round of the ``writers``, which the first of them leads."""

@@ -53,6 +53,7 @@ class FoundStep(NamedTuple):
       is_junk: neither this package nor Orbax wrote into its folder. It has a ``problem``.
       committed_ns: Unix time in ns at which Orbax committed it; 0 when that is not known.
       marker_digest: SHA-256 (hex) of its ``marker.json``; empty without a ``marker``.
+      entry: of the log; None for a step that it does not name.
     """
 
     step: PersistentStep
@@ -61,6 +62,7 @@ class FoundStep(NamedTuple):
     is_junk: bool = False
     committed_ns: int = 0
     marker_digest: str = ""
+    entry: Entry | None = None
 
     @property
     def is_plain(self) -> bool:

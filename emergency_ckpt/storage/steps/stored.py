@@ -151,7 +151,12 @@ class StoredSteps:
 
         It may have another incarnation, where another program has written it again.
         """
-        deadline_s = self._storage.deadline_s(deadline_s)
+        found = self._look(view, item, self._storage.deadline_s(deadline_s))
+        if found is None:
+            return None
+        return found._replace(entry=view.entry(item.step, found.step.incarnation))
+
+    def _look(self, view: StoredView, item: PersistentStep, deadline_s: float) -> FoundStep | None:
         entry = view.entry(item.step, item.incarnation) if item.is_seen else None
         names = view.unlisted.get(item.step)
         if entry is not None:
@@ -197,10 +202,12 @@ class StoredSteps:
                 steps.append(found.step)
         return sorted(steps)
 
-    def counting(self, deadline_s: float | None = None) -> list[PersistentStep]:
+    def counting(
+        self, deadline_s: float | None = None, view: StoredView | None = None
+    ) -> list[PersistentStep]:
         """Return the steps that count by the log and its chain, oldest first."""
         deadline_s = self._storage.deadline_s(deadline_s)
-        view = self.view(deadline_s)
+        view = self.view(deadline_s) if view is None else view
         chain = view.chain
         return [
             each

@@ -20,6 +20,7 @@ from emergency_ckpt.tools.demo.scenarios import Scenario
 from emergency_ckpt.tools.report.page import ReportRun
 from emergency_ckpt.tools.report.reading import run_events
 from emergency_ckpt.tools.report.writing import write_report
+from emergency_ckpt.types import LOCAL, PERSISTENT
 
 Summary = dict[str, Any]
 
@@ -143,12 +144,12 @@ def recovery_problems(
         )
     if scenario.needs_peers and not recovery.peer_bytes:
         found.append("no byte came from a peer, although RAM was lost")
-    if scenario.tier == "local" and recovery.persistent_bytes:
+    if scenario.tier == LOCAL and recovery.persistent_bytes:
         found.append(
             f"{recovery.persistent_bytes} bytes came from the persistent tier, although the RAM of"
             " other hosts had all of them"
         )
-    if scenario.tier == "persistent" and not recovery.persistent_bytes:
+    if scenario.tier == PERSISTENT and not recovery.persistent_bytes:
         found.append("no byte came from the persistent tier, although all RAM was lost")
     return found
 
@@ -180,9 +181,9 @@ def decide_verdict(
         "steps_lost": lost,
         "restore_seconds": round(recovery.seconds, 3),
         "bytes": {
-            "local": recovery.local_bytes,
+            LOCAL: recovery.local_bytes,
             "peer": recovery.peer_bytes,
-            "persistent": recovery.persistent_bytes,
+            PERSISTENT: recovery.persistent_bytes,
         },
         "bitwise_equal": not equality_faults,
         "final_loss": _last(losses(faulty.events)),
@@ -274,7 +275,7 @@ def summary_table(verdicts: Sequence[ScenarioVerdict]) -> Table:
             str(summary["restored_step"]),
             f"{summary['restore_seconds']:.2f} s",
             f"{verdict.saved_seconds:.2f} s",
-            *(size_text(moved[source]) for source in ("local", "peer", "persistent")),
+            *(size_text(moved[source]) for source in (LOCAL, "peer", PERSISTENT)),
         )
     first = verdicts[0].summary
     table.caption = (

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.types import PERSISTENT
 
 KEPT_MESSAGES = 14
 KEPT_DECISIVE = 12
@@ -172,7 +173,7 @@ class RunTimeline:
     def on_complete(self, view: ProcessView, event: LoggedEvent) -> None:
         """Note that a save is complete on all processes."""
         step = _whole(event.fields, "step")
-        tier = "persistent tier" if event.name.startswith("persistent") else "RAM of its hosts"
+        tier = "persistent tier" if event.name.startswith(PERSISTENT) else "RAM of its hosts"
         self._say_once(event, step, f"step {step} is complete in the {tier}", "save")
 
     def on_trouble(self, view: ProcessView, event: LoggedEvent) -> None:

@@ -30,6 +30,7 @@ from emergency_ckpt.tools.demo.scenarios import ALL, Scenario, ScenarioJob, choo
 from emergency_ckpt.tools.launch.faults import parse_fault
 from emergency_ckpt.tools.launch.job import JobResult, JobSpec
 from emergency_ckpt.tools.launch.supervisor import Supervisor
+from emergency_ckpt.types import PERSISTENT
 
 RUN_TIMEOUT_S = 300.0
 HANG_TIMEOUT_S = 120.0
@@ -222,7 +223,7 @@ def _job_spec(job: ScenarioJob, directory: Path, local_root: Path, *, max_restar
     command += ["--steps", str(job.steps), "--seed", str(job.seed)]
     command += ["--local-every", str(job.local_every)]
     command += ["--persistent-every", str(job.persistent_every)]
-    command += ["--persistent-dir", str(directory / "persistent")]
+    command += ["--persistent-dir", str(directory / PERSISTENT)]
     command += ["--result-dir", str(directory / "results")]
     return JobSpec(
         command=tuple(command),

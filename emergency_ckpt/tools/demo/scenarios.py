@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
 
 from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.types import LOCAL, PERSISTENT, TierName
 
-Tier = Literal["local", "persistent"]
 ALL = "all"
 
 
@@ -46,7 +45,7 @@ class Scenario:
     name: str
     title: str
     hit: Callable[[ScenarioJob], str]
-    tier: Tier = "local"
+    tier: TierName = LOCAL
     needs_peers: bool = False
     is_notice: bool = False
     min_slices: int = 2
@@ -57,7 +56,7 @@ class Scenario:
         if self.is_notice:
             # JAX checks for notices once a second; enough steps must be left for that.
             return job.local_every + 3
-        if self.tier == "persistent":
+        if self.tier == PERSISTENT:
             return job.persistent_every + 3 * job.local_every + 3
         return 4 * job.local_every + 3
 
@@ -142,7 +141,7 @@ SCENARIOS: dict[str, Scenario] = {
             name="all-ram-lost",
             title="every host comes back with an empty ramdisk: the persistent tier is left",
             hit=lambda job: "kill=all lose-ram",
-            tier="persistent",
+            tier=PERSISTENT,
             min_slices=1,
         ),
     )

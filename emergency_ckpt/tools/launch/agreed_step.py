@@ -7,14 +7,15 @@ from pathlib import Path
 
 from emergency_ckpt.event_log.records import LoggedEvent
 from emergency_ckpt.event_log.tail import LogTail
+from emergency_ckpt.types import LOCAL, PERSISTENT
 
 _MARGIN_S = 5.0
 """Time after ``preemption_grace_s`` in which a process ends: its threads, JAX, the interpreter."""
 _READ_EVERY_S = 0.1
 _SAVED = {
-    "save.complete": "local",
-    "persistent.complete": "persistent",
-    "persistent.kept": "persistent",
+    "save.complete": LOCAL,
+    "persistent.complete": PERSISTENT,
+    "persistent.kept": PERSISTENT,
 }
 
 

@@ -16,15 +16,13 @@ from emergency_ckpt.core.restore.majority import settle
 from emergency_ckpt.errors import CheckpointError, CorruptData
 from emergency_ckpt.ram.process_files import ProcessFiles, file_name, manifest_name
 from emergency_ckpt.state.host_state import decode
-from emergency_ckpt.storage.directory import StorageDirectory
-from emergency_ckpt.storage.documents import read_checksums, read_host_state
 from emergency_ckpt.storage.steps.folders import LOOKS_AT_ONCE
 from emergency_ckpt.storage.steps.looks import FoundStep
+from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import RamCopy
-from emergency_ckpt.tools.survey.storage import look_at
-from emergency_ckpt.tools.survey.survey import StoredSave, Survey
-from emergency_ckpt.types import ShardEntry
+from emergency_ckpt.tools.survey.survey import Survey, SurveyedStep
+from emergency_ckpt.types import LOCAL, PERSISTENT, ShardEntry
 
 _PIECE_BYTES = 8 << 20
 Advance = Callable[[int], None]
@@ -77,14 +75,12 @@ class Check:
         if self._places.secret is not None:
             counts.signatures += len(self._copies)
         yield from self._replicas()
-        stored = [each for each in self._survey.stored if not each.listed.step.problem]
+        stored = [each for each in self._survey.of(PERSISTENT) if each.state != "damaged"]
         if not stored:
             return
-        looks = look_at([each.listed for each in stored], self._places)
-        storage = StorageDirectory(self._places.directory, self._places.timeout_s)
-        documents = functools.partial(self._documents, storage)
+        documents = functools.partial(self._documents, self._places.storage())
         with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-check") as pool:
-            for faults in pool.map(documents, stored, looks):
+            for faults in pool.map(documents, self._survey.look_at(stored)):
                 yield from faults
 
     def _nothing(self) -> Iterator[SurveyFault]:
@@ -104,41 +100,40 @@ class Check:
 
     def _replicas(self) -> Iterator[SurveyFault]:
         """Find replicas whose bytes differed at capture, or that one process changed since."""
-        for save in self._survey.ram:
-            majority_result = settle(self._survey.inventory(save.save.run_id), save.save)
+        for save in self._survey.of(LOCAL):
+            majority_result = settle(self._survey.inventory(save.run_id), save.save)
             for each in (*majority_result.decided, *majority_result.undecided):
-                where = f"step {save.save.step} in RAM"
-                yield SurveyFault(where, f"replicas differ: {each.describe()}", save.save.step)
+                where = f"step {save.step} in RAM"
+                yield SurveyFault(where, f"replicas differ: {each.describe()}", save.step)
 
     def _documents(
-        self, storage: StorageDirectory, stored: StoredSave, found: FoundStep | CheckpointError
+        self, tier: PersistentTier, looked_at: tuple[SurveyedStep, FoundStep | CheckpointError]
     ) -> list[SurveyFault]:
-        number = stored.step
+        number, found = looked_at[0].step, looked_at[1]
         where = f"{self._places.directory}/{number}"
         if isinstance(found, CheckpointError):
             return [SurveyFault.of(where, found, number)]
         if found.step.problem:
             return [SurveyFault(where, found.step.problem, number)]
-        marker, faults = found.marker, list[SurveyFault]()
+        faults: list[SurveyFault] = []
         self.found[number, found.step.incarnation] = found
-        if marker is None:
+        if found.marker is None:
             return []  # a step of plain Orbax
         self.counts.manifests += 1
         if found.step.doubt:
             self.notes.append(f"step {number} in storage: {found.step.doubt}")
         elif self._places.secret is not None:
             self.counts.signatures += 1
+        step = tier.reader(found)
         try:
-            read_checksums(storage, found.place.documents, marker)
+            tier.read_checksums(found.place.documents, found.marker)
         except CheckpointError as error:
             faults.append(SurveyFault.of(error.target, error, number))
-        count = len(marker.digests)
-        for owner, digest in enumerate(marker.digests):
-            if marker.empty[owner]:
+        for held, _ in step.documents():
+            if held.empty:
                 continue
             try:
-                data = read_host_state(storage, found.place.documents, owner, count, digest)
-                decode(data)
+                decode(step.document(held))
                 self.counts.host_states += 1
             except CheckpointError as error:
                 faults.append(SurveyFault.of(error.target, error, number))

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from emergency_ckpt import _native
 from emergency_ckpt.core.boxes import describe
 from emergency_ckpt.core.shard_layout import shard_nbytes
 from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.storage.step_reader import PIECE_BYTES, StoredStepReader
 from emergency_ckpt.storage.steps.looks import FoundStep
-from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tools.offline.check_places import Advance, CheckCounts
-from emergency_ckpt.tools.offline.step_source import PIECE_BYTES
-from emergency_ckpt.tools.offline.stored_source import StoredSource
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.types import ShardId
 
@@ -31,45 +26,34 @@ def check_stored(
     """
     number = found.step.step
     name = f"{places.directory}/{number}"
-    tier = PersistentTier(places.directory, timeout_s=places.timeout_s, signing=places.signing())
+    step = places.storage().reader(found)
     try:
-        described = tier.describe(found)
+        step.arrays()
+        pieces = list(_pieces(step))
     except CheckpointError as error:
         yield SurveyFault.of(name, error, number)
         return
-    source = StoredSource(described, name, number, places.timeout_s)
-    crcs = described.crcs
-    arrays = {path: leaf.array for path, leaf in described.leaves.items()}
-    for some, nbytes in _pieces(source):
-        boxes = tier.read_boxes(
-            described.item,
-            arrays,
-            some,
-            complete=described.marker is not None,
-            deadline_s=time.monotonic() + places.timeout_s,
-        )
+    for some, nbytes in pieces:
         try:
-            damaged = list(_damaged(boxes, crcs, counts))
+            damaged = list(_damaged(step, some, counts))
         except CheckpointError as error:
             if error.retryable:
                 yield SurveyFault.of(name, error, number)
                 return
             # One box that cannot be decoded ends the reading of all: each alone tells which.
-            damaged = list(_one_by_one(source, some))
+            damaged = list(_one_by_one(step, some))
         for shard, problem in damaged:
             yield SurveyFault(f"{name}, {shard.leaf}{describe(shard.box)}", problem, number)
         advance(nbytes)
 
 
 def _damaged(
-    found: Iterable[tuple[ShardId, npt.NDArray[Any]]],
-    crcs: Mapping[ShardId, int],
-    counts: CheckCounts,
+    step: StoredStepReader, some: list[ShardId], counts: CheckCounts
 ) -> Iterator[tuple[ShardId, str]]:
-    for shard, array in found:
+    for shard, array in step.read_all(some):
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         counts.bytes += len(data)
-        expected = crcs.get(shard)
+        expected = step.crcs(shard.leaf).get(shard.box)
         if expected is None:
             continue
         counts.shards += 1
@@ -82,12 +66,12 @@ def _damaged(
             )
 
 
-def _pieces(source: StoredSource) -> Iterator[tuple[list[ShardId], int]]:
+def _pieces(step: StoredStepReader) -> Iterator[tuple[list[ShardId], int]]:
     """Yield the boxes of a step in parts of about ``PIECE_BYTES``, with their bytes."""
     some: list[ShardId] = []
     total = 0
-    for path, leaf in source.leaves.items():
-        for box in source.boxes(path):
+    for path, leaf in step.leaves.items():
+        for box in step.boxes(path):
             some.append(ShardId(path, box))
             total += shard_nbytes(leaf, box)
             if total >= PIECE_BYTES:
@@ -97,10 +81,10 @@ def _pieces(source: StoredSource) -> Iterator[tuple[list[ShardId], int]]:
         yield some, total
 
 
-def _one_by_one(source: StoredSource, some: list[ShardId]) -> Iterator[tuple[ShardId, str]]:
+def _one_by_one(step: StoredStepReader, some: list[ShardId]) -> Iterator[tuple[ShardId, str]]:
     for shard in some:
         try:
-            source.read(shard.leaf, shard.box)
+            step.read(shard.leaf, shard.box)
         except CheckpointError as error:
             yield shard, error.problem
             if error.retryable:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from emergency_ckpt.state.dtypes import dtype_named
-from emergency_ckpt.tools.offline.step_source import StepSource
+from emergency_ckpt.tier import StepReader
 from emergency_ckpt.types import LeafSpec
 
 _ELEMENTS_AT_ONCE = 1 << 22
@@ -39,7 +39,7 @@ class LeafDifference(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def differences(
-    a: StepSource, b: StepSource, progress: Callable[[int], None]
+    a: StepReader, b: StepReader, progress: Callable[[int], None]
 ) -> Iterator[LeafDifference]:
     """Yield every leaf that differs, by path. Memory: a box of each side.
 
@@ -75,7 +75,7 @@ def _structure(a: LeafSpec, b: LeafSpec) -> LeafDifference | None:
 
 
 def _values(
-    a: StepSource, b: StepSource, path: str, progress: Callable[[int], None]
+    a: StepReader, b: StepReader, path: str, progress: Callable[[int], None]
 ) -> LeafDifference:
     elements = total = not_numbers = 0
     largest: float | None = None

@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import msgspec
 from etils import epath
 
 from emergency_ckpt.errors import (
-    CheckpointError,
     ConfigError,
     CorruptData,
     HostStateError,
@@ -32,22 +30,13 @@ from emergency_ckpt.state.host_state import decode as decode_document
 from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.storage.item.documents import SHARDINGS
 from emergency_ckpt.storage.item.state import JAX_ARRAY, NUMPY_ARRAY
-from emergency_ckpt.storage.late_arrays import (
-    late_array,
-    tree_like,
-    tree_of,
-    write_late_step,
-)
-from emergency_ckpt.storage.marker import ITEM, OURS
+from emergency_ckpt.storage.late_arrays import late_tree, write_late_step
+from emergency_ckpt.storage.marker import OURS
 from emergency_ckpt.storage.orbax_names import STEP_METADATA, TREE
-from emergency_ckpt.tools.offline.host_states import ram_documents, stored_documents
-from emergency_ckpt.tools.offline.named_steps import find_source
-from emergency_ckpt.tools.offline.ram import RamSource
-from emergency_ckpt.tools.offline.step_source import leaf_bytes, read_leaf
-from emergency_ckpt.tools.offline.stored_source import StoredSource
+from emergency_ckpt.storage.step_reader import StoredStepReader
+from emergency_ckpt.tier import StepReader, leaf_bytes
+from emergency_ckpt.tools.offline.named_steps import find_step
 from emergency_ckpt.tools.survey.places import Places
-from emergency_ckpt.tools.survey.storage import look_at
-from emergency_ckpt.tools.survey.survey import take_survey
 
 HOST_STATES = "host_states"
 _LEFT_OUT = "the host states are left out"
@@ -55,7 +44,6 @@ _GUESSED = (
     "RAM has no structure of the state but the paths of its leaves: all its nodes are dicts (give"
     " a --dir with a step of the same leaves for the structure)"
 )
-_CHUNKED_BYTES = 16 << 20  # smaller leaves are one chunk
 _COPY_BYTES = 16 << 20
 
 Progress = Callable[[int], None]
@@ -84,57 +72,25 @@ def export_step(name: str, directory: Path, places: Places, shown: Shown) -> Exp
     ConfigError when the directory exists; StepNotFound, CorruptData, PersistentTierError.
     """
     check_new(directory)
-    with contextlib.closing(find_source(name, places)) as source:
-        size_bytes = sum(map(leaf_bytes, source.leaves.values()))
+    notes: list[str] = []
+    with contextlib.closing(find_step(name, places)) as step:
+        size_bytes = sum(map(leaf_bytes, step.leaves.values()))
         with Export(directory) as export, shown("export", size_bytes) as progress:
-            if isinstance(source, RamSource):
-                notes = _export_ram(export, source, places, progress)
-            elif isinstance(source, StoredSource):
-                notes = _export_stored(export, source, places, progress)
-            else:
-                raise ConfigError([f"{name!r} is no step"], target="eckpt export")
+            if isinstance(step, StoredStepReader):
+                export.copy_files(step, progress)
+            elif not export.write_arrays(step, _structure(places), progress):
+                notes.append(_GUESSED)
+            try:
+                export.write_host_states(step.host_states())
+            except HostStateError as error:  # of RAM: its tensors may be whole without them
+                notes.append(f"{_LEFT_OUT}: {error}")
             export.publish()
     is_complete = not any(_LEFT_OUT in note for note in notes)
-    return Exported(source.name, len(source.leaves), tuple(notes), is_complete)
+    return Exported(step.name, len(step.leaves), (*notes, *step.notes), is_complete)
 
 
-def _export_ram(export: Export, source: RamSource, places: Places, progress: Progress) -> list[str]:
-    like = newest_item(places)
-    notes: list[str] = []
-    if not export.write_ram(source, like, progress):
-        notes.append(_GUESSED)
-    survey = take_survey(places)
-    try:
-        inventory = survey.inventory(source.save.run_id)
-        export.write_host_states(ram_documents(source.save, inventory, survey.folders, places))
-    except (HostStateError, CorruptData) as error:
-        notes.append(f"{_LEFT_OUT}: {error}")
-    return notes + source.notes
-
-
-def _export_stored(
-    export: Export, source: StoredSource, places: Places, progress: Progress
-) -> list[str]:
-    marker = source.stored.marker
-    step = marker.save.step if marker else source.step
-    export.copy_stored(source, step, progress)
-    if marker is not None:
-        export.write_host_states(stored_documents(source.stored.documents, marker.digests, places))
-    return []
-
-
-def newest_item(places: Places) -> epath.Path | None:
-    """Return the Orbax item of a whole step in storage, the newest, for its structure."""
-    if not places.directory:
-        return None
-    survey = take_survey(dataclasses.replace(places, local_dirs=()))
-    whole = [each for each in survey.stored if each.state == "whole" and each.run_id]
-    if not whole:
-        return None
-    (newest,) = look_at([max(whole, key=lambda each: each.step).listed], places)
-    if isinstance(newest, CheckpointError) or newest.marker is None:
-        return None
-    return epath.Path(places.directory) / newest.place.tensors / ITEM
+def _structure(places: Places) -> epath.Path | None:
+    return places.storage().newest_item() if places.directory else None
 
 
 class Export:
@@ -157,31 +113,33 @@ class Export:
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def write_ram(self, source: RamSource, like: epath.Path | None, progress: Progress) -> bool:
-        """Write a step of RAM; return True when its structure is that of the item ``like``."""
-        tree, is_like = ram_tree(source, like, progress)
-        to = epath.Path(self._temporary) / str(source.save.step)
+    def write_arrays(self, step: StepReader, like: epath.Path | None, progress: Progress) -> bool:
+        """Write a step array by array; return True when its structure is that of ``like``."""
+        tree, is_like = late_tree(step, like, progress)
+        to = epath.Path(self._temporary) / str(step.save.step)
         write_late_step(to, tree, {})
         _make_plain(to)
         return is_like
 
-    def copy_stored(self, source: StoredSource, step: int, progress: Progress) -> None:
+    def copy_files(self, step: StoredStepReader, progress: Progress) -> None:
         """Copy a stored step's files, and read the copy: CorruptData where it is damaged."""
-        item, to = epath.Path(source.stored.item), epath.Path(self._temporary) / str(step)
+        item, to = epath.Path(step.arrays()[0]), self._temporary / str(step.save.step)
         is_itself = (item / STEP_METADATA).exists()
         try:
-            _copy(item if is_itself else item.parent, to)
+            _copy(item if is_itself else item.parent, epath.Path(to))
         except OSError as error:
-            raise PersistentTierError("copy", source.name, str(error)) from error
-        _make_plain(to)
-        copied = source.moved(str(to if is_itself else to / item.name))
+            raise PersistentTierError("copy", step.name, str(error)) from error
+        _make_plain(epath.Path(to))
+        copied = step.moved(str(to if is_itself else to / item.name))
         for path, spec in copied.leaves.items():
             for box in copied.boxes(path):
                 copied.read(path, box)  # decodes, and compares where there is a CRC32C
             progress(leaf_bytes(spec))
 
     def write_host_states(self, documents: Mapping[int, bytes]) -> None:
-        """Write the payloads of the processes' documents, of which none may be missing."""
+        """Write the payloads of the processes' documents, if there are any."""
+        if not documents:
+            return
         folder = self._temporary / HOST_STATES
         folder.mkdir()
         for owner, data in documents.items():
@@ -199,41 +157,6 @@ def check_new(directory: Path) -> None:
     """Raise ConfigError when something lies at the path."""
     if os.path.lexists(directory):
         raise ConfigError([f"{directory} exists already"], target="eckpt export")
-
-
-def ram_tree(source: RamSource, like: epath.Path | None, progress: Progress) -> tuple[Any, bool]:
-    """Return the tree of arrays of a RAM step for Orbax; True when its structure is ``like``'s.
-
-    RAM has the paths of leaves alone. Without ``like``, or where it has other leaves, all nodes
-    are dicts.
-    """
-    values = {
-        path: late_array(spec, _loader(source, path, progress), _chunk_bytes(source, path))
-        for path, spec in source.leaves.items()
-    }
-    tree = None if like is None else tree_like(like, values)
-    return (tree_of(values), False) if tree is None else (tree, True)
-
-
-def _loader(source: RamSource, path: str, progress: Progress) -> Callable[[], Any]:
-    def load() -> Any:
-        array = read_leaf(source, path)
-        progress(array.nbytes)
-        return array
-
-    return load
-
-
-def _chunk_bytes(source: RamSource, path: str) -> int | None:
-    """Return the size of a leaf's largest shard, so that a process reads little but its own."""
-    spec, boxes = source.leaves[path], source.boxes(path)
-    if len(boxes) < 2 or leaf_bytes(spec) < _CHUNKED_BYTES:
-        return None
-    return max(leaf_bytes(msgspec.structs.replace(spec, global_shape=_shape(b))) for b in boxes)
-
-
-def _shape(box: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
-    return tuple(stop - start for start, stop in box)
 
 
 def _copy(folder: epath.Path, to: epath.Path) -> None:

@@ -21,7 +21,7 @@ from emergency_ckpt.tools.offline.draining.peer_ram import ask_peers, merged
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.survey import Survey, take_survey
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import PERSISTENT, SaveId
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -114,7 +114,9 @@ def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
     if places.local_dirs or places.directory:  # else the survey only says that there is nothing
         faults = [*survey.faults, *faults]
     stored = [
-        each.step for each in survey.stored if each.state == "whole" and each.run_id in ("", run_id)
+        each.step
+        for each in survey.of(PERSISTENT)
+        if each.state == "whole" and each.run_id in ("", run_id)
     ]
     stored_step = max(stored, default=None)
     save = newest_complete(ram.inventory)

@@ -16,6 +16,7 @@ from emergency_ckpt.core.run_log.goodput import RunGoodput
 from emergency_ckpt.core.run_log.spans import KINDS, Mark, Span
 from emergency_ckpt.core.run_log.step_times import StepTime
 from emergency_ckpt.core.wording import TIER_WORDS, seconds_text
+from emergency_ckpt.types import LOCAL, PERSISTENT
 
 MAX_ROWS = 64
 """Processes in the timeline of a run; those with the lowest numbers."""
@@ -160,8 +161,8 @@ def step_times(times: Sequence[StepTime]) -> dict[str, Any]:
             }
         )
     for tier, symbol, colour in (
-        ("local", "circle-open", "#0072B2"),
-        ("persistent", "diamond", "#E69F00"),
+        (LOCAL, "circle-open", "#0072B2"),
+        (PERSISTENT, "diamond", "#E69F00"),
     ):
         part = [time for time in times if tier in time.tiers]
         if part:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.types import PERSISTENT
 
 FORMAT = 1
 _MAX_REMARKS = 200
@@ -249,7 +250,7 @@ def _tier(parts: Iterable[Sequence[LoggedEvent]]) -> str:
     """Return the tier of the restored save: storage when any process read it there."""
     ended = [each for part in parts for each in part if each.name == "restore.finished"]
     tiers = {_text(each, "tier") for each in ended}
-    return "persistent" if "persistent" in tiers else max(tiers, default="")
+    return PERSISTENT if PERSISTENT in tiers else max(tiers, default="")
 
 
 def _passed_over(parts: Iterable[Sequence[LoggedEvent]]) -> tuple[PassedOver, ...]:

@@ -2,47 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
-from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.tools.survey.places import SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder
-from emergency_ckpt.tools.survey.survey import RamSave, SaveState, StoredSave, Survey
+from emergency_ckpt.tools.survey.survey import Survey, SurveyedStep
 
 FORMAT = 1
 """Raised when a field is removed or gets another meaning; fields may be added."""
-
-
-class ListedStep(msgspec.Struct, frozen=True):
-    """One save in one tier.
-
-    Attributes:
-      run_id: empty for a step of plain Orbax, and for a damaged one.
-      reason: why it is not whole.
-      saved_s: Unix time of its newest part; null when it is not known.
-      age_s: seconds since then.
-      size_bytes: bytes of the whole state; null when only Orbax knows.
-      held_bytes: bytes of its shards on these ramdisks, copies included; null in storage.
-      processes: number of processes that saved it; null when it is not known.
-      holders: the process directories with a part of it; empty in storage.
-      doubt: why its writer is unknown although a secret was given.
-    """
-
-    tier: str
-    step: int
-    run_id: str
-    incarnation: str
-    state: SaveState
-    reason: str
-    saved_s: float | None
-    age_s: float | None
-    size_bytes: int | None
-    held_bytes: int | None
-    processes: int | None
-    holders: tuple[str, ...]
-    doubt: str = ""
 
 
 class ListedProcess(msgspec.Struct, frozen=True):
@@ -82,7 +49,7 @@ class Listing(msgspec.Struct, frozen=True):
 
     format: int
     time_s: float
-    steps: tuple[ListedStep, ...]
+    steps: tuple[SurveyedStep, ...]
     processes: tuple[ListedProcess, ...]
     directory: ListedDirectory | None
     faults: tuple[SurveyFault, ...]
@@ -90,16 +57,12 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 def listing_of(survey: Survey) -> Listing:
-    """Return the survey as plain values, steps newest first, those in RAM before storage's."""
+    """Return the survey as plain values."""
     directory = survey.directory
-    steps = [
-        *(_ram_step(each, survey) for each in survey.ram),
-        *(_stored_step(each, survey.time_s) for each in survey.stored),
-    ]
     return Listing(
         format=FORMAT,
         time_s=survey.time_s,
-        steps=tuple(sorted(steps, key=lambda each: -each.step)),
+        steps=survey.steps,
         processes=tuple(_process(folder) for folder in survey.folders),
         directory=None
         if directory is None
@@ -108,49 +71,6 @@ def listing_of(survey: Survey) -> Listing:
         ),
         faults=survey.faults,
         changing=survey.changing,
-    )
-
-
-def _ram_step(each: RamSave, survey: Survey) -> ListedStep:
-    contents = each.copies[0].published.contents
-    saved_s = max(copy.saved_s for copy in each.copies)
-    writers = [copy.published.writer for copy in each.copies]
-    return ListedStep(
-        tier="local",
-        step=each.save.step,
-        run_id=each.save.run_id,
-        incarnation=each.save.incarnation,
-        state=each.state,
-        reason=each.reason,
-        saved_s=saved_s,
-        age_s=survey.time_s - saved_s,
-        size_bytes=sum(
-            math.prod(leaf.global_shape) * DTYPE_ITEM_BYTES[leaf.dtype] for leaf in contents.leaves
-        ),
-        held_bytes=sum(
-            entry.nbytes for copy in each.copies for entry in copy.published.contents.shards
-        ),
-        processes=max((w.process_count for w in writers if w is not None), default=None),
-        holders=tuple(str(copy.folder) for copy in each.copies),
-    )
-
-
-def _stored_step(each: StoredSave, time_s: float) -> ListedStep:
-    step, saved_s = each.listed.step, each.listed.saved_s
-    return ListedStep(
-        tier="persistent",
-        step=step.step,
-        run_id=each.run_id,
-        incarnation=step.incarnation,
-        state=each.state,
-        reason=each.reason,
-        saved_s=saved_s,
-        age_s=None if saved_s is None else time_s - saved_s,
-        size_bytes=each.listed.size_bytes,
-        held_bytes=None,
-        processes=step.process_count or None,
-        holders=(),
-        doubt=step.doubt,
     )
 
 

@@ -8,9 +8,13 @@ from pathlib import Path
 import msgspec
 
 from emergency_ckpt.core.secret.derived_keys import RunSecret
-from emergency_ckpt.core.secret.step_signature import StepSigning, step_signing
+from emergency_ckpt.core.secret.step_signature import step_signing
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.ram.signatures import Signer
+from emergency_ckpt.storage.marker import NO_SIGNING
+from emergency_ckpt.storage.tier import PersistentTier
+
+_BUFFER_BYTES = 1 << 30
 
 
 class SurveyFault(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -62,11 +66,18 @@ class Places:
             return None
         return Signer.of(RunSecret(run_id, self.secret, given=True))
 
-    def signing(self) -> StepSigning:
-        """Return what checks the markers of steps in storage."""
-        if self.secret is None:
-            return StepSigning()
-        return step_signing(RunSecret(self.run_id or "", self.secret, given=True), required=False)
+    def storage(self, timeout_s: float | None = None) -> PersistentTier:
+        """Return the persistent tier of ``directory``; signatures are compared with a secret."""
+        signing = NO_SIGNING
+        if self.secret is not None:
+            secret = RunSecret(self.run_id or "", self.secret, given=True)
+            signing = step_signing(secret, required=False)
+        return PersistentTier(
+            self.directory,
+            timeout_s=self.timeout_s if timeout_s is None else timeout_s,
+            buffer_bytes=_BUFFER_BYTES,
+            signing=signing,
+        )
 
 
 def _without_hint(error: CheckpointError) -> str:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from emergency_ckpt import files
 from emergency_ckpt.core.limits import MAX_RUNS, NAME_PATTERN
@@ -29,8 +32,10 @@ from emergency_ckpt.ram.process_files import (
     manifest_name,
 )
 from emergency_ckpt.ram.signatures import check_believed
+from emergency_ckpt.ram.step_reader import DocumentCopy, SlotCopy
+from emergency_ckpt.tier import Array
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import SaveId, ShardEntry
 
 _PASSES = 8
 """A job that saves faster than its directories are read is described as of several instants."""
@@ -56,6 +61,7 @@ class ProcessFolder:
       local_dir: the ramdisk that it is on.
       owner: the process that had it last; it may be dead.
       version: names and stamps of its files, which differ when one is published or removed.
+      read_shard, read_document: as in ``SlotCopy`` and ``DocumentCopy``.
     """
 
     path: Path
@@ -67,6 +73,8 @@ class ProcessFolder:
     host_states: tuple[HeldHostState, ...]
     faults: tuple[SurveyFault, ...]
     version: Version
+    read_shard: Callable[[RamCopy, ShardEntry], Array]
+    read_document: Callable[[HeldHostState], bytes]
 
     @property
     def holder(self) -> HolderInventory:
@@ -154,7 +162,7 @@ def _read_again(
             version = _version(place)
             if isinstance(old, ProcessFolder) and old.version == version:
                 return old
-            return _read_folder(path, place, local_dir, version)
+            return _read_folder(path, place, local_dir, version, places)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -182,7 +190,7 @@ def _stamps(prefix: str, dir_fd: int) -> Iterator[tuple[str, int, int, int]]:
 
 
 def _read_folder(
-    path: Path, place: ProcessFiles, local_dir: Path, version: Version
+    path: Path, place: ProcessFiles, local_dir: Path, version: Version, places: Places
 ) -> ProcessFolder:
     """Return the description of an open process directory, with its faults."""
     faults: list[SurveyFault] = []
@@ -222,6 +230,8 @@ def _read_folder(
         host_states=tuple(sorted(host_states)),
         faults=tuple(faults),
         version=version,
+        read_shard=partial(_read_shard, places),
+        read_document=partial(_read_document, places, path),
     )
 
 
@@ -238,21 +248,46 @@ def _copy_of(path: Path, place: ProcessFiles, number: int, published: Published)
     return RamCopy(path, number, published, status.st_mtime)
 
 
-def copies_of(folders: Sequence[ProcessFolder], save: SaveId) -> list[RamCopy]:
-    """Return the slots of one save on all ramdisks."""
-    return [c for folder in folders for c in folder.copies if c.published.save == save]
+def _read_shard(places: Places, copy: RamCopy, entry: ShardEntry) -> Array:
+    """Return a shard's bytes, fewer where the file is shorter. OSError, CorruptData."""
+    with ProcessFiles.opened(copy.folder, places.owner_uid) as place:
+        fd = place.open_slot(copy.number)
+    data = np.empty(entry.nbytes, np.uint8)
+    with open(fd, "rb", buffering=0) as file:
+        file.seek(entry.offset)
+        done = 0
+        while done < entry.nbytes and (count := file.readinto(data.data[done:])):
+            done += count
+    return data[:done]
 
 
-def read_document_of(folder: ProcessFolder, held: HeldHostState) -> bytes:
-    """Return a host state that ``folder`` had. CorruptData, also when it is gone meanwhile."""
-    what = f"{folder.path}: host state of process {held.owner} at step {held.save.step}"
-    try:
-        dir_fd = files.open_directory(folder.path)
-        try:
-            return ProcessFiles(dir_fd, folder.run_id).document(held.save, held.owner, held.count)
-        finally:
-            os.close(dir_fd)
-    except FileNotFoundError as error:
-        raise CorruptData("read", what, "it is not there any more") from error
-    except OSError as error:
-        raise files.local_error("read", what, error) from error
+def _read_document(places: Places, path: Path, held: HeldHostState) -> bytes:
+    signer = places.signer(held.save.run_id)
+    with ProcessFiles.opened(path, places.owner_uid, signer) as place:
+        return place.document(held.save, held.owner, held.count)
+
+
+def ram_parts(
+    folders: Sequence[ProcessFolder], save: SaveId
+) -> tuple[list[SlotCopy], list[DocumentCopy]]:
+    """Return what the directories have of a save, for ``RamStep``."""
+    own = [folder for folder in folders if folder.run_id == save.run_id]
+    copies = [
+        SlotCopy(
+            str(folder.path),
+            f"{folder.path}/{file_name(copy.number)}",
+            copy.published.digest,
+            copy.published.contents,
+            partial(folder.read_shard, copy),
+        )
+        for folder in own
+        for copy in folder.copies
+        if copy.published.save == save
+    ]
+    documents = [
+        DocumentCopy(str(folder.path), held, partial(folder.read_document, held))
+        for folder in own
+        for held in folder.host_states
+        if held.save == save
+    ]
+    return copies, documents

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
 
-from emergency_ckpt.core.restore.inventory import HeldHostState
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES, shard_nbytes
-from emergency_ckpt.errors import CheckpointError, StepNotFound
+from emergency_ckpt.errors import CheckpointError, CorruptData, StepNotFound
 from emergency_ckpt.state.host_state import decode
-from emergency_ckpt.storage.directory import StorageDirectory
-from emergency_ckpt.storage.documents import read_checksums, read_host_state
-from emergency_ckpt.storage.marker import StepMarker
-from emergency_ckpt.storage.steps.looks import FoundStep
-from emergency_ckpt.tools.survey.places import Places, SurveyFault
-from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, read_document_of
-from emergency_ckpt.tools.survey.storage import look_at
-from emergency_ckpt.tools.survey.survey import RamSave, SaveState, StoredSave, Survey
+from emergency_ckpt.tier import ShardCopies, StepReader
+from emergency_ckpt.tools.survey.places import SurveyFault
+from emergency_ckpt.tools.survey.survey import SaveState, Survey, SurveyedStep
 from emergency_ckpt.types import Box, LeafSpec
 
 FORMAT = 1
@@ -68,7 +61,7 @@ class ShownHostState(msgspec.Struct, frozen=True):
 
 
 class ShownStep(msgspec.Struct, frozen=True):
-    """One save in one tier. The first fields are those of ``ListedStep``."""
+    """One save in one tier. The first fields are those of ``SurveyedStep``."""
 
     format: int
     tier: str
@@ -83,64 +76,53 @@ class ShownStep(msgspec.Struct, frozen=True):
     faults: tuple[SurveyFault, ...]
 
 
-def show_step(
-    survey: Survey, places: Places, step: int, *, tier: str = "", incarnation: str = ""
-) -> ShownStep:
+def show_step(survey: Survey, step: int, *, tier: str = "", incarnation: str = "") -> ShownStep:
     """Return the step in full. Blocks for storage.
 
     Of several saves of the step a whole one is shown first, then that in RAM, then that of the
     newest incarnation.
 
     Args:
-      tier: ``local`` or ``persistent``; empty for either.
+      tier: the name of one; empty for either.
 
     Raises:
       StepNotFound: no place has it.
       CheckpointError: it cannot be described.
     """
-    found: list[RamSave | StoredSave] = []
-    if tier != "persistent":
-        found += [each for each in survey.ram if each.save.step == step]
-    if tier != "local":
-        found += [each for each in survey.stored if each.step == step]
-    if incarnation:
-        found = [each for each in found if _incarnation(each) == incarnation]
+    found = [
+        each
+        for each in survey.steps
+        if each.step == step and tier in ("", each.tier) and incarnation in ("", each.incarnation)
+    ]
     if not found:
         raise StepNotFound(
             "show", f"step {step}", "no place that was given has it", hint="'eckpt ls' lists steps"
         )
     # Stable: within a state, RAM comes first and the newest incarnation before older ones.
     best = min(found, key=lambda each: each.state != "whole")
-    if isinstance(best, RamSave):
-        return _show_ram(best, survey)
-    return _show_stored(best, places)
+    try:
+        reader = survey.open_step(best)
+    except CorruptData as error:
+        fault = SurveyFault(error.target, error.problem)
+        best = msgspec.structs.replace(best, state="damaged", reason=error.problem)
+        return _shown(best, (), (), (fault,))
+    leaves = tuple(_leaf(leaf, reader.copies(path)) for path, leaf in reader.leaves.items())
+    best = msgspec.structs.replace(best, incarnation=reader.save.incarnation)
+    return _shown(best, leaves, *_host_states(reader))
 
 
-def _incarnation(each: RamSave | StoredSave) -> str:
-    return each.save.incarnation if isinstance(each, RamSave) else each.listed.step.incarnation
-
-
-def _show_ram(each: RamSave, survey: Survey) -> ShownStep:
-    contents = each.copies[0].published.contents
-    held: dict[str, dict[tuple[Box, int, int], list[str]]] = defaultdict(dict)
-    for copy in each.copies:
-        held_here = copy.published.contents
-        for entry in held_here.shards:
-            of_leaf = held[held_here.leaves[entry.leaf].path]
-            holders = of_leaf.setdefault((entry.box, entry.nbytes, entry.crc32c), [])
-            holders.append(str(copy.folder))
-    leaves = tuple(
-        _leaf(leaf, [(*key, holders) for key, holders in sorted(held[leaf.path].items())])
-        for leaf in contents.leaves
-    )
-    folders = [folder for folder in survey.folders if folder.run_id == each.save.run_id]
-    host_states, faults = _ram_host_states(each, folders)
+def _shown(
+    each: SurveyedStep,
+    leaves: tuple[ShownLeaf, ...],
+    host_states: tuple[ShownHostState, ...],
+    faults: tuple[SurveyFault, ...],
+) -> ShownStep:
     return ShownStep(
         format=FORMAT,
-        tier="local",
-        step=each.save.step,
-        run_id=each.save.run_id,
-        incarnation=each.save.incarnation,
+        tier=each.tier,
+        step=each.step,
+        run_id=each.run_id,
+        incarnation=each.incarnation,
         state=each.state,
         reason=each.reason,
         size_bytes=sum(leaf.size_bytes for leaf in leaves),
@@ -150,101 +132,27 @@ def _show_ram(each: RamSave, survey: Survey) -> ShownStep:
     )
 
 
-def _ram_host_states(
-    each: RamSave, folders: Sequence[ProcessFolder]
-) -> tuple[tuple[ShownHostState, ...], tuple[SurveyFault, ...]]:
-    copies: dict[HeldHostState, list[ProcessFolder]] = defaultdict(list)
-    for folder in folders:
-        for held in folder.host_states:
-            if held.save == each.save:
-                copies[held].append(folder)
-    shown: list[ShownHostState] = []
-    faults: list[SurveyFault] = []
-    for held, holders in sorted(copies.items(), key=lambda item: item[0]):
-        try:
-            value = abbreviated(decode(read_document_of(holders[0], held)).payload)
-        except CheckpointError as error:
-            faults.append(SurveyFault.of(str(holders[0].path), error, each.save.step))
-            value = None
-        names = tuple(str(folder.path) for folder in holders)
-        shown.append(
-            ShownHostState(held.owner, held.count, held.digest, held.size_bytes, names, value)
-        )
-    return tuple(shown), tuple(faults)
-
-
-def _show_stored(each: StoredSave, places: Places) -> ShownStep:
-    (found,) = look_at([each.listed], places)
-    if isinstance(found, CheckpointError):
-        raise found
-    marker = found.marker
-    storage = StorageDirectory(places.directory, places.timeout_s)
-    host_states: tuple[ShownHostState, ...] = ()
-    faults: tuple[SurveyFault, ...] = ()
-    if marker is not None:
-        crcs = read_checksums(storage, found.place.documents, marker)
-        boxes: dict[str, list[tuple[Box, int]]] = defaultdict(list)
-        for shard, crc in sorted(crcs.items()):
-            boxes[shard.leaf].append((shard.box, crc))
-        leaves = tuple(
-            _leaf(
-                leaf,
-                [(box, shard_nbytes(leaf, box), crc, []) for box, crc in boxes.get(leaf.path, ())],
-            )
-            for leaf in marker.leaves
-        )
-        host_states, faults = _stored_host_states(storage, found, marker)
-    elif found.step.problem:
-        leaves = ()
-        faults = (SurveyFault(f"{places.directory}/{found.step.step}", found.step.problem),)
-    else:
-        leaves = tuple(_leaf(leaf, []) for leaf in _plain_leaves(storage, found))
-    return ShownStep(
-        format=FORMAT,
-        tier="persistent",
-        step=found.step.step,
-        run_id=each.run_id,
-        incarnation=found.step.incarnation,
-        state="damaged" if found.step.problem else each.state,
-        reason=found.step.problem or each.reason,
-        size_bytes=sum(leaf.size_bytes for leaf in leaves),
-        leaves=leaves,
-        host_states=host_states,
-        faults=faults,
-    )
-
-
-def _stored_host_states(
-    storage: StorageDirectory, found: FoundStep, marker: StepMarker
+def _host_states(
+    reader: StepReader,
 ) -> tuple[tuple[ShownHostState, ...], tuple[SurveyFault, ...]]:
     shown: list[ShownHostState] = []
     faults: list[SurveyFault] = []
-    count = len(marker.digests)
-    for owner, digest in enumerate(marker.digests):
-        value, size_bytes = None, 0
-        if not marker.empty[owner]:
+    for held, holders in reader.documents():
+        value, size_bytes = None, held.size_bytes
+        if not held.empty:
             try:
-                data = read_host_state(storage, found.place.documents, owner, count, digest)
+                data = reader.document(held)
                 value, size_bytes = abbreviated(decode(data).payload), len(data)
             except CheckpointError as error:
-                faults.append(SurveyFault.of(error.target, error, found.step.step))
-        shown.append(ShownHostState(owner, count, digest, size_bytes, (), value))
+                where = holders[0] if holders else error.target
+                faults.append(SurveyFault.of(where, error, reader.save.step))
+        shown.append(
+            ShownHostState(held.owner, held.count, held.digest, size_bytes, holders, value)
+        )
     return tuple(shown), tuple(faults)
 
 
-def _plain_leaves(storage: StorageDirectory, found: FoundStep) -> list[LeafSpec]:
-    """Return the leaves of a step of plain Orbax, which only Orbax can read."""
-    # Imported here: it takes seconds, and steps of this package do without.
-    from emergency_ckpt.storage.plain_orbax import describe_plain  # noqa: PLC0415
-
-    folder = storage.path / found.place.tensors
-    _, leaves = storage.do(
-        "describe", f"/{found.place.tensors}", lambda: describe_plain(folder, None)
-    )
-    return [leaf.spec for _, leaf in sorted(leaves.items())]
-
-
-def _leaf(leaf: LeafSpec, shards: Iterable[tuple[Box, int, int, list[str]]]) -> ShownLeaf:
+def _leaf(leaf: LeafSpec, copies: Sequence[ShardCopies]) -> ShownLeaf:
     return ShownLeaf(
         path=leaf.path,
         dtype=leaf.dtype,
@@ -252,8 +160,8 @@ def _leaf(leaf: LeafSpec, shards: Iterable[tuple[Box, int, int, list[str]]]) -> 
         key_impl=leaf.key_impl,
         size_bytes=math.prod(leaf.global_shape) * DTYPE_ITEM_BYTES.get(leaf.dtype, 0),
         shards=tuple(
-            ShownShard(box, nbytes, f"{crc:08x}", tuple(holders))
-            for box, nbytes, crc, holders in shards
+            ShownShard(box, shard_nbytes(leaf, box), f"{crc:08x}", holders)
+            for box, crc, holders in copies
         ),
     )
 

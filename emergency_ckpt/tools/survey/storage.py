@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.shard_layout import state_size_bytes
@@ -12,7 +13,8 @@ from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
 from emergency_ckpt.storage.directory import StorageDirectory
 from emergency_ckpt.storage.steps.looks import FoundStep
-from emergency_ckpt.storage.steps.stored import StoredSteps, StoredView
+from emergency_ckpt.storage.steps.stored import StoredSteps
+from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 
 _LEFTOVER = re.compile(r"(.*)\.(orbax-checkpoint-tmp|rolled-back-).*")
@@ -66,6 +68,11 @@ class StoredDirectory:
     faults: tuple[SurveyFault, ...] = ()
 
     @property
+    def by_key(self) -> dict[tuple[int, str], ListedEntry]:
+        """Return the steps by number and incarnation."""
+        return {(each.step.step, each.step.incarnation): each for each in self.steps}
+
+    @property
     def timeline(self) -> Timeline | None:
         """Return the binding chain of the log."""
         return None if self.table is None else self.table.chain
@@ -79,18 +86,14 @@ class StoredDirectory:
 def read_storage(places: Places) -> StoredDirectory:
     """Describe the steps of ``places.directory``. Blocks for storage; errors are faults.
 
-    No folder of a step is looked into that the log names: ``look_at_all`` does.
+    No folder of a step is looked into that the log names: ``look_at`` does.
     """
     try:
-        storage = _storage_of(places)
-        _check_there(storage)
-        return _read(StoredSteps(storage, places.signing()), storage, places)
+        tier = places.storage()
+        _check_there(tier.storage)
+        return _read(tier.found, places)
     except CheckpointError as error:
         return StoredDirectory(places.directory, faults=(SurveyFault.of(places.directory, error),))
-
-
-def _storage_of(places: Places) -> StorageDirectory:
-    return StorageDirectory(places.directory, places.timeout_s)
 
 
 def _check_there(storage: StorageDirectory) -> None:
@@ -103,7 +106,7 @@ def _check_there(storage: StorageDirectory) -> None:
         )
 
 
-def _read(stored: StoredSteps, storage: StorageDirectory, places: Places) -> StoredDirectory:
+def _read(stored: StoredSteps, places: Places) -> StoredDirectory:
     view = stored.view()
     faults = [SurveyFault.of(fault.target, fault) for fault in view.log.faults]
     steps: list[ListedEntry] = []
@@ -148,17 +151,16 @@ def _aside(entry: Entry) -> PersistentStep:
     return PersistentStep(entry.step, entry.processes, entry.stateful, entry.incarnation)
 
 
-def look_at(steps: list[ListedEntry], places: Places) -> list[FoundStep | CheckpointError]:
-    """Return each step as its files have it, or its error. Blocks for storage."""
-    storage = _storage_of(places)
-    stored = StoredSteps(storage, places.signing())
-    view: StoredView | None = None
-    results: list[FoundStep | CheckpointError] = []
+def look_at(
+    steps: Sequence[ListedEntry], tier: PersistentTier
+) -> list[FoundStep | CheckpointError]:
+    """Return each step as its files have it now, or its error. Blocks for storage."""
     try:
-        view = stored.view()
+        view = tier.found.view()
     except CheckpointError as error:
         return [error for _ in steps]
-    for each, found in zip(steps, stored.look_at(view, [x.step for x in steps]), strict=True):
-        gone = PersistentTierError("look at", f"{places.directory}/{each.step.step}", "it is gone")
+    results: list[FoundStep | CheckpointError] = []
+    for each, found in zip(steps, tier.found.look_at(view, [x.step for x in steps]), strict=True):
+        gone = PersistentTierError("look at", f"{tier.directory}/{each.step.step}", "it is gone")
         results.append(gone if found is None else found)
     return results

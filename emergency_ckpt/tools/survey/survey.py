@@ -4,44 +4,67 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterator, Sequence
 from typing import Literal
+
+import msgspec
 
 from emergency_ckpt.core.restore.inventory import Inventory
 from emergency_ckpt.core.restore.restore_plan import lacks_of
+from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.timeline import Timeline, newest
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.ram.step_reader import RamStep
+from emergency_ckpt.storage.steps.looks import FoundStep
+from emergency_ckpt.tier import StepReader
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
-from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, RamCopy, copies_of, read_ramdisks
-from emergency_ckpt.tools.survey.storage import ListedEntry, StoredDirectory, read_storage
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, ram_parts, read_ramdisks
+from emergency_ckpt.tools.survey.storage import (
+    ListedEntry,
+    StoredDirectory,
+    look_at,
+    read_storage,
+)
+from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
 
 SaveState = Literal["whole", "incomplete", "rolled_back", "damaged"]
 """``whole``: a restore from these places may take it. ``incomplete``: parts are not here.
 ``rolled_back``: the job continued from an earlier step. ``damaged``: it is there and unusable."""
 
 
-@dataclasses.dataclass(frozen=True)
-class RamSave:
-    """One save on the ramdisks. ``reason``: why it is not ``whole``."""
+class SurveyedStep(msgspec.Struct, frozen=True):
+    """One save in one tier, as ``eckpt ls --json`` prints it.
 
-    save: SaveId
-    copies: tuple[RamCopy, ...]
-    state: SaveState
-    reason: str
+    Attributes:
+      run_id: empty for a step of plain Orbax, and for a damaged one.
+      reason: why it is not whole.
+      saved_s: Unix time of its newest part; null when it is not known.
+      age_s: seconds since then.
+      size_bytes: bytes of the whole state; null when only Orbax knows.
+      held_bytes: bytes of its shards on these ramdisks, copies included; null in storage.
+      processes: number of processes that saved it; null when it is not known.
+      holders: the process directories with a part of it; empty in storage.
+      doubt: why its writer is unknown although a secret was given.
+    """
 
-
-@dataclasses.dataclass(frozen=True)
-class StoredSave:
-    """One step in storage. ``reason``: why it is not ``whole``."""
-
-    listed: ListedEntry
+    tier: TierName
+    step: int
     run_id: str
+    incarnation: str
     state: SaveState
     reason: str
+    saved_s: float | None
+    age_s: float | None
+    size_bytes: int | None
+    held_bytes: int | None
+    processes: int | None
+    holders: tuple[str, ...]
+    doubt: str = ""
 
     @property
-    def step(self) -> int:
-        """Return its number."""
-        return self.listed.step.step
+    def save(self) -> SaveId:
+        """Return its identity."""
+        return SaveId(self.step, self.incarnation, self.run_id)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,19 +73,42 @@ class Survey:
 
     Attributes:
       time_s: Unix time of the survey.
-      ram: saves on the ramdisks, of all runs, newest first.
-      stored: steps in storage, newest first.
+      steps: the saves of all tiers and runs, newest first, those in RAM before storage's.
       directory: the persistent directory; None when none was given.
       changing: a job saved faster than its ramdisks could be read.
     """
 
+    places: Places
     time_s: float
     folders: tuple[ProcessFolder, ...]
-    ram: tuple[RamSave, ...]
-    stored: tuple[StoredSave, ...]
+    steps: tuple[SurveyedStep, ...]
     directory: StoredDirectory | None
     faults: tuple[SurveyFault, ...]
     changing: bool
+
+    def of(self, tier: TierName) -> list[SurveyedStep]:
+        """Return the steps of one tier."""
+        return [each for each in self.steps if each.tier == tier]
+
+    def open_step(self, step: SurveyedStep) -> StepReader:
+        """Return the reader of one of ``steps``. Blocks for storage; CheckpointError.
+
+        CorruptData when it is there and cannot be used.
+        """
+        if step.tier == LOCAL:
+            return RamStep(step.save, *ram_parts(self.folders, step.save))
+        ((_, found),) = self.look_at([step])
+        if isinstance(found, CheckpointError):
+            raise found
+        return self.places.storage().reader(found)
+
+    def look_at(
+        self, steps: Sequence[SurveyedStep]
+    ) -> list[tuple[SurveyedStep, FoundStep | CheckpointError]]:
+        """Return steps in storage as their files have them now, or their errors."""
+        listed = {} if self.directory is None else self.directory.by_key
+        entries = [listed[each.step, each.incarnation] for each in steps]
+        return list(zip(steps, look_at(entries, self.places.storage()), strict=True))
 
     def inventory(self, run_id: str) -> Inventory:
         """Return the RAM of one run as the leader of a restore sees it."""
@@ -74,29 +120,20 @@ def take_survey(places: Places) -> Survey:
     ramdisks = read_ramdisks(places)
     directory = read_storage(places) if places.directory else None
     faults = [*ramdisks.faults, *(directory.faults if directory else ())]
-    ram = _ram_saves(ramdisks.folders, directory)
-    stored = _stored_saves(directory, places) if directory else []
+    survey = Survey(places, time.time(), (), (), directory, (), ramdisks.changing)
+    survey = with_folders(survey, ramdisks.folders)
     run_id = places.run_id
-    if run_id is not None and not (ramdisks.folders or stored or faults):
+    if run_id is not None and not (survey.folders or survey.steps or faults):
         where = ", ".join([*map(str, places.local_dirs), *filter(None, [places.directory])])
         faults.append(SurveyFault(where, f"there is no run {run_id!r}"))
-    return Survey(
-        time_s=time.time(),
-        folders=ramdisks.folders,
-        ram=tuple(ram),
-        stored=tuple(stored),
-        directory=directory,
-        faults=tuple(faults),
-        changing=ramdisks.changing,
-    )
+    return dataclasses.replace(survey, faults=tuple(faults))
 
 
 def with_folders(survey: Survey, folders: tuple[ProcessFolder, ...]) -> Survey:
     """Return ``survey`` with further process directories, such as those of other hosts."""
-    every = (*survey.folders, *folders)
-    return dataclasses.replace(
-        survey, folders=every, ram=tuple(_ram_saves(every, survey.directory))
-    )
+    survey = dataclasses.replace(survey, folders=(*survey.folders, *folders))
+    steps = [*_ram_steps(survey), *_stored_steps(survey)]
+    return dataclasses.replace(survey, steps=tuple(sorted(steps, key=lambda each: -each.step)))
 
 
 def _inventory(folders: tuple[ProcessFolder, ...], run_id: str) -> Inventory:
@@ -109,20 +146,33 @@ def _inventory(folders: tuple[ProcessFolder, ...], run_id: str) -> Inventory:
     )
 
 
-def _ram_saves(
-    folders: tuple[ProcessFolder, ...], directory: StoredDirectory | None
-) -> list[RamSave]:
-    runs = {folder.run_id for folder in folders}
-    inventories = {run_id: _inventory(folders, run_id) for run_id in runs}
+def _ram_steps(survey: Survey) -> Iterator[SurveyedStep]:
+    folders, directory = survey.folders, survey.directory
+    inventories = {run_id: _inventory(folders, run_id) for run_id in {f.run_id for f in folders}}
     saves = {copy.published.save for folder in folders for copy in folder.copies}
-    found: list[RamSave] = []
     for save in sorted(saves, reverse=True):
         inventory = inventories[save.run_id]
         stored = directory.timeline if directory and directory.run_id == save.run_id else None
-        timeline = newest(inventory.timeline, stored)
-        state, reason = _state_of_ram(save, inventory, timeline)
-        found.append(RamSave(save, tuple(copies_of(folders, save)), state, reason))
-    return found
+        state, reason = _state_of_ram(save, inventory, newest(inventory.timeline, stored))
+        copies = [c for folder in folders for c in folder.copies if c.published.save == save]
+        saved_s = max(copy.saved_s for copy in copies)
+        writers = [copy.published.writer for copy in copies]
+        yield SurveyedStep(
+            tier=LOCAL,
+            step=save.step,
+            run_id=save.run_id,
+            incarnation=save.incarnation,
+            state=state,
+            reason=reason,
+            saved_s=saved_s,
+            age_s=survey.time_s - saved_s,
+            size_bytes=state_size_bytes(copies[0].published.contents.leaves),
+            held_bytes=sum(
+                entry.nbytes for copy in copies for entry in copy.published.contents.shards
+            ),
+            processes=max((w.process_count for w in writers if w is not None), default=None),
+            holders=tuple(str(copy.folder) for copy in copies),
+        )
 
 
 def _state_of_ram(
@@ -135,28 +185,44 @@ def _state_of_ram(
     return ("incomplete", lacks) if lacks else ("whole", "")
 
 
-def _stored_saves(directory: StoredDirectory, places: Places) -> list[StoredSave]:
-    found: list[StoredSave] = []
-    for each in sorted(directory.steps, key=lambda listed: -listed.step.step):
+def _stored_steps(survey: Survey) -> Iterator[SurveyedStep]:
+    directory, only = survey.directory, survey.places.run_id
+    if directory is None:
+        return
+    for each in reversed(directory.steps):
         # A plain step and a damaged one name no run, so no run_id leaves them out.
         run_id = _run_of(each, directory)
-        if places.run_id is not None and run_id not in {"", places.run_id}:
+        if only is not None and run_id not in {"", only}:
             continue
-        step, timeline, entry = each.step, directory.timeline, each.entry
-        rejection_reason = (
-            timeline.rejection_reason(step.step, step.incarnation) if timeline else ""
+        step, saved_s = each.step, each.saved_s
+        state, reason = _state_of_stored(each, directory.timeline)
+        yield SurveyedStep(
+            tier=PERSISTENT,
+            step=step.step,
+            run_id=run_id,
+            incarnation=step.incarnation,
+            state=state,
+            reason=reason,
+            saved_s=saved_s,
+            age_s=None if saved_s is None else survey.time_s - saved_s,
+            size_bytes=each.size_bytes,
+            held_bytes=None,
+            processes=step.process_count or None,
+            holders=(),
+            doubt=step.doubt,
         )
-        if entry is not None and entry.state == "aside":
-            reason = rejection_reason or "it was superseded"
-            kept = f"{reason}; its folder, while another step has its place: {entry.aside_folder}"
-            found.append(StoredSave(each, run_id, "rolled_back", kept))
-        elif step.problem:
-            found.append(StoredSave(each, run_id, "damaged", step.problem))
-        elif rejection_reason:
-            found.append(StoredSave(each, run_id, "rolled_back", rejection_reason))
-        else:
-            found.append(StoredSave(each, run_id, "whole", ""))
-    return found
+
+
+def _state_of_stored(each: ListedEntry, timeline: Timeline | None) -> tuple[SaveState, str]:
+    step, entry = each.step, each.entry
+    rejection_reason = timeline.rejection_reason(step.step, step.incarnation) if timeline else ""
+    if entry is not None and entry.state == "aside":
+        reason = rejection_reason or "it was superseded"
+        folder = f"its folder, while another step has its place: {entry.aside_folder}"
+        return "rolled_back", f"{reason}; {folder}"
+    if step.problem:
+        return "damaged", step.problem
+    return ("rolled_back", rejection_reason) if rejection_reason else ("whole", "")
 
 
 def _run_of(each: ListedEntry, directory: StoredDirectory) -> str:

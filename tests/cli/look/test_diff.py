@@ -22,8 +22,8 @@ from tiers_support import (
     write_save,
 )
 
+from emergency_ckpt.storage import step_reader
 from emergency_ckpt.tools.cli.main import main
-from emergency_ckpt.tools.offline import step_source
 from emergency_ckpt.tools.offline.compare import largest_difference
 
 
@@ -133,12 +133,12 @@ def test_diff_storage_step_against_its_own_folder_is_equal(
 def test_diff_large_leaf_is_read_in_pieces(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_source, "PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(step_reader, "PIECE_BYTES", 1 << 10)
     w = np.arange(40_000, dtype=np.float32).reshape(400, 100)
     changed = w.copy()
     changed[399, 99] += 2
     a, b = (orbax_step(tmp_path / name, {"w": x}) for name, x in (("a", w), ("b", changed)))
-    assert len(list(step_source.split(((0, 400), (0, 100)), (7, 100), 4))) == 58
+    assert len(list(step_reader.split(((0, 400), (0, 100)), (7, 100), 4))) == 58
     code, found = diff(capsys, a, b)
     assert code == 1
     assert (found["w"]["elements"], found["w"]["largest"]) == (1, 2.0)

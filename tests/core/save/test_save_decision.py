@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emergency_ckpt.core.save.save_rules import decide_save, decide_vote, skip_reason
-from emergency_ckpt.core.save.step_agreement import TierName
+from emergency_ckpt.types import TierName
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,6 @@ from emergency_ckpt.ram.other_runs import (
     left_runs,
     remove_run,
 )
-from emergency_ckpt.storage.directory import StorageDirectory
-from emergency_ckpt.storage.steps.stored import StoredSteps
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.survey.places import Places
@@ -35,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
 def _clean_storage(args: argparse.Namespace) -> None:
     """List the steps aside, with ``--yes`` remove them. Blocks for storage."""
     secret = run_secret.secret_for_tools(args.secret_file)
-    storage = StorageDirectory(args.dir, args.timeout)
-    stored = StoredSteps(storage, Places(secret=secret).signing())
+    tier = Places(directory=args.dir, secret=secret, timeout_s=args.timeout).storage()
+    storage, stored = tier.storage, tier.found
     read = stored.log.read()
     table, now_s = read.table, time.time()
     if table is None:

@@ -13,9 +13,8 @@ from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import BAD, GOOD, places_of, print_json
 from emergency_ckpt.tools.cli.progress import progress_of
 from emergency_ckpt.tools.offline.check_places import Check, CheckCounts
-from emergency_ckpt.tools.survey.listing import ListedStep, listing_of
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
-from emergency_ckpt.tools.survey.survey import Survey, take_survey
+from emergency_ckpt.tools.survey.survey import Survey, SurveyedStep, take_survey
 
 FORMAT = 1
 
@@ -27,7 +26,7 @@ class CheckResult(msgspec.Struct, frozen=True):
     good: bool
     read_data: bool
     checked: CheckCounts
-    steps: tuple[ListedStep, ...]
+    steps: tuple[SurveyedStep, ...]
     faults: tuple[SurveyFault, ...]
     notes: tuple[str, ...]
 
@@ -46,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         good=not faults,
         read_data=args.read_data,
         checked=check.counts,
-        steps=listing_of(survey).steps,
+        steps=survey.steps,
         faults=tuple(faults),
         notes=tuple(check.notes),
     )

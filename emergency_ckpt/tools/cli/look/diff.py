@@ -72,13 +72,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> Comparison:
+    from emergency_ckpt.tier import leaf_bytes  # noqa: PLC0415  takes numpy
     from emergency_ckpt.tools.offline.compare import differences  # noqa: PLC0415  takes numpy
-    from emergency_ckpt.tools.offline.named_steps import find_source  # noqa: PLC0415
-    from emergency_ckpt.tools.offline.step_source import leaf_bytes  # noqa: PLC0415
+    from emergency_ckpt.tools.offline.named_steps import find_step  # noqa: PLC0415
 
     places = places_of(args, may_be_none=True)
     with contextlib.ExitStack() as stack:
-        a, b = (find_source(name, places) for name in (args.a, args.b))
+        a, b = (find_step(name, places) for name in (args.a, args.b))
         for source in (a, b):
             stack.callback(source.close)
         total_bytes = sum(map(leaf_bytes, a.leaves.values()))

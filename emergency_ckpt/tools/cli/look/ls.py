@@ -19,8 +19,9 @@ from emergency_ckpt.tools.cli.arguments import (
     print_json,
     step_number,
 )
-from emergency_ckpt.tools.survey.listing import ListedProcess, ListedStep, Listing, listing_of
-from emergency_ckpt.tools.survey.survey import take_survey
+from emergency_ckpt.tools.survey.listing import ListedProcess, Listing, listing_of
+from emergency_ckpt.tools.survey.survey import SurveyedStep, take_survey
+from emergency_ckpt.types import LOCAL, PERSISTENT
 
 EXAMPLE = "eckpt ls --local-dir /dev/shm/eckpt --dir gs://bucket/run7"
 
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     step.add_argument("step", type=step_number, nargs="?", metavar="STEP", help="its number")
     step.add_argument(
-        "--tier", choices=("local", "persistent"), default="", help="only this (default: both)"
+        "--tier", choices=(LOCAL, PERSISTENT), default="", help="only this (default: both)"
     )
     step.add_argument(
         "--incarnation", default="", help="the save of this incarnation, of several of one step"
@@ -150,7 +151,7 @@ def _print(listing: Listing) -> None:
     tables.print_faults(listing.faults)
 
 
-def _row(each: ListedStep) -> list[str]:
+def _row(each: SurveyedStep) -> list[str]:
     state = each.state.replace("_", " ")
     reason = "; ".join(filter(None, [each.reason, each.doubt]))
     return [

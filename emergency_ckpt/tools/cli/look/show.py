@@ -15,11 +15,10 @@ from emergency_ckpt.tools.survey.survey import take_survey
 
 def run(args: argparse.Namespace) -> int:
     """Show a step; return 1 when it is absent, damaged, or could not be read."""
-    places = places_of(args)
-    survey = take_survey(places)
+    survey = take_survey(places_of(args))
     if not args.json:
         tables.print_faults(survey.faults)
-    shown = show_step(survey, places, args.step, tier=args.tier, incarnation=args.incarnation)
+    shown = show_step(survey, args.step, tier=args.tier, incarnation=args.incarnation)
     if args.json:
         print_json(shown)
     else:

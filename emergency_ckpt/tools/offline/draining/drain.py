@@ -15,11 +15,9 @@ the claim, and this one ends with DirectoryInUse.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import secrets
 from collections.abc import Iterable, Sequence
-
-from etils import epath
+from typing import Any
 
 from emergency_ckpt.config import run_id_of
 from emergency_ckpt.core.restore.inventory import PersistentStep
@@ -27,27 +25,22 @@ from emergency_ckpt.core.timeline import life_of, newest
 from emergency_ckpt.errors import (
     ConfigError,
     CorruptData,
-    DirectoryInUse,
     HostStateError,
     LocalTierError,
-    PersistentTierError,
 )
 from emergency_ckpt.ram.locks import current_holder
-from emergency_ckpt.state.host_state import decode
-from emergency_ckpt.storage.late_arrays import write_late_step
-from emergency_ckpt.storage.marker import OURS
-from emergency_ckpt.storage.steps.writer import DirectoryWriter, Moved
+from emergency_ckpt.ram.step_reader import RamStep
+from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.tier import Array, leaf_bytes
 from emergency_ckpt.tools.offline.draining.peer_ram import PeerRam, ask_peers
-from emergency_ckpt.tools.offline.export_step import Progress, Shown, newest_item, ram_tree
-from emergency_ckpt.tools.offline.host_states import ram_documents
-from emergency_ckpt.tools.offline.ram import RamSource
-from emergency_ckpt.tools.offline.step_source import leaf_bytes
+from emergency_ckpt.tools.offline.export_step import Progress, Shown
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
-from emergency_ckpt.tools.survey.survey import RamSave, Survey, take_survey, with_folders
+from emergency_ckpt.tools.survey.ramdisk import ram_parts
+from emergency_ckpt.tools.survey.survey import Survey, SurveyedStep, take_survey, with_folders
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.names import each_address
-from emergency_ckpt.types import SaveId, ShardId
+from emergency_ckpt.types import LOCAL, Box, SaveId
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +60,46 @@ class Drained:
     notes: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Ready:
-    """A save whose every byte was read and found sound."""
+class _LostMeanwhile(CorruptData):
+    """A shard that was sound when it was checked cannot be read again: a peer has died."""
 
-    source: RamSource
-    documents: dict[int, bytes]
+
+class _DrainedStep(RamStep):
+    """A save in RAM whose bytes are read twice: for a check of all, and when they are written."""
+
+    progress: Progress
+    is_checked = False
+
+    def read(self, path: str, box: Box) -> Array:
+        """Read a box and show it; _LostMeanwhile where it was sound before."""
+        try:
+            array = super().read(path, box)
+        except CorruptData as error:
+            if not self.is_checked:
+                raise
+            raise _LostMeanwhile(error.operation, error.target, error.problem) from error
+        self.progress(array.nbytes)
+        return array
+
+    def check(self) -> None:
+        """Read every byte once, so that nothing in storage is touched for a damaged save."""
+        for path in self.leaves:
+            for box in self.boxes(path):
+                self.read(path, box)
+        self.host_states()
+        self.is_checked = True
+
+
+class _Moves:
+    """Receives the events of the directory's writer, and notes what is put aside."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def emit(self, name: str, /, **fields: Any) -> None:
+        if name == "persistent.set_aside":
+            step, folder, reason = (fields[each] for each in ("step", "kept_as", "reason"))
+            self.notes.append(f"step {step} is kept as {folder}: {reason}")
 
 
 def drain(
@@ -89,17 +116,18 @@ def drain(
     survey = take_survey(dataclasses.replace(places, directory=""))
     run_id = _run_id(survey, places, peers)
     _check_ended(survey, run_id, places)
-    tier = PersistentTier(places.directory, timeout_s=write_timeout_s, signing=places.signing())
+    tier, moves = places.storage(write_timeout_s), _Moves()
     tier.create()
-    writer = DirectoryWriter(
+    tier.writer = writer = DirectoryWriter(
         tier.storage,
         tier.found,
         run_id=run_id,
         from_dir=run_id == run_id_of(tier.directory),
         writer=f"drain-{secrets.token_hex(8)}",
+        events=moves,
     )
     writer.find()
-    work = _Drain(places, survey, run_id, tier, writer)
+    work = _Drain(survey, run_id, tier, writer, moves)
     if not peers:
         return work.look() or work.run(shown)
     if places.secret is None:
@@ -156,29 +184,18 @@ def _check_ended(survey: Survey, run_id: str, places: Places) -> None:
             )
 
 
-class _LostMeanwhile(Exception):
-    """A shard that was sound when it was checked cannot be read again: a peer has died."""
-
-    def __init__(self, cause: CorruptData) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
 class _Drain:
     """One drain of one run, alone in its directory."""
 
     def __init__(
         self,
-        places: Places,
         survey: Survey,
         run_id: str,
         tier: PersistentTier,
         writer: DirectoryWriter,
-        others: PeerRam | None = None,
+        moves: _Moves,
     ) -> None:
-        """``others``: the RAM of other hosts, whose directories are in ``survey``."""
-        self._others = others
-        self._places = places
+        self._moves = moves
         self._survey = survey
         self.run_id = run_id
         self._tier = tier
@@ -187,15 +204,15 @@ class _Drain:
         self._notes = [f"{fault.where}: {fault.problem}" for fault in survey.faults]
         self._recorded = None if writer.table is None else writer.table.chain
         self._timeline = newest(self.inventory.timeline, self._recorded)
-        for each in survey.ram:
-            reason = self._rejection_reason(each.save.step, each.save.incarnation)
-            if each.save.run_id == run_id and reason:
-                self._notes.append(f"step {each.save.step} in RAM is passed over: {reason}")
+        for each in survey.of(LOCAL):
+            reason = self._rejection_reason(each.step, each.incarnation)
+            if each.run_id == run_id and reason:
+                self._notes.append(f"step {each.step} in RAM is passed over: {reason}")
 
     def again(self, others: PeerRam) -> _Drain:
         """Return the same drain with the RAM of other hosts besides."""
         survey = with_folders(self._survey, others.folders)
-        return _Drain(self._places, survey, self.run_id, self._tier, self._writer, others)
+        return _Drain(survey, self.run_id, self._tier, self._writer, self._moves)
 
     def note_faults(self, faults: Iterable[SurveyFault]) -> None:
         """Add faults to the notes of the outcome."""
@@ -209,14 +226,14 @@ class _Drain:
         is_saved = all(_has(stored, each.save) for each in self._candidates())
         return self._outcome(stored.step) if is_saved else None
 
-    def _candidates(self) -> list[RamSave]:
+    def _candidates(self) -> list[SurveyedStep]:
         """Return the saves of the run that were not rolled back, newest first."""
         return sorted(
             (
                 each
-                for each in self._survey.ram
-                if each.save.run_id == self.run_id
-                and not self._rejection_reason(each.save.step, each.save.incarnation)
+                for each in self._survey.of(LOCAL)
+                if each.run_id == self.run_id
+                and not self._rejection_reason(each.step, each.incarnation)
             ),
             key=lambda each: each.save,
             reverse=True,
@@ -226,30 +243,35 @@ class _Drain:
         """Write what is to be written."""
         stored = self._newest_stored()
         for each in self._candidates():
-            save = each.save
-            if stored is not None and _has(stored, save):
+            if stored is not None and _has(stored, each.save):
                 break
-            if each.reason:
-                self._notes.append(f"step {save.step} in RAM is passed over: {each.reason}")
-                continue
-            try:
-                ready = self._read(each, shown)
-            except (CorruptData, HostStateError, LocalTierError) as error:
-                self._notes.append(f"step {save.step} in RAM is passed over: {error}")
-                continue
-            try:
-                self._write(ready, shown)
-            except _LostMeanwhile as error:
-                self._notes.append(f"step {save.step} in RAM is passed over: {error.cause}")
-                continue
-            self._notes += ready.source.notes
-            return self._outcome(save.step, is_written=True)
+            reason = each.reason or self._write(each, shown)
+            if not reason:
+                return self._outcome(each.step, is_written=True)
+            self._notes.append(f"step {each.step} in RAM is passed over: {reason}")
         if stored is not None:
-            self._note_moved(self._writer.begin(self._life(stored.incarnation), self._timeline))
+            self._writer.begin(self._life(stored.incarnation), self._timeline)
         else:
-            where = ", ".join(map(str, self._places.local_dirs)) or "the RAM of these peers"
+            where = ", ".join(map(str, self._survey.places.local_dirs)) or "the RAM of these peers"
             self._notes.append(f"no whole step of run {self.run_id!r} is in {where}")
         return self._outcome(stored.step if stored else None)
+
+    def _write(self, each: SurveyedStep, shown: Shown) -> str:
+        """Read and check a save, then write it; return why that is not possible, or ""."""
+        step = _DrainedStep(each.save, *ram_parts(self._survey.folders, each.save))
+        total_bytes = sum(map(leaf_bytes, step.leaves.values()))
+        try:
+            with shown(f"check step {each.step}", total_bytes) as step.progress:
+                step.check()
+        except (CorruptData, HostStateError, LocalTierError) as error:
+            return str(error)
+        try:
+            with shown(f"write step {each.step}", total_bytes) as step.progress:
+                self._tier.publish(step, self._life(each.incarnation), self._timeline)
+        except _LostMeanwhile as error:
+            return str(error)
+        self._notes += step.notes
+        return ""
 
     def _outcome(self, step: int | None, *, is_written: bool = False) -> Drained:
         """Return the outcome; a newer whole step than ``step`` was lost, or is elsewhere."""
@@ -268,7 +290,7 @@ class _Drain:
                 f"step {lost} was whole in RAM once, and is not on these ramdisks: give the"
                 " --local-dir of every host that is left"
             )
-        return Drained(step, is_saved, is_written, tuple(self._notes))
+        return Drained(step, is_saved, is_written, (*self._notes, *self._moves.notes))
 
     def _newest_stored(self) -> PersistentStep | None:
         """Return the newest step in storage that a restore would take, as its files have it."""
@@ -285,69 +307,6 @@ class _Drain:
     def _rejection_reason(self, step: int, incarnation: str) -> str:
         return self._timeline.rejection_reason(step, incarnation) if self._timeline else ""
 
-    def _read(self, each: RamSave, shown: Shown) -> _Ready:
-        """Read every byte once, so that nothing in storage is touched for a damaged save."""
-        source = RamSource(
-            each.save, each.copies, self.inventory, self._places.owner_uid, self._others
-        )
-        total_bytes = sum(map(leaf_bytes, source.leaves.values()))
-        with shown(f"check step {each.save.step}", total_bytes) as progress:
-            for path in source.leaves:
-                for box in source.boxes(path):
-                    progress(source.read(path, box).nbytes)
-        documents = ram_documents(
-            each.save, self.inventory, self._survey.folders, self._places, self._others
-        )
-        return _Ready(source, documents)
-
-    def _write(self, ready: _Ready, shown: Shown) -> None:
-        try:
-            self._write_once(ready, shown)
-        except PersistentTierError as error:
-            if error.retryable or isinstance(error, DirectoryInUse):
-                raise
-            # A drain that this one replaced may have been at work until then.
-            self._writer.check()
-            self._write_once(ready, shown)
-
-    def _write_once(self, ready: _Ready, shown: Shown) -> None:
-        source, save, tier = ready.source, ready.source.save, self._tier
-        total_bytes = sum(map(leaf_bytes, source.leaves.values()))
-        self._note_moved(self._writer.begin(self._life(save.incarnation)))
-        self._writer.make_room(save.step, "a drain writes this step from RAM")
-        for owner, data in ready.documents.items():
-            tier.write_document(save.step, owner, len(ready.documents), data)
-        with shown(f"write step {save.step}", total_bytes) as progress:
-            try:
-                self._write_tensors(source, save, progress)
-            except CorruptData as error:
-                raise _LostMeanwhile(error) from error
-        self._writer.check()
-        crcs = {
-            ShardId(path, box): crc
-            for path in source.leaves
-            for box, crc in source.crcs(path).items()
-        }
-        documents = {
-            owner: (hashlib.sha256(data).hexdigest(), decode(data).empty)
-            for owner, data in ready.documents.items()
-        }
-        entry = tier.finish(save, documents, tuple(source.leaves.values()), crcs)
-        self._writer.publish(entry, self._timeline)
-        self._note_moved(self._writer.settle())
-
-    def _write_tensors(self, source: RamSource, save: SaveId, progress: Progress) -> None:
-        tree, _ = ram_tree(source, newest_item(self._places), progress)
-        folder = epath.Path(self._places.directory) / str(save.step)
-        ours = {"run_id": save.run_id, "incarnation": save.incarnation}
-        self._tier.storage.do(
-            "save",
-            f"/{save.step}",
-            lambda: write_late_step(folder, tree, {OURS: ours}),
-            repeat=False,
-            changes=save.step,
-        )
-
     def _life(self, incarnation: str) -> str:
         """Return the dead life that this drain writes as: that of the save, or one on record.
 
@@ -355,10 +314,6 @@ class _Drain:
         """
         table = self._writer.table
         return max(life_of(incarnation), "" if table is None else table.incarnation)
-
-    def _note_moved(self, moved: Iterable[Moved]) -> None:
-        for each in moved:
-            self._notes.append(f"step {each.step} was rolled back, and is kept as {each.folder}")
 
 
 def _has(stored: PersistentStep, save: SaveId) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from emergency_ckpt._native import Mapping as NativeMapping
-from emergency_ckpt.core.restore.inventory import HolderInventory, Inventory
+from emergency_ckpt.core.restore.inventory import HeldHostState, HolderInventory, Inventory
 from emergency_ckpt.core.timeline import newest
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.ram.process_files import Ledger, Published
@@ -19,7 +20,7 @@ from emergency_ckpt.tools.survey.places import SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, RamCopy
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.source import ShardTarget
-from emergency_ckpt.types import Contents, SaveId, ShardEntry
+from emergency_ckpt.types import Contents, ShardEntry
 
 
 def ask_peers(
@@ -83,10 +84,11 @@ class PeerRam:
                 host_states=peer.host_states,
                 faults=(),
                 version=(),
+                read_shard=self._shard,
+                read_document=partial(self._document, peer.address),
             )
             for peer in asked
         )
-        self._addresses = {Path(peer.address): peer.address for peer in asked}
 
     def __enter__(self) -> PeerRam:
         return self
@@ -95,24 +97,19 @@ class PeerRam:
         if self._buffer is not None:
             self._buffer.close()
 
-    def has(self, folder: Path) -> bool:
-        """Return whether ``folder`` is a peer."""
-        return folder in self._addresses
-
-    def shard(self, copy: RamCopy, entry: ShardEntry) -> npt.NDArray[np.uint8]:
+    def _shard(self, copy: RamCopy, entry: ShardEntry) -> npt.NDArray[np.uint8]:
         """Return the bytes of a shard, valid until the next call. TransferError."""
         if entry.nbytes == 0:
             return np.empty(0, np.uint8)
         published = copy.published
         buffer = self._room_for(entry.nbytes)
         wanted = ShardTarget(published.contents.shards.index(entry), entry.nbytes, 0)
-        address = self._addresses[copy.folder]
+        address = str(copy.folder)
         self._client.fetch_shards(address, published.digest, [wanted], buffer, self._deadline_s)
         return buffer.view(0, entry.nbytes, self)
 
-    def document(self, folder: Path, save: SaveId, owner: int, count: int) -> bytes:
-        """Return the encoded host state of process ``owner`` of ``count``. TransferError."""
-        return self._client.fetch_host_state(self._addresses[folder], save, owner, count)
+    def _document(self, address: str, held: HeldHostState) -> bytes:
+        return self._client.fetch_host_state(address, held.save, held.owner, held.count)
 
     def _room_for(self, size_bytes: int) -> NativeMapping:
         if self._buffer is None or self._buffer.size_bytes < size_bytes:

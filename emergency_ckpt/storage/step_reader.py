@@ -1,0 +1,189 @@
+"""A step that Orbax wrote: of a persistent directory, or any folder. Read through TensorStore.
+
+Neither JAX nor Orbax is imported before an array is read, or a step of plain Orbax described.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from emergency_ckpt import _native
+from emergency_ckpt.core.boxes import covers, describe, is_empty, shape_of, volume, whole
+from emergency_ckpt.core.restore.inventory import HeldHostState
+from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
+from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.state.dtypes import dtype_named
+from emergency_ckpt.storage.steps.looks import FoundStep
+from emergency_ckpt.tier import Array, HeldDocument, ShardCopies
+from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
+
+if TYPE_CHECKING:
+    from emergency_ckpt.storage.orbax_reader import StoredLeaf
+    from emergency_ckpt.storage.tier import PersistentTier
+
+PIECE_BYTES = 256 << 20
+"""Bytes of a leaf that are read at once, where its boxes are not larger."""
+
+
+class StoredStepReader:
+    """A step in storage; see ``StepReader``. Boxes with a known CRC32C are compared with it.
+
+    Args:
+      found: without a problem.
+      name: for messages.
+
+    Attributes:
+      found: as given.
+      saved_s: Unix time of its commit; None when it is not known.
+      metrics: as given to ``save``, from the log.
+    """
+
+    def __init__(self, tier: PersistentTier, found: FoundStep, name: str) -> None:
+        marker, step = found.marker, found.step
+        self.name = name
+        self.save = marker.save if marker else SaveId(step.step, step.incarnation, "")
+        self.notes: list[str] = []
+        self.found = found
+        self.saved_s = found.committed_ns / 1e9 if found.committed_ns else None
+        entry = found.entry
+        self.metrics: Mapping[str, Any] | None = None if entry is None else entry.metrics
+        self._tier = tier
+        self._arrays: tuple[str, Mapping[str, StoredLeaf]] | None = None
+
+    def arrays(self) -> tuple[str, Mapping[str, StoredLeaf]]:
+        """Return the folder of its item and the arrays there, by path. Loads JAX and Orbax."""
+        if self._arrays is None:
+            self._arrays = self._tier.arrays(self.found)
+        return self._arrays
+
+    @property
+    def leaves(self) -> Mapping[str, LeafSpec]:
+        """Return every leaf, by path: of this package's steps as saved, else as Orbax has them."""
+        return self._leaves
+
+    @functools.cached_property
+    def _leaves(self) -> Mapping[str, LeafSpec]:
+        marker = self.found.marker
+        if marker is not None:
+            return {leaf.path: leaf for leaf in marker.leaves}
+        return {path: leaf.spec for path, leaf in sorted(self.arrays()[1].items())}
+
+    @functools.cached_property
+    def _crcs(self) -> Mapping[str, Mapping[Box, int]]:
+        marker = self.found.marker
+        if marker is None:
+            return {}
+        crcs: dict[str, dict[Box, int]] = {}
+        recorded = self._tier.read_checksums(self.found.place.documents, marker)
+        for shard, crc in sorted(recorded.items()):
+            crcs.setdefault(shard.leaf, {})[shard.box] = crc
+        return crcs
+
+    def copies(self, path: str) -> list[ShardCopies]:
+        """Return the boxes that were saved of a leaf."""
+        return [ShardCopies(box, crc) for box, crc in self.crcs(path).items()]
+
+    def boxes(self, path: str) -> list[Box]:
+        """Return the saved boxes, which have CRC32Cs, where they make up the leaf; else chunks."""
+        spec = self.leaves[path]
+        full = whole(spec.global_shape)
+        if is_empty(full):
+            return []
+        saved = sorted(self.crcs(path))
+        if saved and covers(full, saved) and sum(map(volume, saved)) == volume(full):
+            return saved
+        chunk = self.arrays()[1][path].array.chunk_shape
+        return list(split(full, chunk, DTYPE_ITEM_BYTES.get(spec.dtype, 8)))
+
+    def crcs(self, path: str) -> Mapping[Box, int]:
+        """Return the CRC32C of capture of the boxes that were saved."""
+        return self._crcs.get(path, {})
+
+    def read(self, path: str, box: Box) -> Array:
+        """Return the elements of a box. PersistentTierError, CorruptData."""
+        dtype = dtype_named(self.leaves[path].dtype)
+        if is_empty(box):
+            return np.empty(shape_of(box), dtype)
+        ((_, array),) = self.read_all([ShardId(path, box)])
+        data = self._checked(path, box, np.ascontiguousarray(array))
+        return data.view(dtype).reshape(shape_of(box))
+
+    def read_all(self, shards: Sequence[ShardId]) -> Iterator[tuple[ShardId, Array]]:
+        """Yield the boxes in the given order, as stored; CRC32Cs are not compared.
+
+        The tier's time is for all of them. PersistentTierError, CorruptData.
+        """
+        item, leaves = self.arrays()
+        return self._tier.read_boxes(
+            item,
+            {path: leaf.array for path, leaf in leaves.items()},
+            shards,
+            complete=self.found.marker is not None,
+            deadline_s=self._tier.storage.deadline_s(None),
+        )
+
+    def _checked(self, path: str, box: Box, data: Array) -> Array:
+        spec, crc = self.leaves[path], self.crcs(path).get(box)
+        if data.dtype.itemsize != dtype_named(spec.dtype).itemsize:
+            target, problem = f"{self.name}, leaf {path!r}", "its dtype is another"
+            raise CorruptData("read", target, problem, expected=spec.dtype, actual=data.dtype.name)
+        actual = crc if crc is None else _native.crc32c(data.reshape(-1).view(np.uint8).data)
+        if actual != crc:
+            target = f"{self.name}, {path}{describe(box)}"
+            problem = "the CRC32C differs from that of capture"
+            raise CorruptData("read", target, problem, expected=crc, actual=actual)
+        return data
+
+    def documents(self) -> list[HeldDocument]:
+        """Return the host states that its marker names; of a plain step none.
+
+        Their digests are of the documents; their sizes are not known before they are read.
+        """
+        marker = self.found.marker
+        if marker is None:
+            return []
+        count = len(marker.digests)
+        return [
+            HeldDocument(HeldHostState(self.save, owner, count, digest, 0, marker.empty[owner]))
+            for owner, digest in enumerate(marker.digests)
+        ]
+
+    def document(self, held: HeldHostState) -> bytes:
+        """Return a document, compared with its digest. CorruptData, PersistentTierError."""
+        folder = self.found.place.documents
+        return self._tier.read_document(folder, held.owner, held.count, held.digest)
+
+    def host_states(self) -> dict[int, bytes]:
+        """Return all documents. CorruptData, PersistentTierError."""
+        return {held.owner: self.document(held) for held, _ in self.documents()}
+
+    def moved(self, item: str) -> StoredStepReader:
+        """Return the same step in a copy of its item."""
+        moved = copy.copy(self)
+        moved.name, moved._arrays = f"the copy in {item}", (item, self.arrays()[1])
+        return moved
+
+    def close(self) -> None:
+        """Do nothing: each read opens the arrays that it needs."""
+
+
+def split(box: Box, chunk: Sequence[int], item_bytes: int) -> Iterator[Box]:
+    """Yield parts of a box of at most ``PIECE_BYTES``, each of whole chunks, or of one chunk."""
+    pending = [box]
+    while pending:
+        each = pending.pop()
+        shape = shape_of(each)
+        axis = next((i for i, size in enumerate(shape) if size > max(chunk[i], 1)), None)
+        if axis is None or volume(each) * item_bytes <= PIECE_BYTES:
+            yield each
+            continue
+        start, stop = each[axis]
+        chunks = -(-(stop - start) // chunk[axis])
+        middle = start + chunks // 2 * chunk[axis]
+        for span in ((middle, stop), (start, middle)):
+            pending.append((*each[:axis], span, *each[axis + 1 :]))

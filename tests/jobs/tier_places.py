@@ -1,0 +1,106 @@
+"""Places of tiers for ``tier_cases``; as a program, the cases in a bucket, with a line of JSON."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from pathlib import Path
+
+from etils import epath
+from memory_tier import MemoryTier
+from persistent_steps import RUN_ID, writer_of
+from tier_cases import CASES
+
+from emergency_ckpt.ram.process_files import file_name
+from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.types import Writer
+
+_SLOTS = 4
+
+
+class RamPlace:
+    """A ramdisk, of which each life has the same process directory."""
+
+    def __init__(self, ramdisk: Path) -> None:
+        self._ramdisk = ramdisk
+        self._tier: LocalTier | None = None
+
+    def tier(self) -> LocalTier:
+        self.close()
+        writer = Writer(process_index=0, process_count=3, slice_index=0, hostname="host")
+        self._tier = LocalTier.open(self._ramdisk, RUN_ID, writer, copy_threads=1, slots=_SLOTS)
+        return self._tier
+
+    def damage(self, step: int) -> None:
+        tier = self.tier()
+        (held,) = [held for held in tier.held()[0] if held.save.step == step]
+        contents = tier.contents(held.digest)
+        assert contents is not None
+        largest = max(contents.shards, key=lambda entry: entry.nbytes)
+        paths = [tier.path / file_name(number) for number in range(_SLOTS)]
+        for path in (path for path in paths if path.exists()):
+            data = bytearray(path.read_bytes())
+            data[largest.offset] ^= 1
+            path.write_bytes(data)
+
+    def close(self) -> None:
+        if self._tier is not None:
+            self._tier.close()
+
+
+class StoragePlace:
+    """A directory or URL."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def tier(self) -> PersistentTier:
+        tier = PersistentTier(self._directory, timeout_s=60.0)
+        tier.create()
+        tier.writer = writer_of(tier)
+        return tier
+
+    def damage(self, step: int) -> None:
+        folder = epath.Path(self._directory) / str(step)
+        patterns = ("default/d/*", "default/*/d/*")
+        files = [path for each in patterns for path in folder.glob(each) if path.is_file()]
+        path = max(files, key=lambda each: len(each.read_bytes()))
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(bytes(data))
+
+    def close(self) -> None:
+        pass
+
+
+class MemoryPlace:
+    """A tier that is its own place."""
+
+    def __init__(self) -> None:
+        self._tier = MemoryTier()
+
+    def tier(self) -> MemoryTier:
+        return self._tier
+
+    def damage(self, step: int) -> None:
+        self._tier.open_step(step).damage()
+
+    def close(self) -> None:
+        pass
+
+
+def main() -> None:
+    found: dict[str, str] = {}
+    for case in CASES:
+        try:
+            case(StoragePlace(f"gs://bucket/{case.__name__}"))
+        except BaseException:  # noqa: BLE001 - the test shows it
+            found[case.__name__] = traceback.format_exc()
+        else:
+            found[case.__name__] = ""
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
