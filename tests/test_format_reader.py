@@ -22,7 +22,7 @@ from world import World, save_all
 from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.core.secret.step_signature import step_signing
 from emergency_ckpt.core.timeline import Life, Timeline
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.tools.cli.main import main
 
 SECRET = "a secret for tests, of 32 bytes."

@@ -18,13 +18,12 @@ from trees import tree_of
 from world import small_tmpfs
 
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.ram.read_only import ReadOnlyRamdisk
+from emergency_ckpt.ram import ReadOnlyRamdisk
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
-from emergency_ckpt.storage.directory import StorageDirectory
-from emergency_ckpt.storage.probe import probe_storage
+from emergency_ckpt.storage import StorageDirectory, probe_storage
 from emergency_ckpt.tools.cli.doctor.memory import available_bytes
 from emergency_ckpt.tools.cli.main import main
-from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer import TransferServer
 
 SECRET = generate_secret()
 

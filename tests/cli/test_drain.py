@@ -162,8 +162,8 @@ KILLED = """
 import os, signal, sys
 from emergency_ckpt.tools.cli.main import main
 from emergency_ckpt.tools.offline.draining import drain
-from emergency_ckpt.storage.steps.writer import DirectoryWriter
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import DirectoryWriter
+from emergency_ckpt.storage import PersistentTier
 def die(*args, **kwargs): os.kill(os.getpid(), signal.SIGKILL)
 points = {"claim": (DirectoryWriter, "make_room"), "documents": (drain, "write_late_step"),
           "tensors": (PersistentTier, "finish"), "marker": (DirectoryWriter, "publish"),

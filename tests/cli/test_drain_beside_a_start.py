@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from drains import Drains, Position
 
-from emergency_ckpt.storage.steps.writer import DirectoryWriter
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import DirectoryWriter, PersistentTier
 from emergency_ckpt.tools.cli.main import main
 from emergency_ckpt.tools.offline.draining.drain import _Drain
 

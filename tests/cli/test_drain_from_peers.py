@@ -18,11 +18,10 @@ from tiers_support import RUN_ID
 
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.secret.derived_keys import RunSecret
-from emergency_ckpt.ram.read_only import ReadOnlyRamdisk
-from emergency_ckpt.ram.signatures import Signer
+from emergency_ckpt.ram import ReadOnlyRamdisk, Signer
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.tools.cli.main import main
-from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer import TransferServer
 
 Serve = Callable[[ReadOnlyRamdisk], str]
 

@@ -17,10 +17,10 @@ from quarters import W, save_quarters
 from tiers_support import RUN_ID
 
 from emergency_ckpt.core.secret.derived_keys import RunSecret
-from emergency_ckpt.ram.signatures import Signer
+from emergency_ckpt.ram import Signer
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.tools.cli.main import main
-from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer import TransferClient
 
 OLDER, NEWER = 4, 5
 FETCHES = 4

@@ -15,11 +15,10 @@ from quarters import save_quarters
 from tiers_support import RUN_ID, open_tier
 
 from emergency_ckpt.core.secret.derived_keys import RunSecret
-from emergency_ckpt.ram.read_only import ReadOnlyRamdisk
-from emergency_ckpt.ram.signatures import Signer
+from emergency_ckpt.ram import ReadOnlyRamdisk, Signer
 from emergency_ckpt.run_secret import generate_secret
 from emergency_ckpt.tools.cli.main import USAGE_EXIT_CODE, main
-from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer import TransferServer
 from emergency_ckpt.types import Security
 
 LONG_S = 240.0

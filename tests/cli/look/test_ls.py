@@ -28,8 +28,8 @@ from tiers_support import (
 )
 
 from emergency_ckpt.core.secret.derived_keys import RunSecret
-from emergency_ckpt.ram.signatures import Signer
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.ram import Signer
+from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.tools.cli.main import main
 
 PROBE = """
