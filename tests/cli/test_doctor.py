@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from fake_gcs import FakeGcs
+from looks import eckpt_here
 from trees import tree_of
 from world import small_tmpfs
 
@@ -22,7 +23,6 @@ from emergency_ckpt.ram import ReadOnlyRamdisk
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.storage import StorageDirectory, probe_storage
 from emergency_ckpt.tools.cli.doctor.memory import available_bytes
-from emergency_ckpt.tools.cli.main import main
 from emergency_ckpt.transfer import TransferServer
 
 SECRET = generate_secret()
@@ -46,7 +46,7 @@ def ramdisk() -> Iterator[Path]:
 
 def doctor(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[str, Any]]:
     """Return the exit status, and the checks by name."""
-    code = main(["doctor", "--json", *map(str, words)])
+    code = eckpt_here("doctor", "--json", *words)
     found = json.loads(capsys.readouterr().out)
     return code, {check["check"]: check for check in found["checks"]}
 

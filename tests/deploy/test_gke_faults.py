@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from kubernetes_rules import words
+from looks import USAGE_EXIT_CODE, eckpt_here
 
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.cli.main import USAGE_EXIT_CODE, main
 from emergency_ckpt.tools.deploy.quantity import format_quantity, parse_quantity
 
 
@@ -54,14 +54,14 @@ def test_fault_is_named(
     if "ramdisk_source" in changes:  # the helper writes a valid one behind it
         at = arguments.index("daemonset")
         del arguments[at - 1 : at + 1]
-    assert main(arguments) == USAGE_EXIT_CODE
+    assert eckpt_here(*arguments) == USAGE_EXIT_CODE
     out, err = capsys.readouterr()
     assert problem in err
     assert out == ""
 
 
 def test_faults_are_named_together(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words(ramdisk="1Gi", hosts="4", secret="", name="A")) == USAGE_EXIT_CODE
+    assert eckpt_here(*words(ramdisk="1Gi", hosts="4", secret="", name="A")) == USAGE_EXIT_CODE
     err = capsys.readouterr().err
     for problem in ("--name", "no secret", "--hosts 4", "--ramdisk 1Gi"):
         assert problem in err
@@ -69,7 +69,7 @@ def test_faults_are_named_together(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_missing_program_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = words()
-    assert main(arguments[: arguments.index("--")]) == USAGE_EXIT_CODE
+    assert eckpt_here(*arguments[: arguments.index("--")]) == USAGE_EXIT_CODE
     assert "no program was given" in capsys.readouterr().err
 
 
@@ -80,7 +80,7 @@ def test_secret_file_that_is_none_is_refused(
     file = tmp_path / "secret"
     file.write_text(text)
     file.chmod(mode)
-    assert main(words("daemonset", "--secret-file", str(file))) == USAGE_EXIT_CODE
+    assert eckpt_here(*words("daemonset", "--secret-file", str(file))) == USAGE_EXIT_CODE
     out, err = capsys.readouterr()
     assert out == ""
     assert "secret" in err

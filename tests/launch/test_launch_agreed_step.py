@@ -8,9 +8,9 @@ import time
 
 import pytest
 from launch_support import MakeSpec
+from looks import eckpt_here
 
 from emergency_ckpt.config import Config
-from emergency_ckpt.tools.cli.main import main
 from emergency_ckpt.tools.launch.job import JobResult, JobSpec
 from emergency_ckpt.tools.launch.supervisor import Supervisor
 
@@ -97,7 +97,7 @@ def test_grace_is_longer_than_a_preemption_save(
     default_s = JobSpec.grace_s
     assert default_s >= Config.preemption_grace_s + 5
     with pytest.raises(SystemExit):
-        main(["launch", "--help"])
+        eckpt_here("launch", "--help")
     said = " ".join(capsys.readouterr().out.split())
     assert "seconds from SIGTERM to SIGKILL when the job is stopped" in said
     assert f"ends all at once (default: {default_s})" in said

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from looks import tree_of
+from looks import eckpt_here, tree_of
 from persistent_steps import fill
 from tiers_support import (
     LAYOUT,
@@ -22,14 +22,13 @@ from tiers_support import (
     write_save,
 )
 
-from emergency_ckpt.tools.cli.main import main
 from emergency_ckpt.tools.offline import step_source
 from emergency_ckpt.tools.offline.compare import largest_difference
 
 
 def diff(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[str, Any]]:
     """Return the exit status, and the differences by leaf."""
-    code = main(["diff", "--json", *map(str, words)])
+    code = eckpt_here("diff", "--json", *words)
     out = capsys.readouterr().out
     found = json.loads(out)["differences"] if out else ()
     return code, {each["path"]: each for each in found}
@@ -85,7 +84,7 @@ def test_diff_damaged_copy_is_passed_over_for_a_sound_one(
     spoil(first)
     assert diff(capsys, "10", "10", "--local-dir", ramdisk)[0] == 0
     spoil(second)
-    assert main(["diff", "10", "10", "--local-dir", str(ramdisk)]) == 3
+    assert eckpt_here("diff", "10", "10", "--local-dir", ramdisk) == 3
     assert "no copy is sound" in capsys.readouterr().err
 
 
@@ -168,7 +167,7 @@ def test_diff_bad_names_are_errors(
         tier.publish_host_state(save_id(10), owner, 4, document(10, owner))
     tier.close()
     try:
-        found = main(["diff", *(str(ramdisk) if word == "RAM" else word for word in words)])
+        found = eckpt_here("diff", *(str(ramdisk) if word == "RAM" else word for word in words))
     except SystemExit as error:
         found = error.code
     assert found == code
