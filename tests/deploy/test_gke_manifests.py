@@ -20,10 +20,10 @@ from kubernetes_rules import (
     started_trainers,
     words,
 )
+from launch_support import JobEnvironment
 from looks import eckpt_here
 
 from emergency_ckpt.config import Config
-from emergency_ckpt.tools.launch.environment import JobEnvironment
 
 GKE = Path(__file__).parents[2] / "deploy" / "gke"
 

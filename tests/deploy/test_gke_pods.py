@@ -24,10 +24,9 @@ from kubernetes_rules import (
     started_trainers,
     words,
 )
+from launch_support import ReservedPort
 from ledgers import complete_in
 from looks import eckpt_here
-
-from emergency_ckpt.tools.launch.process_set import ReservedPort
 
 ROOT = Path(__file__).parents[2]
 GKE = ROOT / "deploy" / "gke"

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 from looks import eckpt_here
-from run_log_support import failed_run, logged, restored_at, write_log
+from run_log_support import failed_run, logged, report_page, restored_at, write_log
 
 from emergency_ckpt.core.run_log.run_events import RunEvent
-from emergency_ckpt.tools.report.page import ReportRun, page_of
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'<!--"
 
@@ -42,7 +41,7 @@ class Elements(HTMLParser):
 
 
 def page(events: list[RunEvent], **changes: object) -> Elements:
-    return Elements(page_of("Report", [ReportRun(title="run7", events=events, **changes)]))  # type: ignore[arg-type]
+    return Elements(report_page(events, **changes))
 
 
 def events_that_say(words: str) -> list[RunEvent]:

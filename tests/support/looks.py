@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from emergency_ckpt.tools.cli.main import USAGE_EXIT_CODE, main
+import pytest
 
-__all__ = ["USAGE_EXIT_CODE", "Tree", "eckpt", "eckpt_here", "eckpt_json", "tree_of"]
+from emergency_ckpt.tools.cli.main import COMMANDS, RUN, USAGE_EXIT_CODE, Command, main
+
+__all__ = ["USAGE_EXIT_CODE", "Tree", "add_command", "eckpt", "eckpt_here", "eckpt_json", "tree_of"]
 
 Tree = dict[str, tuple[int, int, int, int, bytes | str]]
 
@@ -49,6 +51,14 @@ def eckpt(
 def eckpt_here(*words: object) -> int:
     """Run ``eckpt`` in this process, which may have put a fault there; return its exit status."""
     return main([*map(str, words)])
+
+
+def add_command(
+    monkeypatch: pytest.MonkeyPatch, module: str, *, takes_command: bool = False
+) -> None:
+    """Add the command ``toy``, which needs the extra ``demo``."""
+    command = Command(module, "a toy", RUN, "demo", takes_command=takes_command)
+    monkeypatch.setitem(COMMANDS, "toy", command)
 
 
 def eckpt_json(*arguments: object, env: dict[str, str] | None = None) -> tuple[int, Any]:
