@@ -6,10 +6,14 @@ Tests say what goes wrong; where in the product that is, only this file knows.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from memory_coordination import MemoryService
 
+from emergency_ckpt.cluster import membership
 from emergency_ckpt.event_log import log_writer
 from emergency_ckpt.tools.offline import step_source
 
@@ -39,3 +43,11 @@ MOST_EVENTS_WAITING = log_writer.MAX_WAITING
 def leaves_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
     """Let commands that read a step read at most so many bytes of a leaf at a time."""
     monkeypatch.setattr(step_source, "PIECE_BYTES", size_bytes)
+
+
+@contextmanager
+def coordinated_by(service: MemoryService) -> Iterator[None]:
+    """Let checkpointers of this process coordinate by ``service``, as its process 0."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(membership, "connect", lambda _: service.member(0))
+        yield
