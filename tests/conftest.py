@@ -38,7 +38,7 @@ from places import AXLEARN_DOUBLE
 from tiers_support import open_tier
 from world import World
 
-from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.ram import LocalTier
 
 warm_start.install()
 

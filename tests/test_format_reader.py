@@ -16,14 +16,14 @@ from bucket_programs import printed_beside_bucket
 from drains import Drains
 from format_reader import DirectoryFiles, Storage, allows, read_ramdisk, read_storage
 from golden_example import ledger, slot_bytes
+from looks import eckpt_here
 from places import GOLDEN
 from world import World, save_all
 
 from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.core.secret.step_signature import step_signing
 from emergency_ckpt.core.timeline import Life, Timeline
-from emergency_ckpt.storage.tier import PersistentTier
-from emergency_ckpt.tools.cli.main import main
+from emergency_ckpt.storage import PersistentTier
 
 SECRET = "a secret for tests, of 32 bytes."
 BOTH: dict[str, Any] = {"save_every": 1, "local_save_every": 1}
@@ -144,7 +144,7 @@ def listed(
     """The steps of ``eckpt ls --json``, of both tiers."""
     words = ["ls", "--json", "--dir", str(world.persistent), "--local-dir", str(world.ramdisk)]
     capsys.readouterr()
-    main([*words, *([] if secret is None else ["--secret-file", str(_file_of(world, secret))])])
+    eckpt_here(*words, *([] if secret is None else ["--secret-file", str(_file_of(world, secret))]))
     return json.loads(capsys.readouterr().out)["steps"]
 
 

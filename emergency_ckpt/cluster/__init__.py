@@ -18,3 +18,42 @@ known to have passed it; a value that was not sealed by a process of this start 
 
 Not guaranteed: secrecy or availability of the service itself (see docs/security.md).
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from emergency_ckpt.cluster.coordination import Coordinator, LocalCoordinator
+    from emergency_ckpt.cluster.left_processes import LeftProcesses
+    from emergency_ckpt.cluster.peers import Peers
+    from emergency_ckpt.cluster.round import Cell, Round, Series
+    from emergency_ckpt.cluster.shard_source import ProcessHoldings
+
+__all__ = [
+    "Cell",
+    "Coordinator",
+    "LeftProcesses",
+    "LocalCoordinator",
+    "Peers",
+    "ProcessHoldings",
+    "Round",
+    "Series",
+]
+
+_HOMES = {
+    "Coordinator": "coordination",
+    "LocalCoordinator": "coordination",
+    "LeftProcesses": "left_processes",
+    "Round": "round",
+    "Cell": "round",
+    "Series": "round",
+    "Peers": "peers",
+    "ProcessHoldings": "shard_source",
+}
+
+
+def __getattr__(name: str) -> object:
+    # On first use: some modules of this room are imported by programs that start without JAX.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -13,5 +13,6 @@ attrs or pydantic the texts of the faults and the rules between settings would r
 """
 
 from emergency_ckpt.config.settings import Config, HostStateRemap, run_id_of
+from emergency_ckpt.config.table import settings_table
 
-__all__ = ["Config", "HostStateRemap", "run_id_of"]
+__all__ = ["Config", "HostStateRemap", "run_id_of", "settings_table"]

@@ -25,7 +25,18 @@ dropped meanwhile, and the event ``log.lost`` tells their number afterwards.
 Not guaranteed: that a line survives a crash of the host, since nothing is synced.
 """
 
+from emergency_ckpt.event_log.log_writer import EventLog, open_event_log
 from emergency_ckpt.event_log.reader import EventHistory, read_events
-from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.event_log.records import LoggedEvent, decode_line, encode_line
+from emergency_ckpt.event_log.tail import LogTail
 
-__all__ = ["EventHistory", "LoggedEvent", "read_events"]
+__all__ = [
+    "EventHistory",
+    "EventLog",
+    "LogTail",
+    "LoggedEvent",
+    "decode_line",
+    "encode_line",
+    "open_event_log",
+    "read_events",
+]

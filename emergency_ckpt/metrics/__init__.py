@@ -8,6 +8,7 @@ server for Prometheus.
 """
 
 from emergency_ckpt.metrics.checkpoint_log import CheckpointLog
+from emergency_ckpt.metrics.metric_table import METRICS, samples_of
 from emergency_ckpt.metrics.tensorboard import TensorBoard
 
-__all__ = ["CheckpointLog", "TensorBoard"]
+__all__ = ["METRICS", "CheckpointLog", "TensorBoard", "samples_of"]

@@ -29,3 +29,42 @@ Not guaranteed: survival of the host, whose copies other slices hold; the bytes 
 restore compares with the CRC32C of capture time; protection from root or from another process of
 the same user.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from emergency_ckpt.ram.manifest import build_contents, contents_digest
+    from emergency_ckpt.ram.other_runs import OtherRuns, left_runs, remove_run
+    from emergency_ckpt.ram.read_only import ReadOnlyRamdisk
+    from emergency_ckpt.ram.signatures import Signer
+    from emergency_ckpt.ram.tier import LocalTier
+
+__all__ = [
+    "LocalTier",
+    "OtherRuns",
+    "ReadOnlyRamdisk",
+    "Signer",
+    "build_contents",
+    "contents_digest",
+    "left_runs",
+    "remove_run",
+]
+
+_HOMES = {
+    "LocalTier": "tier",
+    "ReadOnlyRamdisk": "read_only",
+    "Signer": "signatures",
+    "OtherRuns": "other_runs",
+    "left_runs": "other_runs",
+    "remove_run": "other_runs",
+    "build_contents": "manifest",
+    "contents_digest": "manifest",
+}
+
+
+def __getattr__(name: str) -> object:
+    # On first use: some modules of this room are imported by programs that start without numpy.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

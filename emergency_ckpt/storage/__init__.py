@@ -28,3 +28,41 @@ folders to the disk (``file_io_sync``); the marker and the renames of a step are
 Not guaranteed: the bytes of the tensors, which the restore compares with the CRC32Cs of capture
 time; protection from a process that may write to the directory (docs/security.md).
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from emergency_ckpt.storage.directory import StorageDirectory
+    from emergency_ckpt.storage.log import LogRead, StepLog
+    from emergency_ckpt.storage.marker import StepMarker
+    from emergency_ckpt.storage.probe import probe_storage
+    from emergency_ckpt.storage.steps.writer import DirectoryWriter
+    from emergency_ckpt.storage.tier import PersistentTier
+
+__all__ = [
+    "DirectoryWriter",
+    "LogRead",
+    "PersistentTier",
+    "StepLog",
+    "StepMarker",
+    "StorageDirectory",
+    "probe_storage",
+]
+
+_HOMES = {
+    "PersistentTier": "tier",
+    "StorageDirectory": "directory",
+    "DirectoryWriter": "steps.writer",
+    "StepLog": "log",
+    "LogRead": "log",
+    "StepMarker": "marker",
+    "probe_storage": "probe",
+}
+
+
+def __getattr__(name: str) -> object:
+    # On first use: some modules of this room are imported by programs that start without JAX.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -17,3 +17,18 @@ raises, no thread writes to its target.
 Not guaranteed: that the received bytes are those of capture time (step 5); secrecy of shards where
 ``transfer_security`` is "crc"; a retry at another holder, which the restore decides.
 """
+
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.pool import UnprovedPeer
+from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer.source import FileTarget, Holdings, PartlyMade, ShardTarget
+
+__all__ = [
+    "FileTarget",
+    "Holdings",
+    "PartlyMade",
+    "ShardTarget",
+    "TransferClient",
+    "TransferServer",
+    "UnprovedPeer",
+]

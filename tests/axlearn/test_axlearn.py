@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 from places import AXLEARN_DOUBLE
-from running_jobs import ByProgram, job_root, run_life, spec_of
-
-from emergency_ckpt.tools.launch.job_layout import JobLayout
+from running_jobs import ByProgram, job_root, renumbered, run_life, spec_of
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -40,7 +38,7 @@ def life(root: Path, *programs: str, number: int, order: list[int] | None = None
     path = os.pathsep.join([str(AXLEARN_DOUBLE), os.environ.get("PYTHONPATH", "")])
     spec = spec_of(root, "axlearn_job.py", *programs)
     spec = dataclasses.replace(spec, env={"PYTHONPATH": path})
-    topology = None if order is None else JobLayout.first(2, 2).renumbered(order)
+    topology = None if order is None else renumbered(order)
     results = run_life(spec, root, life=number, topology=topology)
     return ByProgram(results)
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from emergency_ckpt.config import Config
-from emergency_ckpt.config.table import settings_table
+from emergency_ckpt.config import Config, settings_table
 from emergency_ckpt.errors import ConfigError
 
 IN_AXLEARNS_FORM = {

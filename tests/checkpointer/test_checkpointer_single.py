@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from faults import coordinated_by
 from memory_coordination import MemoryService
 from world import LONG_S, World, logged, same, save_all, small_tmpfs
 
-from emergency_ckpt.cluster import membership
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.errors import (
     CheckpointError,
@@ -325,15 +325,13 @@ def test_nothing_is_saved_or_restored_after_stop(world: World) -> None:
 
 def test_keys_of_restores_and_saves_do_not_pile_up(world: World) -> None:
     service = MemoryService(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(membership, "connect", lambda _: service.member(0))
-        with world.open_both() as checkpointer:
-            counts: list[int] = []
-            for step in range(1, 51):
-                save_all(checkpointer, world, step)
-                if step % 5 == 0:
-                    assert checkpointer.restore(state=world.state(0))[0] == step
-                    counts.append(len(service.values))
+    with coordinated_by(service), world.open_both() as checkpointer:
+        counts: list[int] = []
+        for step in range(1, 51):
+            save_all(checkpointer, world, step)
+            if step % 5 == 0:
+                assert checkpointer.restore(state=world.state(0))[0] == step
+                counts.append(len(service.values))
     assert max(counts) <= counts[3]
 
 

@@ -6,14 +6,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-
-from emergency_ckpt.tools.cli.main import USAGE_EXIT_CODE, main
+from looks import USAGE_EXIT_CODE, eckpt_here
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "99999", "80.5", "http"])
 def test_port_that_is_none(port: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["serve", "--local-dir", "/dev/shm", "--run-id", "r", "--port", port])
+        eckpt_here("serve", "--local-dir", "/dev/shm", "--run-id", "r", "--port", port)
     assert ended.value.code == USAGE_EXIT_CODE
     assert "argument --port" in capsys.readouterr().err
 
@@ -30,7 +29,7 @@ def test_number_that_is_none(
     command: str, name: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([command, f"{name}={value}"])
+        eckpt_here(command, f"{name}={value}")
     assert ended.value.code == USAGE_EXIT_CODE
     assert f"argument {name}" in capsys.readouterr().err
 
@@ -39,7 +38,7 @@ def test_job_that_is_refused_leaves_no_directory_for_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert main(["launch", "--slices", "0", "--", "true"]) == USAGE_EXIT_CODE
+    assert eckpt_here("launch", "--slices", "0", "--", "true") == USAGE_EXIT_CODE
     assert "slices must be at least 1" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -50,7 +49,7 @@ def test_directory_that_cannot_be_made_is_said(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "file").write_text("")
     place = str(tmp_path / "file" / "below")
-    assert main(["launch", "--local-root", place, "--", "true"]) == 1
+    assert eckpt_here("launch", "--local-root", place, "--", "true") == 1
     error = capsys.readouterr().err
     assert "eckpt launch: " in error
     assert place in error

@@ -6,13 +6,14 @@ import shlex
 from pathlib import Path
 
 import pytest
+from looks import USAGE_EXIT_CODE, eckpt_here
 
-from emergency_ckpt.tools.cli.main import COMMANDS, USAGE_EXIT_CODE, main, parse
+from emergency_ckpt.tools.cli.main import COMMANDS, parse
 
 
 def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     with pytest.raises(SystemExit) as ended:
-        main([*words, "--help"])
+        eckpt_here(*words, "--help")
     assert ended.value.code == 0
     return capsys.readouterr().out
 
@@ -71,5 +72,5 @@ def test_options_that_clash_are_named(
     words: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = [] if "--reserve" in words else ["--local-dir", str(tmp_path)]
-    assert main([*words, *place]) == USAGE_EXIT_CODE
+    assert eckpt_here(*words, *place) == USAGE_EXIT_CODE
     assert problem in capsys.readouterr().err

@@ -14,17 +14,15 @@ from typing import Any
 
 import pytest
 from fake_gcs import FakeGcs
+from looks import eckpt_here
 from trees import tree_of
 from world import small_tmpfs
 
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.ram.read_only import ReadOnlyRamdisk
+from emergency_ckpt.ram import ReadOnlyRamdisk
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
-from emergency_ckpt.storage.directory import StorageDirectory
-from emergency_ckpt.storage.probe import probe_storage
-from emergency_ckpt.tools.cli.doctor.memory import available_bytes
-from emergency_ckpt.tools.cli.main import main
-from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.storage import StorageDirectory, probe_storage
+from emergency_ckpt.transfer import TransferServer
 
 SECRET = generate_secret()
 
@@ -47,7 +45,7 @@ def ramdisk() -> Iterator[Path]:
 
 def doctor(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[str, Any]]:
     """Return the exit status, and the checks by name."""
-    code = main(["doctor", "--json", *map(str, words)])
+    code = eckpt_here("doctor", "--json", *words)
     found = json.loads(capsys.readouterr().out)
     return code, {check["check"]: check for check in found["checks"]}
 
@@ -247,18 +245,6 @@ def test_doctor_import_starts_no_accelerator_backend(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_memory_smallest_cgroup_limit_counts(tmp_path: Path) -> None:
-    inner = tmp_path / "pod" / "container"
-    inner.mkdir(parents=True)
-    (tmp_path / "groups").write_text("0::/pod/container\n")
-    for folder, limit in ((inner, "max\n"), (tmp_path / "pod", "5000\n")):
-        (folder / "memory.max").write_text(limit)
-        (folder / "memory.current").write_text("4500\n")
-        (folder / "memory.stat").write_text("anon 4000\ninactive_file 300\n")
-    found = available_bytes(tmp_path, tmp_path / "groups")
-    assert found == (800, f"cgroup {tmp_path / 'pod'}")
 
 
 class _Forgetful(StorageDirectory):

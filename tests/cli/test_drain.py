@@ -11,11 +11,10 @@ import sys
 
 import pytest
 from drains import Drains, Position
-from looks import tree_of
+from looks import eckpt_here, tree_of
 from world import save_all
 
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
-from emergency_ckpt.tools.cli.main import main
 
 MAIN = [sys.executable, "-m", "emergency_ckpt.tools.cli.main"]
 
@@ -146,7 +145,7 @@ def test_drain_without_whole_step_says_what_is_missing(drains: Drains) -> None:
     world.lose_ram()
     world.ramdisk.mkdir(mode=0o700)
     assert drains.drain("--run-id", "run")[0] == 1
-    assert main(["export", "--drain", "--dir", str(world.persistent)]) == 2
+    assert eckpt_here("export", "--drain", "--dir", world.persistent) == 2
 
 
 def test_drain_with_the_secret_signs_the_step(
@@ -161,9 +160,7 @@ def test_drain_with_the_secret_signs_the_step(
 KILLED = """
 import os, signal, sys
 from emergency_ckpt.tools.cli.main import main
-from emergency_ckpt.storage import late_arrays
-from emergency_ckpt.storage.steps.writer import DirectoryWriter
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import DirectoryWriter, PersistentTier, late_arrays
 def die(*args, **kwargs): os.kill(os.getpid(), signal.SIGKILL)
 points = {"claim": (DirectoryWriter, "make_room"), "documents": (late_arrays, "write_late_step"),
           "tensors": (PersistentTier, "finish"), "marker": (DirectoryWriter, "publish"),

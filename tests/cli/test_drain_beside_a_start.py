@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 from drains import Drains, Position
+from looks import eckpt_here
 
-from emergency_ckpt.storage import late_arrays
-from emergency_ckpt.storage.steps.writer import DirectoryWriter
-from emergency_ckpt.storage.tier import PersistentTier
-from emergency_ckpt.tools.cli.main import main
+from emergency_ckpt.storage import DirectoryWriter, PersistentTier, late_arrays
 
 POINTS: dict[str, tuple[object, str]] = {
     "claim": (DirectoryWriter, "begin"),
@@ -54,6 +52,6 @@ def test_drain_beside_a_job_that_starts_spoils_no_step(
             ckpt.check_for_errors()
 
     once_before(monkeypatch, *POINTS[point], live)
-    main(drains.words())  # it may end with an error
+    eckpt_here(*drains.words())  # it may end with an error
     assert drains.restored() == (8, 80)
     assert drains.restored_from_storage() == (8, 80)

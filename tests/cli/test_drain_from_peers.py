@@ -12,17 +12,15 @@ import msgspec
 import orbax.checkpoint as ocp
 import pytest
 from fake_gcs import FakeGcs
-from looks import eckpt_json, tree_of
+from looks import eckpt_here, eckpt_json, tree_of
 from quarters import W, save_quarters
 from tiers_support import RUN_ID
 
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.secret.derived_keys import RunSecret
-from emergency_ckpt.ram.read_only import ReadOnlyRamdisk
-from emergency_ckpt.ram.signatures import Signer
+from emergency_ckpt.ram import ReadOnlyRamdisk, Signer
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
-from emergency_ckpt.tools.cli.main import main
-from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer import TransferServer
 
 Serve = Callable[[ReadOnlyRamdisk], str]
 
@@ -79,11 +77,11 @@ def test_drain_fetches_what_only_peers_have(
         "--local-dir",
         str(quarters[0]),
     ]
-    assert main(words) == 1
+    assert eckpt_here(*words) == 1
     assert "held nowhere" in capsys.readouterr().out
-    assert main([*words, "--peers", peers[0]]) == 1
+    assert eckpt_here(*words, "--peers", peers[0]) == 1
     assert "held nowhere" in capsys.readouterr().out
-    assert main([*words, "--peers", ",".join(["127.0.0.1:1", *peers])]) == 0
+    assert eckpt_here(*words, "--peers", ",".join(["127.0.0.1:1", *peers])) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["step"], found["is_written"]) == (5, True)
     assert [note.partition(" ")[0] for note in found["notes"]] == ["127.0.0.1:1:"]
@@ -114,7 +112,7 @@ def test_drain_takes_a_peers_copy_for_a_damaged_one(
         "--local-dir",
         str(quarters[0]),
     ]
-    assert main([*words, "--peers", ",".join(peers)]) == 0
+    assert eckpt_here(*words, "--peers", ",".join(peers)) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["step"], found["is_written"]) == (5, True)
     assert any(str(slot) in note for note in found["notes"])
@@ -145,7 +143,7 @@ def test_drain_is_refused_while_a_peer_trains(
         "--peers",
         peer,
     ]
-    assert main(words) == 1
+    assert eckpt_here(*words) == 1
     assert "the job still runs" in capsys.readouterr().err
 
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 import pytest
+from looks import eckpt_here
 from quarters import W, save_quarters
 from tiers_support import RUN_ID
 
 from emergency_ckpt.core.secret.derived_keys import RunSecret
-from emergency_ckpt.ram.signatures import Signer
+from emergency_ckpt.ram import Signer
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
-from emergency_ckpt.tools.cli.main import main
-from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer import TransferClient
 
 OLDER, NEWER = 4, 5
 FETCHES = 4
@@ -66,7 +66,7 @@ def drained(
     hosts: Hosts, directory: Path, address: str, capsys: pytest.CaptureFixture[str]
 ) -> dict[str, Any]:
     words = ["--dir", str(directory), "--local-dir", str(hosts.own), "--run-id", RUN_ID]
-    assert main(["export", "--drain", "--json", *words, "--peers", address]) == 0
+    assert eckpt_here("export", "--drain", "--json", *words, "--peers", address) == 0
     with ocp.CheckpointManager(directory) as manager:
         stored = manager.restore(None, args=ocp.args.StandardRestore())
     assert stored["w"].tobytes() == W.tobytes()

@@ -11,10 +11,8 @@ import pytest
 from persistent_steps import POINTS, RUN_ID, complete_steps, life, save_over, value_of, writer_of
 
 from emergency_ckpt.errors import DirectoryInUse, PersistentTierError
-from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage import DirectoryWriter, PersistentTier, StorageDirectory
 from emergency_ckpt.storage.steps.stored import StoredSteps
-from emergency_ckpt.storage.steps.writer import DirectoryWriter
-from emergency_ckpt.storage.tier import PersistentTier
 
 LONG_S = 60.0
 MOST_CALLS = 24

@@ -15,12 +15,10 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from looks import tree_of
+from looks import eckpt_here, tree_of
 from quarters import W, save_quarters
 from tiers_support import LAYOUT, RUN_ID, document, open_tier, save_id, shard_bytes, write_save
 from world import World, same
-
-from emergency_ckpt.tools.cli.main import main
 
 
 def training_state(step: int) -> dict[str, Any]:
@@ -70,14 +68,14 @@ def test_export_of_both_tiers_is_restored_by_plain_orbax(
     places = ["--local-dir", str(world.ramdisk), "--dir", str(world.persistent)]
     for name, step in (("ram:newest", 3), ("storage:2", 2)):
         out = tmp_path / "made" / str(step)
-        assert main(["export", name, str(out), *places]) == 0, capsys.readouterr().err
+        assert eckpt_here("export", name, out, *places) == 0, capsys.readouterr().err
         restored = orbax_restore(out, step, training_state(0))
         assert bits_of(restored) == bits_of(training_state(step))
         assert jax.tree.structure(restored) == jax.tree.structure(training_state(step))
         (path,) = (out / "host_states").iterdir()
         assert path.name == "process_00000_of_00001.json"
         assert json.loads(path.read_text()) == {"at": step, "big": {"__int__": hex(2**70)}}
-        assert main(["diff", name, str(out / str(step)), *places]) == 0
+        assert eckpt_here("diff", name, str(out / str(step)), *places) == 0
     assert tree_of(*roots) == before
     assert sorted(path.name for path in (tmp_path / "made").iterdir()) == ["2", "3"]
 
@@ -135,7 +133,7 @@ def test_export_from_many_devices_is_restored_on_one(
         checkpointer.check_for_errors()
     places = ["--local-dir", str(world.ramdisk), "--dir", str(world.persistent)]
     out = tmp_path / "out"
-    assert main(["export", f"{tier}:7", str(out), *places]) == 0
+    assert eckpt_here("export", f"{tier}:7", out, *places) == 0
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     program = [sys.executable, "-c", PLAIN_READER, str(out)]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
@@ -147,7 +145,7 @@ def test_export_can_be_the_directory_of_a_job(world: World, tmp_path: Path) -> N
     places = ["--local-dir", str(world.ramdisk), "--dir", str(world.persistent)]
     for name in ("ram:2", "storage:2"):
         out = tmp_path / name.replace(":", "-")
-        assert main(["export", name, str(out), *places]) == 0
+        assert eckpt_here("export", name, out, *places) == 0
         world.lose_ram()
         with world.open_both(dir=str(out), replica_axis=None, mesh=None) as ckpt:
             step, state = ckpt.restore(state=training_state(0))
@@ -162,7 +160,7 @@ def test_export_without_storage_makes_dicts_and_says_so(
 ) -> None:
     save_steps(world, 3)
     out = tmp_path / "out"
-    assert main(["export", "3", str(out), "--local-dir", str(world.ramdisk)]) == 0
+    assert eckpt_here("export", "3", out, "--local-dir", world.ramdisk) == 0
     assert "all its nodes are dicts" in capsys.readouterr().err
     restored = orbax_restore(out, 3)
     state = training_state(3)
@@ -183,14 +181,14 @@ def test_export_puts_several_ramdisks_together(
     save_quarters(hosts[0], {0: [0, 1], 1: [2]})
     second = save_quarters(hosts[1], {2: [0, 3]})
     out = tmp_path / "out"
-    assert main(["export", "5", str(out), "--local-dir", str(hosts[0])]) == 1
+    assert eckpt_here("export", "5", out, "--local-dir", hosts[0]) == 1
     assert "held nowhere" in capsys.readouterr().err
     both = [word for host in hosts for word in ("--local-dir", str(host))]
     damage(second[2])  # its first quarter, of which the other host has a copy
-    assert main(["export", "5", str(out), *both]) == 0
+    assert eckpt_here("export", "5", out, *both) == 0
     assert orbax_restore(out, 5)["w"].tobytes() == W.tobytes()
     damage(hosts[0] / RUN_ID / "process_00000")
-    assert main(["export", "5", str(tmp_path / "other"), *both]) == 1
+    assert eckpt_here("export", "5", tmp_path / "other", *both) == 1
     assert "no copy is sound" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -202,11 +200,11 @@ def test_export_never_writes_over_anything(
     there = tmp_path / "there"
     there.mkdir()
     places = ["--local-dir", str(world.ramdisk)]
-    assert main(["export", "1", str(there), *places]) == 2
+    assert eckpt_here("export", "1", there, *places) == 2
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    assert main(["export", "1", str(tmp_path / "link"), *places]) == 2
+    assert eckpt_here("export", "1", tmp_path / "link", *places) == 2
     assert "exists already" in capsys.readouterr().err
-    assert main(["export", "9", str(tmp_path / "new"), *places]) == 1
+    assert eckpt_here("export", "9", tmp_path / "new", *places) == 1
     assert list(there.iterdir()) == []
     assert not (tmp_path / "new").exists()
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-
-from emergency_ckpt.tools.cli.main import USAGE_EXIT_CODE, main
+from looks import USAGE_EXIT_CODE, eckpt_here
 
 JOB = ["plan", "--slices", "4", "--hosts", "64", "--state-gib", "64"]
 
 
 def test_table_with_a_recommendation(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*JOB, "--lost-hosts", "3", "--survival", "0.98"]) == 0
+    assert eckpt_here(*JOB, "--lost-hosts", "3", "--survival", "0.98") == 0
     out = capsys.readouterr().out
     lines = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
     row = lines["striped(2)"]
@@ -24,7 +23,7 @@ def test_table_with_a_recommendation(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_json_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*JOB, "--json", "--ramdisk-gib", "1.6"]) == 0
+    assert eckpt_here(*JOB, "--json", "--ramdisk-gib", "1.6") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["recommended"] == "striped(3)"
     assert len(found["placements"]) == 5
@@ -32,14 +31,14 @@ def test_json_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_host_states_of_two_saves_and_all_buddies_count(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*JOB, "--json", "--host-state-mib", "64"]) == 0
+    assert eckpt_here(*JOB, "--json", "--host-state-mib", "64") == 0
     found = json.loads(capsys.readouterr().out)
     ram = {row["name"]: row["ram_bytes"] for row in found["placements"]}
     assert ram["striped(2)"] == (1 << 30) + 2 * 4 * (64 << 20)
-    assert main([*JOB, "--host-state-mib", "-1"]) == USAGE_EXIT_CODE
+    assert eckpt_here(*JOB, "--host-state-mib", "-1") == USAGE_EXIT_CODE
 
 
 @pytest.mark.parametrize("extra", [["--slices", "0"], ["--state-gib", "nan"], ["--survival", "2"]])
 def test_impossible_values_are_named(extra: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*JOB, *extra]) == USAGE_EXIT_CODE
+    assert eckpt_here(*JOB, *extra) == USAGE_EXIT_CODE
     assert extra[0].lstrip("-").split("-")[0] in capsys.readouterr().err

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from looks import eckpt_here
 from tiers_support import RUN_ID, assert_whole, complete_save, open_tier, slot_files
-
-from emergency_ckpt.tools.cli.main import main
 
 MIB = 1 << 20
 
 
 def _reserve(ramdisk: Path, *options: str) -> int:
-    return main(["doctor", "--reserve", "--local-dir", str(ramdisk), "--run-id", RUN_ID, *options])
+    return eckpt_here("doctor", "--reserve", "--local-dir", ramdisk, "--run-id", RUN_ID, *options)
 
 
 def test_each_process_of_the_host_gets_a_slot(

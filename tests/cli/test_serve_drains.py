@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from looks import USAGE_EXIT_CODE, eckpt_here
 from quarters import save_quarters
 from tiers_support import RUN_ID, open_tier
 
 from emergency_ckpt.core.secret.derived_keys import RunSecret
-from emergency_ckpt.ram.read_only import ReadOnlyRamdisk
-from emergency_ckpt.ram.signatures import Signer
+from emergency_ckpt.ram import ReadOnlyRamdisk, Signer
 from emergency_ckpt.run_secret import generate_secret
-from emergency_ckpt.tools.cli.main import USAGE_EXIT_CODE, main
-from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer import TransferServer
 from emergency_ckpt.types import Security
 
 LONG_S = 240.0
@@ -136,6 +135,6 @@ def test_serve_refuses_half_of_the_drain_options(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    assert main(["serve", "--local-dir", "/ram", "--run-id", RUN_ID, *words]) == USAGE_EXIT_CODE
+    assert eckpt_here("serve", "--local-dir", "/ram", "--run-id", RUN_ID, *words) == USAGE_EXIT_CODE
     assert signal.getsignal(signal.SIGTERM) is before
     assert "need each other" in capsys.readouterr().err

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from places import ROOT
 
-from emergency_ckpt.config.document import KEYWORDS, configuration_page, keywords_module
+from emergency_ckpt.config import Config
+from emergency_ckpt.config.document import (
+    KEYWORDS,
+    configuration_page,
+    keywords_module,
+    meanings_of_settings,
+)
 
 PAGE = ROOT / "docs" / "configuration.md"
 
@@ -21,3 +29,9 @@ def test_configuration_page_has_basic_settings_first() -> None:
 
 def test_configuration_page_is_that_of_config() -> None:
     assert PAGE.read_text() == configuration_page()
+
+
+def test_table_every_setting_has_a_meaning() -> None:
+    meanings = meanings_of_settings()
+    assert list(meanings) == [field.name for field in dataclasses.fields(Config)]
+    assert all(len(text) > 10 for text in meanings.values())

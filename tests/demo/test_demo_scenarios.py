@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from looks import USAGE_EXIT_CODE, eckpt_here
 
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.cli import main as cli
 from emergency_ckpt.tools.demo.scenarios import ALL, SCENARIOS, ScenarioJob, choose
 from emergency_ckpt.tools.launch.faults import check_faults, parse_fault
 from emergency_ckpt.tools.launch.job_layout import JobLayout
@@ -97,8 +97,8 @@ def test_what_cannot_be_shown_is_refused(
 def test_command_refuses_before_it_starts_anything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = cli.main(["demo", "--out", f"{tmp_path}/out", "--slices", "1"])
-    assert code == cli.USAGE_EXIT_CODE
+    code = eckpt_here("demo", "--out", f"{tmp_path}/out", "--slices", "1")
+    assert code == USAGE_EXIT_CODE
     assert "slice-loss needs 2 slices, got 1" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
 
@@ -109,6 +109,6 @@ def test_command_removes_only_what_a_demo_made(
     precious = tmp_path / "runs" / "precious"
     precious.parent.mkdir()
     precious.write_text("keep me")
-    assert cli.main(["demo", "--out", str(tmp_path)]) == cli.USAGE_EXIT_CODE
+    assert eckpt_here("demo", "--out", str(tmp_path)) == USAGE_EXIT_CODE
     assert "was not made by the demo" in capsys.readouterr().err
     assert precious.read_text() == "keep me"

@@ -22,9 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from launch_support import free_port
-
-from emergency_ckpt.tools.launch.environment import JobEnvironment
+from launch_support import JobEnvironment, free_port
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"

@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 from kubernetes_rules import words
-
-from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.cli.main import USAGE_EXIT_CODE, main
-from emergency_ckpt.tools.deploy.quantity import format_quantity, parse_quantity
+from looks import USAGE_EXIT_CODE, eckpt_here
 
 
 @pytest.mark.parametrize(
@@ -54,14 +51,14 @@ def test_fault_is_named(
     if "ramdisk_source" in changes:  # the helper writes a valid one behind it
         at = arguments.index("daemonset")
         del arguments[at - 1 : at + 1]
-    assert main(arguments) == USAGE_EXIT_CODE
+    assert eckpt_here(*arguments) == USAGE_EXIT_CODE
     out, err = capsys.readouterr()
     assert problem in err
     assert out == ""
 
 
 def test_faults_are_named_together(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words(ramdisk="1Gi", hosts="4", secret="", name="A")) == USAGE_EXIT_CODE
+    assert eckpt_here(*words(ramdisk="1Gi", hosts="4", secret="", name="A")) == USAGE_EXIT_CODE
     err = capsys.readouterr().err
     for problem in ("--name", "no secret", "--hosts 4", "--ramdisk 1Gi"):
         assert problem in err
@@ -69,7 +66,7 @@ def test_faults_are_named_together(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_missing_program_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = words()
-    assert main(arguments[: arguments.index("--")]) == USAGE_EXIT_CODE
+    assert eckpt_here(*arguments[: arguments.index("--")]) == USAGE_EXIT_CODE
     assert "no program was given" in capsys.readouterr().err
 
 
@@ -80,22 +77,8 @@ def test_secret_file_that_is_none_is_refused(
     file = tmp_path / "secret"
     file.write_text(text)
     file.chmod(mode)
-    assert main(words("daemonset", "--secret-file", str(file))) == USAGE_EXIT_CODE
+    assert eckpt_here(*words("daemonset", "--secret-file", str(file))) == USAGE_EXIT_CODE
     out, err = capsys.readouterr()
     assert out == ""
     assert "secret" in err
     assert text not in err
-
-
-@pytest.mark.parametrize(
-    ("text", "size_bytes"), [("1", 1), ("200Gi", 200 << 30), ("1Ti", 1 << 40), ("3G", 3 * 10**9)]
-)
-def test_quantity_is_read_as_kubernetes_does(text: str, size_bytes: int) -> None:
-    assert parse_quantity(text) == size_bytes
-    assert parse_quantity(format_quantity(size_bytes)) == size_bytes
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1Gi", "1.5Gi", "1 Gi", "Gi", "1Zi", "9" * 30, "1e3"])
-def test_quantity_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no size such as 200Gi"):
-        parse_quantity(text)

@@ -20,10 +20,10 @@ from kubernetes_rules import (
     started_trainers,
     words,
 )
+from launch_support import JobEnvironment
+from looks import eckpt_here
 
 from emergency_ckpt.config import Config
-from emergency_ckpt.tools.cli.main import main
-from emergency_ckpt.tools.launch.environment import JobEnvironment
 
 GKE = Path(__file__).parents[2] / "deploy" / "gke"
 
@@ -31,7 +31,7 @@ GKE = Path(__file__).parents[2] / "deploy" / "gke"
 @pytest.fixture
 def generate(capsys: pytest.CaptureFixture[str]) -> Any:
     def run(source: str = "daemonset", *extra: str, **changes: str) -> list[Manifest]:
-        assert main(words(source, *extra, **changes)) == 0
+        assert eckpt_here(*words(source, *extra, **changes)) == 0
         return manifests_in(capsys.readouterr().out)
 
     return run
@@ -50,7 +50,7 @@ def test_example_in_the_tree_is_what_its_command_writes(
 ) -> None:
     text = (GKE / f"{name}.yaml").read_text()
     command = text.splitlines()[0].removeprefix("# Made by: eckpt ")
-    assert main(shlex.split(command)) == 0
+    assert eckpt_here(*shlex.split(command)) == 0
     assert capsys.readouterr().out == text
 
 

@@ -24,10 +24,9 @@ from kubernetes_rules import (
     started_trainers,
     words,
 )
+from launch_support import ReservedPort
 from ledgers import complete_in
-
-from emergency_ckpt.tools.cli.main import main
-from emergency_ckpt.tools.launch.process_set import ReservedPort
+from looks import eckpt_here
 
 ROOT = Path(__file__).parents[2]
 GKE = ROOT / "deploy" / "gke"
@@ -178,7 +177,7 @@ def new_cluster(
 
     def make(name: str, source: str, **changes: str) -> Cluster:
         shape = {"slices": str(SLICES), "hosts": "1", "topology": "2x2", "state": "2Mi"}
-        assert main(words(source, **shape, ramdisk="64Mi", **changes)) == 0
+        assert eckpt_here(*words(source, **shape, ramdisk="64Mi", **changes)) == 0
         (ramdisk / name).mkdir()
         clusters.append(Cluster(ramdisk / name, manifests_in(capsys.readouterr().out)))
         return clusters[-1]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from kubernetes_rules import SOURCES, manifests_in, pod_specs, words
+from looks import eckpt_here
 
-from emergency_ckpt.tools.cli.main import main
 from emergency_ckpt.tools.deploy.ramdisk_daemon import MOUNT_SCRIPT
 
 OWNER = 12345
@@ -31,9 +31,9 @@ def test_compilation_cache_is_not_in_the_bucket(
     source: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whoever can write into it runs code in the trainers."""
-    assert main(words(source)) == 0
+    assert eckpt_here(*words(source)) == 0
     assert caches(capsys.readouterr().out) == {"/tmp/jax-cache"}
-    assert main(words(source, "--compilation-cache", "gs://ours/cache")) == 0
+    assert eckpt_here(*words(source, "--compilation-cache", "gs://ours/cache")) == 0
     assert caches(capsys.readouterr().out) == {"gs://ours/cache"}
 
 

@@ -14,12 +14,16 @@ from pathlib import Path
 
 import pytest
 from absl import logging
+from faults import MOST_EVENTS_WAITING, event_log_retries_at_once, event_log_waits
 
 from emergency_ckpt.core.limits import MAX_LINE_BYTES
-from emergency_ckpt.event_log import log_writer
-from emergency_ckpt.event_log.log_writer import EventLog, open_event_log
-from emergency_ckpt.event_log.reader import EventHistory, read_events
-from emergency_ckpt.event_log.tail import LogTail
+from emergency_ckpt.event_log import (
+    EventHistory,
+    EventLog,
+    LogTail,
+    open_event_log,
+    read_events,
+)
 from emergency_ckpt.events import Event, EventSink, Origin
 
 LIMIT = 64 << 20
@@ -35,7 +39,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def quick_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_writer, "_RETRY_S", 0.0)
+    event_log_retries_at_once(monkeypatch)
 
 
 def event(number: int, name: str = "save.complete", **fields: object) -> Event:
@@ -137,7 +141,7 @@ def test_log_rotation_keeps_newest_within_limit(tmp_path: Path) -> None:
 WRITER = """
 import sys, time
 from pathlib import Path
-from emergency_ckpt.event_log.log_writer import open_event_log
+from emergency_ckpt.event_log import open_event_log
 from emergency_ckpt.events import Event, Origin
 log = open_event_log(Path(sys.argv[1]), 3, limit_bytes=1 << 26)
 number = 0
@@ -172,7 +176,7 @@ def test_log_sigkill_loses_a_bounded_tail(tmp_path: Path) -> None:
     emitted = killed_at(started_writer(tmp_path), 300)
     found = steps(read_events(tmp_path))
     assert found == list(range(len(found)))  # a tail, and nothing in between
-    assert emitted - log_writer.MAX_WAITING < len(found) <= emitted + 1
+    assert emitted - MOST_EVENTS_WAITING < len(found) <= emitted + 1
     assert found
 
 
@@ -267,10 +271,7 @@ def test_log_without_room_drops_and_is_said_once(tmp_path: Path) -> None:
 def test_log_waiting_events_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file server that is silent: the thread hangs in its first write."""
     may_write = threading.Event()
-    monkeypatch.setattr(log_writer, "MAX_WAITING", 10)
-    monkeypatch.setattr(
-        log_writer.LogFiles, "append", _behind(may_write, log_writer.LogFiles.append)
-    )
+    event_log_waits(monkeypatch, may_write, most_waiting=10)
     log = opened(tmp_path)
     for number in range(2000):
         log(event(number))
@@ -282,14 +283,6 @@ def test_log_waiting_events_are_bounded(tmp_path: Path, monkeypatch: pytest.Monk
     lost = sum(each.fields["count"] for each in found.events if each.name == "log.lost")
     assert lost > 1000
     assert lost + len(steps(found)) == 2001
-
-
-def _behind(gate: threading.Event, append: object) -> object:
-    def held(files: object, lines: bytes) -> None:
-        gate.wait()
-        append(files, lines)  # type: ignore[operator]
-
-    return held
 
 
 def test_log_of_a_forked_child_is_off(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from fake_gcs import FaultRule, GcsControl
 from persistent_steps import complete_steps, life, save_over, value_of, writer_of
 
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import PersistentTier
 
 STEP = 7
 WAIT_S = 60.0

@@ -13,8 +13,8 @@ from fake_gcs import FaultRule, GcsControl, RequestRecord
 from persistent_steps import life, writer_of
 from state_samples import on_host
 
-from emergency_ckpt.state.tree import BoxTable, describe
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.state import BoxTable, describe
+from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.types import SaveId
 
 LEAVES = 24

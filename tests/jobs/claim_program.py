@@ -9,7 +9,7 @@ from persistent_steps import life, writer_of
 
 from emergency_ckpt.core.step_log import Table
 from emergency_ckpt.errors import DirectoryInUse
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import PersistentTier
 
 RUN = "gs://bucket/run"
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.cluster.round import Cell, Round, agree
+from emergency_ckpt.cluster import Cell, Coordinator, Round
+from emergency_ckpt.cluster.round import agree
 from emergency_ckpt.errors import CoordinationError, DeadlineExceeded
 
 SOON_S = 0.2

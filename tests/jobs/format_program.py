@@ -13,7 +13,7 @@ from fake_gcs import GcsControl
 from persistent_steps import RUN_ID, fill, life, save_over, writer_of
 
 from emergency_ckpt.core.timeline import continued
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.types import SaveId
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))

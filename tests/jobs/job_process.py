@@ -19,7 +19,8 @@ from jax.sharding import PartitionSpec as P
 from running_jobs import PASSED_VARIABLE, results_path
 
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
-from emergency_ckpt.cluster.coordination import Coordinator, connect
+from emergency_ckpt.cluster import Coordinator
+from emergency_ckpt.cluster.coordination import connect
 from emergency_ckpt.tools.launch.environment import JobEnvironment
 from emergency_ckpt.tools.simulated_job import initialize_job
 

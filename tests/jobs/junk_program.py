@@ -11,8 +11,8 @@ from fake_gcs import GcsControl
 from persistent_steps import fill
 
 from emergency_ckpt.core.secret.step_signature import StepSigning
+from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.steps.looks import FoundStep
-from emergency_ckpt.storage.tier import PersistentTier
 
 RUN = "gs://bucket/run"
 STEPS = (10, 20)

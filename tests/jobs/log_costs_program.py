@@ -23,7 +23,7 @@ from world import World
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.core.step_log import Table
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import PersistentTier
 
 REAL = 3
 """Steps that are there in full; of those before them there is a name in each listing."""

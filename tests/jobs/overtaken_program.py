@@ -31,8 +31,8 @@ from persistent_steps import (
 
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
+from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.calls import THREAD_NAME
-from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import SaveId
 
 STEP = 20

@@ -14,14 +14,15 @@ from state_samples import on_host
 from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.timeline import Timeline, number_of
-from emergency_ckpt.state import host_state
-from emergency_ckpt.state.tree import BoxTable, describe
+from emergency_ckpt.state import BoxTable, describe, host_state
+from emergency_ckpt.storage import DirectoryWriter, PersistentTier
+from emergency_ckpt.storage.log import KEPT, LOG_FOLDER
 from emergency_ckpt.storage.marker import NO_SIGNING, OURS
 from emergency_ckpt.storage.meetings import BEGUN, WRITTEN, Meet, meet_nobody
 from emergency_ckpt.storage.steps.looks import FoundStep
-from emergency_ckpt.storage.steps.writer import DirectoryWriter
-from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import LeafSpec, SaveId
+
+__all__ = ["KEPT", "LOG_FOLDER"]
 
 RUN_ID = "run"
 

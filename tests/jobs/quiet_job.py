@@ -15,7 +15,7 @@ import jax
 from jax._src import distributed
 from job_process import Iterator, JobProcess, mesh_of, run_program, specs_on, state_at
 
-from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer import TransferClient
 
 STEPS = range(1, 21)
 SETTINGS = {"local_save_every": 5, "save_every": 10}

@@ -18,8 +18,8 @@ from persistent_steps import complete_steps, fill, life, save_over, value_of, wr
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
 from emergency_ckpt.events import Event, EventSink
+from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.steps.looks import ours_of
-from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import SaveId
 
 STEPS = (10, 20, 30)

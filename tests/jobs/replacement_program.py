@@ -10,7 +10,7 @@ from typing import Any
 
 from persistent_steps import life, save_over
 
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import PersistentTier
 
 
 def die_at(event_name: str, end: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from running_jobs import LIFE_TIMEOUT_S
 
@@ -17,13 +17,18 @@ HOLDERS_VARIABLE = "ECKPT_TEST_HOLDERS"
 HELD_STEP = 12
 
 
-def train_and_kill(spec: JobSpec, victims: Sequence[int]) -> None:
-    """Train until all have reached step 12, kill ``victims`` at once, end the others."""
+def train_and_kill(
+    spec: JobSpec,
+    victims: Sequence[int],
+    held_step: int = HELD_STEP,
+    saved: Callable[[], bool] = lambda: True,
+) -> None:
+    """Train until all are at ``held_step`` and ``saved`` holds, kill ``victims``, end the rest."""
     with ProcessSet(spec) as processes:
         everyone = range(len(processes.pids))
-        processes.hold_at(everyone, HELD_STEP)
+        processes.hold_at(everyone, held_step)
         deadline_s = time.monotonic() + LIFE_TIMEOUT_S
-        while min(processes.steps) < HELD_STEP:
+        while min(processes.steps) < held_step or not saved():
             assert not processes.poll(), f"{processes.exits}; logs in {spec.log_dir}"
             assert time.monotonic() < deadline_s, f"steps {processes.steps}"
             time.sleep(POLL_S)

@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,11 @@ def spec_of(
         log_dir=root / "logs",
         grace_s=0.2,
     )
+
+
+def renumbered(order: Sequence[int]) -> JobLayout:
+    """Return the layout of a job of two slices of two hosts whose processes have other numbers."""
+    return JobLayout.first(2, 2).renumbered(order)
 
 
 def run_life(

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from jax._src.lib import _jax
 
 from emergency_ckpt.cluster.coordination import JaxCoordinator, namespace
-from emergency_ckpt.save.vote import Ballot, Vote
+from emergency_ckpt.save import Ballot, Vote
 from emergency_ckpt.types import SaveId
 
 COUNT = 2

@@ -14,8 +14,8 @@ import jax
 from job_process import JobProcess, mesh_of, run_program, state_at
 from persistent_steps import complete_steps, life, writer_of
 
-from emergency_ckpt.storage.tier import PersistentTier
-from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.storage import PersistentTier
+from emergency_ckpt.transfer import TransferServer
 
 DEADLINE_S = 40.0
 """Long enough to show that nobody waits for it."""

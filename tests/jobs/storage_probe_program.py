@@ -10,8 +10,7 @@ import fsspec
 from fake_gcs import FaultRule, GcsControl
 
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.storage.directory import StorageDirectory
-from emergency_ckpt.storage.probe import probe_storage
+from emergency_ckpt.storage import StorageDirectory, probe_storage
 from emergency_ckpt.storage.steps.stored import StoredSteps
 
 OWN = "000000000009-00000000000000aa"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tiers_support import LAYOUT, complete_save, document, fill, open_tier, save_id
 
+from emergency_ckpt.ram import LocalTier
 from emergency_ckpt.ram import locks as claims
-from emergency_ckpt.ram.tier import LocalTier
 
 
 def die_here() -> None:

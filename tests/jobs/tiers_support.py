@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from emergency_ckpt.core.shard_layout import Layout, lay_out
-from emergency_ckpt.ram.manifest import build_contents
-from emergency_ckpt.ram.other_runs import OtherRuns
-from emergency_ckpt.ram.signatures import Signer
+from emergency_ckpt.ram import LocalTier, OtherRuns, Signer, build_contents
 from emergency_ckpt.ram.slot_choice import SLOTS_AT_REST
-from emergency_ckpt.ram.tier import LocalTier, SlotWriter
+from emergency_ckpt.ram.tier import SlotWriter
 from emergency_ckpt.state import host_state
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardId, Writer
 

@@ -14,8 +14,8 @@ import orbax.checkpoint as ocp
 from persistent_steps import POINTS, complete_steps, life, save_over, value_of, writer_of
 
 from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.log import KEPT
-from emergency_ckpt.storage.tier import PersistentTier
 
 STEP, OTHER = 4, 6
 """What the older life saves, and from where on the newer one does, unless that is the same."""

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launch_support import MakeSpec
-
-from emergency_ckpt.tools.launch.job import JobSpec
+from launch_support import JobSpec, MakeSpec
 
 # Every program starts with this: one integer step, kept in the host's RAM.
 PRELUDE = """
 import os, signal, subprocess, sys, time
-from emergency_ckpt.tools.launch.environment import JobEnvironment, report_step
+from emergency_ckpt.tools.launch.environment import report_step
+from launch_support import JobEnvironment
 
 env = JobEnvironment.from_environ()
 saved = env.local_dir / "saved"

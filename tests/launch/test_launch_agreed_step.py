@@ -7,16 +7,14 @@ import threading
 import time
 
 import pytest
-from launch_support import MakeSpec
+from launch_support import JobResult, JobSpec, MakeSpec, supervisor_of
+from looks import eckpt_here
 
 from emergency_ckpt.config import Config
-from emergency_ckpt.tools.cli.main import main
-from emergency_ckpt.tools.launch.job import JobResult, JobSpec
-from emergency_ckpt.tools.launch.supervisor import Supervisor
 
 # Each process agrees on a step after a notice, and says so as a checkpointer does.
 PROGRAM = """
-from emergency_ckpt.event_log.records import LoggedEvent, encode_line
+from emergency_ckpt.event_log import LoggedEvent, encode_line
 path = env.event_log / f"events_{{env.process_index:05d}}.jsonl"
 path.parent.mkdir(exist_ok=True)
 
@@ -45,7 +43,7 @@ time.sleep(600)
 
 def stopped(spec: JobSpec, signals: int = 1, apart_s: float = 0.0) -> JobResult:
     """The result of a job that is stopped when all its processes are ready."""
-    supervisor = Supervisor(spec)
+    supervisor = supervisor_of(spec)
 
     def stop() -> None:
         while any(not _reports(spec, process) for process in range(2)):
@@ -97,7 +95,7 @@ def test_grace_is_longer_than_a_preemption_save(
     default_s = JobSpec.grace_s
     assert default_s >= Config.preemption_grace_s + 5
     with pytest.raises(SystemExit):
-        main(["launch", "--help"])
+        eckpt_here("launch", "--help")
     said = " ".join(capsys.readouterr().out.split())
     assert "seconds from SIGTERM to SIGKILL when the job is stopped" in said
     assert f"ends all at once (default: {default_s})" in said

@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 from launch_support import MakeSpec
+from looks import add_command, eckpt_here
 
 from emergency_ckpt.errors import ConfigError, TransferError
-from emergency_ckpt.tools.cli import main as cli
 
 
 def install(monkeypatch: pytest.MonkeyPatch, run: object, *, takes_command: bool = False) -> None:
@@ -25,8 +25,7 @@ def install(monkeypatch: pytest.MonkeyPatch, run: object, *, takes_command: bool
     module.EXAMPLE = "eckpt toy --size 2"  # type: ignore[attr-defined]
     module.run = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "toy_command", module)
-    command = cli.Command("toy_command", "a toy", cli.RUN, "demo", takes_command=takes_command)
-    monkeypatch.setitem(cli.COMMANDS, "toy", command)
+    add_command(monkeypatch, "toy_command", takes_command=takes_command)
 
 
 def raising(error: Exception) -> object:
@@ -42,34 +41,34 @@ def test_help_names_every_command_without_importing_any(
     install(monkeypatch, lambda args: 0)
     monkeypatch.delitem(sys.modules, "toy_command")
     with pytest.raises(SystemExit) as caught:
-        cli.main(["--help"])
+        eckpt_here("--help")
     assert caught.value.code == 0
     text = capsys.readouterr().out
     assert all(name in text for name in ("launch", "serve", "demo", "doctor", "toy"))
 
 
 def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([]) == 2
+    assert eckpt_here() == 2
     assert "launch" in capsys.readouterr().err
 
 
 def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(["lunch"])
+        eckpt_here("lunch")
     assert caught.value.code == 2
     assert "lunch" in capsys.readouterr().err
 
 
 def test_options_and_exit_code_reach_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, lambda args: args.size)
-    assert cli.main(["toy", "--size", "41"]) == 41
+    assert eckpt_here("toy", "--size", "41") == 41
 
 
 def test_everything_after_the_dashes_is_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     programs: list[list[str]] = []
     install(monkeypatch, lambda args: programs.append(args.program) or 0, takes_command=True)
-    assert cli.main(["toy", "--size=1", "--", "python", "--size", "x", "--", "-y"]) == 0
-    assert cli.main(["toy"]) == 0
+    assert eckpt_here("toy", "--size=1", "--", "python", "--size", "x", "--", "-y") == 0
+    assert eckpt_here("toy") == 0
     assert programs == [["python", "--size", "x", "--", "-y"], []]
 
 
@@ -78,7 +77,7 @@ def test_command_that_takes_no_program_says_so(
 ) -> None:
     install(monkeypatch, lambda args: 0)
     with pytest.raises(SystemExit):
-        cli.main(["toy", "--", "python"])
+        eckpt_here("toy", "--", "python")
     assert "takes nothing after --" in capsys.readouterr().err
 
 
@@ -99,17 +98,15 @@ def test_errors_are_one_clear_line(
     message: str,
 ) -> None:
     install(monkeypatch, raising(error))
-    assert cli.main(["toy"]) == code
+    assert eckpt_here("toy") == code
     assert message in capsys.readouterr().err
 
 
 def test_command_whose_module_cannot_be_imported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(
-        cli.COMMANDS, "toy", cli.Command("absent_package.toy", "a toy", cli.RUN, "demo")
-    )
-    assert cli.main(["toy"]) == 2
+    add_command(monkeypatch, "absent_package.toy")
+    assert eckpt_here("toy") == 2
     assert "pip install 'emergency-ckpt[demo]'" in capsys.readouterr().err
 
 
@@ -117,7 +114,7 @@ def launch(make_spec: MakeSpec, program: str, *options: str) -> tuple[int, Path,
     spec = make_spec(program)
     arguments = ["launch", "--slices=2", "--hosts-per-slice=1", "--grace-s=0.2", "--timeout-s=120"]
     arguments += [f"--local-root={spec.local_root}", f"--log-dir={spec.log_dir}", *options]
-    code = cli.main([*arguments, "--", *spec.command])
+    code = eckpt_here(*arguments, "--", *spec.command)
     return code, spec.local_root, spec.log_path(1, 0)
 
 
@@ -163,6 +160,6 @@ def test_launch_refuses_bad_arguments(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     options = [f"--log-dir={tmp_path}/logs", f"--local-root={tmp_path}/ram"]
-    assert cli.main(["launch", *options, *arguments]) == 2
+    assert eckpt_here("launch", *options, *arguments) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "ram").exists()

@@ -8,11 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launch_support import job_of
-
-from emergency_ckpt.tools.launch.faults import parse_fault
-from emergency_ckpt.tools.launch.job import JobSpec
-from emergency_ckpt.tools.launch.supervisor import Supervisor
+from launch_support import JobSpec, job_of, run_job
 
 PROGRAM = """
 import json
@@ -21,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from emergency_ckpt.tools.launch.environment import JobEnvironment, report_step
+from emergency_ckpt.tools.launch.environment import report_step
+from launch_support import JobEnvironment
 
 env = JobEnvironment.from_environ()
 events = []
@@ -59,8 +56,8 @@ def spec(tmp_path: Path) -> Iterator[JobSpec]:
 
 
 def test_four_processes_add_up_before_and_after_a_slice_is_lost(spec: JobSpec) -> None:
-    fault = parse_fault("step=1 kill=slice:1 permute=reverse exact")
-    result = Supervisor(spec, faults=[fault]).run(timeout_s=240).check()
+    fault = "step=1 kill=slice:1 permute=reverse exact"
+    result = run_job(spec, fault, timeout_s=240).check()
     assert len(result.lives) == 2
     for host in range(4):
         for life, process in ((0, host), (1, 3 - host)):

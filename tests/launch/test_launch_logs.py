@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+from looks import eckpt_here
 
-from emergency_ckpt.tools.cli.main import main
 from emergency_ckpt.tools.launch.logs import KEPT_DIRECTORIES, temporary_logs
 
 
@@ -39,7 +39,7 @@ def test_launch_logs_stay_after_a_failure_only(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     program = ["/bin/sh", "-c", f"echo said; exit {status}"]
     options = ["--slices", "1", "--hosts-per-slice", "1", "--max-restarts", "0"]
-    assert main(["launch", *options, "--", *program]) == status
+    assert eckpt_here("launch", *options, "--", *program) == status
     logs = [path.relative_to(tmp_path) for path in tmp_path.rglob("*.*")]
     kept = ["events_launcher.jsonl", "process_00000.log"] if status else []
     assert sorted(path.name for path in logs) == kept

@@ -6,10 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from launch_support import MakeSpec
+from launch_support import MakeSpec, run_job
 
 from emergency_ckpt.errors import LocalTierError
-from emergency_ckpt.tools.launch.supervisor import Supervisor
 
 STRANGER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -19,7 +18,7 @@ def refused(make_spec: MakeSpec, problem: str) -> None:
     """No process was started; what JAX compiled for somebody else would be code to run."""
     spec = make_spec("train(1)")
     with pytest.raises(LocalTierError, match=problem):
-        Supervisor(spec).run(60)
+        run_job(spec)
     assert not spec.log_path(0, 0).exists()
 
 

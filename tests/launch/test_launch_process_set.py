@@ -10,10 +10,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from launch_support import MakeSpec, alive, wait_until, wait_until_gone
+from launch_support import MakeSpec, ProcessSet, alive, wait_until, wait_until_gone
 
 from emergency_ckpt.errors import DeadlineExceeded
-from emergency_ckpt.tools.launch.process_set import ProcessSet
 
 TIMEOUT_S = 60
 

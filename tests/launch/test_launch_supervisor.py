@@ -6,19 +6,22 @@ import threading
 from pathlib import Path
 
 import pytest
-from launch_support import MakeSpec, state, wait_until, wait_until_gone
+from launch_support import (
+    JobEvent,
+    JobResult,
+    JobSpec,
+    MakeSpec,
+    run_job,
+    state,
+    supervisor_of,
+    wait_until,
+    wait_until_gone,
+)
 
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded, JobFailed, LocalTierError
 from emergency_ckpt.event_log import read_events
-from emergency_ckpt.tools.launch.faults import parse_fault
-from emergency_ckpt.tools.launch.job import JobEvent, JobResult, JobSpec
-from emergency_ckpt.tools.launch.supervisor import Supervisor
 
 TIMEOUT_S = 120
-
-
-def run(spec: JobSpec, *faults: str) -> JobResult:
-    return Supervisor(spec, faults=[parse_fault(text) for text in faults]).run(TIMEOUT_S)
 
 
 def first_lines(spec: JobSpec, life: int) -> list[str]:
@@ -41,7 +44,7 @@ def assert_ram_was_kept(spec: JobSpec, result: JobResult, host: int) -> None:
 
 def test_clean_end(make_spec: MakeSpec) -> None:
     spec = make_spec("train(5)", slices=2, hosts_per_slice=2)
-    result = run(spec).check()
+    result = run_job(spec).check()
     assert (result.exit_code, len(result.lives), result.faults_left) == (0, 1, ())
     [life] = result.lives
     assert (life.ending, life.step, life.first_death) == ("finished", 5, None)
@@ -63,14 +66,14 @@ def test_clean_end(make_spec: MakeSpec) -> None:
 )
 def test_what_becomes_of_ram(make_spec: MakeSpec, keep_ram: str, program: str, kept: bool) -> None:
     spec = make_spec(program, keep_ram=keep_ram, max_restarts=0)
-    run(spec)
+    run_job(spec)
     assert spec.ramdisk(0).exists() == kept
 
 
 def test_ram_kept_is_there_for_the_next_job(make_spec: MakeSpec) -> None:
-    run(make_spec("train(7)", keep_ram="always")).check()
+    run_job(make_spec("train(7)", keep_ram="always")).check()
     spec = make_spec("train(8)")
-    run(spec).check()
+    run_job(spec).check()
     assert starts(spec, 0) == {"host_00000": 7, "host_00001": 7}
 
 
@@ -86,7 +89,7 @@ def test_crash_restarts_all_with_ram_kept(make_spec: MakeSpec) -> None:
             time.sleep(600)
         """
     )
-    result = run(spec).check()
+    result = run_job(spec).check()
     assert len(result.lives) == 2
     death = result.lives[0].first_death
     assert death is not None
@@ -97,7 +100,7 @@ def test_crash_restarts_all_with_ram_kept(make_spec: MakeSpec) -> None:
 
 def test_slice_lost_with_its_ram(make_spec: MakeSpec) -> None:
     spec = make_spec("train(40)", slices=2, hosts_per_slice=2)
-    result = run(spec, "step=20 kill=slice:1 lose-ram exact").check()
+    result = run_job(spec, "step=20 kill=slice:1 lose-ram exact").check()
     assert len(result.lives) == 2
     assert result.lives[0].injected
     went_on = starts(spec, 1)
@@ -113,7 +116,7 @@ def test_slice_lost_with_its_ram(make_spec: MakeSpec) -> None:
 
 def test_exact_fault_comes_at_its_step(make_spec: MakeSpec) -> None:
     spec = make_spec("train(200, seconds=0)")
-    result = run(spec, "step=20 kill=process:1 exact").check()
+    result = run_job(spec, "step=20 kill=process:1 exact").check()
     assert starts(spec, 1)["host_00001"] == 20
     assert result.lives[0].exits[1].step == 20
 
@@ -122,7 +125,7 @@ def test_processes_are_renumbered_and_hosts_keep_their_ram(make_spec: MakeSpec) 
     spec = make_spec(
         "train(30)\nif env.restart_count == 0: time.sleep(600)", slices=2, hosts_per_slice=2
     )
-    result = run(spec, "step=10 kill=host:0 lose-ram permute=1,2,3,0").check()
+    result = run_job(spec, "step=10 kill=host:0 lose-ram permute=1,2,3,0").check()
     assert "process 1 on host_00000 from 0" in first_lines(spec, 1)[1]
     hosts = [line.split()[5] for line in first_lines(spec, 1)]
     assert hosts == ["host_00003", "host_00000", "host_00001", "host_00002"]
@@ -132,7 +135,7 @@ def test_processes_are_renumbered_and_hosts_keep_their_ram(make_spec: MakeSpec) 
 
 def test_several_faults_fire_in_order_once_each(make_spec: MakeSpec) -> None:
     spec = make_spec("train(40)\nif env.restart_count < 3: time.sleep(600)")
-    result = run(
+    result = run_job(
         spec,
         "step=10 kill=process:0 permute=reverse",
         "step=5 kill=host:0 permute=reverse",
@@ -157,8 +160,8 @@ def test_stopped_process_goes_on_after_its_time(make_spec: MakeSpec) -> None:
             wait_until(lambda: state(pids[1]) == "T", "process 1 is stopped")
 
     # Exact: else all may have ended before the supervisor sees that step.
-    fault = parse_fault("step=5 kill=process:1 signal=STOP resume-after-s=0.3 exact")
-    supervisor = Supervisor(make_spec("train(40)"), faults=[fault], on_event=on_event)
+    fault = "step=5 kill=process:1 signal=STOP resume-after-s=0.3 exact"
+    supervisor = supervisor_of(make_spec("train(40)"), fault, on_event=on_event)
     result = supervisor.run(TIMEOUT_S).check()
     assert (len(result.lives), result.faults_left) == (1, ())
     assert not result.lives[0].injected
@@ -169,13 +172,13 @@ def test_stopped_process_goes_on_after_its_time(make_spec: MakeSpec) -> None:
 
 def test_fault_that_never_came_is_reported(make_spec: MakeSpec) -> None:
     fault = "step=1000 kill=all"
-    result = run(make_spec("train(3)"), fault).check()
-    assert result.faults_left == (parse_fault(fault),)
+    result = run_job(make_spec("train(3)"), fault).check()
+    assert [str(left) for left in result.faults_left] == [fault]
 
 
 def test_breaker_stops_a_crash_loop_and_shows_the_log(make_spec: MakeSpec) -> None:
     spec = make_spec("raise RuntimeError('no such data set')", max_restarts=50, breaker_deaths=3)
-    result = run(spec)
+    result = run_job(spec)
     assert (len(result.lives), result.exit_code) == (3, 1)
     with pytest.raises(JobFailed, match="crash loop: 3 deaths in a row") as caught:
         result.check()
@@ -187,7 +190,7 @@ def test_configuration_error_is_not_restarted(make_spec: MakeSpec) -> None:
         from emergency_ckpt import errors
         raise errors.ConfigError(["keep_last_n must be at least 1"])
     """
-    result = run(make_spec(program, max_restarts=5))
+    result = run_job(make_spec(program, max_restarts=5))
     assert (len(result.lives), result.exit_code) == (1, 1)
     with pytest.raises(JobFailed, match="a configuration error, which no restart mends") as caught:
         result.check()
@@ -204,18 +207,18 @@ def test_configuration_error_that_was_handled_is_no_reason(make_spec: MakeSpec) 
             traceback.print_exc()
         sys.exit(3)
     """
-    assert len(run(make_spec(program, breaker_deaths=2)).lives) == 2
+    assert len(run_job(make_spec(program, breaker_deaths=2)).lives) == 2
 
 
 def test_dying_again_at_the_same_step_is_a_crash_loop(make_spec: MakeSpec) -> None:
-    result = run(make_spec("train(10); sys.exit(3)", max_restarts=50, breaker_deaths=2))
+    result = run_job(make_spec("train(10); sys.exit(3)", max_restarts=50, breaker_deaths=2))
     assert [life.step for life in result.lives] == [10, 10, 10]
     assert result.exit_code == 3
 
 
 def test_limit_of_restarts(make_spec: MakeSpec) -> None:
     spec = make_spec("train(start + 2); os.abort()", max_restarts=2)
-    result = run(spec)
+    result = run_job(spec)
     assert (len(result.lives), result.exit_code) == (3, 128 + 6)
     with pytest.raises(JobFailed, match=r"limit of 2 restarts.*SIGABRT"):
         result.check()
@@ -234,7 +237,7 @@ def test_late_death_restarts_also_those_that_finished(make_spec: MakeSpec) -> No
             sys.exit(9)
         """
     )
-    result = run(spec).check()
+    result = run_job(spec).check()
     assert [exit_.returncode for exit_ in result.lives[0].exits] == [9, 0]
     assert len(result.lives) == 2
 
@@ -247,14 +250,14 @@ def test_hang_is_a_death(make_spec: MakeSpec) -> None:
         max_restarts=5,
         breaker_deaths=6,
     )
-    result = run(spec).check()
+    result = run_job(spec).check()
     *before, last = [life.ending for life in result.lives]
     assert set(before) == {"hung"}
     assert last == "finished"
 
 
 def test_endless_hang_ends_in_an_error(make_spec: MakeSpec) -> None:
-    result = run(make_spec("train(3); time.sleep(600)", hang_timeout_s=4.0, max_restarts=0))
+    result = run_job(make_spec("train(3); time.sleep(600)", hang_timeout_s=4.0, max_restarts=0))
     assert result.exit_code == 124
     [life] = result.lives
     with pytest.raises(JobFailed, match=f"no step after {life.step} for 4 s"):
@@ -262,7 +265,7 @@ def test_endless_hang_ends_in_an_error(make_spec: MakeSpec) -> None:
 
 
 def test_timeout_ends_the_job(make_spec: MakeSpec) -> None:
-    result = Supervisor(make_spec("time.sleep(600)")).run(timeout_s=0.5)
+    result = supervisor_of(make_spec("time.sleep(600)")).run(timeout_s=0.5)
     assert (result.exit_code, result.lives[0].ending) == (124, "timeout")
     with pytest.raises(DeadlineExceeded):
         result.check()
@@ -278,7 +281,7 @@ def test_stop_from_another_thread_ends_all(make_spec: MakeSpec) -> None:
         if event.name == "life.started":
             started.set()
 
-    supervisor = Supervisor(make_spec("time.sleep(600)"), on_event=on_event)
+    supervisor = supervisor_of(make_spec("time.sleep(600)"), on_event=on_event)
 
     def stop() -> None:
         assert started.wait(TIMEOUT_S)
@@ -308,7 +311,7 @@ def test_sigterm_that_is_ignored_and_grandchildren_left_behind(
             time.sleep(600)
         """
     )
-    result = run(spec, "step=3 kill=process:0").check()
+    result = run_job(spec, "step=3 kill=process:0").check()
     assert len(result.lives) == 2
     notes = [tmp_path / f"child_{life}_{process}" for life in (0, 1) for process in (0, 1)]
     wait_until_gone([int(note.read_text()) for note in notes if note.exists()])
@@ -318,7 +321,7 @@ def test_sigterm_that_is_ignored_and_grandchildren_left_behind(
 def test_lines_are_passed_on_with_their_process(make_spec: MakeSpec) -> None:
     lines: list[str] = []
     spec = make_spec("print('last line', end='')", echo=lines.append)
-    run(spec).check()
+    run_job(spec).check()
     assert sorted(line for line in lines if "last" in line) == [
         "[0.0] last line",
         "[0.1] last line",
@@ -328,12 +331,12 @@ def test_lines_are_passed_on_with_their_process(make_spec: MakeSpec) -> None:
 
 def test_two_supervisors_do_not_share_ramdisks(make_spec: MakeSpec) -> None:
     spec = make_spec("time.sleep(600)")
-    first = Supervisor(spec)
+    first = supervisor_of(spec)
     thread = threading.Thread(target=first.run, args=(TIMEOUT_S,), daemon=True)
     thread.start()
     wait_until(lambda: spec.log_path(0, 1).exists(), "the first job runs")
     with pytest.raises(LocalTierError, match="another job runs with this local root"):
-        Supervisor(spec).run(TIMEOUT_S)
+        supervisor_of(spec).run(TIMEOUT_S)
     first.stop()
     thread.join(TIMEOUT_S)
     assert not thread.is_alive()
@@ -367,13 +370,13 @@ def test_bad_job_is_refused(fields: dict[str, object], problem: str) -> None:
 
 def test_fault_for_another_job_is_refused(make_spec: MakeSpec) -> None:
     with pytest.raises(ConfigError, match="no slice 2"):
-        Supervisor(make_spec("train(1)"), faults=[parse_fault("step=1 kill=slice:2")])
+        supervisor_of(make_spec("train(1)"), "step=1 kill=slice:2")
 
 
 def test_event_log_has_launcher_and_processes_of_all_lives(make_spec: MakeSpec) -> None:
     program = """
-from emergency_ckpt.event_log.reader import read_events
-from emergency_ckpt.event_log.log_writer import open_event_log
+from emergency_ckpt.event_log import read_events
+from emergency_ckpt.event_log import open_event_log
 
 def launched():
     events = read_events(env.event_log).events
@@ -387,7 +390,7 @@ train(40)
 log.close()
 """
     spec = make_spec(program, slices=2)
-    run(spec, "step=10 kill=process:1").check()
+    run_job(spec, "step=10 kill=process:1").check()
     found = read_events(spec.event_log)
     assert found.bad_lines == 0
     launcher = [(each.name, each.life) for each in found.events if each.process is None]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launch_support import MakeSpec, wait_until
+from launch_support import MakeSpec, ProcessSet, wait_until
 
-from emergency_ckpt.tools.launch.process_set import ProcessSet
 from emergency_ckpt.tools.launch.ramdisks import lost_slots
 
 SIZE_BYTES = 3 << 20

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import warm_start
+from launch_support import ProcessSet
 from running_jobs import spec_of
-
-from emergency_ckpt.tools.launch.process_set import ProcessSet
 
 TIMEOUT_S = 60
 ENDS = {"3": 3, "0": 0, "raise": 1, "kill": -signal.SIGKILL}

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from launch_support import JobSpec
 from ledgers import complete_in
 from places import JOBS
 from readme_blocks import readme_block
-from running_jobs import LIFE_TIMEOUT_S, job_root, of, run_life, spec_of
-
-from emergency_ckpt.tools.launch.job import JobSpec
-from emergency_ckpt.tools.launch.process_set import POLL_S, ProcessSet
+from restarts import train_and_kill
+from running_jobs import job_root, of, run_life, spec_of
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -32,17 +29,14 @@ def job(root: Path, program: Path) -> JobSpec:
     return dataclasses.replace(spec, command=command)
 
 
-def train_and_kill(spec: JobSpec, victims: tuple[int, ...]) -> None:
+def kill_when_saved(spec: JobSpec, victims: tuple[int, ...]) -> None:
     """Kill the victims once a step is whole in RAM, and end the others."""
-    with ProcessSet(spec) as processes:
-        processes.hold_at(range(2), KILLED_AT)
-        deadline_s = time.monotonic() + LIFE_TIMEOUT_S
-        while not all(newest_in_ram(spec, host) >= IN_RAM for host in range(2)):
-            assert not processes.poll(), processes.exits
-            assert time.monotonic() < deadline_s, processes.steps
-            time.sleep(POLL_S)
-        processes.signal(victims, signal.SIGKILL)
-        processes.end(grace_s=0)
+    train_and_kill(
+        spec,
+        victims,
+        KILLED_AT,
+        lambda: all(newest_in_ram(spec, host) >= IN_RAM for host in range(2)),
+    )
 
 
 def newest_in_ram(spec: JobSpec, host: int) -> int:
@@ -63,7 +57,7 @@ def changed() -> Iterator[tuple[Path, JobSpec]]:
 
 def test_plain_loop_with_our_import_restores_from_ram(changed: tuple[Path, JobSpec]) -> None:
     root, spec = changed
-    train_and_kill(spec, victims=(1,))
+    kill_when_saved(spec, victims=(1,))
     shutil.rmtree(spec.ramdisk(1))  # the second host is gone with its RAM
     seen: list[Any] = of(run_life(spec, root, life=1), "loop")
     assert [(each["first"], each["found"]) for each in seen] == [(IN_RAM, IN_RAM)] * 2

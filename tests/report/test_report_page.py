@@ -10,11 +10,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from run_log_support import failed_run, logged, restored_at, write_log
+from looks import eckpt_here
+from run_log_support import failed_run, logged, report_page, restored_at, write_log
 
 from emergency_ckpt.core.run_log.run_events import RunEvent
-from emergency_ckpt.tools.cli.main import main
-from emergency_ckpt.tools.report.page import ReportRun, page_of
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'<!--"
 
@@ -42,7 +41,7 @@ class Elements(HTMLParser):
 
 
 def page(events: list[RunEvent], **changes: object) -> Elements:
-    return Elements(page_of("Report", [ReportRun(title="run7", events=events, **changes)]))  # type: ignore[arg-type]
+    return Elements(report_page(events, **changes))
 
 
 def events_that_say(words: str) -> list[RunEvent]:
@@ -133,7 +132,7 @@ def test_report_command_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFi
     log = write_log(tmp_path / "log", failed_run())
     with (log / "events_00001.jsonl").open("a") as file:
         file.write('damaged\n{"time_s": 1')
-    assert main(["report", str(log), "-o", str(out)]) == 0
+    assert eckpt_here("report", log, "-o", out) == 0
     told = capsys.readouterr().out
     assert "warning: 2 lines are no event and left out: events_00001.jsonl at byte" in told
     assert told.splitlines()[0].endswith("half a line.")
@@ -147,6 +146,6 @@ def test_report_command_without_log_fails(
 ) -> None:
     (tmp_path / "empty").mkdir()
     out = tmp_path / "report.html"
-    assert main(["report", str(tmp_path / name), "-o", str(out)]) == 1
+    assert eckpt_here("report", tmp_path / name, "-o", out) == 1
     assert capsys.readouterr().err.startswith(f"eckpt report: report {tmp_path / name}: ")
     assert not out.exists()

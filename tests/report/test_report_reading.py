@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from run_log_support import failed_run, line_of, logged, write_log
+from run_log_support import failed_run, line_of, logged, read_log, write_log
 
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.tools.report.reading import read_log
 
 
 def test_read_log_of_a_job_gives_its_events(tmp_path: Path) -> None:

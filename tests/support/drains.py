@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from looks import Tree, tree_of
+from looks import Tree, eckpt_here, tree_of
 from world import World, same
-
-from emergency_ckpt.tools.cli.main import main
 
 
 class Position:
@@ -58,14 +56,14 @@ class Drains:
 
     def drain(self, *more: str, local_dir: Path | None = None) -> tuple[int, dict[str, Any]]:
         """Return the exit status and the outcome of a drain that finds something to say."""
-        code = main(self.words("--json", *more, local_dir=local_dir))
+        code = eckpt_here(*self.words("--json", *more, local_dir=local_dir))
         out = self._capsys.readouterr()
         assert out.out, out.err
         return code, json.loads(out.out)
 
     def refused(self, *more: str) -> tuple[int, str]:
         """Return the exit status and the message of a drain that does not begin."""
-        code = main(self.words(*more))
+        code = eckpt_here(*self.words(*more))
         out = self._capsys.readouterr()
         assert not out.out
         return code, out.err

@@ -32,12 +32,12 @@ from emergency_ckpt.cluster.messages import decode_message
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.secret.sealed_values import OpenedValue, open_value, seal_value
 from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.ram import ReadOnlyRamdisk
 from emergency_ckpt.ram.owners import OWNER_LOCK, read_owner
 from emergency_ckpt.ram.process_files import LEDGER, ProcessFiles
-from emergency_ckpt.ram.read_only import ReadOnlyRamdisk
 from emergency_ckpt.restore.dialogue import Answer, PlanFailed, Report, SurveyAnswer, Verdict
 from emergency_ckpt.run_secret import Credentials
-from emergency_ckpt.save.vote import Ballot
+from emergency_ckpt.save import Ballot
 from emergency_ckpt.storage.chunks.index import ChunkIndex
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.security.handshake import NotProved, prove_to_server

@@ -22,7 +22,7 @@ from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.step_log import Entry, problem_of
 from emergency_ckpt.core.timeline import Life, Timeline
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.event_log.records import decode_line
+from emergency_ckpt.event_log import decode_line
 from emergency_ckpt.ram import manifest, signatures
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.save.persistent.rounds import report_of

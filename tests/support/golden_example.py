@@ -12,9 +12,8 @@ from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.timeline import Life, Timeline
-from emergency_ckpt.ram.manifest import build_contents
+from emergency_ckpt.ram import Signer, build_contents
 from emergency_ckpt.ram.process_files import Ledger
-from emergency_ckpt.ram.signatures import Signer
 from emergency_ckpt.state import host_state
 from emergency_ckpt.storage.log import Version
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardId, Writer

@@ -6,9 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from running_jobs import ByProgram, run_life, spec_of
-
-from emergency_ckpt.tools.launch.job_layout import JobLayout
+from running_jobs import ByProgram, renumbered, run_life, spec_of
 
 
 def lives(root: Path, name: str) -> ByProgram:
@@ -19,7 +17,7 @@ def lives(root: Path, name: str) -> ByProgram:
     programs = f"{name}_host_lost", f"{name}_ram_lost"
     spec = spec_of(root, "iterators_job.py", *programs)
     shutil.rmtree(spec.ramdisk(1) / f"{name}-kept")
-    topology = JobLayout.first(2, 2).renumbered([3, 2, 1, 0])
+    topology = renumbered([3, 2, 1, 0])
     second = run_life(spec, root, life=1, topology=topology)
     return ByProgram(second)
 

@@ -11,7 +11,21 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
-from emergency_ckpt.tools.launch.job import JobSpec
+from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.launch.faults import parse_fault
+from emergency_ckpt.tools.launch.job import JobEvent, JobResult, JobSpec
+from emergency_ckpt.tools.launch.process_set import ProcessSet, ReservedPort
+from emergency_ckpt.tools.launch.supervisor import Supervisor
+
+__all__ = [
+    "JobEnvironment",
+    "JobEvent",
+    "JobResult",
+    "JobSpec",
+    "ProcessSet",
+    "ReservedPort",
+    "Supervisor",
+]
 
 MakeSpec = Callable[..., JobSpec]
 
@@ -49,6 +63,16 @@ def free_port() -> int:
     """A port of loopback that was free a moment ago; others may take it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+def supervisor_of(spec: JobSpec, *faults: str, **settings: Any) -> Supervisor:
+    """Return a supervisor of the job, which fires ``faults`` in the words of ``eckpt launch``."""
+    return Supervisor(spec, faults=[parse_fault(text) for text in faults], **settings)
+
+
+def run_job(spec: JobSpec, *faults: str, timeout_s: float = 120) -> JobResult:
+    """Run the job to its end, with ``faults``."""
+    return supervisor_of(spec, *faults).run(timeout_s)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Runs of the commands that look, and proof that they changed nothing."""
+"""Runs of ``eckpt``, and proof that they changed nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from emergency_ckpt.tools.cli.main import COMMANDS, RUN, USAGE_EXIT_CODE, Command, main
+
+__all__ = ["USAGE_EXIT_CODE", "Tree", "add_command", "eckpt", "eckpt_here", "eckpt_json", "tree_of"]
 
 Tree = dict[str, tuple[int, int, int, int, bytes | str]]
 
@@ -40,6 +46,19 @@ def eckpt(
         timeout=120,
         env={**os.environ, **(env or {})},
     )
+
+
+def eckpt_here(*words: object) -> int:
+    """Run ``eckpt`` in this process, which may have put a fault there; return its exit status."""
+    return main([*map(str, words)])
+
+
+def add_command(
+    monkeypatch: pytest.MonkeyPatch, module: str, *, takes_command: bool = False
+) -> None:
+    """Add the command ``toy``, which needs the extra ``demo``."""
+    command = Command(module, "a toy", RUN, "demo", takes_command=takes_command)
+    monkeypatch.setitem(COMMANDS, "toy", command)
 
 
 def eckpt_json(*arguments: object, env: dict[str, str] | None = None) -> tuple[int, Any]:

@@ -9,8 +9,7 @@ import numpy as np
 from tiers_support import document, open_tier, save_id
 
 from emergency_ckpt.core.shard_layout import lay_out
-from emergency_ckpt.ram.manifest import build_contents
-from emergency_ckpt.ram.signatures import Signer
+from emergency_ckpt.ram import Signer, build_contents
 from emergency_ckpt.types import LeafSpec, ShardId
 
 LEAVES = (LeafSpec("w", "bfloat16", (8, 6)), LeafSpec("z", "float32", (0, 2)))

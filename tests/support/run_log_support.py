@@ -8,6 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from emergency_ckpt.core.run_log.run_events import RunEvent
+from emergency_ckpt.tools.report.page import ReportRun, page_of
+from emergency_ckpt.tools.report.reading import read_log
+from emergency_ckpt.tools.survey.explanation import RestoreExplanation, last_restore
+
+__all__ = ["RestoreExplanation", "last_restore", "read_log"]
 
 
 def logged(time_s: float, name: str, process: int = 0, life: int = 0, **fields: Any) -> RunEvent:
@@ -78,3 +83,8 @@ def write_log(directory: Path, events: Iterable[RunEvent]) -> Path:
         with (directory / f"events_{event.process:05d}.jsonl").open("a") as file:
             file.write(line_of(event))
     return directory
+
+
+def report_page(events: list[RunEvent], **changes: Any) -> str:
+    """Return the page that ``eckpt report`` makes of a run with these events."""
+    return page_of("Report", [ReportRun(title="run7", events=events, **changes)])

@@ -7,9 +7,7 @@ from pathlib import Path
 from transfer_support import RUN_ID, SAVE
 
 from emergency_ckpt.core.shard_layout import lay_out
-from emergency_ckpt.ram import manifest
-from emergency_ckpt.ram.signatures import Signer
-from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.ram import LocalTier, Signer, manifest
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId, Writer
 
 LIMIT_BYTES = 1 << 20

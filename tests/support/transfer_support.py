@@ -19,8 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from memory_holdings import anonymous_mapping
 
 from emergency_ckpt import _native
-from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.source import ShardTarget
+from emergency_ckpt.transfer import ShardTarget, TransferClient
 from emergency_ckpt.types import Contents, SaveId
 
 RUN_ID = "run-a"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from emergency_ckpt.event_log.records import LoggedEvent
-from emergency_ckpt.tools.survey.explanation import RestoreExplanation, last_restore
+from run_log_support import RestoreExplanation, last_restore
+
+from emergency_ckpt.event_log import LoggedEvent
 
 
 def event(

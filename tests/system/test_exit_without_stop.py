@@ -14,8 +14,7 @@ from memory_holdings import anonymous_mapping
 from world import World
 
 from emergency_ckpt.errors import TransferError
-from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.source import ShardTarget
+from emergency_ckpt.transfer import ShardTarget, TransferClient
 
 SIZE_BYTES = 256 << 20
 SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"

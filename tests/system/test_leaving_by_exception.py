@@ -13,7 +13,7 @@ import sys, threading
 import jax, jax.numpy as jnp
 jax.config.update("jax_platforms", "cpu")
 from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import PersistentTier
 root, limit_s = sys.argv[1], float(sys.argv[2])
 hanging = threading.Event()
 def hang(*_, **__):

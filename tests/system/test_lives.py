@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 from forgery import make_up_step
 from restarts import HOLDERS_VARIABLE, RUN_ID, new_world, train_and_kill
-from running_jobs import ByProgram, job_root, run_life, spec_of
+from running_jobs import ByProgram, job_root, renumbered, run_life, spec_of
 
 from emergency_ckpt.run_secret import SECRET_VARIABLE
-from emergency_ckpt.tools.launch.job_layout import JobLayout
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -61,7 +60,7 @@ def permuted(trained: Path) -> ByProgram:
         (directory,) = (spec.ramdisk(host) / "a_step_made_up" / RUN_ID).iterdir()
         make_up_step(directory, 1_000_000)
     drain(trained / "drained", [spec.ramdisk(host) / "base" for host in (2, 3)])
-    topology = JobLayout.first(2, 2).renumbered([3, 2, 1, 0])
+    topology = renumbered([3, 2, 1, 0])
     return ByProgram(run_life(spec, trained, life=1, topology=topology))
 
 

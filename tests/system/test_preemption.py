@@ -14,11 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launch_support import JobSpec, Supervisor, supervisor_of
 from running_jobs import job_root, spec_of
-
-from emergency_ckpt.tools.launch.faults import parse_fault
-from emergency_ckpt.tools.launch.job import JobSpec
-from emergency_ckpt.tools.launch.supervisor import Supervisor
 
 COUNT = 4
 TIMEOUT_S = 200.0
@@ -64,7 +61,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 def run(root: Path, last: int, *faults: str, **settings: Any) -> Lives:
     """Run a job to step ``last``, restarted as often as need be."""
     spec = spec_of(root, "continuous_job.py", "life", str(last), json.dumps(settings))
-    supervisor = Supervisor(spec, faults=[parse_fault(fault) for fault in faults])
+    supervisor = supervisor_of(spec, *faults)
     result = supervisor.run(TIMEOUT_S)
     assert result.error is None, result.error
     lives = Lives(root, len(result.lives))
@@ -119,7 +116,7 @@ def test_stop_of_the_launcher_costs_no_agreed_step() -> None:
     with job_root() as root:
         settings = {"pace_s": 3.0, "dir": str(root / "persistent"), "save_every": 10_000}
         spec = spec_of(root, "continuous_job.py", "life", "10000", json.dumps(settings))
-        supervisor = Supervisor(dataclasses.replace(spec, grace_s=JobSpec.grace_s))
+        supervisor = supervisor_of(dataclasses.replace(spec, grace_s=JobSpec.grace_s))
         stopper = threading.Thread(target=_stop_in_training, args=(root, supervisor))
         stopper.start()
         result = supervisor.run(TIMEOUT_S)

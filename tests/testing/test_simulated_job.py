@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launch_support import job_of
-
-from emergency_ckpt.tools.launch.job import JobSpec
-from emergency_ckpt.tools.launch.supervisor import Supervisor
+from launch_support import JobSpec, job_of, run_job
 
 PROGRAM = """
 import json, sys
@@ -41,7 +38,7 @@ def spec(tmp_path: Path) -> Iterator[JobSpec]:
 
 @pytest.mark.timeout(120)
 def test_second_life_finds_the_programs_of_the_first(spec: JobSpec) -> None:
-    result = Supervisor(spec).run(100)
+    result = run_job(spec)
     result.check()
     hits = {
         life: [

@@ -8,8 +8,7 @@ import pytest
 from memory_holdings import MemoryHoldings
 from transfer_support import RUN_ID, SECRET
 
-from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer import TransferClient, TransferServer
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from transfer_support import RUN_ID, SECRET
 
 from emergency_ckpt.core.address import format_address, parse_address, split_holder
 from emergency_ckpt.errors import ConfigError, TransferError
-from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer import TransferClient, TransferServer
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,7 @@ from emergency_ckpt.errors import TransferError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.shards import CopiesFailed, ShardFetcher
-from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.server import TransferServer
-from emergency_ckpt.transfer.source import ShardTarget
+from emergency_ckpt.transfer import ShardTarget, TransferClient, TransferServer
 from emergency_ckpt.types import Contents, ShardId
 
 MIB = 1 << 20

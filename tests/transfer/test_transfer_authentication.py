@@ -39,9 +39,7 @@ from transfer_support import (
 
 from emergency_ckpt import run_secret as auth
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.pool import UnprovedPeer
-from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer import TransferClient, TransferServer, UnprovedPeer
 
 OTHER_SECRET = b"0f" * 32
 

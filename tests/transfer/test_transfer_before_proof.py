@@ -13,9 +13,8 @@ from transfer_support import RUN_ID, SECRET, peer_that, read_frame
 
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.restore.holders import is_about_copy
-from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer import TransferClient, TransferServer
 from emergency_ckpt.transfer.pool import NotConnected
-from emergency_ckpt.transfer.server import TransferServer
 
 
 def failure(code: str) -> bytes:

@@ -26,9 +26,7 @@ from transfer_support import (
 from emergency_ckpt import _native
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.errors import HostStateTooLarge, NotHeld, TransferError
-from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.server import TransferServer
-from emergency_ckpt.transfer.source import ShardTarget
+from emergency_ckpt.transfer import ShardTarget, TransferClient, TransferServer
 from emergency_ckpt.types import Security
 
 MIB = 1 << 20

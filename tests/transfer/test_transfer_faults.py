@@ -35,9 +35,7 @@ from emergency_ckpt.errors import (
     ProtocolViolation,
     TransferError,
 )
-from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.server import TransferServer
-from emergency_ckpt.transfer.source import ShardTarget
+from emergency_ckpt.transfer import ShardTarget, TransferClient, TransferServer
 from emergency_ckpt.types import SaveId
 
 MIB = 1 << 20

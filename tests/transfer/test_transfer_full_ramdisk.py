@@ -10,12 +10,11 @@ import pytest
 from served_tiers import later, open_tier
 from transfer_support import RUN_ID, SAVE, SECRET
 
-from emergency_ckpt.cluster.shard_source import ProcessHoldings
+from emergency_ckpt.cluster import ProcessHoldings
 from emergency_ckpt.errors import DeadlineExceeded, RamdiskFull, TransferError
-from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.ram import LocalTier
 from emergency_ckpt.state import host_state
-from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer import TransferClient, TransferServer
 from emergency_ckpt.types import SaveId
 
 SOON_S = 0.01

@@ -17,17 +17,13 @@ from memory_holdings import MemoryHoldings
 from served_tiers import later, open_tier, save_shards
 from transfer_support import RUN_ID, SAVE, SECRET, fetch_all, random_shards
 
-from emergency_ckpt.cluster.shard_source import ProcessHoldings
+from emergency_ckpt.cluster import ProcessHoldings
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.errors import LocalTierError, NotHeld, TransferError
-from emergency_ckpt.ram.other_runs import left_runs, remove_run
-from emergency_ckpt.ram.read_only import ReadOnlyRamdisk
-from emergency_ckpt.ram.signatures import Signer
+from emergency_ckpt.ram import ReadOnlyRamdisk, Signer, left_runs, remove_run
 from emergency_ckpt.state import host_state
-from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.server import TransferServer
-from emergency_ckpt.transfer.source import Holdings
+from emergency_ckpt.transfer import Holdings, TransferClient, TransferServer
 from emergency_ckpt.types import SaveId
 
 

@@ -21,8 +21,7 @@ from transfer_support import (
     send_frame,
 )
 
-from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer import TransferClient, TransferServer
 
 
 @pytest.mark.parametrize(

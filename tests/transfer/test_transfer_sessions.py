@@ -28,11 +28,15 @@ from transfer_support import (
 
 from emergency_ckpt import _native
 from emergency_ckpt.errors import AuthenticationFailed, TransferError
-from emergency_ckpt.transfer import split
-from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.pool import UnprovedPeer
-from emergency_ckpt.transfer.server import TransferServer
-from emergency_ckpt.transfer.source import FileTarget, PartlyMade, ShardTarget
+from emergency_ckpt.transfer import (
+    FileTarget,
+    PartlyMade,
+    ShardTarget,
+    TransferClient,
+    TransferServer,
+    UnprovedPeer,
+    split,
+)
 from emergency_ckpt.types import Security
 
 MIB = 1 << 20

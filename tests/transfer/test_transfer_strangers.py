@@ -32,9 +32,7 @@ from transfer_support import (
 )
 
 from emergency_ckpt.core.limits import MAX_UNPROVEN, MAX_UNPROVEN_PER_ADDRESS
-from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.server import TransferServer
-from emergency_ckpt.transfer.source import ShardTarget
+from emergency_ckpt.transfer import ShardTarget, TransferClient, TransferServer
 
 MIB = 1 << 20
 FLOOD = JOBS / "flood.py"

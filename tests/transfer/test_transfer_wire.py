@@ -13,10 +13,9 @@ from transfer_support import SAVE, Shares, keys_by_hand
 from emergency_ckpt.core.limits import MAX_RANGES, MAX_SHARDS
 from emergency_ckpt.errors import CorruptData, ProtocolViolation
 from emergency_ckpt.run_secret import Credentials
-from emergency_ckpt.transfer import wire
+from emergency_ckpt.transfer import ShardTarget, wire
 from emergency_ckpt.transfer.security.handshake import Terms, session_keys
 from emergency_ckpt.transfer.security.sealing import Direction
-from emergency_ckpt.transfer.source import ShardTarget
 from emergency_ckpt.transfer.split import pieces, requests
 from emergency_ckpt.types import Contents, LeafSpec, ShardEntry
 

@@ -19,10 +19,8 @@ from tiers_support import fill as fill_slot
 from emergency_ckpt._native import crc32c
 from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.core.secret.step_signature import step_signing
-from emergency_ckpt.ram.signatures import Signer
-from emergency_ckpt.ram.tier import LocalTier
-from emergency_ckpt.storage.marker import CHECKSUMS_NAME, MARKER_NAME
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.ram import LocalTier, Signer
+from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.types import Contents, ShardId
 
 SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
@@ -58,7 +56,7 @@ def in_storage(directory: Path, step: int, *, wrong: bool = False) -> None:
     save_over(tier, step, 7, life(1), writer=writer)
     marker = tier.find(step).marker
     assert marker is not None
-    for name in (CHECKSUMS_NAME, MARKER_NAME):
+    for name in ("checksums.json", "marker.json"):
         (directory / "host_state" / str(step) / name).unlink()
     crc = crc32c(np.full(4, 8 if wrong else 7, np.int64).tobytes())
     documents = {0: (marker.digests[0], marker.empty[0])}

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from looks import tree_of
+from looks import eckpt_here, tree_of
 from persistent_steps import fill
 from tiers_support import (
     LAYOUT,
@@ -22,14 +22,10 @@ from tiers_support import (
     write_save,
 )
 
-from emergency_ckpt.storage import step_reader
-from emergency_ckpt.tools.cli.main import main
-from emergency_ckpt.tools.offline.compare import largest_difference
-
 
 def diff(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[str, Any]]:
     """Return the exit status, and the differences by leaf."""
-    code = main(["diff", "--json", *map(str, words)])
+    code = eckpt_here("diff", "--json", *words)
     out = capsys.readouterr().out
     found = json.loads(out)["differences"] if out else ()
     return code, {each["path"]: each for each in found}
@@ -85,7 +81,7 @@ def test_diff_damaged_copy_is_passed_over_for_a_sound_one(
     spoil(first)
     assert diff(capsys, "10", "10", "--local-dir", ramdisk)[0] == 0
     spoil(second)
-    assert main(["diff", "10", "10", "--local-dir", str(ramdisk)]) == 3
+    assert eckpt_here("diff", "10", "10", "--local-dir", ramdisk) == 3
     assert "no copy is sound" in capsys.readouterr().err
 
 
@@ -130,20 +126,6 @@ def test_diff_storage_step_against_its_own_folder_is_equal(
     assert tree_of(tmp_path) == before
 
 
-def test_diff_large_leaf_is_read_in_pieces(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(step_reader, "PIECE_BYTES", 1 << 10)
-    w = np.arange(40_000, dtype=np.float32).reshape(400, 100)
-    changed = w.copy()
-    changed[399, 99] += 2
-    a, b = (orbax_step(tmp_path / name, {"w": x}) for name, x in (("a", w), ("b", changed)))
-    assert len(list(step_reader.split(((0, 400), (0, 100)), (7, 100), 4))) == 58
-    code, found = diff(capsys, a, b)
-    assert code == 1
-    assert (found["w"]["elements"], found["w"]["largest"]) == (1, 2.0)
-
-
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
@@ -168,7 +150,7 @@ def test_diff_bad_names_are_errors(
         tier.publish_host_state(save_id(10), owner, 4, document(10, owner))
     tier.close()
     try:
-        found = main(["diff", *(str(ramdisk) if word == "RAM" else word for word in words)])
+        found = eckpt_here("diff", *(str(ramdisk) if word == "RAM" else word for word in words))
     except SystemExit as error:
         found = error.code
     assert found == code
@@ -176,7 +158,14 @@ def test_diff_bad_names_are_errors(
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn", "int4", "complex64", "uint64"])
-def test_largest_difference_of_each_kind_of_number(dtype: str) -> None:
+def test_diff_tells_the_largest_of_each_kind_of_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str
+) -> None:
     kind = getattr(ml_dtypes, dtype, dtype)
-    x, y = np.array([1, 2, 3]).astype(kind), np.array([1, 5, 2]).astype(kind)
-    assert largest_difference(x, y) == (3.0, 0)
+    a, b = (
+        orbax_step(tmp_path / name, {"x": np.array(values).astype(kind)})
+        for name, values in (("a", [1, 2, 3]), ("b", [1, 5, 2]))
+    )
+    code, found = diff(capsys, a, b)
+    assert (code, found["x"]["elements"], found["x"]["largest"]) == (1, 2, 3.0)
+    assert not found["x"].get("not_numbers")

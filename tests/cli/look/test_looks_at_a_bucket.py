@@ -14,7 +14,7 @@ from looks import eckpt_json
 URL = "gs://bucket/run"
 FILL = """
 from persistent_steps import life, save_over
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import PersistentTier
 for step in (10, 20):
     save_over(PersistentTier("gs://bucket/run"), step, step, life(1))
 """

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from looks import eckpt, eckpt_json, tree_of
+from looks import eckpt, eckpt_here, eckpt_json, tree_of
 from other_processes import other_process
 from persistent_steps import fill, life, save_over
 from tiers_support import (
@@ -28,9 +28,8 @@ from tiers_support import (
 )
 
 from emergency_ckpt.core.secret.derived_keys import RunSecret
-from emergency_ckpt.ram.signatures import Signer
-from emergency_ckpt.storage.tier import PersistentTier
-from emergency_ckpt.tools.cli.main import main
+from emergency_ckpt.ram import Signer
+from emergency_ckpt.storage import PersistentTier
 
 PROBE = """
 import sys
@@ -193,9 +192,9 @@ def test_ls_of_absent_run_is_a_fault(ramdisk: Path) -> None:
 
 
 def test_ls_without_a_place_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ls"]) == 2
+    assert eckpt_here("ls") == 2
     assert "--local-dir" in capsys.readouterr().err
-    assert main(["ls", "--local-dir", "/dev/shm", "--run-id", "../x"]) == 2
+    assert eckpt_here("ls", "--local-dir", "/dev/shm", "--run-id", "../x") == 2
 
 
 def test_ls_with_secret_names_unsigned_files(ramdisk: Path) -> None:

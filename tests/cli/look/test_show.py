@@ -22,7 +22,7 @@ from tiers_support import (
 )
 
 from emergency_ckpt._native import crc32c
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.types import Contents
 
 

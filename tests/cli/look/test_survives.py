@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from looks import tree_of
+from looks import eckpt_here, tree_of
 from tiers_support import (
     HOST_STATE_LIMIT_BYTES,
     LAYOUT,
@@ -20,19 +20,16 @@ from tiers_support import (
     write_save,
 )
 
-from emergency_ckpt.cluster.shard_source import ProcessHoldings
+from emergency_ckpt.cluster import ProcessHoldings
 from emergency_ckpt.core.placement.held_copies import survival_of
 from emergency_ckpt.core.placement.placement_policies import Striped
 from emergency_ckpt.core.placement.striping import blocks
 from emergency_ckpt.core.placement.survivability import loss_probability, slices_that_may_fail
 from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.core.shard_layout import Layout, lay_out
-from emergency_ckpt.ram.read_only import ReadOnlyRamdisk
-from emergency_ckpt.ram.signatures import Signer
-from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.ram import LocalTier, ReadOnlyRamdisk, Signer
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
-from emergency_ckpt.tools.cli.main import main
-from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer import TransferServer
 from emergency_ckpt.types import Security, Writer
 
 
@@ -68,7 +65,7 @@ def survives(
     capsys: pytest.CaptureFixture[str], *hosts: Path, words: tuple[str, ...] = ()
 ) -> tuple[int, dict[str, Any]]:
     places = [word for host in hosts for word in ("--local-dir", str(host))]
-    code = main(["ls", "--survives", "--json", *places, *words])
+    code = eckpt_here("ls", "--survives", "--json", *places, *words)
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -92,9 +89,7 @@ def test_survives_copies_on_two_slices_outlive_either(
         **{"parts_by_copies": {"2": 5}, "may_fail": 1, "fatal_alone": []},
         **{"fatal_pairs": 1, "pairs": 1},
     }
-    assert (
-        main(["ls", "--survives", "--local-dir", str(hosts[0]), "--local-dir", str(hosts[1])]) == 0
-    )
+    assert eckpt_here("ls", "--survives", "--local-dir", hosts[0], "--local-dir", hosts[1]) == 0
     assert "outlives any one host and any one slice" in capsys.readouterr().out
     assert tree_of(ramdisk) == before
 
@@ -110,7 +105,7 @@ def test_survives_names_the_host_that_would_cost_the_step(
     assert report["host_states"]["may_fail"] == 0
     code, report = survives(capsys, hosts[0])
     assert losses_of(report) == {"host a": (None, None)}
-    assert main(["ls", "--survives", "--local-dir", str(hosts[0])]) == 1
+    assert eckpt_here("ls", "--survives", "--local-dir", hosts[0]) == 1
     assert "nothing" in capsys.readouterr().out
 
 
@@ -122,7 +117,7 @@ def test_survives_without_whole_step_exits_with_1(
         path.unlink()
     code, report = survives(capsys, host)
     assert (code, report["step"], report["losses"]) == (1, None, [])
-    assert main(["ls", "--survives", "--dir", str(ramdisk)]) == 2
+    assert eckpt_here("ls", "--survives", "--dir", ramdisk) == 2
 
 
 @pytest.mark.parametrize("security", ["aead", "crc"])
@@ -139,7 +134,7 @@ def test_survives_asks_live_peers(
     holdings = ReadOnlyRamdisk(there, RUN_ID, signer=signer)
     with TransferServer(holdings, run_id=RUN_ID, secret=secret, security=security) as server:
         words = ("--peers", f"{server.contact},127.0.0.1:1", "--run-id", RUN_ID)
-        assert main(["ls", "--survives", *words]) == 2
+        assert eckpt_here("ls", "--survives", *words) == 2
         assert "needs the run's secret" in capsys.readouterr().err
         monkeypatch.setenv(SECRET_VARIABLE, secret.decode())
         code, report = survives(capsys, words=words)
@@ -154,7 +149,7 @@ def test_survives_asks_live_peers(
 
 def doctor_on_copies(capsys: pytest.CaptureFixture[str], *places: object) -> dict[str, Any]:
     words = [str(place) for place in places]
-    assert main(["doctor", "--json", "--run-id", RUN_ID, *words]) == 0
+    assert eckpt_here("doctor", "--json", "--run-id", RUN_ID, *words) == 0
     checks = json.loads(capsys.readouterr().out)["checks"]
     (found,) = [check for check in checks if check["check"] == "copies"]
     return found
@@ -228,7 +223,7 @@ def test_doctor_without_steps_of_the_run_is_content(
     found = doctor_on_copies(capsys, "--local-dir", ramdisk / "missing")
     assert (found["status"], "no step" in found["text"]) == ("ok", True)
     one = str(fill(ramdisk / "one", 0, 10))
-    assert main(["doctor", "--local-dir", one, "--local-dir", str(ramdisk)]) == 2
+    assert eckpt_here("doctor", "--local-dir", one, "--local-dir", ramdisk) == 2
 
 
 @pytest.mark.parametrize("slices", range(2, 8))
