@@ -264,9 +264,9 @@ def passed_over_unread(
     stored: Mapping[int, str],
     loaded_steps: Container[int],
 ) -> list[str]:
-    """Digests of unread manifests of saves that would go before ``answer``, were they whole.
+    """Digests of unread manifests of saves that would go before ``answer``, were they complete.
 
-    Pure. Without them nobody can say that ``answer`` is the newest whole step. A persistent step
+    Pure. Without them nobody can say that ``answer`` is the newest complete step. A persistent step
     is as good as the same in RAM, unless it lies in RAM because this restore has loaded it.
     """
     found: list[str] = []

@@ -104,7 +104,6 @@ class HostStateRestore:
     something else to do.
 
     Attributes:
-      size_bytes: of a document of the value as it was before.
       restored: the value as restored; None where there was none.
     """
 
@@ -115,8 +114,12 @@ class HostStateRestore:
         self._before = host_states.capture(value)
         self._moved = False
         self._pushed: Future[None] | None = None
-        self.size_bytes = host_states.size_of(self._before)
         self.restored: object = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of a document of the value as it was before."""
+        return host_states.size_of(self._before)
 
     def apply(self, save: SaveId, documents: Sequence[host_states.HostStateDocument]) -> None:
         """Push this process's document of ``save``, and move the value to where it was then."""

@@ -11,15 +11,13 @@ from typing import Literal
 import msgspec
 
 from emergency_ckpt.core.timeline import Timeline
-from emergency_ckpt.types import Contents, SaveId, ShardId
+from emergency_ckpt.types import Contents, SaveId, ShardId, TierName
 
 TargetSet = tuple[ShardId, ...]
 """The distinct shards that a process needs on its devices after the restore.
 
 Processes that need the same shards should share one tuple object, which is then processed once.
 """
-
-Tier = Literal["local", "persistent"]
 
 MAX_REASON_CHARS = 400
 MAX_REJECTIONS = 32
@@ -108,7 +106,7 @@ class Rejection(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     """A save that was newer than the chosen one, and the reason it was passed over."""
 
     step: int
-    tier: Tier
+    tier: TierName
     reason: str
     incarnation: str | None = None
 
@@ -125,7 +123,7 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
       timeline: the newest one known; every process stores it.
     """
 
-    tier: Tier
+    tier: TierName
     step: int
     save: SaveId | None
     processes: dict[int, ProcessPlan]
