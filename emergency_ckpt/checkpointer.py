@@ -240,13 +240,13 @@ class EmergencyCheckpointer:
         self.wait_until_finished()
         if self._progress is not None:
             self._progress.restart()
-        restore = self._resume.restore(
+        found = self._resume.restore(
             state, host_state, wanted, keep_newer=keep_newer, tensors_only=tensors_only
         )
-        if restore.restored is None:
+        if found is None:
             return None, state
-        self.last_restore = restore.report
-        return restore.restored.save.step, restore.restored.state
+        restored, self.last_restore = found
+        return restored.save.step, restored.state
 
     def latest_step(self) -> int | None:
         """Return the newest step that this process knows to be complete in some tier, or None.

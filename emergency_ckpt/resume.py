@@ -10,7 +10,7 @@ from emergency_ckpt.cluster.round import run_on_all
 from emergency_ckpt.errors import RamdiskFull, RestoreFailed
 from emergency_ckpt.opening import Opened
 from emergency_ckpt.restore.host_state import HostStateRestore
-from emergency_ckpt.restore.request import RestoredState, RestoreRequest
+from emergency_ckpt.restore.request import RestoredState, RestoreReport, RestoreRequest
 from emergency_ckpt.restore.restore import Restore
 from emergency_ckpt.state.tree import PyTree, describe
 from emergency_ckpt.types import LOCAL, PERSISTENT, TierName
@@ -43,7 +43,7 @@ class Resume:
         *,
         keep_newer: bool,
         tensors_only: bool,
-    ) -> Restore:
+    ) -> tuple[RestoredState, RestoreReport] | None:
         """Restore ``step``, and let saves go on from it. Collective; blocks. No save is under way.
 
         1. Saves are held up; what was prefetched is waited for.
@@ -51,13 +51,15 @@ class Resume:
         3. All settle: what is newer is forgotten, RAM is reserved for the saves to come.
         4. Saves continue from the step.
 
-        Returns a settled ``Restore``. Raises as ``EmergencyCheckpointer.restore``.
+        Returns None where there was nothing to restore. Raises as
+        ``EmergencyCheckpointer.restore``.
         """
         parts = self._parts
         wants_host_state = host_state is not None
         request, placement = self._request(state, step, wants_host_state, tensors_only)
         number, self._restores = self._restores, self._restores + 1
         value = HostStateRestore(parts.restore_parts, host_state, placement.buddies)
+        report: RestoreReport | None = None
         started_s = time.monotonic()
         parts.saver.begin_restore()
         try:
@@ -70,11 +72,12 @@ class Resume:
                     host_state=value,
                     placed=placed,
                 )
-                restore.run()
+                restored = restore.run()
 
             def settle() -> None:
-                restore.settle(keep_newer=keep_newer, started_s=started_s)
-                self._reserve(restore.restored, placement, value.size_bytes)
+                nonlocal report
+                report = restore.settle(restored, keep_newer=keep_newer, started_s=started_s)
+                self._reserve(restored, placement, value.size_bytes)
 
             self._on_all(number, settle)
         except BaseException as error:
@@ -83,12 +86,12 @@ class Resume:
             raise
         finally:
             parts.saver.end_restore()
-        if restore.restored is not None:
-            self._continue_from(restore.restored, keep_newer=keep_newer)
-        parts.saver.expect_steps_after(
-            -1 if restore.restored is None else restore.restored.save.step
-        )
-        return restore
+        if restored is None or report is None:
+            parts.saver.expect_steps_after(-1)
+            return None
+        self._continue_from(restored, keep_newer=keep_newer)
+        parts.saver.expect_steps_after(restored.save.step)
+        return restored, report
 
     def _request(
         self, state: PyTree, step: int | None, wants_host_state: bool, tensors_only: bool

@@ -105,18 +105,23 @@ class HostStateInbox:
 
 
 class ProcessHoldings:
-    """The local tier of this process, as ``transfer.source.Holdings``."""
+    """The local tier of this process, as ``transfer.source.Holdings``.
+
+    Attributes:
+      name: of this process as a holder.
+    """
 
     def __init__(self, tier: LocalTier, process_index: int) -> None:
         self._tier = tier
         self._process_index = process_index
+        self.name = holder_name(process_index)
         self.address = ""
         self.inbox = HostStateInbox()
 
     def inventory(self) -> HolderInventory:
         tensors, host_states, known_complete = self._tier.held()
         return HolderInventory(
-            holder=holder_name(self._process_index),
+            holder=self.name,
             process_index=self._process_index,
             address=self.address,
             tensors=tensors,

@@ -50,15 +50,6 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wants_host_state: bool
     damaged: dict[str, tuple[int, ...]] = {}
 
-    @property
-    def quarantined(self) -> set[Quarantined]:
-        """Return what must not be used of the inventory."""
-        return {
-            Quarantined(self.inventory.holder, digest, shard)
-            for digest, shards in self.damaged.items()
-            for shard in shards
-        }
-
 
 class AttemptCancelled(RestoreFailed):
     """A process does not want any more what all were about to restore. Nothing is wrong."""
@@ -156,13 +147,7 @@ Answer = RestorePlan | NoPlan | PlanFailed | LoadPlan
 
 
 class Planner(Protocol):
-    """The leader of one restore, in process 0. The dialogue tells it, and tells its answers.
-
-    Attributes:
-      greatest: the greatest number of an incarnation that any process reported.
-    """
-
-    greatest: int
+    """The leader of one restore, in process 0. The dialogue tells it, and tells its answers."""
 
     def take_reports(self, reports: Mapping[int, Report]) -> None:
         """Take what processes that all want the same state have reported."""
@@ -269,8 +254,6 @@ class RestoreDialogue:
                 p: decode_message(data, Report, f"report of process {p}")
                 for p, data in held.heard.items()
             }
-            known = (each.inventory.greatest for each in decoded.values())
-            self._leader.greatest = max(self._leader.greatest, *known)
             self._check_states(decoded, report.state_digest, specs)
             self._leader.take_reports(decoded)
         except Exception as error:  # noqa: BLE001 - the others wait for an answer

@@ -38,7 +38,10 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 _EXTRA_HOLDER_S = 10.0
 """Longest wait for a configured holder that does not answer: it may be gone for good."""
-_THREADS = 32
+_EXTRA_HOLDERS_AT_ONCE = 32
+_MANIFESTS_AT_ONCE = 16
+_ATTEMPTS = 3
+"""So often the holders of a manifest are asked before a plan without it."""
 
 _T = TypeVar("_T")
 
@@ -147,8 +150,6 @@ def ask_extra_holders(
     A name with several addresses, such as that of a headless service, stands for a server at each.
     ``deadline_s``: of the restore, by ``time.monotonic``.
     """
-    if not addresses:
-        return []
 
     def ask(address: str) -> HolderInventory | None:
         left_s = deadline_s - time.monotonic()
@@ -160,14 +161,10 @@ def ask_extra_holders(
             events.emit("restore.holder_unreachable", address=address, reason=str(error))
             return None
 
-    with ThreadPoolExecutor(_THREADS, "eckpt-holders") as pool:
+    with ThreadPoolExecutor(_EXTRA_HOLDERS_AT_ONCE, "eckpt-holders") as pool:
         found = dict.fromkeys(each for some in pool.map(each_address, addresses) for each in some)
         answers = list(pool.map(ask, found))
     return [answer for answer in answers if answer is not None]
-
-
-_AT_ONCE = 16
-_ATTEMPTS = 3
 
 
 class ManifestReads:
@@ -218,7 +215,7 @@ class ManifestReads:
         if not digests:
             return {}
         # Each from another peer: one after the other, a large job would wait for every one.
-        with ThreadPoolExecutor(_AT_ONCE, "eckpt-manifests") as pool:
+        with ThreadPoolExecutor(_MANIFESTS_AT_ONCE, "eckpt-manifests") as pool:
             answers = pool.map(partial(self._read_one, attempts=attempts), digests)
             unreachable: dict[str, HolderUnreachable] = {}
             for digest, answer in zip(digests, answers, strict=True):
@@ -264,9 +261,9 @@ def passed_over_unread(
     stored: Mapping[int, str],
     loaded_steps: Container[int],
 ) -> list[str]:
-    """Digests of unread manifests of saves that would go before ``answer``, were they whole.
+    """Digests of unread manifests of saves that would go before ``answer``, were they complete.
 
-    Pure. Without them nobody can say that ``answer`` is the newest whole step. A persistent step
+    Pure. Without them nobody can say that ``answer`` is the newest complete step. A persistent step
     is as good as the same in RAM, unless it lies in RAM because this restore has loaded it.
     """
     found: list[str] = []

@@ -44,56 +44,38 @@ def fetch_documents(
     A fetched document is published here too, so that it has as many holders as before the loss.
     CopiesFailed when no source has one, HolderUnreachable.
     """
-    found: list[host_states.HostStateDocument] = []
-    for wanted in plan.host_states:
+
+    def fetch(wanted: HostStateFetch) -> host_states.HostStateDocument:
+        name = f"host state of process {wanted.owner}"
         failed: list[Quarantined] = []
 
-        def ask(
-            source: str, wanted: HostStateFetch = wanted
-        ) -> tuple[str, bytes, host_states.HostStateDocument]:
-            data = _document_bytes(tier, client, plan, save, wanted, count, source, me)
+        def ask(source: str) -> tuple[str, bytes, host_states.HostStateDocument]:
+            if source == me:
+                data = tier.host_state_bytes(save, wanted.owner, count)
+            else:
+                address = plan.addresses[source]
+                data = client.fetch_host_state(address, save, wanted.owner, count)
+            if data is None:
+                raise NotHeld("read", name, "not here any more")
             document = host_states.decode(data)
             if document.digest != wanted.digest or document.save != save:
-                raise CorruptData("read", f"host state of process {wanted.owner}", "another one")
+                raise CorruptData("read", name, "another one")
             return source, data, document
 
-        def note(
-            source: str,
-            error: CheckpointError,
-            wanted: HostStateFetch = wanted,
-            failed: list[Quarantined] = failed,
-        ) -> None:
-            logging.warning("host state of process %d at %s: %s", wanted.owner, source, error)
+        def note(source: str, error: CheckpointError) -> None:
+            logging.warning("%s at %s: %s", name, source, error)
             failed.append(Quarantined(source, wanted.digest))
 
         own_first = sorted(wanted.sources, key=lambda source: source != me)
-        target = f"host state of process {wanted.owner} at step {save.step}"
-        answer = calls.first(target, own_first, ask, note)
+        answer = calls.first(f"{name} at step {save.step}", own_first, ask, note)
         if answer is None:
             raise CopiesFailed(save.step, failed)
         source, data, document = answer
         if source != me:
             room.publish_host_state(save, wanted.owner, count, data)
-        found.append(document)
-    return found
+        return document
 
-
-def _document_bytes(
-    tier: LocalTier,
-    client: TransferClient,
-    plan: ProcessPlan,
-    save: SaveId,
-    wanted: HostStateFetch,
-    count: int,
-    source: str,
-    me: str,
-) -> bytes:
-    if source != me:
-        return client.fetch_host_state(plan.addresses[source], save, wanted.owner, count)
-    data = tier.host_state_bytes(save, wanted.owner, count)
-    if data is None:
-        raise NotHeld("read", f"host state of process {wanted.owner}", "not here any more")
-    return data
+    return [fetch(wanted) for wanted in plan.host_states]
 
 
 class HostStateRestore:
@@ -104,7 +86,6 @@ class HostStateRestore:
     something else to do.
 
     Attributes:
-      size_bytes: of a document of the value as it was before.
       restored: the value as restored; None where there was none.
     """
 
@@ -115,8 +96,12 @@ class HostStateRestore:
         self._before = host_states.capture(value)
         self._moved = False
         self._pushed: Future[None] | None = None
-        self.size_bytes = host_states.size_of(self._before)
         self.restored: object = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of a document of the value as it was before."""
+        return host_states.size_of(self._before)
 
     def apply(self, save: SaveId, documents: Sequence[host_states.HostStateDocument]) -> None:
         """Push this process's document of ``save``, and move the value to where it was then."""

@@ -20,7 +20,12 @@ from absl import logging
 
 from emergency_ckpt.background import no_garbage_collection
 from emergency_ckpt.cluster.timelines import told_of_wait
-from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep
+from emergency_ckpt.core.restore.inventory import (
+    Inventory,
+    PersistentStep,
+    Quarantined,
+    persistent_unusable,
+)
 from emergency_ckpt.core.restore.leaves import match_leaves
 from emergency_ckpt.core.restore.majority import (
     Divergence,
@@ -49,7 +54,6 @@ from emergency_ckpt.restore.request import CompleteSteps, RestoreParts, RestoreR
 from emergency_ckpt.restore.storage_load import (
     LoadPlan,
     loaded_copies,
-    persistent_unusable,
     plan_load,
 )
 from emergency_ckpt.storage.steps.folders import LOOKS_AT_ONCE
@@ -77,10 +81,6 @@ class RestoreLeader:
 
     A persistent step is restored in two plans: one to load it into RAM, and, when all have
     reported anew, one like that of any step in RAM.
-
-    Attributes:
-      greatest: the greatest number of an incarnation that any process reported, also where nothing
-        is to be planned.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class RestoreLeader:
         self._looks_at_once = LOOKS_AT_ONCE
         self._attempts = 0
         self._last_failure = ""
-        self.greatest = 0
+        self._greatest = 0  # number of an incarnation that a report or storage named
 
     def take_reports(self, reports: Mapping[int, Report]) -> None:
         """Build the inventory from the reports of processes that all want the same state."""
@@ -127,12 +127,17 @@ class RestoreLeader:
             holders += ask_extra_holders(
                 self._parts.client, self._events, addresses, self._deadline_s
             )
+        self._greatest = max(self._greatest, *(each.greatest for each in holders))
+        damaged = {
+            Quarantined(report.inventory.holder, digest, shard)
+            for report in reports.values()
+            for digest, shards in report.damaged.items()
+            for shard in shards
+        }
         self._inventory = Inventory(
             tuple(holders),
             self._manifests.read(holders),
-            quarantined=self._inventory.quarantined.union(
-                *(report.quarantined for report in reports.values())
-            ),
+            quarantined=self._inventory.quarantined | damaged,
             timeline=newest(self._inventory.timeline, *(each.timeline for each in holders)),
         )
         if self._persistent is not None and not self._has_asked:
@@ -140,10 +145,7 @@ class RestoreLeader:
             self._ready = self._ask_storage(self._persistent)
         loaded, self._load = self._load, None
         replaced = set() if loaded is None else loaded_copies(loaded, self._inventory)
-        self._replace(
-            persistent=tuple(sorted(self._stored.values())),
-            quarantined=self._inventory.quarantined - replaced,
-        )
+        self._replace(quarantined=self._inventory.quarantined - replaced)
 
     def plan(self) -> Answer:
         """Return the plan for the copies that are known to be usable now."""
@@ -198,9 +200,8 @@ class RestoreLeader:
             return Verdict(error=text, kind=kinds.pop() if len(kinds) == 1 else "failed")
         if lack_room and self._load is not None:
             self._loads[self._load.step] -= 1  # its files are as good as before
-        lost_stored = any(each.holder == PERSISTENT for each in new)
-        if lost_stored and self._persistent is not None and self._has_news(self._persistent):
-            self._with_stored()
+        if self._persistent is not None and any(each.holder == PERSISTENT for each in new):
+            self._has_news(self._persistent)
         self._replace(quarantined=self._inventory.quarantined | new)
         self._events.emit("restore.replanned", attempt=self._attempts, reason=text[:500])
         return Verdict()
@@ -233,9 +234,10 @@ class RestoreLeader:
     # Plans of what is known.
 
     def _plan_from_inventory(self) -> RestorePlan | NoPlan:
-        step = self._requested_step
+        step, stored = self._requested_step, tuple(sorted(self._stored.values()))
+        inventory = msgspec.structs.replace(self._inventory, persistent=stored)
         # Who asks for a step by its number means it, also one that was rolled back.
-        return self._plan(self._inventory, step, takes_rolled_back=step is not None)
+        return self._plan(inventory, step, takes_rolled_back=step is not None)
 
     def _plan(
         self, inventory: Inventory, requested_step: int | None, *, takes_rolled_back: bool = False
@@ -256,12 +258,14 @@ class RestoreLeader:
 
         HolderUnreachable when they still cannot be read at the deadline.
         """
-        unread = self._manifests.unread.items()
+        unread = self._manifests.unread
+        if not unread:
+            return False
         digests = passed_over_unread(
             answer,
-            unread,
+            unread.items(),
             self._requested_step,
-            stored={item.step: item.incarnation for item in self._inventory.persistent},
+            stored={item.step: item.incarnation for item in self._stored.values()},
             loaded_steps=self._loads.keys(),
         )
         if digests:
@@ -294,23 +298,22 @@ class RestoreLeader:
         return " and ".join(texts) or "no tier has any complete step"
 
     def _is_complete_in_ram(self, step: int) -> bool:
-        plan = self._plan(msgspec.structs.replace(self._inventory, persistent=()), step)
+        plan = self._plan(self._inventory, step)
         # What only does not fit the job as it is now is there nevertheless: a restore says so.
         unfit = ("state_mismatch", "host_state_count")
         return isinstance(plan, RestorePlan) or plan.kind in unfit
 
     def _next_incarnation(self) -> str:
-        """Return the id of an incarnation after ``greatest`` and all on record. RestoreFailed.
+        """Return the id of an incarnation after all that are on record anywhere. RestoreFailed.
 
         Not of a step in storage that cannot be used: whoever writes its marker would choose the
         number.
         """
-        inventory = self._inventory
-        ids = [each.incarnation for each in inventory.persistent if not each.problem]
-        if inventory.timeline is not None:
-            ids.append(inventory.timeline.head)
-        numbers = [self.greatest, *(holder.greatest for holder in inventory.holders)]
-        return new_incarnation(max([*numbers, *map(number_of, ids)]), secrets.token_hex(8))
+        ids = [each.incarnation for each in self._stored.values() if not each.problem]
+        if self._inventory.timeline is not None:
+            ids.append(self._inventory.timeline.head)
+        greatest = max([self._greatest, *map(number_of, ids)])
+        return new_incarnation(greatest, secrets.token_hex(8))
 
     def _replace(self, **changes: object) -> None:
         self._inventory = msgspec.structs.replace(self._inventory, **changes)
@@ -355,7 +358,7 @@ class RestoreLeader:
         """Return storage's CRC32C of each shard of the same save; none where it cannot be read."""
         is_stored = any(
             (item.step, item.incarnation, item.problem) == (save.step, save.incarnation, "")
-            for item in self._inventory.persistent
+            for item in self._stored.values()
         )
         if self._persistent is None or not is_stored:
             return {}
@@ -421,7 +424,7 @@ class RestoreLeader:
         if step is not None and (asked := view.of(step)) is not None:
             steps[step] = asked
         self._view, self._stored = view, steps
-        self.greatest = max(self.greatest, view.greatest)
+        self._greatest = max(self._greatest, view.greatest)
         # Of a step of plain Orbax there may be a copy in RAM, of these files or of those before.
         held = {each.save for h in self._inventory.holders for each in h.tensors}
         unsure = [
@@ -491,18 +494,18 @@ class RestoreLeader:
             some = [e for e in older if not e.is_seen and e.step <= item.step]
             self._look_at(tier, view, some[: self._looks_at_once], self._deadline_s)
             self._looks_at_once = min(2 * self._looks_at_once, _MOST_LOOKS)
-            return self._with_stored()
+            return None
         found = tier.found.look(view, item, self._deadline_s)
         if found is None or found.step.problem:
             # The job that saves there may have removed it, and saved a newer one.
             if self._has_news(tier):
-                return self._with_stored()
+                return None
             raise CorruptData(
                 "restore", f"step {item.step}", found.step.problem if found else "it is gone"
             )
         if found.step.incarnation != item.incarnation:
             self._stored[item.step] = found.step
-            return self._with_stored()
+            return None
         return self._plan_load(answer, tier, found)
 
     def _plan_load(
@@ -537,7 +540,7 @@ class RestoreLeader:
         )
 
     def _has_news(self, tier: PersistentTier) -> bool:
-        """Read the log again where there is a newer version; return whether it was."""
+        """Read the log again where there is a newer version, and return whether there was."""
         view = self._view
         if view is None or self._requested_step is not None:
             return False
@@ -545,10 +548,6 @@ class RestoreLeader:
             return False
         self._take_view(tier, self._deadline_s)
         return True
-
-    def _with_stored(self) -> None:
-        steps = tuple(sorted(self._stored.values()))
-        self._replace(persistent=steps)
 
     def _cancel(self, step: int, reason: str) -> None:
         """Take a persistent step out of the next plan."""

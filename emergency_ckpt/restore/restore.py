@@ -29,8 +29,8 @@ from typing import TypeVar
 from absl import logging
 
 from emergency_ckpt.cluster.coordination import ERROR_LIMIT_CHARS
-from emergency_ckpt.cluster.shard_source import holder_name
 from emergency_ckpt.core.boxes import describe
+from emergency_ckpt.core.restore.inventory import persistent_unusable
 from emergency_ckpt.core.restore.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan, few
 from emergency_ckpt.core.wording import TIER_WORDS
 from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
@@ -58,7 +58,6 @@ from emergency_ckpt.restore.storage_load import (
     LoadPlan,
     StorageLoad,
     passed_over,
-    persistent_unusable,
 )
 from emergency_ckpt.state.materialize import materialize
 from emergency_ckpt.state.tree import BoxTable
@@ -149,8 +148,6 @@ class Restore:
 
     Attributes:
       deadline_s: of ``time.monotonic``; every wait has ended then.
-      restored: set by ``run``; None when there was nothing to restore.
-      report: set by ``settle``, with ``restored``.
     """
 
     def __init__(
@@ -186,13 +183,11 @@ class Restore:
         self._attempt = -1
         self._loaded: SaveId | None = None  # the step that all processes have loaded into RAM
         self._loaded_bytes = 0  # read by this process, also of steps that failed on another
-        self.restored: RestoredState | None = None
-        self.report: RestoreReport | None = None
 
     def run(self) -> RestoredState | None:
         """Restore the state; return None where there never was a complete step.
 
-        Collective; blocks until the deadline at most.
+        Collective; blocks until the deadline at most. Nothing here holds the state afterwards.
 
         Raises:
           RestoreFailed: on all processes, when it fails on one; AttemptCancelled: it was cancelled
@@ -213,8 +208,7 @@ class Restore:
                     continue
                 done = self._on_all(plan, self._restore)
                 if done is not None:
-                    self.restored = self._with_incarnation(*done)
-                    return self.restored
+                    return self._with_incarnation(*done)
         finally:
             spent = {f"{name}_seconds": seconds for name, seconds in self._spent_s.items()}
             self._parts.events.emit("restore.phases", **spent)
@@ -294,7 +288,7 @@ class Restore:
     def _restore(self, plan: RestorePlan) -> RestoredState:
         """Bring this process's part of a step in RAM onto its devices, and apply its host state."""
         assert plan.save is not None, "a persistent step is loaded into RAM first"
-        parts, save, me = self._parts, plan.save, holder_name(self._parts.process[0])
+        parts, save, me = self._parts, plan.save, self._parts.holdings.name
         part = plan.processes.get(parts.process[0], ProcessPlan())
         self._check()
         self._tell_plan(plan, LOCAL)
@@ -309,7 +303,7 @@ class Restore:
             retained=self._request.retained,
             calls=self._calls,
             room=self._room,
-            expendable=passed_over(plan, parts.config.run_name) - {save},
+            expendable=passed_over(save, plan.rejected) - {save},
         )
         with self._phase("shards"):
             restored = self._place(part, save, shards)
@@ -424,20 +418,22 @@ class Restore:
 
     # 7: settle.
 
-    def settle(self, *, keep_newer: bool, started_s: float) -> None:
-        """Forget what is newer than the step of ``run``, and set ``report``.
+    def settle(
+        self, restored: RestoredState | None, *, keep_newer: bool, started_s: float
+    ) -> RestoreReport | None:
+        """Forget what is newer than the step that ``run`` has restored; return the report of it.
 
         Not collective, nor are its errors: all processes must learn of them, and no process may
         train before all have done this. ``started_s``: when the caller asked for the restore.
         """
-        parts, restored = self._parts, self.restored
+        parts = self._parts
         if restored is None:
             parts.timelines.note_continuation()
             # Leftovers of saves that never became complete must not mix with later saves.
             parts.tier.invalidate_newer(SaveId(-1, "", parts.config.run_name))
             parts.events.emit("restore.nothing")
-            return
-        # No leftover of another life may look newer than the step that training continues from.
+            return None
+        # No leftover may look newer than the step that training continues from.
         if not keep_newer:
             parts.tier.invalidate_newer(restored.save, restored.timeline)
         if restored.gathered is not None:
@@ -452,7 +448,7 @@ class Restore:
         self._note_complete(restored.save)
         if self._host_state is not None:
             self._host_state.finish()
-        self.report = self._finished(restored, started_s)
+        return self._finished(restored, started_s)
 
     def _note_complete(self, save: SaveId) -> None:
         """Record that ``save`` is complete. A failure is logged and ends nothing, as after a save.

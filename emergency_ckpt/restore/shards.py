@@ -50,9 +50,6 @@ from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.source import FileTarget, PartlyMade, ShardTarget, Target
 from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardId
 
-_Own = list[tuple[str, list[int]]]
-"""Digest of an own manifest, and intact shards of it."""
-
 _Lender = Callable[[], npt.NDArray[np.uint8]]
 
 
@@ -89,7 +86,7 @@ class Arrivals:
             self._changed.notify_all()
 
     def __iter__(self) -> Iterator[list[ShardId]]:
-        """Yield the shards that arrived since the last look. Waits; DeadlineExceeded."""
+        """Yield the shards that arrived since the last time. Waits; DeadlineExceeded."""
         while True:
             with self._changed:
                 left_s = max(0.0, self._deadline_s - time.monotonic())
@@ -214,7 +211,7 @@ class ShardCollection:
             self._know(self._own_contents(read.digest))
         own, lost = self._verify_own(plan, in_place=not plan.fetch)
         groups = [*plan.fetch, *lost]
-        contents = {digest: self._own_contents(digest) for digest, _ in own}
+        contents = {group.digest: self._own_contents(group.digest) for group in own}
         for group in groups:
             if group.digest not in contents:
                 contents[group.digest] = self._contents_of(group, plan)
@@ -222,10 +219,10 @@ class ShardCollection:
         kept, used = self._divide(groups, contents)
         if kept:
             # What is kept goes into one slot, so that the old ones are free.
-            own_kept, own = self._divide_own(own, contents)
+            own_kept, own = self._divide(own, contents)
             self._gather_into_slot(own_kept, kept, contents, plan.addresses)
-        for digest, shards in own:
-            self._locate(digest, shards)
+        for group in own:
+            self._locate(group.digest, group.shards or ())
         if used:
             self._fetch_into_scratch(used, contents, plan.addresses)
 
@@ -247,37 +244,25 @@ class ShardCollection:
         kept: list[FetchGroup] = []
         used: list[FetchGroup] = []
         for group in groups:
+            of = contents[group.digest]
             for keep, into in ((True, kept), (False, used)):
-                shards = self._shards_kept(
-                    group.digest, selected(group.shards, contents[group.digest]), contents, keep
-                )
+                shards = [
+                    shard
+                    for shard in selected(group.shards, of)
+                    if (of.shard_id(shard) in self._retained) == keep
+                ]
                 if shards:
                     into.append(FetchGroup(group.digest, tuple(shards), group.sources))
         return kept, used
 
-    def _divide_own(self, own: _Own, contents: Mapping[str, Contents]) -> tuple[_Own, _Own]:
-        """Own shards that go along into the new slot, and those that are used where they are."""
-        if self._retained is None:
-            return own, []
-        moving, staying = (
-            [(digest, self._shards_kept(digest, shards, contents, keep)) for digest, shards in own]
-            for keep in (True, False)
-        )
-        return moving, staying
-
-    def _shards_kept(
-        self, digest: str, shards: Iterable[int], contents: Mapping[str, Contents], keep: bool
-    ) -> list[int]:
-        assert self._retained is not None, "else all are kept"
-        of = contents[digest]
-        return [shard for shard in shards if (of.shard_id(shard) in self._retained) == keep]
-
-    def _verify_own(self, plan: ProcessPlan, *, in_place: bool) -> tuple[_Own, list[FetchGroup]]:
+    def _verify_own(
+        self, plan: ProcessPlan, *, in_place: bool
+    ) -> tuple[list[FetchGroup], list[FetchGroup]]:
         """The plan's own shards that are intact, and groups to fetch for those that are not.
 
         With ``in_place`` the intact ones can be used at once, where they are.
         """
-        own: _Own = []
+        own: list[FetchGroup] = []
         lost: list[FetchGroup] = []
         for read in plan.local:
             contents = self._own_contents(read.digest)
@@ -301,7 +286,7 @@ class ShardCollection:
                 raise CopiesFailed(self._save.step, self._fetcher.unusable)
             if bad:
                 lost.append(FetchGroup(read.digest, tuple(bad), read.alternates))
-            own.append((read.digest, intact))
+            own.append(FetchGroup(read.digest, tuple(intact), ()))
         return own, lost
 
     def _own_contents(self, digest: str) -> Contents:
@@ -321,7 +306,7 @@ class ShardCollection:
 
     def _gather_into_slot(
         self,
-        own: _Own,
+        own: Sequence[FetchGroup],
         groups: Sequence[FetchGroup],
         contents: Mapping[str, Contents],
         addresses: Mapping[str, str],
@@ -331,7 +316,7 @@ class ShardCollection:
         So this host holds what it has to hold again, and its old slots are free.
         """
         leaves = next(iter(contents.values())).leaves
-        layout = _layout(leaves, contents, [*own, *_parts(groups, contents)])
+        layout = _layout(leaves, contents, [*own, *groups])
         places = {placed.shard: placed.offset for placed in layout.shards}
         sizes = {placed.shard: placed.nbytes for placed in layout.shards}
         writer = self._room.begin_write(
@@ -369,7 +354,7 @@ class ShardCollection:
     ) -> None:
         """Fetch shards that other hosts keep: they live as long as the arrays made of them."""
         leaves = next(iter(contents.values())).leaves
-        layout = _layout(leaves, contents, _parts(groups, contents))
+        layout = _layout(leaves, contents, groups)
         places = {placed.shard: placed.offset for placed in layout.shards}
         sizes = {placed.shard: placed.nbytes for placed in layout.shards}
         scratch = Scratch(layout.size_bytes)
@@ -392,27 +377,26 @@ class ShardCollection:
 
     def _copy_own(
         self,
-        own: _Own,
+        own: Sequence[FetchGroup],
         contents: Mapping[str, Contents],
         places: Mapping[ShardId, int],
         writer: SlotWriter,
         put: Callable[[ShardId], bool],
     ) -> dict[ShardId, int]:
         crcs: dict[ShardId, int] = {}
-        for digest, shards in own:
+        for group in own:
+            of, shards = contents[group.digest], group.shards or ()
             if not shards:
                 continue
-            ids = [contents[digest].shard_id(shard) for shard in shards]
-            entries = [contents[digest].shards[shard] for shard in shards]
-            with self._tier.mapping_for(digest) as (mapping, _):
+            ids = [of.shard_id(shard) for shard in shards]
+            entries = [of.shards[shard] for shard in shards]
+            with self._tier.mapping_for(group.digest) as (mapping, _):
                 views = [mapping.view(entry.offset, entry.nbytes, None) for entry in entries]
                 copied = writer.copy(list(zip(views, (places[i] for i in ids), strict=True)))
             for shard, shard_id, entry, crc in zip(shards, ids, entries, copied, strict=True):
                 if crc != entry.crc32c:  # changed since it was verified, a moment ago
-                    copy = Quarantined(self._me, digest, shard)
-                    self._fetcher.mark_failed(
-                        copy, contents[digest], f"CRC32C {crc:08x} when copied"
-                    )
+                    copy = Quarantined(self._me, group.digest, shard)
+                    self._fetcher.mark_failed(copy, of, f"CRC32C {crc:08x} when copied")
                     raise CopiesFailed(self._save.step, self._fetcher.unusable)
                 crcs[shard_id] = crc
                 if put(shard_id):
@@ -474,15 +458,13 @@ def _batches(shards: Sequence[int], contents: Contents) -> Generator[list[int]]:
         yield batch
 
 
-def _parts(groups: Iterable[FetchGroup], contents: Mapping[str, Contents]) -> _Own:
-    return [(g.digest, list(selected(g.shards, contents[g.digest]))) for g in groups]
-
-
-def _layout(leaves: Sequence[LeafSpec], contents: Mapping[str, Contents], parts: _Own) -> Layout:
+def _layout(
+    leaves: Sequence[LeafSpec], contents: Mapping[str, Contents], groups: Iterable[FetchGroup]
+) -> Layout:
     sizes: dict[ShardId, int] = {}
-    for digest, shards in parts:
-        for shard in shards:
-            sizes[contents[digest].shard_id(shard)] = contents[digest].shards[shard].nbytes
+    for group in groups:
+        of = contents[group.digest]
+        sizes.update((of.shard_id(i), of.shards[i].nbytes) for i in selected(group.shards, of))
     return lay_out(leaves, sizes.items())
 
 

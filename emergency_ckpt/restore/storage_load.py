@@ -7,7 +7,7 @@ RAM, like a save of its own; the restore that follows is one from RAM and peers.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -24,7 +24,7 @@ from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.storage.calls import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from emergency_ckpt.storage.tier import PersistentTier, StoredStep
-from emergency_ckpt.types import PERSISTENT, Box, LeafSpec, SaveId, ShardId
+from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
 
 class StorageRead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -77,11 +77,11 @@ class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=Tr
         return msgspec.structs.replace(self, parts={process: part})
 
 
-def passed_over(plan: RestorePlan | LoadPlan, run_id: str) -> set[SaveId]:
-    """Return the saves in RAM that the plan passed over: none of them is complete."""
+def passed_over(save: SaveId, rejected: Iterable[Rejection]) -> set[SaveId]:
+    """Return the saves in RAM that a plan of ``save`` passed over: none of them is complete."""
     return {
-        SaveId(each.step, each.incarnation, run_id)
-        for each in plan.rejected
+        msgspec.structs.replace(save, step=each.step, incarnation=each.incarnation)
+        for each in rejected
         if each.incarnation is not None
     }
 
@@ -136,11 +136,6 @@ def _stored_numbers(
     if stored.marker is not None:
         found |= {leaf.path: leaf.dtype for leaf in stored.marker.leaves}
     return {p: dtype for p, dtype in found.items() if wanted[p].dtype in PYTHON_NUMBERS}
-
-
-def persistent_unusable(step: int) -> Quarantined:
-    """Return what takes a step of storage out of the next plan."""
-    return Quarantined(PERSISTENT, f"{PERSISTENT}/{step}")
 
 
 def loaded_copies(plan: LoadPlan, inventory: Inventory) -> set[Quarantined]:
@@ -225,7 +220,7 @@ class StorageLoad:
 
     @property
     def _expendable(self) -> set[SaveId]:
-        return {self._plan.save, *passed_over(self._plan, self._plan.save.run_id)}
+        return {self._plan.save, *passed_over(self._plan.save, self._plan.rejected)}
 
     def _bring_tensors(self, reads: Sequence[StorageRead]) -> int:
         plan, specs = self._plan, {leaf.path: leaf for leaf in self._leaves}

@@ -22,8 +22,6 @@ WAIT_S = 20.0
 class _Leader:
     """In place of the leader, which must not be asked for a plan."""
 
-    greatest = 0
-
     def take_reports(self, reports: Any) -> None:
         raise AssertionError("states that differ came through")
 

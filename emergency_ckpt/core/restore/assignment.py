@@ -144,8 +144,8 @@ def _share(tensors: SaveTensors, needs: Needs, own: OwnKey) -> _Share:
                 remote.append(each)
     local: dict[str, tuple[int, ...] | None] = {}
     for digest, indices in taken.items():
-        whole = len(indices) == len(tensors.contents[digest].shards)
-        local[digest] = None if whole else tuple(sorted(indices))
+        is_all = len(indices) == len(tensors.contents[digest].shards)
+        local[digest] = None if is_all else tuple(sorted(indices))
     return _Share(local, remote)
 
 
@@ -271,8 +271,8 @@ class _Balance:
         self, digest: str, a: tuple[int, ...] | None, b: tuple[int, ...] | None
     ) -> tuple[int, ...] | None:
         together = sorted({*(a or ()), *(b or ())})
-        whole = len(together) == len(self._tensors.contents[digest].shards)
-        return None if a is None or b is None or whole else tuple(together)
+        is_all = len(together) == len(self._tensors.contents[digest].shards)
+        return None if a is None or b is None or is_all else tuple(together)
 
 
 def _by_key(item: tuple[tuple[str, tuple[str, ...]], object]) -> tuple[str, tuple[str, ...]]:
@@ -383,7 +383,7 @@ def classify(tensors: SaveTensors, target: TargetSet, hints: Iterable[str]) -> N
     of the hints need nothing.
     """
     hinted = list(hints)
-    exact = [d for d in hinted if not tensors.is_spoiled(d) and _is_exactly(tensors, d, target)]
+    exact = [d for d in hinted if not tensors.is_damaged(d) and _is_exactly(tensors, d, target)]
     if exact and len(exact) == len(hinted):
         indices = tuple(range(len(tensors.contents[exact[0]].shards)))
         columns = tuple(
@@ -478,7 +478,7 @@ class _Sorting:
         index_of = self._index_of(digest)
         if not index_of:
             return
-        if not self._tensors.is_spoiled(digest):
+        if not self._tensors.is_damaged(digest):
             holders = self._tensors.holders_of(digest, 0)
             self._held[digest, id(holders)] = _Held(digest, holders, index_of)
             return
@@ -592,7 +592,7 @@ class SaveTensors:
     Args:
       contents: usable manifests of the save, by digest.
       holders: names of the holders of each digest, in order of preference.
-      spoiled: digest -> holder -> shards quarantined there.
+      damaged: digest -> holder -> shards quarantined there.
     """
 
     def __init__(
@@ -604,7 +604,7 @@ class SaveTensors:
         self.contents = contents
         self._holders = {digest: tuple(holders[digest]) for digest in sorted(contents)}
         self._damaged = damaged
-        self._unspoiled: dict[Copy, tuple[str, ...]] = {}
+        self._intact: dict[Copy, tuple[str, ...]] = {}
         self._places: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {}
         self._paths: dict[int, tuple[object, dict[int, str]]] = {}
         self._ids: dict[str, dict[ShardId, int]] = {}
@@ -635,7 +635,7 @@ class SaveTensors:
             known = self._paths[id(contents.leaves)] = (contents.leaves, paths)
         return tuple(map(known[1].get, map(_LEAF, contents.shards)))
 
-    def is_spoiled(self, digest: str) -> bool:
+    def is_damaged(self, digest: str) -> bool:
         """Return whether some shard of the manifest is quarantined at some holder."""
         return bool(self._damaged.get(digest))
 
@@ -645,11 +645,11 @@ class SaveTensors:
         damaged = self._damaged.get(digest)
         if not damaged:
             return holders
-        found = self._unspoiled.get((digest, index))
+        found = self._intact.get((digest, index))
         if found is None:
             bad = {holder for holder, shards in damaged.items() if index in shards}
             found = tuple(h for h in holders if h not in bad) if bad else holders
-            self._unspoiled[digest, index] = found
+            self._intact[digest, index] = found
         return found
 
     def alternates(self, digest: str, own: str | None) -> tuple[str, ...]:
@@ -657,8 +657,8 @@ class SaveTensors:
         known = self._places.get(digest)
         if known is None:
             damaged = self._damaged.get(digest, {})
-            whole = tuple(h for h in self._holders[digest] if h not in damaged)
-            known = self._places[digest] = (whole, {h: place for place, h in enumerate(whole)})
+            intact = tuple(h for h in self._holders[digest] if h not in damaged)
+            known = self._places[digest] = (intact, {h: place for place, h in enumerate(intact)})
         holders, places = known
         after = -1 if own is None else places.get(own, -1)
         others = len(holders) - (after >= 0)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from emergency_ckpt.core.timeline import Timeline, newest_step, number_of
-from emergency_ckpt.types import Contents, SaveId
+from emergency_ckpt.types import PERSISTENT, Contents, SaveId
 
 
 class HeldTensors(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True, gc=False):
@@ -44,7 +44,7 @@ class HolderInventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, g
       known_complete: the newest save that this holder once knew to be globally complete. It only
         distinguishes a job that lost its checkpoints from one that never had any.
       timeline: the record of rolled-back saves that this holder has.
-      incarnation: the newest life of the job that it has heard of.
+      incarnation: the newest incarnation of the job that it has heard of.
     """
 
     holder: str
@@ -58,17 +58,17 @@ class HolderInventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, g
 
     @property
     def greatest(self) -> int:
-        """Return the greatest number of a life that this holder knows of; 0 without any.
+        """Return the greatest number of an incarnation that this holder knows; 0 without any.
 
         Not by ``known_complete``: it is told also from a file of which nobody knows who wrote it.
         """
-        lives = {held.save.incarnation for held in (*self.tensors, *self.host_states)}
-        lives.update([self.incarnation, *([self.timeline.head] if self.timeline else [])])
-        return max(map(number_of, lives))
+        known = {held.save.incarnation for held in (*self.tensors, *self.host_states)}
+        known.update([self.incarnation, *([self.timeline.head] if self.timeline else [])])
+        return max(map(number_of, known))
 
     @property
     def newest_step(self) -> int:
-        """Return the newest step that may be whole and was not rolled back; -1 without any."""
+        """Return the newest step that may be complete and was not rolled back; -1 without any."""
         known = [self.known_complete] if self.known_complete else []
         return newest_step([*known, *(held.save for held in self.tensors)], self.timeline)
 
@@ -100,13 +100,18 @@ class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fie
 class Quarantined(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
     """A copy that failed verification: shard ``shard`` of manifest ``digest`` at ``holder``.
 
-    ``shard`` None means the whole holder's manifest (for instance, it is not held any more);
-    ``digest`` ``"persistent/<step>"`` with holder ``"persistent"`` takes out a persistent step.
+    ``shard`` None means all of the holder's manifest (for instance, it is not held any more). See
+    ``persistent_unusable`` for a step in storage.
     """
 
     holder: str
     digest: str
     shard: int | None = None
+
+
+def persistent_unusable(step: int) -> Quarantined:
+    """Return what takes a step of storage out of a plan."""
+    return Quarantined(PERSISTENT, f"{PERSISTENT}/{step}")
 
 
 class Inventory(msgspec.Struct, frozen=True):

@@ -119,7 +119,7 @@ def _compared(every: Sequence[Contents]) -> Iterator[tuple[Contents, Iterator[Sh
 OnDivergence = Literal["warn", "stop"]
 """Action of a restore when replicas differ and have no majority."""
 
-WITNESS = "storage"
+STORAGE_VOTE = "storage"
 """Name of the persistent tier's checksums among the holders of a shard."""
 
 
@@ -152,11 +152,11 @@ class MajorityResult:
     outvoted: frozenset[Quarantined] = frozenset()
 
 
-_NO_WITNESS: Mapping[ShardId, int] = MappingProxyType({})
+_NO_CRCS: Mapping[ShardId, int] = MappingProxyType({})
 
 
 def settle(
-    inventory: Inventory, save: SaveId, witness: Mapping[ShardId, int] = _NO_WITNESS
+    inventory: Inventory, save: SaveId, stored_crcs: Mapping[ShardId, int] = _NO_CRCS
 ) -> MajorityResult:
     """Decide between the replicas of each shard of ``save`` that differ.
 
@@ -164,7 +164,7 @@ def settle(
     altered bytes, no altered copy stays usable.
 
     Args:
-      witness: CRC32C of capture time of some shards, from elsewhere; each is one more vote for a
+      stored_crcs: CRC32C of capture time of some shards, from storage; each is one more vote for a
         shard whose copies differ.
     """
     part = next((part for part in filter_inventory(inventory).saves if part.save == save), None)
@@ -178,7 +178,7 @@ def settle(
     decided: list[Decided] = []
     undecided: list[Divergence] = []
     for found in find_divergence(save, held):
-        heard = _with_witness(found, witness.get(found.shard))
+        heard = _with_stored(found, stored_crcs.get(found.shard))
         winner = _majority(heard)
         if winner is None:
             undecided.append(heard)
@@ -188,11 +188,11 @@ def settle(
     return MajorityResult(tuple(decided), tuple(undecided), outvoted)
 
 
-def _with_witness(found: Divergence, crc32c: int | None) -> Divergence:
+def _with_stored(found: Divergence, crc32c: int | None) -> Divergence:
     if crc32c is None:
         return found
     copies = {crc: set(names) for crc, names in found.copies}
-    copies.setdefault(crc32c, set()).add(WITNESS)
+    copies.setdefault(crc32c, set()).add(STORAGE_VOTE)
     return Divergence.of(found.save, found.shard, copies)
 
 

@@ -28,6 +28,7 @@ from emergency_ckpt.core.restore.inventory import (
     Inventory,
     PersistentStep,
     Quarantined,
+    persistent_unusable,
 )
 from emergency_ckpt.core.restore.leaves import compare_leaves
 from emergency_ckpt.core.restore.plan_types import (
@@ -131,7 +132,7 @@ def _newest_first(
         if requested_step is not None and step != requested_step:
             continue
         stored = persistent.get(step)
-        for part in local.get(step, ()):  # the latest life first
+        for part in local.get(step, ()):  # the latest incarnation first
             if stored is not None and _is_later(stored, part):
                 yield stored
                 stored = None
@@ -172,8 +173,7 @@ def _decide_persistent(
     """Return the plan for a persistent step; the processes that read it compare its leaves."""
     if candidate.problem:
         return candidate.problem
-    digest = f"{PERSISTENT_HOLDER}/{candidate.step}"
-    if Quarantined(PERSISTENT_HOLDER, digest) in inventory.quarantined:
+    if persistent_unusable(candidate.step) in inventory.quarantined:
         return "could not be read"
     wanted = request.needs_host_state and candidate.has_host_state
     if wanted and _count_differs(candidate.process_count, request):
@@ -361,8 +361,8 @@ def _nothing_left(
 
 
 def _rejection_line(item: Rejection) -> str:
-    life = f" of incarnation {item.incarnation}" if item.incarnation else ""
-    return f"step {item.step}{life}, {item.tier} tier: {item.reason}"
+    which = f" of incarnation {item.incarnation}" if item.incarnation else ""
+    return f"step {item.step}{which}, {item.tier} tier: {item.reason}"
 
 
 def _was_complete(inventory: Inventory, request: _Request) -> bool:
@@ -380,9 +380,6 @@ def _was_complete(inventory: Inventory, request: _Request) -> bool:
 
 MAX_NOTES = 16
 
-PERSISTENT_HOLDER = PERSISTENT
-"""Stands for the persistent tier in ``Quarantined.holder``."""
-
 
 @dataclass
 class SaveParts:
@@ -390,7 +387,7 @@ class SaveParts:
 
     Attributes:
       manifests: digest -> holders that published it and have it intact or in part.
-      spoiled: digest -> holder -> shard indices that are quarantined there.
+      damaged: digest -> holder -> shard indices that are quarantined there.
       host_states: (holder, what it holds) of each intact host state.
       faults: reported parts of this save that cannot be used, in words.
     """
@@ -428,15 +425,15 @@ def filter_inventory(inventory: Inventory) -> UsableInventory:
     """Drop holders with contradictory names and unusable manifests; group the rest by save."""
     notes: list[str] = []
     holders = _distinct_holders(inventory.holders, notes)
-    whole, partial = _quarantine(inventory.quarantined)
+    entire, partial = _quarantine(inventory.quarantined)
     parts: dict[SaveId, SaveParts] = {}
     known: dict[SaveId, list[str]] = {}
     for holder in holders.values():
         if holder.known_complete is not None:
             known.setdefault(holder.known_complete, []).append(holder.holder)
             parts.setdefault(holder.known_complete, SaveParts(holder.known_complete))
-        _sift_tensors(holder, inventory, whole, partial, parts)
-        _sift_host_states(holder, whole, parts)
+        _sift_tensors(holder, inventory, entire, partial, parts)
+        _sift_host_states(holder, entire, parts)
     newest_first = sorted(parts.values(), key=lambda part: part.save, reverse=True)
     own = {h.process_index: h.holder for h in holders.values() if h.process_index is not None}
     return UsableInventory(holders, own, newest_first, known, notes[:MAX_NOTES])
@@ -476,20 +473,20 @@ def _quarantine(
     quarantined: Iterable[Quarantined],
 ) -> tuple[set[tuple[str, str]], dict[tuple[str, str], set[int]]]:
     """Return the (holder, digest) pairs quarantined entirely, and the shards of the others."""
-    whole: set[tuple[str, str]] = set()
+    entire: set[tuple[str, str]] = set()
     partial: dict[tuple[str, str], set[int]] = {}
     for item in quarantined:
         if item.shard is None:
-            whole.add((item.holder, item.digest))
+            entire.add((item.holder, item.digest))
         else:
             partial.setdefault((item.holder, item.digest), set()).add(item.shard)
-    return whole, partial
+    return entire, partial
 
 
 def _sift_tensors(
     holder: HolderInventory,
     inventory: Inventory,
-    whole: set[tuple[str, str]],
+    entire: set[tuple[str, str]],
     partial: Mapping[tuple[str, str], set[int]],
     parts: dict[SaveId, SaveParts],
 ) -> None:
@@ -504,7 +501,7 @@ def _sift_tensors(
             part.faults.append(f"{label} could not be read")
         elif contents.save != held.save:
             part.faults.append(f"{label} is of another save (step {contents.save.step})")
-        elif where in whole:
+        elif where in entire:
             part.faults.append(f"{label} is quarantined")
         else:
             part.manifests.setdefault(held.digest, []).append(holder.holder)
@@ -516,13 +513,13 @@ def _sift_tensors(
 
 
 def _sift_host_states(
-    holder: HolderInventory, whole: set[tuple[str, str]], parts: dict[SaveId, SaveParts]
+    holder: HolderInventory, entire: set[tuple[str, str]], parts: dict[SaveId, SaveParts]
 ) -> None:
     for held in holder.host_states:
         part = parts.get(held.save)
         if part is None:
             part = parts[held.save] = SaveParts(held.save)
-        if (holder.holder, held.digest) in whole:
+        if (holder.holder, held.digest) in entire:
             part.faults.append(f"host state {held.owner} at {holder.holder} is quarantined")
         else:
             part.host_states.append((holder.holder, held))

@@ -17,7 +17,7 @@ from emergency_ckpt.core.restore.inventory import (
     Inventory,
     Quarantined,
 )
-from emergency_ckpt.core.restore.majority import WITNESS, MajorityResult, name_outvoted, settle
+from emergency_ckpt.core.restore.majority import STORAGE_VOTE, MajorityResult, name_outvoted, settle
 from emergency_ckpt.core.restore.plan_types import ProcessPlan, RestorePlan, selected
 from emergency_ckpt.core.restore.restore_plan import plan_restore
 from emergency_ckpt.types import SaveId, ShardId
@@ -103,15 +103,15 @@ def test_settle_without_majority_names_the_holders(slices: int, altered: list[in
     }
 
 
-def test_settle_tie_is_decided_by_the_witness() -> None:
+def test_settle_tie_is_decided_by_stored_crcs() -> None:
     world, save = job(2)
     copy = alter(world, 0)
     majority_result = settle(world.inventory(), save, {W: GOOD})
     assert majority_result.outvoted == {copy}
-    assert majority_result.decided[0].divergence.copies[0] == (GOOD, ("process/1", WITNESS))
+    assert majority_result.decided[0].divergence.copies[0] == (GOOD, ("process/1", STORAGE_VOTE))
 
 
-def test_settle_witness_of_other_bytes_decides_nothing() -> None:
+def test_settle_stored_crcs_of_other_bytes_decide_nothing() -> None:
     world, save = job(2)
     alter(world, 0)
     majority_result = settle(world.inventory(), save, {W: 5})
