@@ -238,9 +238,10 @@ class PersistentTier:
     def newest_item(self) -> epath.Path | None:
         """Return the item of the newest step of this package, for the structure of the state."""
         view = self.found.view()
-        for each in reversed(self.found.counting(view=view)):
-            found = self.found.look(view, each)
-            if found is not None and found.marker is not None:
+        for each in reversed(view.steps):
+            (found,) = self.found.look_at(view, [each])
+            # One that cannot be read, perhaps since another writes it, is of no use for that.
+            if isinstance(found, FoundStep) and found.marker is not None:
                 return self._directory / found.place.tensors / ITEM
         return None
 

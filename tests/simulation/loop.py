@@ -15,12 +15,15 @@ import devices
 import install
 import sim
 from judge import Judge, Seen, Violation
+from lives import life_of
 from plan import Life, Plan
 from scheduler import Killed, Process
 
 RUN = "run"
 HEALED_SAVES = 4
 """Saves after the last fault, of which the last must be complete."""
+_IN_MEMORY = 2
+"""In one of so many histories a tier in memory takes the place of storage in the list of steps."""
 _QUIET_S = 40.0
 """Time from the last fault to the first of these: what was under way has failed by then."""
 
@@ -168,6 +171,38 @@ class Loop:
                 return
             self._save(checkpointer, process, last, waits=True)
         seen.last_due = last - last % life.interval
+        if self._meet() and self._plan.seed % _IN_MEMORY == 0:
+            self._exchange_storage(checkpointer, process)
+
+    def _exchange_storage(self, checkpointer: Any, process: Process) -> None:
+        """Copy the newest step of storage into a tier in memory, which lists it from then on."""
+        # Imported here: of the product as it is simulated.
+        from memory_tier import MemoryTier  # noqa: PLC0415
+
+        steps = checkpointer.steps
+        ram, *stored = steps.tiers
+        for tier in stored:
+            memory = MemoryTier(tier.name)
+            for save in tier.complete_steps()[-1:]:
+                memory.publish(tier.open_step(save.step), save.incarnation)
+                self._check_copy(process, memory.open_step(save.step))
+                self._log(f"{process.name} has {save} of storage in memory")
+                before = steps.describe(save.step)
+                steps.tiers = (ram, memory)
+                after = steps.describe(save.step)
+                if before._replace(written_s=None) != after or save.step not in steps.known():
+                    raise Violation(f"{process.name} describes {after} in memory, not {before}")
+
+    def _check_copy(self, process: Process, step: Any) -> None:
+        tag, number = self._judge.tags[life_of(step.save.incarnation)], step.save.step
+        for name, value in devices.whole(tag, number).items():
+            parts = {box: step.read(name, box) for box in step.boxes(name)}
+            for box, part in parts.items():
+                if part.tobytes() != value[tuple(slice(*span) for span in box)].tobytes():
+                    raise Violation(f"{process.name} copied other bytes of {name}{box} of {tag}")
+        owners = sorted(step.host_states())
+        if owners != list(range(len(owners))):
+            raise Violation(f"{process.name} copied the host states of {owners}")
 
     def _meet(self) -> bool:
         """Wait for all processes, as a training step does; False when one has ended."""

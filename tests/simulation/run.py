@@ -29,6 +29,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
+sys.path.append(str(HERE.parent / "support"))
 
 MOST_LIVES_FOR_A_MUTANT = 5000
 _AGAIN = "python tests/simulation/run.py"

@@ -21,6 +21,7 @@ import jax
 from etils import epath
 
 from emergency_ckpt.errors import (
+    CheckpointError,
     ConfigError,
     CorruptData,
     HostStateError,
@@ -78,7 +79,7 @@ def export_step(name: str, directory: Path, places: Places, shown: Shown) -> Exp
         with Export(directory) as export, shown("export", size_bytes) as progress:
             if isinstance(step, StoredStepReader):
                 export.copy_files(step, progress)
-            elif not export.write_arrays(step, _structure(places), progress):
+            elif not export.write_arrays(step, _structure(places, notes), progress):
                 notes.append(_GUESSED)
             try:
                 export.write_host_states(step.host_states())
@@ -89,8 +90,13 @@ def export_step(name: str, directory: Path, places: Places, shown: Shown) -> Exp
     return Exported(step.name, len(step.leaves), (*notes, *step.notes), is_complete)
 
 
-def _structure(places: Places) -> epath.Path | None:
-    return places.storage().newest_item() if places.directory else None
+def _structure(places: Places, notes: list[str]) -> epath.Path | None:
+    """Return an item with the structure of the state; note why storage cannot be asked for one."""
+    try:
+        return places.storage().newest_item() if places.directory else None
+    except CheckpointError as error:
+        notes.append(str(error))
+        return None
 
 
 class Export:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
 
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.shard_layout import state_size_bytes
@@ -14,7 +13,6 @@ from emergency_ckpt.errors import CheckpointError, PersistentTierError
 from emergency_ckpt.storage.directory import StorageDirectory
 from emergency_ckpt.storage.steps.looks import FoundStep
 from emergency_ckpt.storage.steps.stored import StoredSteps
-from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 
 _LEFTOVER = re.compile(r"(.*)\.(orbax-checkpoint-tmp|rolled-back-).*")
@@ -68,11 +66,6 @@ class StoredDirectory:
     faults: tuple[SurveyFault, ...] = ()
 
     @property
-    def by_key(self) -> dict[tuple[int, str], ListedEntry]:
-        """Return the steps by number and incarnation."""
-        return {(each.step.step, each.step.incarnation): each for each in self.steps}
-
-    @property
     def timeline(self) -> Timeline | None:
         """Return the binding chain of the log."""
         return None if self.table is None else self.table.chain
@@ -86,7 +79,7 @@ class StoredDirectory:
 def read_storage(places: Places) -> StoredDirectory:
     """Describe the steps of ``places.directory``. Blocks for storage; errors are faults.
 
-    No folder of a step is looked into that the log names: ``look_at`` does.
+    No folder of a step is looked into that the log names: ``Survey.look_at`` does.
     """
     try:
         tier = places.storage()
@@ -149,18 +142,3 @@ def _read(stored: StoredSteps, places: Places) -> StoredDirectory:
 
 def _aside(entry: Entry) -> PersistentStep:
     return PersistentStep(entry.step, entry.processes, entry.stateful, entry.incarnation)
-
-
-def look_at(
-    steps: Sequence[ListedEntry], tier: PersistentTier
-) -> list[FoundStep | CheckpointError]:
-    """Return each step as its files have it now, or its error. Blocks for storage."""
-    try:
-        view = tier.found.view()
-    except CheckpointError as error:
-        return [error for _ in steps]
-    results: list[FoundStep | CheckpointError] = []
-    for each, found in zip(steps, tier.found.look_at(view, [x.step for x in steps]), strict=True):
-        gone = PersistentTierError("look at", f"{tier.directory}/{each.step.step}", "it is gone")
-        results.append(gone if found is None else found)
-    return results

@@ -9,22 +9,17 @@ from typing import Literal
 
 import msgspec
 
-from emergency_ckpt.core.restore.inventory import Inventory
+from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep
 from emergency_ckpt.core.restore.restore_plan import lacks_of
 from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.timeline import Timeline, newest
-from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.errors import CheckpointError, PersistentTierError
 from emergency_ckpt.ram.step_reader import RamStep
 from emergency_ckpt.storage.steps.looks import FoundStep
 from emergency_ckpt.tier import StepReader
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, ram_parts, read_ramdisks
-from emergency_ckpt.tools.survey.storage import (
-    ListedEntry,
-    StoredDirectory,
-    look_at,
-    read_storage,
-)
+from emergency_ckpt.tools.survey.storage import ListedEntry, StoredDirectory, read_storage
 from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
 
 SaveState = Literal["whole", "incomplete", "rolled_back", "damaged"]
@@ -106,9 +101,18 @@ class Survey:
         self, steps: Sequence[SurveyedStep]
     ) -> list[tuple[SurveyedStep, FoundStep | CheckpointError]]:
         """Return steps in storage as their files have them now, or their errors."""
-        listed = {} if self.directory is None else self.directory.by_key
-        entries = [listed[each.step, each.incarnation] for each in steps]
-        return list(zip(steps, look_at(entries, self.places.storage()), strict=True))
+        stored = self.places.storage().found
+        items = [PersistentStep(x.step, 0, False, x.incarnation) for x in steps]
+        found: list[FoundStep | CheckpointError | None]
+        try:
+            found = stored.look_at(stored.view(), items)
+        except CheckpointError as error:
+            found = [error for _ in items]
+        where = self.places.directory
+        return [
+            (x, each or PersistentTierError("look at", f"{where}/{x.step}", "it is gone"))
+            for x, each in zip(steps, found, strict=True)
+        ]
 
     def inventory(self, run_id: str) -> Inventory:
         """Return the RAM of one run as the leader of a restore sees it."""
