@@ -15,10 +15,9 @@ from absl import logging
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator, connect_start
 from emergency_ckpt.cluster.hang import HangWatch, StepProgress
-from emergency_ckpt.cluster.left_processes import LeftProcesses
+from emergency_ckpt.cluster.left_processes import DeathWatch, LeftProcesses, PeerSigns
 from emergency_ckpt.cluster.membership import Membership
 from emergency_ckpt.cluster.notice_sources import open_sources
-from emergency_ckpt.cluster.peer_signs import DeathWatch, PeerSigns
 from emergency_ckpt.cluster.peers import Known
 from emergency_ckpt.cluster.preemption import PreemptionWatch, find_notices
 from emergency_ckpt.cluster.round import run_on_all
@@ -38,8 +37,8 @@ from emergency_ckpt.restore.steps import StepCatalog
 from emergency_ckpt.save.local_save import LocalSaves
 from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.save.persistent.save import PersistentSaves
+from emergency_ckpt.save.save_work import SaverParts
 from emergency_ckpt.save.saver import Saver
-from emergency_ckpt.save.saver_parts import SaverParts
 from emergency_ckpt.save.vote import Vote
 from emergency_ckpt.start import (
     ClaimAtStart,

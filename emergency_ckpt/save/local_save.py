@@ -22,9 +22,10 @@ from emergency_ckpt.errors import CheckpointError, SaveFailed, TransferError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
+from emergency_ckpt.save.persistent.capture import SlotCapture
 from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 from emergency_ckpt.state import host_state as host_states
-from emergency_ckpt.state.capture import SlotCapture, flat_bytes
+from emergency_ckpt.state.staging import flat_bytes
 from emergency_ckpt.types import Contents, LeafSpec, SaveId
 
 

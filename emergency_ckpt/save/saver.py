@@ -52,10 +52,14 @@ from emergency_ckpt.errors import (
     PeerLeft,
     SaveFailed,
 )
-from emergency_ckpt.save.save_request import LastStep, SaveRequest, was_donated
-from emergency_ckpt.save.save_work import SaveWork, Work
+from emergency_ckpt.save.save_work import (
+    SaveRequest,
+    SaverParts,
+    SaveWork,
+    Work,
+    was_donated,
+)
 from emergency_ckpt.save.saved_steps import SavedSteps
-from emergency_ckpt.save.saver_parts import SaverParts
 from emergency_ckpt.save.schedule import DueSaves, TierSchedule
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import PyTree, StateTree
@@ -96,7 +100,7 @@ class Saver:
         self._left = self._heard_at_end = False
         self._begun: dict[TierName, SaveId] = {}
         self._goes_on_from: SaveId | None = None
-        self._last_step = LastStep() if parts.config.save_on_stop else None
+        self._last_request: SaveRequest | None = None
         self._due = DueSaves(
             self._schedules,
             parts.coordinator,
@@ -117,7 +121,8 @@ class Saver:
         reached = self._parts.watch.reached(step)
         due = self._due.take(step, force=force, preempted=reached)
         preempted = reached and self._parts.watch.sync_step == step
-        if not due and not preempted and (step <= self._newest_due or self._last_step is None):
+        saves_last = self._parts.config.save_on_stop
+        if not due and not preempted and (step <= self._newest_due or not saves_last):
             if step <= self._newest_due:
                 self._note_ignored(step)
             return False
@@ -125,8 +130,8 @@ class Saver:
         forced = force or preempted
         save = self._saved.identity(step, forced=forced)
         request = SaveRequest(save, state, host_state, plain, time.monotonic(), forced)
-        if self._last_step is not None:
-            self._last_step.hold(request)
+        if saves_last:
+            self._last_request = request.held()
         if not due and not preempted:
             return False
         self._settle_past(save)
@@ -325,8 +330,7 @@ class Saver:
     def begin_restore(self) -> None:
         """Stop agreeing on steps, before a restore. Collective, with ``end_restore``."""
         self._due.stop()
-        if self._last_step is not None:
-            self._last_step.take()
+        self._last_request = None
 
     def end_restore(self) -> None:
         """Agree on steps again, after a restore that succeeded or failed."""
@@ -481,7 +485,7 @@ class Saver:
         if self._heard_at_end:
             left_s = watch.grace_left_s()
             self._parts.events.emit("preemption.reached", step=watch.sync_step, grace_s=left_s)
-        request = None if self._last_step is None else self._last_step.take()
+        request, self._last_request = self._last_request, None
         if request is not None and was_donated(request.state):
             self._parts.events.emit(
                 "stop.not_saved", step=request.step, text="its arrays were donated or deleted since"

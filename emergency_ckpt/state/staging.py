@@ -68,6 +68,13 @@ Memory = memoryview | npt.NDArray[Any]
 Batch = list[tuple[int, Memory]]
 
 
+def flat_bytes(view: Memory) -> Memory:
+    """Return contiguous bytes; extension types have no buffer interface of their own."""
+    if type(view) is memoryview and view.c_contiguous:
+        return view
+    return np.ascontiguousarray(view).reshape(-1).view(np.uint8)
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class Transfer:
     """Shard number ``position`` on its way from its device.

@@ -12,9 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.state.materialize import materialize
-from emergency_ckpt.state.snapshot import SnapshotRecipe
+from emergency_ckpt.state.snapshot import SnapshotRecipe, StateStructure
 from emergency_ckpt.state.staging import HostShard, Snapshot
-from emergency_ckpt.state.structure import StateStructure
 from emergency_ckpt.state.tree import BoxTable, StateTree, describe
 from emergency_ckpt.types import ShardId
 

@@ -119,7 +119,7 @@ _STAGES = 4
 
 
 class StorageRounds:
-    """What one process says and hears in persistent saves.
+    """The side of one process in the talk of persistent saves.
 
     For the background thread, but where any thread is named.
     """
