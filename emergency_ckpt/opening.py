@@ -73,7 +73,7 @@ class _Storage:
     """The persistent directory on one process.
 
     Attributes:
-      claim: at the leader, the look at its step log at the start; None on other processes.
+      claim: at the leader, the inspection of its step log at the start; None on other processes.
     """
 
     tier: PersistentTier
@@ -87,7 +87,7 @@ class Opened:
     The constructor is collective, blocks, and succeeds on all processes or on none:
 
     1. ``member``: the secret, the ramdisk, the server for peers, an incarnation for all; the leader
-       looks at storage meanwhile.
+       inspects storage meanwhile.
     2. ``watch`` and ``left_processes``: notices of a preemption, processes that leave or die.
     3. What saves (``saver``), restores (``restore_parts``, ``prefetches``) and lists ``steps``.
     4. All check what would show only at a loss or a save: ports, peers, storage (``_check``).
@@ -224,7 +224,7 @@ class Opened:
             if not is_probed:
                 storage.tier.create(deadline_s)
 
-        return storage.claim.look(storage.tier.directory, create)
+        return storage.claim.inspect(storage.tier.directory, create)
 
     def _storage_probe(self) -> StorageProbe | None:
         """Return the test of storage at the leader of a job that saves there.
@@ -286,7 +286,7 @@ class Opened:
                 failures=self.failures,
                 inbox=member.holdings.inbox,
                 before_save=self.prefetches.before_save,
-                look=self._deaths.look,
+                inspect=self._deaths.inspect,
             ),
             member.incarnation,
         )

@@ -131,7 +131,7 @@ class _Leaving(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def in_order(save: SaveId) -> Place:
     """Return a key that rises with each save of a process.
 
-    Later lives sort later; a step that is forced again is of a later incarnation of its life.
+    Later incarnations sort later, and so does a step that is forced again within one.
     """
     return life_of(save.incarnation), save.step, save.incarnation
 
@@ -280,7 +280,7 @@ class DeathWatch:
         self._turn = 0
         self._found: dict[int, PeerState] = {}
 
-    def look(self) -> None:
+    def inspect(self) -> None:
         """Raise PeerLeft when a process was found dead, PeerAbsent when one gives no sign of life.
 
         Does not block: what is found is known a second or two after the first look.

@@ -51,7 +51,7 @@ class SaverParts:
       inbox: what others push for the persistent saves of this process.
       before_save: called when a save of a step starts; gives what its background part does first,
         if anything.
-      look: raises PeerLeft, or PeerAbsent, when a process is found that the training thread waits
+      inspect: raises PeerLeft, or PeerAbsent, when a process is found that the training waits
         for in vain.
     """
 
@@ -69,7 +69,7 @@ class SaverParts:
     failures: Failures
     inbox: HostStateInbox
     before_save: Callable[[int], Callable[[], object] | None]
-    look: Callable[[], None]
+    inspect: Callable[[], None]
 
     @property
     def snapshot_settings(self) -> SnapshotSettings:
@@ -232,7 +232,7 @@ class _SnapshotPlan:
 
     def _recipe(self, wanted: Sequence[ShardId]) -> SnapshotRecipe:
         parts, tree = self._parts, self.placement.tree
-        return SnapshotRecipe(tree, wanted, parts.snapshot_settings, self._copies, parts.look)
+        return SnapshotRecipe(tree, wanted, parts.snapshot_settings, self._copies, parts.inspect)
 
 
 class SaveWork:

@@ -5,7 +5,7 @@ In the training thread, by ``Saver.save``:
 1. ``DueSaves.take``: in which tiers a save is due at this step, and ``PreemptionWatch.reached``.
    When nothing is due it returns: no flattening, no call.
 2. ``SavedSteps.identity`` names the save, and a ``SaveRequest`` holds what the caller gave.
-   ``_settle_past`` says what counts beside it: before the first of a life, or after a restore.
+   ``_settle_past`` says what counts beside it: before an incarnation's first, or after a restore.
 3. For each tier, the local one first (``_begin``): ``_wait_turn`` waits for the tier's save before.
    Where that takes too long this save is left out, and ``SaverParts.skip`` tells the others.
 4. ``SaveWork.take`` captures the host state and takes a ``Snapshot`` of the shards that
@@ -67,7 +67,7 @@ from emergency_ckpt.storage.calls import release_workers
 from emergency_ckpt.types import SaveId
 
 _STOP_TIMEOUT_S = 30.0
-_LOOK_S = 1.0
+_INSPECTION_S = 1.0
 """Pause between looks at the other processes, while a save waits for the one before it."""
 
 
@@ -149,7 +149,7 @@ class Saver:
             self._parts.events.emit("save.ignored", step=step, newest=self._newest_due)
 
     def _settle_past(self, save: SaveId) -> None:
-        """Decide what counts beside ``save``, before the first save of a life or after a restore.
+        """Decide what counts beside ``save``, before an incarnation's first or after a restore.
 
         After one that left newer steps in RAM, these are forgotten now.
         """
@@ -261,11 +261,11 @@ class Saver:
         if not each_time:  # it waits for storage, if at all
             return schedule.wait_idle(limit_s, each_time=False)
         deadline_s = time.monotonic() + limit_s
-        is_idle = schedule.wait_idle(min(limit_s, _LOOK_S), each_time=True)
+        is_idle = schedule.wait_idle(min(limit_s, _INSPECTION_S), each_time=True)
         while not is_idle and time.monotonic() < deadline_s:
-            self._parts.look()
+            self._parts.inspect()
             left_s = deadline_s - time.monotonic()
-            is_idle = schedule.wait_idle(max(0.0, min(left_s, _LOOK_S)), each_time=True)
+            is_idle = schedule.wait_idle(max(0.0, min(left_s, _INSPECTION_S)), each_time=True)
         return is_idle
 
     def _wait_captured(
@@ -278,7 +278,7 @@ class Saver:
         """
         try:
             limit_s = self._parts.config.save_timeout_s
-            captured = begun.snapshot.wait_captured(limit_s, self._parts.look)
+            captured = begun.snapshot.wait_captured(limit_s, self._parts.inspect)
         except PeerAbsent as error:
             logging.warning("step %d: %s", request.step, error)
             captured = False
@@ -323,7 +323,7 @@ class Saver:
     def should_save(self, step: int) -> bool:
         """As ``EmergencyCheckpointer.should_save``."""
         reached = self._parts.watch.reached(step)
-        return self._due.look(step, preempted=reached) or self._parts.watch.sync_step == step
+        return self._due.inspect(step, preempted=reached) or self._parts.watch.sync_step == step
 
     # Around a restore.
 
@@ -370,7 +370,7 @@ class Saver:
 
     @property
     def saved(self) -> SavedSteps:
-        """Return the steps that this process knows to be whole."""
+        """Return the steps that this process knows to be complete."""
         return self._saved
 
     def place(self, tree: StateTree) -> ProcessPlacement:

@@ -26,12 +26,12 @@ from emergency_ckpt.core.shard_layout import shard_nbytes
 from emergency_ckpt.errors import StateMismatch
 from emergency_ckpt.state.dtypes import PACKED_DTYPES, dtype_named
 from emergency_ckpt.state.staging import (
-    Look,
+    Inspect,
     Memory,
     Snapshot,
     Transfer,
+    inspect_nothing,
     is_over,
-    no_look,
     wait_until_ready,
 )
 from emergency_ckpt.state.tree import (
@@ -136,13 +136,13 @@ class SnapshotRecipe:
         wanted: Sequence[ShardId],
         settings: SnapshotSettings | None = None,
         copies: DeviceCopies | None = None,
-        look: Look = no_look,
+        inspect: Inspect = inspect_nothing,
     ) -> None:
         """``copies``: for ``device_copy``, shared by all recipes of this process.
 
-        ``look``: during a wait for arrays, see ``wait_until_ready``.
+        ``inspect``: during a wait for arrays, see ``wait_until_ready``.
         """
-        self._look = look
+        self._inspect = inspect
         self._tree = tree
         self._settings = settings = settings or SnapshotSettings()
         self._copies = copies or DeviceCopies(settings.device_copy_bytes)
@@ -247,7 +247,7 @@ class SnapshotRecipe:
         ready_s = 0.0
         if not self._ways:
             shared = (stored[self._takes[i].leaf.position] for i in self._shared)
-            ready_s = wait_until_ready(shared, self._look)
+            ready_s = wait_until_ready(shared, self._inspect)
             self._find_ways(stored)
         held: list[Memory] = []
         try:
@@ -255,7 +255,7 @@ class SnapshotRecipe:
             for position, way, take in self._ways:
                 array = stored[position]
                 if not is_over(array):
-                    ready_s += wait_until_ready((array,), self._look)
+                    ready_s += wait_until_ready((array,), self._inspect)
                 held.append(memoryview(array) if way is None else way(take, stored))
         except BufferError:  # not as it was: the error below says more, if it is one
             held = [_array(self._takes[i], stored) for i in self._shared]

@@ -73,7 +73,7 @@ def test_probe_of_a_host_that_does_not_answer_is_a_suspicion() -> None:
 
 def look_until_found(watch: DeathWatch) -> None:
     while True:
-        watch.look()
+        watch.inspect()
         time.sleep(0.01)
 
 

@@ -68,7 +68,7 @@ class Job:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first look comes soon; nothing here depends on when."""
-    monkeypatch.setattr(rounds_and_cells, "_FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr(rounds_and_cells, "_FIRST_INSPECTION_S", 0.05)
 
 
 def check_all(outcomes: dict[int, Outcome], kind: str, text: str = "") -> None:

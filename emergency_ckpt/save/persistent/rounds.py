@@ -216,14 +216,14 @@ class StorageRounds:
         there is no outcome.
         """
 
-        def look() -> str:
+        def inspect() -> str:
             if self._ending.is_set():
                 return "this process ends"
             return self.absent(save, [first_writer]).get(first_writer, "")
 
         self._is_learning = True
         try:
-            data = self._outcome(save).wait(_STAGES * self._timeout_s, look)
+            data = self._outcome(save).wait(_STAGES * self._timeout_s, inspect)
         except (DeadlineExceeded, PeerLeft) as error:
             reason = "" if isinstance(error, DeadlineExceeded) else f": {error.problem}"
             raise DeadlineExceeded(
