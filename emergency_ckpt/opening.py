@@ -15,10 +15,9 @@ from absl import logging
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator, connect_start
 from emergency_ckpt.cluster.hang import HangWatch, StepProgress
-from emergency_ckpt.cluster.left_processes import LeftProcesses
+from emergency_ckpt.cluster.left_processes import DeathWatch, LeftProcesses, PeerSigns
 from emergency_ckpt.cluster.membership import Membership
 from emergency_ckpt.cluster.notice_sources import open_sources
-from emergency_ckpt.cluster.peer_signs import DeathWatch, PeerSigns
 from emergency_ckpt.cluster.peers import Known
 from emergency_ckpt.cluster.preemption import PreemptionWatch, find_notices
 from emergency_ckpt.cluster.round import run_on_all
@@ -38,8 +37,8 @@ from emergency_ckpt.restore.steps import StepCatalog
 from emergency_ckpt.save.local_save import LocalSaves
 from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.save.persistent.save import PersistentSaves
+from emergency_ckpt.save.save_work import SaverParts
 from emergency_ckpt.save.saver import Saver
-from emergency_ckpt.save.saver_parts import SaverParts
 from emergency_ckpt.save.vote import Vote
 from emergency_ckpt.start import (
     ClaimAtStart,
@@ -75,7 +74,7 @@ class _Storage:
     """The persistent directory on one process.
 
     Attributes:
-      claim: at the leader, the look at its step log at the start; None on other processes.
+      claim: at the leader, the inspection of its step log at the start; None on other processes.
     """
 
     tier: PersistentTier
@@ -89,7 +88,7 @@ class Opened:
     The constructor is collective, blocks, and succeeds on all processes or on none:
 
     1. ``member``: the secret, the ramdisk, the server for peers, an incarnation for all; the leader
-       looks at storage meanwhile.
+       inspects storage meanwhile.
     2. ``watch`` and ``left_processes``: notices of a preemption, processes that leave or die.
     3. What saves (``saver``), restores (``restore_parts``, ``prefetches``) and lists ``steps``.
     4. All check what would show only at a loss or a save: ports, peers, storage (``_check``).
@@ -227,7 +226,7 @@ class Opened:
             if not is_probed:
                 storage.tier.create(deadline_s)
 
-        return storage.claim.look(storage.tier.directory, create)
+        return storage.claim.inspect(storage.tier.directory, create)
 
     def _storage_probe(self) -> StorageProbe | None:
         """Return the test of storage at the leader of a job that saves there.
@@ -290,7 +289,7 @@ class Opened:
                 failures=self.failures,
                 inbox=member.holdings.inbox,
                 before_save=self.prefetches.before_save,
-                look=self._deaths.look,
+                inspect=self._deaths.inspect,
             ),
             member.incarnation,
         )

@@ -222,7 +222,7 @@ _WRITE_TIMEOUT_S = 5.0
 
 
 class ClaimAtStart:
-    """The leader's part of a start: a look first, and the claim after everything succeeded."""
+    """The leader's part of a start: an inspection first, and the claim after all succeeded."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class ClaimAtStart:
         self._refusal: DirectoryInUse | None = None
         self.has_read = False
 
-    def look(self, directory: str, create: Callable[[float], None]) -> Known:
+    def inspect(self, directory: str, create: Callable[[float], None]) -> Known:
         """Read the log; return what it knows of the run. Blocks for storage.
 
         Never raises, because RAM may be enough. ``create``: makes the directory until a deadline.
@@ -269,7 +269,7 @@ class ClaimAtStart:
             raise self._refusal
 
     def finish(self, incarnation: str) -> None:
-        """Claim a directory that no run has; in one of this run take the number of this life.
+        """Claim a directory that no run has; in one of this run take this incarnation's number.
 
         DirectoryInUse when another run has just claimed it. Call last, because a start that fails
         must not keep a directory from other runs. A storage failure now is left to the saves.

@@ -27,7 +27,7 @@ def test_restore_until_the_first_byte_walks_few_rooms(world: World, tier: str) -
     assert len(walk.rooms) <= 8, walk.rooms
     assert len(walk.climbs) <= 4, walk.climbs
     # It plans no snapshot, and asks ``save`` for nothing but to hold still.
-    assert not walk.modules & {"state.structure", "state.snapshot", "core.save.snapshot_plan"}
+    assert not walk.modules & {"state.snapshot", "core.save.snapshot_plan"}
 
 
 @pytest.mark.parametrize("step", [3, 4], ids=["local", "both"])

@@ -201,9 +201,9 @@ class HangWatch:
         self._silence_s = max(4 * self._pause_s, timeout_s / 2 - self._pause_s)
         self._beat = 0
         self._seen: dict[int, tuple[int, float]] = {}
-        self._look_began_s: float | None = None
+        self._inspection_began_s: float | None = None
         self._why_not = ""
-        self._looks_without_answer = 0
+        self._inspections_without_answer = 0
         self._cell = Cell(coordinator, _DECISION)
         self._decided: _Decision | None = None
         self._stopping = threading.Event()
@@ -228,7 +228,7 @@ class HangWatch:
         while not self._stopping.wait(self._pause_s):
             try:
                 self._round()
-                self._looks_without_answer = 0
+                self._inspections_without_answer = 0
             except CheckpointError as error:
                 logging.warning("the steps of the other processes are not known: %s", error)
         try:
@@ -241,10 +241,10 @@ class HangWatch:
         mine = self._publish(has_left=False)
         data = self._cell.find()
         if data is None and mine.step is not None and mine.still_s > self._timeout_s / 2:
-            data = self._look(mine)
+            data = self._inspect(mine)
         elif data is None:
             self._seen.clear()
-            self._look_began_s = None
+            self._inspection_began_s = None
         if data is not None:
             self._decided = decode_message(
                 data, _Decision, _DECISION, limit_bytes=MAX_MESSAGE_BYTES
@@ -261,7 +261,7 @@ class HangWatch:
         )
         return now
 
-    def _look(self, mine: ProcessProgress) -> bytes | None:
+    def _inspect(self, mine: ProcessProgress) -> bytes | None:
         """Return the decision that the job hangs, told to all; None where it does not, yet.
 
         The others are looked at for ``_silence_s`` first: until then nobody is known to be silent,
@@ -286,9 +286,9 @@ class HangWatch:
                 has_left=at.has_left,
                 is_silent=is_silent,
             )
-        if self._look_began_s is None:
-            self._look_began_s = now_s
-        if now_s - self._look_began_s <= self._silence_s or mine.still_s <= self._timeout_s:
+        if self._inspection_began_s is None:
+            self._inspection_began_s = now_s
+        if now_s - self._inspection_began_s <= self._silence_s or mine.still_s <= self._timeout_s:
             return None
         return self._tell(decide_hang(progress, self._timeout_s))
 
@@ -306,7 +306,7 @@ class HangWatch:
 
     def _guard(self) -> None:
         while not self._stopping.wait(self._pause_s):
-            self._looks_without_answer += 1
+            self._inspections_without_answer += 1
             if self._decided is None:
                 self._decided = self._silent_service()
             if self._decided is not None:
@@ -326,7 +326,7 @@ class HangWatch:
         """Return a decision of this process alone, where the others cannot be asked."""
         mine = self._progress.read()
         # By looks and not by the clock, which goes on while this process is stopped.
-        silence_s = self._looks_without_answer * self._pause_s
+        silence_s = self._inspections_without_answer * self._pause_s
         limit_s = max(self._timeout_s, self._silence_s)
         if mine.step is None or mine.still_s <= self._timeout_s or silence_s <= limit_s:
             return None

@@ -1,4 +1,4 @@
-"""The membership of one process in a life of the job: its ramdisk, its server, and its peers."""
+"""The membership of one process in a job: its ramdisk, its server, and its peers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import Writer
 
 _PART_TO_WAIT = 0.7
-"""Share of the start's deadline that may be spent waiting for an earlier life."""
+"""Share of the start's deadline that may be spent waiting for an earlier incarnation."""
 
 
 class Membership:
     """Joins the job on construction, which is collective: it succeeds on all processes or on none.
 
     Attributes:
-      incarnation: name of this life, given by the leader; on record in this process's RAM.
+      incarnation: its name, given by the leader; on record in this process's RAM.
       known: what this process's RAM knew of the run when it came.
       newest_step: the newest step that any process, or storage, knew of; -1 without any.
       complete: the newest save that any process had on record in RAM as complete on all.
@@ -114,7 +114,7 @@ class Membership:
         """Serve the saves of this run that are left in RAM. Call after all have joined.
 
         All processes have claimed their directories by then, so the rest belongs to no process, or
-        to an earlier life, which is waited for. LocalTierError, of this process alone.
+        to an earlier incarnation, which is waited for. LocalTierError, of this process alone.
         """
         self.tier.adopt_orphans(self._wait_s)
 
@@ -143,7 +143,7 @@ class Membership:
             signer=Signer.of(self.secret),
             other_runs=OtherRuns(local_dir, self._run_id, GRACE_S, self._tell_removed),
         )
-        # A restore needs the pages of an earlier life's slots, whether it reads or receives.
+        # A restore needs the pages of earlier slots, whether it reads or receives.
         self._tier.map_newest_in_background()
         self.holdings = ProcessHoldings(self._tier, self._writer.process_index)
         self._server = TransferServer(
@@ -158,7 +158,7 @@ class Membership:
         self.holdings.address = self._server.contact
         self._server.start()
         held = self.holdings.inventory()
-        # Directories that this process may adopt only when all have come know of lives too.
+        # Directories that this process may adopt only when all have come know of incarnations too.
         nearby = greatest_number(local_dir / self._run_id, Signer.of(self.secret))
         self.known = Known(max(held.greatest, nearby), held.newest_step, held.known_complete)
         return self._server.contact, self.known

@@ -39,8 +39,8 @@ class MetadataServer:
     """Looks at ``preempted``, ``maintenance-event`` and ``upcoming-maintenance``. For one thread.
 
     ``preempted`` is a notice whenever it is TRUE. The other two are one only when they become so
-    under the eyes of this process: a life that was started on a host with announced maintenance
-    would otherwise end at its first step, and so would each life after it.
+    under the eyes of this process: a job that was started on a host with announced maintenance
+    would otherwise end at its first step, and so would each incarnation after it.
     """
 
     name = "gce"
@@ -55,13 +55,13 @@ class MetadataServer:
         self._lead_s = grace_s + _FURTHER_LEAD_S
         self._old: dict[str, bool] = {}
 
-    def look(self) -> str:
+    def inspect(self) -> str:
         """Return the notice, empty when there is none. Blocks for some seconds at most.
 
         Raises CoordinationError: the server is absent, hangs, or answers with something else.
         """
         try:
-            return self._look()
+            return self._inspect()
         except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
             raise CoordinationError(
                 "ask",
@@ -69,7 +69,7 @@ class MetadataServer:
                 f"{type(error).__name__}: {error!s:.200}",
             ) from error
 
-    def _look(self) -> str:
+    def _inspect(self) -> str:
         found = preempted_notice(self._text("preempted") or "FALSE")
         if found:
             return found
@@ -131,7 +131,7 @@ class NoticeSource(Protocol):
     @property
     def interval_s(self) -> float: ...
 
-    def look(self) -> str:
+    def inspect(self) -> str:
         """Return the notice in words, empty when there is none. May block, and raise anything."""
         ...
 
@@ -145,7 +145,7 @@ class AskedFunction:
     def __init__(self, function: Callable[[], object]) -> None:
         self._function = function
 
-    def look(self) -> str:
+    def inspect(self) -> str:
         found = self._function()
         return str(found) if isinstance(found, str) else "a function says so" if found else ""
 
@@ -153,8 +153,8 @@ class AskedFunction:
 class FlagFile:
     """A file whose existence is a notice.
 
-    One that is older than this process was left over from an earlier life: it is no notice until it
-    is written again. Nor is one that this process has acted on already.
+    One that is older than this process was left over: it is no notice until it is written
+    again. Nor is one that this process has acted on already.
     """
 
     interval_s = 1.0
@@ -166,7 +166,7 @@ class FlagFile:
         self._started_s = process_start_s()
         self._has_named_old = False
 
-    def look(self) -> str:
+    def inspect(self) -> str:
         try:
             changed_ns = self._path.stat().st_mtime_ns
         except FileNotFoundError:
@@ -193,7 +193,7 @@ class RayTrain:
     name = "ray"
     interval_s = 1.0
 
-    def look(self) -> str:
+    def inspect(self) -> str:
         context: Any = importlib.import_module(_RAY_CONTEXT).get_train_context()
         info = context.preemption_context.preemption_info
         return "" if info is None else f"Ray: {info!s:.200}"
@@ -249,7 +249,7 @@ class NoticePolls:
         has_failed, pause_s = False, source.interval_s
         while not self._stopping.wait(pause_s):
             try:
-                found, pause_s = source.look(), source.interval_s
+                found, pause_s = source.inspect(), source.interval_s
             except Exception as error:  # noqa: BLE001 - a source is foreign code, or a server
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 if not has_failed:

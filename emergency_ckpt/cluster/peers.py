@@ -1,4 +1,4 @@
-"""The start of a job's life: server, addresses and incarnation, agreed by all."""
+"""The start of an incarnation: server, addresses and incarnation, agreed by all."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _ADDRESS_TIMEOUT_S = 30.0
 
 
 class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Knowledge of the run in RAM or storage when a life begins.
+    """Knowledge of the run in RAM or storage when an incarnation begins.
 
     Attributes:
-      greatest: the greatest number of a life; 0 without any.
+      greatest: the greatest number of an incarnation; 0 without any.
       newest_step: the newest step that was not rolled back; -1 without any.
       complete: the newest save that is on record in RAM as complete on all processes.
     """
@@ -47,7 +47,7 @@ class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Started(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A life that has begun on all processes.
+    """An incarnation that has begun on all processes.
 
     Attributes:
       newest_step: the newest step that any process, or storage, knew of; -1 without any.
@@ -117,7 +117,7 @@ def agree_start(
     timeout_s: float,
     stored: Callable[[], Known] = Known,
 ) -> Started:
-    """Run ``start`` on all, and begin a life after all that any of them knows of.
+    """Run ``start`` on all, and begin an incarnation after all that any of them knows of.
 
     Collective: when it fails on one process, every process raises.
 

@@ -112,7 +112,7 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-_LOOK_S = 1.0
+_INSPECTION_S = 1.0
 _TOLD_PAUSE_S = 0.05
 _CALLS_PER_S = 500.0
 """What all processes together may ask of the coordination service, which answers some 2,500."""
@@ -188,14 +188,14 @@ class AgreedNotices:
         self._stopping.set()
         SIGTERM.unsubscribe(self._noticed)
         self._noticed.set()  # wakes the thread
-        self._thread.join(2 * _LOOK_S)
+        self._thread.join(2 * _INSPECTION_S)
 
     def _pause_s(self, shortest_s: float) -> float:
         """Return the time between two calls of the service, longer with more processes."""
         return max(shortest_s, self._coordinator.process_count / _CALLS_PER_S)
 
     def _run(self) -> None:
-        pause_s = self._pause_s(_LOOK_S)
+        pause_s = self._pause_s(_INSPECTION_S)
         while not self._stopping.is_set():
             try:
                 if self._is_noticed():
@@ -315,38 +315,27 @@ class Notices(Protocol):
 
 
 class JaxNotices:
-    """JAX's sync manager, which ``jax.distributed.initialize`` starts. About 13 us per call.
+    """SIGTERM by JAX's sync manager, and all other notices agreed through our own keys.
 
-    There is one per process, so its numbers are shared by all checkpointers.
+    Each says yes at one number, equal on all processes, so all act at the lower of the two. A call
+    takes about 13 us. There is one manager in a process, so all checkpointers share its numbers.
     """
 
     source = "jax"
-    last_number = 0
-
-    def reached(self, number: int) -> bool:
-        JaxNotices.last_number = number
-        return multihost_utils.reached_preemption_sync_point(number)
-
-
-class JaxAndOwnNotices:
-    """SIGTERM by JAX's service, and all other notices agreed through our own keys.
-
-    Each says yes at one number, equal on all processes, so all act at the lower of the two.
-    """
-
-    source = "jax"
+    _last_of_jax = 0
 
     def __init__(self, own: SignalNotices | AgreedNotices) -> None:
         """``own``: takes no signal."""
-        self._jax = JaxNotices()
         self._own = own
 
     @property
     def last_number(self) -> int:
-        return max(self._jax.last_number, self._own.last_number)
+        return max(JaxNotices._last_of_jax, self._own.last_number)
 
     def reached(self, number: int) -> bool:
-        return self._jax.reached(number) or self._own.reached(number)
+        JaxNotices._last_of_jax = number
+        is_reached = multihost_utils.reached_preemption_sync_point(number)
+        return is_reached or self._own.reached(number)
 
     def notice(self) -> None:
         self._own.notice()
@@ -365,7 +354,7 @@ def find_notices(coordinator: Coordinator, timeout_s: float) -> Notices:
         own: SignalNotices | AgreedNotices = SignalNotices(takes_sigterm=not by_jax)
     else:
         own = AgreedNotices(coordinator, timeout_s, takes_sigterm=not by_jax)
-    return JaxAndOwnNotices(own) if by_jax else own
+    return JaxNotices(own) if by_jax else own
 
 
 class PreemptionWatch:

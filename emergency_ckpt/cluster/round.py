@@ -55,11 +55,11 @@ _TOLD_LATE_S = 5.0
 """Time that the leader's answer may arrive after the deadline of its wait for the members."""
 _NAMED = 8
 _VALUE, _ERROR = b"=", b"!"
-_FIRST_LOOK_S = 1.0
+_FIRST_INSPECTION_S = 1.0
 _LONGEST_SLICE_S = 8.0
 _SHORTEST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
-_LOOKS_PER_S = 250.0
+_INSPECTIONS_PER_S = 250.0
 """Looks of all processes together, each of some four calls; the service answers some 2,500."""
 
 
@@ -67,15 +67,15 @@ def wait_for_key(
     coordinator: Coordinator,
     key: str,
     timeout_s: float,
-    look: Callable[[], str] | None = None,
+    inspect: Callable[[], str] | None = None,
     *,
     prompt: bool = False,
 ) -> bytes:
     """Return the value of ``key`` once it is set.
 
     Args:
-      look: called at intervals while the key is not set; returns the reason why it never will be,
-        or an empty text. After a reason the key is read once more. An error of ``look`` ends the
+      inspect: called at intervals while the key is not set; returns why it never will be, or an
+        empty text. After a reason the key is read once more. An error of ``inspect`` ends the
         wait.
       prompt: return as soon as it is set, at the price of some 15 kB of the service's memory for
         each wait until then. Otherwise the call returns up to two seconds later, or four with a
@@ -83,14 +83,14 @@ def wait_for_key(
         second.
 
     Raises:
-      PeerLeft: ``look`` gave a reason. DeadlineExceeded. CoordinationError.
+      PeerLeft: ``inspect`` gave a reason. DeadlineExceeded. CoordinationError.
     """
     deadline_s = time.monotonic() + timeout_s
-    longest_s = max(_LONGEST_PAUSE_S, coordinator.process_count / _LOOKS_PER_S)
-    slice_s, pause_s = _FIRST_LOOK_S, _SHORTEST_PAUSE_S
+    longest_s = max(_LONGEST_PAUSE_S, coordinator.process_count / _INSPECTIONS_PER_S)
+    slice_s, pause_s = _FIRST_INSPECTION_S, _SHORTEST_PAUSE_S
     value: bytes | None = _get_within(coordinator, key, min(timeout_s, slice_s))
     while value is None:
-        reason = "" if look is None else look()
+        reason = "" if inspect is None else inspect()
         value = coordinator.find(key)
         if value is not None:
             break
@@ -160,10 +160,10 @@ class Cell:
         return self._coordinator.find(self.key)
 
     def wait(
-        self, timeout_s: float, look: Callable[[], str] | None = None, *, prompt: bool = False
+        self, timeout_s: float, inspect: Callable[[], str] | None = None, *, prompt: bool = False
     ) -> bytes:
         """Return the value once there is one. As ``wait_for_key``."""
-        return wait_for_key(self._coordinator, self.key, timeout_s, look, prompt=prompt)
+        return wait_for_key(self._coordinator, self.key, timeout_s, inspect, prompt=prompt)
 
 
 class Series:
@@ -295,10 +295,10 @@ class Round:
         missing: list[int] = []
         deadline_s = time.monotonic() + self._timeout_s
 
-        def ask(*, is_look: bool) -> str:
+        def ask(*, is_inspection: bool) -> str:
             nonlocal answer, missing
             # In this order: one that has spoken and left counts as one that has spoken.
-            absent = self._absent(missing) if is_look and missing else {}
+            absent = self._absent(missing) if is_inspection and missing else {}
             self.heard = said = self.said()
             missing = sorted(self._members - said.keys())
             answer = rule(said, {p: text for p, text in absent.items() if p not in said})
@@ -306,14 +306,18 @@ class Round:
                 raise CoordinationError("decide", self._name, "all have spoken, and it waits")
             return "" if answer is None else "it is decided"
 
-        ask(is_look=False)
+        ask(is_inspection=False)
         while answer is None:
             # Of those that come in any order, half have come when the one in the middle has.
             key = f"{self._name}/{missing[len(missing) // 2]}"
             left_s = deadline_left_s(deadline_s)
             try:
                 wait_for_key(
-                    self._coordinator, key, left_s, lambda: ask(is_look=True), prompt=self._prompt
+                    self._coordinator,
+                    key,
+                    left_s,
+                    lambda: ask(is_inspection=True),
+                    prompt=self._prompt,
                 )
             except PeerLeft:
                 if answer is None:
@@ -323,7 +327,7 @@ class Round:
                     raise  # the service did not answer
                 raise self._not_all_came([f"process {p}" for p in missing]) from error
             else:
-                ask(is_look=False)
+                ask(is_inspection=False)
         if self._series is not None and not missing:
             self._series.all_came_to(self._name)
         return answer

@@ -30,8 +30,9 @@ class Timelines:
 
     A restore of a requested step is binding at once or, if it keeps newer steps, at its next save.
     A restore of the newest complete step is binding when its first save is complete: until then a
-    newer step that was passed over and becomes complete again is still the best. So is a life that
-    saves without a restore in a run that has steps: its timeline begins from nothing.
+    newer step that was passed over and becomes complete again is still the best. So is an
+    incarnation that saves without a restore in a run that has steps: its timeline begins from
+    nothing.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Timelines:
 
     @property
     def current(self) -> Timeline | None:
-        """The timeline of this life, binding or not yet."""
+        """The timeline of this incarnation, binding or not yet."""
         with self._lock:
             return self._bound if self._pending is None else self._pending
 
@@ -102,7 +103,7 @@ class Timelines:
             self._has_begun = True
 
     def begin_unrestored(self, save: SaveId) -> None:
-        """Begin from nothing if this is the first save of a life that restored nothing, and say so.
+        """Begin from nothing at the first save of an incarnation that restored nothing; say so.
 
         Call before each save. In a run without steps there is nothing to leave behind.
         """
@@ -146,7 +147,7 @@ class Timelines:
         return "" if bound is None else bound.rejection_reason(step, incarnation)
 
     def leads_to(self, save: SaveId, stored: SaveId) -> bool:
-        """Return whether ``stored`` was made in the life of ``save``, or on the path to it."""
+        """Return whether ``stored`` was made in ``save``'s incarnation, or on the path to it."""
         with self._lock:
             timeline = self._bound if self._pending is None else self._pending
         is_of_run = stored.run_id == save.run_id
@@ -173,11 +174,11 @@ def told_of_wait(
 
 
 class StoredChain:
-    """Writes this life's chain with its saves. For one thread at a time; blocks.
+    """Writes this incarnation's chain with its saves. For one thread at a time; blocks.
 
     A job that does not save to storage changes nothing there, because it may read a directory that
-    another job writes. Methods raise PersistentTierError, which is DirectoryInUse when this life
-    may not write.
+    another job writes. Methods raise PersistentTierError, which is DirectoryInUse when this
+    incarnation may not write.
 
     Args:
       soon: a writer like ``writer`` whose calls to storage wait for ``SOON_S`` at most.
@@ -192,16 +193,16 @@ class StoredChain:
     ) -> None:
         self.writer = writer
         self._soon = soon
-        self._timelines = timelines
+        self.timelines = timelines
         self._events = events
 
     def begin(self, save: SaveId) -> None:
-        """Claim the directory for the life of ``save``.
+        """Claim the directory for the incarnation of ``save``.
 
         Other rolled-back steps count until the save is complete, unless the user asked for an older
         step, because after a crash in between they are still the best.
         """
-        forced = self._timelines.bound if self._timelines.is_forced else None
+        forced = self.timelines.bound if self.timelines.is_forced else None
         self.writer.begin(save.incarnation, forced)
 
     def make_room(self, save: SaveId) -> None:
@@ -209,13 +210,13 @@ class StoredChain:
         self.writer.make_room(save.step, f"incarnation {save.incarnation} saved the step again")
 
     def publish(self, entry: Entry) -> None:
-        """List ``entry``, and make this life's chain binding.
+        """List ``entry``, and make this incarnation's chain binding.
 
         PersistentTierError also when the step is listed and moving those that it supersedes failed;
         the next save repeats that part.
         """
-        self.writer.publish(entry, self._timelines.current)
-        self._timelines.bind()
+        self.writer.publish(entry, self.timelines.current)
+        self.timelines.bind()
         self.writer.settle()
 
     def follow_soon(self, incarnation: str) -> None:
@@ -224,18 +225,10 @@ class StoredChain:
         If storage fails, the next save does it.
         """
         try:
-            self._soon().begin(incarnation, self._timelines.bound)
+            self._soon().begin(incarnation, self.timelines.bound)
         except DirectoryInUse as error:
-            logging.warning("rolled-back steps are not moved aside: %s", error)
+            logging.warning("rolled-back steps are not superseded: %s", error)
             self._events.emit("persistent.in_use", reason=str(error)[:500])
         except CheckpointError as error:
-            logging.warning("rolled-back steps are not moved aside yet: %s", error)
+            logging.warning("rolled-back steps are not superseded yet: %s", error)
             self._events.emit("persistent.unreachable", reason=str(error)[:500])
-
-    def leads_to(self, save: SaveId, stored: SaveId) -> bool:
-        """Return whether ``stored`` was made in the life of ``save``, or on the path to it."""
-        return self._timelines.leads_to(save, stored)
-
-    def note_complete(self) -> None:
-        """Record in this process's RAM that a save is complete."""
-        self._timelines.bind()

@@ -1,4 +1,4 @@
-"""``Config``: every setting, declared once; filled in by the user, validated whole."""
+"""``Config``: every setting, declared once; filled in by the user, validated as one."""
 
 from __future__ import annotations
 

@@ -22,9 +22,10 @@ from emergency_ckpt.errors import CheckpointError, SaveFailed, TransferError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
+from emergency_ckpt.save.persistent.capture import SlotCapture
 from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 from emergency_ckpt.state import host_state as host_states
-from emergency_ckpt.state.capture import SlotCapture, flat_bytes
+from emergency_ckpt.state.staging import flat_bytes
 from emergency_ckpt.types import Contents, LeafSpec, SaveId
 
 
@@ -90,7 +91,7 @@ class LocalSaves:
 
     @property
     def last_complete(self) -> SaveId | None:
-        """The newest save that is known to be whole on all processes."""
+        """The newest save that is known to be complete on all processes."""
         return self._complete
 
     def restart_from(self, save: SaveId | None) -> None:
@@ -115,7 +116,7 @@ class LocalSaves:
             self._refuse_skipped()
 
     def _refuse_skipped(self) -> None:
-        """A second save of a step that is whole was skipped for good: the others keep it too."""
+        """A second save of a step that is complete was skipped for good: the others keep it too."""
         with contextlib.suppress(queue.Empty):
             while True:
                 save = self._skipped.get_nowait()
@@ -128,7 +129,7 @@ class LocalSaves:
             job.capture.snapshot.start(everything=True)  # training does not wait for the others
         self._resolve_doubts()
         if self._complete is not None and self._complete.step == job.save.step:
-            # The save before was this very step, and the others know already that it is whole.
+            # The save before was this very step, and the others know already that it is complete.
             self._events.emit("save.kept", step=job.save.step)
             job.capture.close()
             return
@@ -281,7 +282,7 @@ class LocalSaves:
         self._tier.protect(self._in_doubt if last is None else {last, *self._in_doubt})
 
     def _newest_before(self) -> SaveId | None:
-        """The save to keep until one is whole or restored: of a former life, or left over."""
+        """The save to keep until one is complete or restored: a former one, or left over."""
         tensors, _, on_record = self._tier.held()
         saves = {held.save for held in tensors} - self._tier.incomplete() - self._in_doubt
         rejection_reason = self._timelines.rejection_reason

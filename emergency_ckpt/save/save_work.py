@@ -1,37 +1,168 @@
-"""The parts of a save: the snapshot of the state, and the work that is left to be done."""
+"""One call of ``save`` and its parts: snapshots, and the work that is left for each tier."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from emergency_ckpt.background import closing, copy_threads, no_garbage_collection
+from emergency_ckpt.background import Failures, closing, no_garbage_collection
+from emergency_ckpt.cluster.coordination import Coordinator
+from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.cluster.process_placement import (
     ProcessPlacement,
     copies_in_ram,
     place_process,
     single_copy_text,
 )
+from emergency_ckpt.cluster.shard_source import HostStateInbox
+from emergency_ckpt.cluster.timelines import Timelines
+from emergency_ckpt.config import Config
 from emergency_ckpt.config.policies import plan_text
+from emergency_ckpt.core.save.snapshot_plan import Buffers, SnapshotSettings
 from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
-from emergency_ckpt.save.local_save import LocalSave
-from emergency_ckpt.save.persistent.capture import ScratchArea, StorageCapture
-from emergency_ckpt.save.persistent.save import PersistentSave
-from emergency_ckpt.save.save_request import SaveRequest
+from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.save.local_save import LocalSave, LocalSaves
+from emergency_ckpt.save.persistent.capture import ScratchArea, SlotCapture, StorageCapture
+from emergency_ckpt.save.persistent.retention import Preservation
+from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
 from emergency_ckpt.save.saved_steps import SavedSteps
-from emergency_ckpt.save.saver_parts import SaverParts
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.state import host_state as host_states
-from emergency_ckpt.state.capture import SlotCapture
 from emergency_ckpt.state.host_state import Payload
-from emergency_ckpt.state.snapshot import DeviceCopies, SnapshotRecipe
+from emergency_ckpt.state.snapshot import DeviceCopies, SnapshotRecipe, StateStructure
 from emergency_ckpt.state.staging import Snapshot
-from emergency_ckpt.state.structure import StateStructure
-from emergency_ckpt.state.tree import StateTree, check_values, describe
-from emergency_ckpt.types import LOCAL, PERSISTENT, LeafSpec, ShardId, TierName
+from emergency_ckpt.state.tree import PyTree, StateTree, check_values, describe
+from emergency_ckpt.types import LOCAL, PERSISTENT, LeafSpec, SaveId, ShardId, TierName
+
+
+@dataclasses.dataclass(frozen=True)
+class SaverParts:
+    """Parts of the saver. ``persistent`` and ``preservation``: None without that tier.
+
+    Attributes:
+      inbox: what others push for the persistent saves of this process.
+      before_save: called when a save of a step starts; gives what its background part does first,
+        if anything.
+      inspect: raises PeerLeft, or PeerAbsent, when a process is found that the training waits
+        for in vain.
+    """
+
+    config: Config
+    process: tuple[int, int]
+    buffers: Buffers
+    coordinator: Coordinator
+    tier: LocalTier
+    local: LocalSaves
+    persistent: PersistentSaves | None
+    preservation: Preservation | None
+    watch: PreemptionWatch
+    timelines: Timelines
+    events: EventSink
+    failures: Failures
+    inbox: HostStateInbox
+    before_save: Callable[[int], Callable[[], object] | None]
+    inspect: Callable[[], None]
+
+    @property
+    def snapshot_settings(self) -> SnapshotSettings:
+        """Return how this process takes snapshots."""
+        config, buffers = self.config, self.buffers
+        return SnapshotSettings(
+            config.snapshot_mode,
+            config.device_copy_bytes,
+            buffers.staging_bytes,
+            buffers.staging_memory,
+        )
+
+    def saves(self, tier: TierName) -> LocalSaves | PersistentSaves | None:
+        """Return what carries out the saves to ``tier``; None without that tier."""
+        return self.local if tier == LOCAL else self.persistent
+
+    def skip(self, tier: TierName, save: SaveId, why: SaveFailed | None) -> None:
+        """Leave ``save`` out of ``tier`` on this process: the others are told in the background.
+
+        ``why``: recorded; None when nothing is missed.
+        """
+        saves = self.saves(tier)
+        if saves is not None:
+            saves.note_skipped(save)
+        if why is not None:
+            self.failures.record(why)
+            self.events.emit("save.skipped", step=save.step, tier=tier, reason=why.problem)
+
+
+@dataclasses.dataclass
+class SaveRequest:
+    """One call of ``save``, for all tiers.
+
+    Attributes:
+      must_exist: the step is wanted whatever the policies say; a tier that has it keeps it.
+      limit_s: how long a save may wait for the one before it; None: as the tier's setting says.
+      both: both tiers are to save it, so that they share what leaves the devices.
+      shared: what the local save shares, until the persistent save takes it.
+    """
+
+    save: SaveId
+    state: PyTree
+    host_state: object
+    metrics: Mapping[str, Any] | None
+    begun_s: float
+    must_exist: bool = False
+    limit_s: float | None = None
+    both: bool = False
+    shared: SlotCapture | None = None
+    _captured: list[Payload] = dataclasses.field(default_factory=list[Payload])
+
+    @property
+    def step(self) -> int:
+        return self.save.step
+
+    def take_shared(self) -> SlotCapture | None:
+        """Return what the local save shares, to be released by the caller; None the next time."""
+        shared, self.shared = self.shared, None
+        return shared
+
+    def release(self) -> None:
+        """End the interest of a persistent save that did not begin."""
+        shared = self.take_shared()
+        if shared is not None:
+            shared.release()
+
+    def held(self) -> SaveRequest:
+        """Return it as it is now, for a save after the loop has gone on. Raises HostStateError.
+
+        The host state is captured: what the iterator says at the end may be another step's. Device
+        arrays are held by reference: arrays that the caller neither donates nor drops cost nothing
+        more, and dropped ones stay for as long as this is held.
+        """
+        self.capture()
+        # The containers and the arrays of numpy are the caller's, who may write to them.
+        state = jax.tree.map(_unshared, self.state)
+        return dataclasses.replace(self, state=state, host_state=None)
+
+    def capture(self) -> Payload:
+        """The host state of the first call, for every tier: the next one may give other bytes."""
+        if not self._captured:
+            self._captured.append(host_states.capture(self.host_state))
+        return self._captured[0]
+
+
+def was_donated(state: Any) -> bool:
+    """Return whether device memory of ``state`` was given away, so that nothing can be saved."""
+    leaves = jax.tree.leaves(state)
+    return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves)
+
+
+def _unshared(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
 
 Work = Callable[[], None]
 
@@ -100,7 +231,7 @@ class _SnapshotPlan:
 
     def _recipe(self, wanted: Sequence[ShardId]) -> SnapshotRecipe:
         parts, tree = self._parts, self.placement.tree
-        return SnapshotRecipe(tree, wanted, parts.snapshot_settings, self._copies, parts.look)
+        return SnapshotRecipe(tree, wanted, parts.snapshot_settings, self._copies, parts.inspect)
 
 
 class SaveWork:
@@ -113,7 +244,7 @@ class SaveWork:
         self._schedules = schedules
         self._saved = saved
         self._copies = DeviceCopies(parts.config.device_copy_bytes)
-        self._scratch = ScratchArea(copy_threads())
+        self._scratch = ScratchArea()
         self._placement: ProcessPlacement | None = None
         self._plan: _SnapshotPlan | None = None
 

@@ -5,7 +5,7 @@ In the training thread, by ``Saver.save``:
 1. ``DueSaves.take``: in which tiers a save is due at this step, and ``PreemptionWatch.reached``.
    When nothing is due it returns: no flattening, no call.
 2. ``SavedSteps.identity`` names the save, and a ``SaveRequest`` holds what the caller gave.
-   ``_settle_past`` says what counts beside it: before the first of a life, or after a restore.
+   ``_settle_past`` says what counts beside it: before an incarnation's first, or after a restore.
 3. For each tier, the local one first (``_begin``): ``_wait_turn`` waits for the tier's save before.
    Where that takes too long this save is left out, and ``SaverParts.skip`` tells the others.
 4. ``SaveWork.take`` captures the host state and takes a ``Snapshot`` of the shards that
@@ -51,10 +51,14 @@ from emergency_ckpt.errors import (
     PeerLeft,
     SaveFailed,
 )
-from emergency_ckpt.save.save_request import LastStep, SaveRequest, was_donated
-from emergency_ckpt.save.save_work import SaveWork, Work
+from emergency_ckpt.save.save_work import (
+    SaveRequest,
+    SaverParts,
+    SaveWork,
+    Work,
+    was_donated,
+)
 from emergency_ckpt.save.saved_steps import SavedSteps
-from emergency_ckpt.save.saver_parts import SaverParts
 from emergency_ckpt.save.schedule import DueSaves, TierSchedule
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import PyTree, StateTree
@@ -62,7 +66,7 @@ from emergency_ckpt.storage.calls import release_workers
 from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
 
 _STOP_TIMEOUT_S = 30.0
-_LOOK_S = 1.0
+_INSPECTION_S = 1.0
 """Pause between looks at the other processes, while a save waits for the one before it."""
 
 
@@ -95,7 +99,7 @@ class Saver:
         self._left = self._heard_at_end = False
         self._begun: dict[TierName, SaveId] = {}
         self._goes_on_from: SaveId | None = None
-        self._last_step = LastStep() if parts.config.save_on_stop else None
+        self._last_request: SaveRequest | None = None
         self._due = DueSaves(
             self._schedules,
             parts.coordinator,
@@ -116,7 +120,8 @@ class Saver:
         reached = self._parts.watch.reached(step)
         due = self._due.take(step, force=force, preempted=reached)
         preempted = reached and self._parts.watch.sync_step == step
-        if not due and not preempted and (step <= self._newest_due or self._last_step is None):
+        saves_last = self._parts.config.save_on_stop
+        if not due and not preempted and (step <= self._newest_due or not saves_last):
             if step <= self._newest_due:
                 self._note_ignored(step)
             return False
@@ -124,8 +129,8 @@ class Saver:
         forced = force or preempted
         save = self._saved.identity(step, forced=forced)
         request = SaveRequest(save, state, host_state, plain, time.monotonic(), forced)
-        if self._last_step is not None:
-            self._last_step.hold(request)
+        if saves_last:
+            self._last_request = request.held()
         if not due and not preempted:
             return False
         self._settle_past(save)
@@ -143,7 +148,7 @@ class Saver:
             self._parts.events.emit("save.ignored", step=step, newest=self._newest_due)
 
     def _settle_past(self, save: SaveId) -> None:
-        """Decide what counts beside ``save``, before the first save of a life or after a restore.
+        """Decide what counts beside ``save``, before an incarnation's first or after a restore.
 
         After one that left newer steps in RAM, these are forgotten now.
         """
@@ -255,11 +260,11 @@ class Saver:
         if not each_time:  # it waits for storage, if at all
             return schedule.wait_idle(limit_s, each_time=False)
         deadline_s = time.monotonic() + limit_s
-        is_idle = schedule.wait_idle(min(limit_s, _LOOK_S), each_time=True)
+        is_idle = schedule.wait_idle(min(limit_s, _INSPECTION_S), each_time=True)
         while not is_idle and time.monotonic() < deadline_s:
-            self._parts.look()
+            self._parts.inspect()
             left_s = deadline_s - time.monotonic()
-            is_idle = schedule.wait_idle(max(0.0, min(left_s, _LOOK_S)), each_time=True)
+            is_idle = schedule.wait_idle(max(0.0, min(left_s, _INSPECTION_S)), each_time=True)
         return is_idle
 
     def _wait_captured(
@@ -272,7 +277,7 @@ class Saver:
         """
         try:
             limit_s = self._parts.config.save_timeout_s
-            captured = begun.snapshot.wait_captured(limit_s, self._parts.look)
+            captured = begun.snapshot.wait_captured(limit_s, self._parts.inspect)
         except PeerAbsent as error:
             logging.warning("step %d: %s", request.step, error)
             captured = False
@@ -317,15 +322,14 @@ class Saver:
     def should_save(self, step: int) -> bool:
         """As ``EmergencyCheckpointer.should_save``."""
         reached = self._parts.watch.reached(step)
-        return self._due.look(step, preempted=reached) or self._parts.watch.sync_step == step
+        return self._due.inspect(step, preempted=reached) or self._parts.watch.sync_step == step
 
     # Around a restore.
 
     def begin_restore(self) -> None:
         """Stop agreeing on steps, before a restore. Collective, with ``end_restore``."""
         self._due.stop()
-        if self._last_step is not None:
-            self._last_step.take()
+        self._last_request = None
 
     def end_restore(self) -> None:
         """Agree on steps again, after a restore that succeeded or failed."""
@@ -365,7 +369,7 @@ class Saver:
 
     @property
     def saved(self) -> SavedSteps:
-        """Return the steps that this process knows to be whole."""
+        """Return the steps that this process knows to be complete."""
         return self._saved
 
     def place(self, tree: StateTree) -> ProcessPlacement:
@@ -480,7 +484,7 @@ class Saver:
         if self._heard_at_end:
             left_s = watch.grace_left_s()
             self._parts.events.emit("preemption.reached", step=watch.sync_step, grace_s=left_s)
-        request = None if self._last_step is None else self._last_step.take()
+        request, self._last_request = self._last_request, None
         if request is not None and was_donated(request.state):
             self._parts.events.emit(
                 "stop.not_saved", step=request.step, text="its arrays were donated or deleted since"

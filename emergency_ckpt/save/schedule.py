@@ -245,8 +245,8 @@ class DueSaves:
         self._coordinator = coordinator
         self._failures = failures
         self._timeout_s = timeout_s
-        self._lives = 0
-        self._looked_at: int | None = None
+        self._agreements = 0
+        self._inspected: int | None = None
         self._found: dict[TierName, int | None] = {}
         self._agreement = self._new_agreement()
 
@@ -254,7 +254,7 @@ class DueSaves:
         agreed: dict[TierName, AgreedTier] = {
             name: s for name, s in self._schedules.items() if s.plan.is_agreed
         }
-        number, self._lives = self._lives, self._lives + 1
+        number, self._agreements = self._agreements, self._agreements + 1
         if not agreed:
             return None
         return SaveAgreement(
@@ -265,11 +265,11 @@ class DueSaves:
             timeout_s=self._timeout_s,
         )
 
-    def look(self, step: int, *, preempted: bool) -> bool:
+    def inspect(self, step: int, *, preempted: bool) -> bool:
         """Return whether a save is due at ``step``; ``take`` then says the same."""
-        if self._looked_at != step:
+        if self._inspected != step:
             self._found = self._find(step, preempted=preempted)
-            self._looked_at = step
+            self._inspected = step
         return bool(self._found)
 
     def take(self, step: int, *, force: bool, preempted: bool) -> dict[TierName, int | None]:
@@ -277,8 +277,8 @@ class DueSaves:
 
         ``force``: in all tiers that have not gone on behind ``step``.
         """
-        self.look(step, preempted=preempted)
-        due, self._looked_at = self._found, None
+        self.inspect(step, preempted=preempted)
+        due, self._inspected = self._found, None
         for name, schedule in self._schedules.items():
             if force and (schedule.is_behind(step) or step == schedule.last):
                 due.setdefault(name, None)
@@ -312,4 +312,4 @@ class DueSaves:
     def start_again(self) -> None:
         """Agree anew, after a restore. Collective, as ``stop`` before it."""
         self._agreement = self._new_agreement()
-        self._looked_at = None
+        self._inspected = None

@@ -33,7 +33,7 @@ from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineEx
 from emergency_ckpt.types import TierName
 
 _SLICE_S = 0.5
-_LOOK_PAUSE_S = 0.25
+_INSPECTION_PAUSE_S = 0.25
 _PATIENCE_S = 1.0
 _LEFT_PAUSE_S = 5.0
 _READY_WAIT_S = 0.05
@@ -58,7 +58,7 @@ class AgreedTier(Protocol):
     """A tier as the agreement sees it. All methods are called in its thread."""
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Return whether the save before is whole; waits for that at most so long."""
+        """Return whether the save before is complete; waits for that at most so long."""
         ...
 
     @property
@@ -80,7 +80,7 @@ class AgreedTier(Protocol):
 
 
 class SaveAgreement:
-    """One life of the agreement: from a restore, or the start, to the next.
+    """One agreement: from a restore, or the start, to the next.
 
     ``arrive`` belongs to the training thread and never waits for anyone; ``decision_on`` to the
     background threads of the saves; ``stop`` to whoever owns the object.
@@ -95,7 +95,7 @@ class SaveAgreement:
         *,
         timeout_s: float,
     ) -> None:
-        """``name`` is used by no other life; the thread starts with the first step."""
+        """``name`` is used by no other one; the thread starts with the first step."""
         self._coordinator = coordinator
         self._name = name
         self._tiers = tiers
@@ -217,10 +217,10 @@ class SaveAgreement:
             self._stopping.wait(_BUSY_PAUSE_S)
 
     def _gather(self, leader: Leader, proposal: Proposal, answers: dict[int, Answer]) -> Decision:
-        looks_s = time.monotonic() + _SLICE_S
+        inspects_s = time.monotonic() + _SLICE_S
         while not self._stopping.is_set():
-            if time.monotonic() > looks_s:
-                looks_s += _SLICE_S
+            if time.monotonic() > inspects_s:
+                inspects_s += _SLICE_S
                 left = [t for p, t in leaving(self._coordinator).items() if p not in answers]
                 if left:
                     return self._without(leader, "; ".join(left))
@@ -316,7 +316,7 @@ class SaveAgreement:
                 return self._coordinator.get(key, _SLICE_S)
         except DeadlineExceeded:
             self._waited_for = key
-        while not self._stopping.wait(_LOOK_PAUSE_S) and time.monotonic() < deadline_s:
+        while not self._stopping.wait(_INSPECTION_PAUSE_S) and time.monotonic() < deadline_s:
             data = self._coordinator.find(key)
             if data is not None:
                 return data

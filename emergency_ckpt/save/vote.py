@@ -99,7 +99,7 @@ class Vote:
         except (CoordinationError, DeadlineExceeded) as error:
             problem = str(error)
         if not self._leads:
-            # The leader waits its whole time for a ballot that was not cast, and decides then.
+            # The leader waits all its time for a ballot that was not cast, and decides then.
             return self._learn(save, deadline_left_s(began_s + 2 * self._timeout_s), problem)
         try:
             return self._decide(save, {} if problem else self._wait_for_ballots(save))
@@ -210,12 +210,12 @@ class Vote:
     # All.
 
     def _learn(self, save: SaveId, timeout_s: float, problem: str) -> Outcome:
-        def look() -> str:
+        def inspect() -> str:
             return "" if self._leads else self._left_processes.absent(LOCAL, save, {0}).get(0, "")
 
         try:
             try:
-                decision = self._read(save, self._decision(save).wait(timeout_s, look))
+                decision = self._read(save, self._decision(save).wait(timeout_s, inspect))
             except PeerLeft as error:
                 if self._coordinator.find(f"{_life(save)}/led") != _name(save).encode():
                     return self._veto(save, error.problem)

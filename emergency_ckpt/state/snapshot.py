@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -24,21 +26,24 @@ from emergency_ckpt.core.shard_layout import shard_nbytes
 from emergency_ckpt.errors import StateMismatch
 from emergency_ckpt.state.dtypes import PACKED_DTYPES, dtype_named
 from emergency_ckpt.state.staging import (
-    Look,
+    Inspect,
     Memory,
     Snapshot,
     Transfer,
+    inspect_nothing,
     is_over,
-    no_look,
     wait_until_ready,
 )
 from emergency_ckpt.state.tree import (
     Device,
     Leaf,
     LeafKind,
+    PyTree,
     StateTree,
     boxes_by_device,
     check_values,
+    is_key_type,
+    is_python_number,
 )
 from emergency_ckpt.types import ShardId
 
@@ -131,13 +136,13 @@ class SnapshotRecipe:
         wanted: Sequence[ShardId],
         settings: SnapshotSettings | None = None,
         copies: DeviceCopies | None = None,
-        look: Look = no_look,
+        inspect: Inspect = inspect_nothing,
     ) -> None:
         """``copies``: for ``device_copy``, shared by all recipes of this process.
 
-        ``look``: during a wait for arrays, see ``wait_until_ready``.
+        ``inspect``: during a wait for arrays, see ``wait_until_ready``.
         """
-        self._look = look
+        self._inspect = inspect
         self._tree = tree
         self._settings = settings = settings or SnapshotSettings()
         self._copies = copies or DeviceCopies(settings.device_copy_bytes)
@@ -242,7 +247,7 @@ class SnapshotRecipe:
         ready_s = 0.0
         if not self._ways:
             shared = (stored[self._takes[i].leaf.position] for i in self._shared)
-            ready_s = wait_until_ready(shared, self._look)
+            ready_s = wait_until_ready(shared, self._inspect)
             self._find_ways(stored)
         held: list[Memory] = []
         try:
@@ -250,7 +255,7 @@ class SnapshotRecipe:
             for position, way, take in self._ways:
                 array = stored[position]
                 if not is_over(array):
-                    ready_s += wait_until_ready((array,), self._look)
+                    ready_s += wait_until_ready((array,), self._inspect)
                 held.append(memoryview(array) if way is None else way(take, stored))
         except BufferError:  # not as it was: the error below says more, if it is one
             held = [_array(self._takes[i], stored) for i in self._shared]
@@ -387,3 +392,85 @@ def _holders(leaf: Leaf, shard: ShardId) -> dict[Device, int]:
             [f"{shard.leaf}: box {shard.box} is not on this process"],
         )
     return found
+
+
+_PLACED = attrgetter("aval", "sharding")
+"""All by which an array's leaf may differ: its type for JAX, with shape and dtype, and its place.
+
+Both in one visit of the leaf, because each visit takes a third of a microsecond. The dtype of keys
+names their implementation.
+"""
+
+
+class StateStructure:
+    """Finds the leaves of states like ``tree``. For one thread.
+
+    A training step returns new arrays with the shardings, shapes and dtypes of the step before, as
+    the very same objects, so these are compared as one list: equal objects are equal without a
+    look into them, and all others are compared by their values.
+    """
+
+    def __init__(self, tree: StateTree) -> None:
+        self._treedef = tree.treedef
+        # With dtypes as objects, because a dtype's name is built anew at each access.
+        leaves = sorted(
+            ((leaf, dtype_named(leaf.spec.dtype)) for leaf in tree.leaves),
+            key=lambda pair: pair[0].position,
+        )
+        self._arrays = [pair for pair in leaves if pair[0].sharding is not None]
+        self._host_values = [pair for pair in leaves if pair[0].sharding is None]
+        self._seen: list[object] = []
+
+    def leaves_of(self, state: PyTree) -> list[Any] | None:
+        """Return the leaves in the pytree's order, or None when ``state`` has another structure.
+
+        Does not look for values: see ``tree.check_values``.
+        """
+        try:
+            # Also takes a whole subtree for a leaf, which the checks below refuse.
+            flat: list[Any] = self._treedef.flatten_up_to(state)
+        except (ValueError, TypeError):
+            return None
+        if not all(_is_like(leaf, dtype, flat[leaf.position]) for leaf, dtype in self._host_values):
+            return None
+        arrays = flat
+        if self._host_values:
+            arrays = [flat[leaf.position] for leaf, _ in self._arrays]
+        return flat if self._are_like(arrays) else None
+
+    def _are_like(self, arrays: Sequence[Any]) -> bool:
+        seen: list[object] = []
+        with contextlib.suppress(AttributeError):  # a description, or no array at all
+            seen = list(map(_PLACED, arrays))
+            if seen == self._seen:
+                return True
+        if not all(
+            _is_like(leaf, dtype, value)
+            for (leaf, dtype), value in zip(self._arrays, arrays, strict=True)
+        ):
+            return False
+        self._seen = seen
+        return True
+
+
+def _is_like(leaf: Leaf, dtype: np.dtype[Any], value: Any) -> bool:
+    if leaf.kind is LeafKind.SCALAR:
+        # A Python number may change its type from step to step.
+        return is_python_number(value) and np.asarray(value).dtype == dtype
+    if leaf.kind is LeafKind.NUMPY:
+        is_host = isinstance(value, np.ndarray | np.generic)
+        # Values of another byte order have the same name and are stored alike.
+        is_named = is_host and value.dtype.name == leaf.spec.dtype
+        return is_named and value.shape == leaf.spec.global_shape
+    if not isinstance(value, jax.Array) and not jax.tree_util.all_leaves([value]):
+        return False
+    sharding = getattr(value, "sharding", None)
+    if sharding is not leaf.sharding and sharding != leaf.sharding:
+        return False
+    if leaf.kind is LeafKind.ARRAY:
+        return value.shape == leaf.spec.global_shape and value.dtype == dtype
+    return (
+        is_key_type(value.dtype)
+        and value.shape == leaf.spec.global_shape[:-1]  # key data have one more dimension
+        and str(jax.random.key_impl(value)) == leaf.spec.key_impl
+    )

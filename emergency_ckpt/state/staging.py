@@ -24,31 +24,31 @@ from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.types import Box, LeafSpec
 
-Look = Callable[[], None]
+Inspect = Callable[[], None]
 """Called at intervals during a wait; an error that it raises ends the wait."""
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0001, 0.002
-_FIRST_LOOK_S = 1.0
-_BETWEEN_LOOKS_S = 0.25
+_FIRST_INSPECTION_S = 1.0
+_BETWEEN_INSPECTIONS_S = 0.25
 
 
-def wait_until_ready(arrays: Iterable[Any], look: Look) -> float:
+def wait_until_ready(arrays: Iterable[Any], inspect: Inspect) -> float:
     """Wait until all ``arrays`` have been computed, or have failed: who reads them is told.
 
     Returns the seconds that it took.
 
     JAX's own wait cannot be ended: where a process has died, the arrays of the others are never
-    ready. ``look`` is called after a second, and from then on; its error ends the wait.
+    ready. ``inspect`` is called after a second, and from then on; its error ends the wait.
     """
     began_s = now_s = time.monotonic()
-    next_look_s = began_s + _FIRST_LOOK_S
+    next_inspection_s = began_s + _FIRST_INSPECTION_S
     for array in arrays:
         while not is_over(array):
             time.sleep(min(max(_SHORTEST_PAUSE_S, (now_s - began_s) / 100), _LONGEST_PAUSE_S))
             now_s = time.monotonic()
-            if now_s >= next_look_s:
-                next_look_s = now_s + _BETWEEN_LOOKS_S
-                look()
+            if now_s >= next_inspection_s:
+                next_inspection_s = now_s + _BETWEEN_INSPECTIONS_S
+                inspect()
     return time.monotonic() - began_s
 
 
@@ -58,7 +58,7 @@ def is_over(array: Any) -> bool:
     return array.is_deleted() or array.is_ready()
 
 
-def no_look() -> None:
+def inspect_nothing() -> None:
     """Look at nothing: the wait has no other end than its arrays."""
 
 
@@ -66,6 +66,13 @@ Memory = memoryview | npt.NDArray[Any]
 """Elements of a shard on the host, in their shape; contiguous or not."""
 
 Batch = list[tuple[int, Memory]]
+
+
+def flat_bytes(view: Memory) -> Memory:
+    """Return contiguous bytes; extension types have no buffer interface of their own."""
+    if type(view) is memoryview and view.c_contiguous:
+        return view
+    return np.ascontiguousarray(view).reshape(-1).view(np.uint8)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -182,14 +189,14 @@ class Snapshot:
                 self._nothing_to_start.set()
             self._note_progress()
 
-    def wait_captured(self, timeout_s: float, look: Look = no_look) -> bool:
+    def wait_captured(self, timeout_s: float, inspect: Inspect = inspect_nothing) -> bool:
         """Wait until the state may be donated; return False after ``timeout_s``.
 
         The deadline bounds the wait for the reader. Transfers in progress have none, because a
-        device that does not answer also stops the next step; an error of ``look`` ends the wait.
+        device that does not answer also stops the next step; an error of ``inspect`` ends the wait.
         ``ready_s`` grows by the time until the devices have computed what is transferred.
         """
-        self.ready_s += wait_until_ready(self._sources, look)
+        self.ready_s += wait_until_ready(self._sources, inspect)
         self._sources = []
         if not self._nothing_to_start.wait(timeout_s):
             return False
@@ -197,7 +204,7 @@ class Snapshot:
             transfers = list(self._waited_for.values())
         # Of the others the target is the source.
         pinned = [each.target for each in transfers if each.memory is not None]
-        wait_until_ready(pinned, look)
+        wait_until_ready(pinned, inspect)
         try:
             jax.block_until_ready(pinned)
             for transfer in transfers:

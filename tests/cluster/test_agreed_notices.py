@@ -26,7 +26,7 @@ MOST_CALLS = 100_000
 
 @pytest.fixture
 def notices(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[AgreedNotices]]:
-    monkeypatch.setattr("emergency_ckpt.cluster.preemption._LOOK_S", 0.02)
+    monkeypatch.setattr("emergency_ckpt.cluster.preemption._INSPECTION_S", 0.02)
     service = MemoryService(COUNT)
     found = [AgreedNotices(service.member(p), 60.0) for p in range(COUNT)]
     yield found
@@ -62,7 +62,7 @@ def test_agreed_notice_is_acted_on_at_one_call_of_all(
 def test_number_that_is_none_is_acted_on_by_nobody(
     monkeypatch: pytest.MonkeyPatch, told: bytes
 ) -> None:
-    monkeypatch.setattr("emergency_ckpt.cluster.preemption._LOOK_S", 0.02)
+    monkeypatch.setattr("emergency_ckpt.cluster.preemption._INSPECTION_S", 0.02)
     service = MemoryService(2)
     service.member(1).replace("preempt/at/1", told)
     service.member(1).replace("preempt/notice", b"")

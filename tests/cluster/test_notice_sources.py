@@ -103,14 +103,14 @@ def window(ahead_s: float) -> bytes:
 
 
 def test_metadata_server_is_asked_with_its_header(metadata: Metadata) -> None:
-    assert MetadataServer(25.0).look() == ""
+    assert MetadataServer(25.0).inspect() == ""
     keys = ["preempted", "maintenance-event", "upcoming-maintenance"]
     assert metadata.asked == [(key, "Google") for key in keys]
 
 
 def test_preempted_is_a_notice_at_the_first_look_too(metadata: Metadata) -> None:
     metadata.answers["preempted"] = (200, b"TRUE\n")
-    assert "preempted" in MetadataServer(25.0).look()
+    assert "preempted" in MetadataServer(25.0).inspect()
 
 
 @pytest.mark.parametrize(
@@ -126,23 +126,23 @@ def test_maintenance_there_at_the_start_waits_for_the_next(
     quiet = metadata.answers.get(key, (404, b""))
     metadata.answers[key] = (200, near)
     server = MetadataServer(25.0)
-    assert [server.look() for _ in range(2)] == ["", ""]
+    assert [server.inspect() for _ in range(2)] == ["", ""]
     metadata.answers[key] = quiet
-    assert server.look() == ""
+    assert server.inspect() == ""
     metadata.answers[key] = (200, near)
-    assert "metadata server" in server.look()
+    assert "metadata server" in server.inspect()
 
 
 def test_maintenance_announced_withdrawn_and_near(metadata: Metadata) -> None:
     server = MetadataServer(25.0)
     metadata.answers["upcoming-maintenance"] = (200, window(6 * 86400))
-    assert server.look() == ""
+    assert server.inspect() == ""
     del metadata.answers["upcoming-maintenance"]
-    assert server.look() == "", "withdrawn"
+    assert server.inspect() == "", "withdrawn"
     metadata.answers["upcoming-maintenance"] = (200, window(5 * 86400))
-    assert server.look() == ""
+    assert server.inspect() == ""
     metadata.answers["upcoming-maintenance"] = (200, window(80))
-    assert "maintenance" in server.look()
+    assert "maintenance" in server.inspect()
 
 
 def _endless(handler: Any) -> None:
@@ -178,20 +178,20 @@ LIES: dict[str, Any] = {
 def test_metadata_server_that_lies_is_a_bounded_error(metadata: Metadata, lie: str) -> None:
     metadata.answers["preempted"] = LIES[lie]
     with pytest.raises(CoordinationError, match="metadata server"):
-        MetadataServer(25.0).look()
+        MetadataServer(25.0).inspect()
 
 
 def test_server_without_google_flavor_is_not_believed(metadata: Metadata) -> None:
     metadata.flavor = "Other"
     metadata.answers["preempted"] = (200, b"TRUE")
     with pytest.raises(CoordinationError, match="Metadata-Flavor"):
-        MetadataServer(25.0).look()
+        MetadataServer(25.0).inspect()
 
 
 def test_deeply_nested_maintenance_is_a_bounded_error(metadata: Metadata) -> None:
     metadata.answers["upcoming-maintenance"] = (200, b"[" * 15000)
     with pytest.raises(CoordinationError):
-        MetadataServer(25.0).look()
+        MetadataServer(25.0).inspect()
 
 
 def test_failing_source_is_said_once_and_the_others_go_on(
@@ -233,12 +233,12 @@ def test_flag_file_left_over_counts_when_it_is_written(tmp_path: Path) -> None:
     old_s = process_start_s() - 5.0
     os.utime(flag, (old_s, old_s))
     file = FlagFile(flag)
-    assert [file.look(), file.look()] == ["", ""]
+    assert [file.inspect(), file.inspect()] == ["", ""]
     flag.touch()
-    assert file.look()
-    assert FlagFile(flag).look() == "", "this process has acted on it"
+    assert file.inspect()
+    assert FlagFile(flag).inspect() == "", "this process has acted on it"
     flag.unlink()
-    assert FlagFile(flag).look() == ""
+    assert FlagFile(flag).inspect() == ""
 
 
 def test_process_start_is_before_now_and_after_the_boot() -> None:

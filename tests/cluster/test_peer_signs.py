@@ -11,8 +11,7 @@ import pytest
 from memory_coordination import MemoryService
 from memory_holdings import MemoryHoldings
 
-from emergency_ckpt.cluster.left_processes import LeftProcesses
-from emergency_ckpt.cluster.peer_signs import DeathWatch, PeerSigns
+from emergency_ckpt.cluster.left_processes import DeathWatch, LeftProcesses, PeerSigns
 from emergency_ckpt.errors import PeerAbsent, PeerLeft
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
@@ -74,7 +73,7 @@ def test_probe_of_a_host_that_does_not_answer_is_a_suspicion() -> None:
 
 def look_until_found(watch: DeathWatch) -> None:
     while True:
-        watch.look()
+        watch.inspect()
         time.sleep(0.01)
 
 

@@ -95,7 +95,7 @@ def test_follower_waits_once_inside_of_the_service(monkeypatch: pytest.MonkeyPat
     The leader is one process and looks again and again, for the errors of others; the followers
     may be thousands.
     """
-    monkeypatch.setattr("emergency_ckpt.cluster.round._FIRST_LOOK_S", 0.01)
+    monkeypatch.setattr("emergency_ckpt.cluster.round._FIRST_INSPECTION_S", 0.01)
     monkeypatch.setattr("emergency_ckpt.cluster.round._LONGEST_SLICE_S", 0.01)
     monkeypatch.setattr("emergency_ckpt.cluster.round._TOLD_LATE_S", SOON_S)
     service = MemoryService(2)

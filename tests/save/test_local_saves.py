@@ -31,9 +31,9 @@ from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.save.local_save import LocalSave, LocalSaves, layout_digest
+from emergency_ckpt.save.persistent.capture import SlotCapture
 from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 from emergency_ckpt.state import host_state
-from emergency_ckpt.state.capture import SlotCapture
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId, Writer

@@ -20,9 +20,9 @@ from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.slot_writer import SlotWriter
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.save.local_save import LocalSave, LocalSaves
+from emergency_ckpt.save.persistent.capture import SlotCapture
 from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 from emergency_ckpt.state import host_state
-from emergency_ckpt.state.capture import SlotCapture
 from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import describe

@@ -11,8 +11,7 @@ import pytest
 from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster import round as rounds_and_cells
-from emergency_ckpt.cluster.left_processes import LEAVING, LeftProcesses
-from emergency_ckpt.cluster.peer_signs import PeerSigns
+from emergency_ckpt.cluster.left_processes import LEAVING, LeftProcesses, PeerSigns
 from emergency_ckpt.save import vote
 from emergency_ckpt.save.vote import SKIPPED, Ballot, Outcome, Vote
 from emergency_ckpt.types import SaveId
@@ -69,7 +68,7 @@ class Job:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first look comes soon; nothing here depends on when."""
-    monkeypatch.setattr(rounds_and_cells, "_FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr(rounds_and_cells, "_FIRST_INSPECTION_S", 0.05)
 
 
 def check_all(outcomes: dict[int, Outcome], kind: str, text: str = "") -> None:

@@ -46,14 +46,12 @@ class NoChain:
     """The record of storage's lives, of a directory without steps."""
 
     writer = SimpleNamespace(table=None, check=lambda: None)
+    timelines = SimpleNamespace(bind=lambda: None)
 
     def begin(self, save: Any) -> None:
         pass
 
     make_room = publish = begin
-
-    def note_complete(self) -> None:
-        pass
 
 
 def count(writers: int) -> dict[str, int]:

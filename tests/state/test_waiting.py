@@ -22,7 +22,7 @@ TURNS = 1000
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first look comes at once: a step takes a second, and nothing here depends on it."""
-    monkeypatch.setattr(staging, "_FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(staging, "_FIRST_INSPECTION_S", 0.0)
 
 
 @jax.jit
@@ -38,7 +38,7 @@ def give_up() -> None:
 
 def test_wait_ends_with_the_arrays() -> None:
     pending = step(jnp.zeros(SIZE))
-    wait_until_ready([pending, jnp.zeros(3)], staging.no_look)
+    wait_until_ready([pending, jnp.zeros(3)], staging.inspect_nothing)
     assert pending.is_ready()
 
 
@@ -56,7 +56,7 @@ def test_wait_ends_with_the_error_of_a_look() -> None:
 def test_snapshot_given_up_in_a_wait_leaves_the_state() -> None:
     state = {"w": step(jnp.zeros(SIZE))}
     wanted = [ShardId("w", ((0, SIZE),))]
-    recipe = SnapshotRecipe(describe(state, "save"), wanted, look=give_up)
+    recipe = SnapshotRecipe(describe(state, "save"), wanted, inspect=give_up)
     with pytest.raises(PeerAbsent):
         recipe.take([state["w"]])
     jax.block_until_ready(state)
@@ -69,4 +69,4 @@ def test_snapshot_given_up_in_a_wait_leaves_the_state() -> None:
 def test_wait_for_a_deleted_array_is_left_to_its_reader() -> None:
     gone = jnp.zeros(SIZE)
     gone.delete()
-    wait_until_ready([gone, step(jnp.zeros(SIZE))], staging.no_look)
+    wait_until_ready([gone, step(jnp.zeros(SIZE))], staging.inspect_nothing)

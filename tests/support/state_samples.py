@@ -20,7 +20,7 @@ from emergency_ckpt.state import (
     dtype_named,
 )
 from emergency_ckpt.state.materialize import materialize
-from emergency_ckpt.state.structure import StateStructure
+from emergency_ckpt.state.snapshot import StateStructure
 from emergency_ckpt.types import ShardId
 
 DEVICE_DTYPES = (

@@ -13,9 +13,9 @@ One save:
    reads the reports, and answers all with the first failure or none. A writer asks the
    coordination service eight times a save, whatever the number of writers.
 5. The first writer sets one value, the outcome. Every process waits for it in the background and
-   emits ``persistent.complete`` where the save is known to be whole.
+   emits ``persistent.complete`` where the save is known to be complete.
 
-Guaranteed: a step with a marker is whole; what is written is an ordinary Orbax step.
+Guaranteed: a step with a marker is complete; what is written is an ordinary Orbax step.
 Not guaranteed: that a step without a marker is absent. A step that has no host-state directory at
 all was written by plain Orbax and counts as tensors only.
 
@@ -36,5 +36,5 @@ From the second failed save in a row on the first writer pauses, twice as long e
 (``core.save.backoff``, five minutes at most; not for forced saves), and tells the others at a due
 step. ``retention`` removes old steps in the background on the process that published the newest:
 the marker first, then the name under which Orbax finds the step, then the bytes. It never removes
-the last whole step, nor any step while a restore reads.
+the last complete step, nor any step while a restore reads.
 """

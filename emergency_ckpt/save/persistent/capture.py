@@ -1,4 +1,4 @@
-"""The bytes of one persistent save, in host memory of this process until storage has them."""
+"""The bytes of a step in host memory, until storage has them: its slot, or the scratch area."""
 
 from __future__ import annotations
 
@@ -7,32 +7,108 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from emergency_ckpt import _native
+from emergency_ckpt.background import copy_threads
 from emergency_ckpt.core.shard_layout import Layout
 from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.save.saver_parts import SaverParts
-from emergency_ckpt.state.capture import SlotCapture, flat_bytes
 from emergency_ckpt.state.lending import LentCount, Loan
-from emergency_ckpt.state.staging import HostShard, Memory, Snapshot
+from emergency_ckpt.state.staging import Batch, HostShard, Memory, Snapshot, flat_bytes
 from emergency_ckpt.types import LeafSpec, ShardId
+
+if TYPE_CHECKING:
+    from emergency_ckpt.save.save_work import SaverParts
+
+
+class SlotCapture:
+    """The snapshot that the local save of a step reads, once for both tiers.
+
+    The local save lends its slot to the persistent save, where that wants the bytes. When it
+    leaves without having read (no slot is free, RAM has the step already, the save is dropped), the
+    persistent save reads the snapshot itself. Each side ends its interest; then the snapshot is
+    closed.
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, shards: Sequence[ShardId] = (), *, is_wanted: bool = False
+    ) -> None:
+        """``shards``: those of ``snapshot``, in its order. ``is_wanted``: by a persistent save."""
+        self.snapshot = snapshot
+        self.shards = tuple(shards)
+        self._lock = threading.Lock()
+        self._settled = threading.Event()
+        self._is_wanted = is_wanted
+        self._is_read = False
+        self._copied: tuple[Loan, dict[ShardId, HostShard]] | None = None
+
+    # The local save.
+
+    def batches(self, limit_bytes: int) -> Iterator[Batch]:
+        """As ``Snapshot.batches``."""
+        self._is_read = True
+        return self.snapshot.batches(limit_bytes)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Return whether the persistent save still wants the bytes."""
+        return self._is_wanted
+
+    def hand_over(
+        self, loan: Loan, leaves: Sequence[LeafSpec], layout: Layout, crcs: Sequence[int]
+    ) -> None:
+        """Give the bytes in the slot on ``loan`` to the persistent save, if it still wants them."""
+        specs = {leaf.path: leaf for leaf in leaves}
+        with self._lock:
+            if not self._is_wanted:
+                loan.end()
+                return
+            copied: dict[ShardId, HostShard] = {}
+            for placed, crc in zip(layout.shards, crcs, strict=True):
+                shard, memory = placed.shard, loan.view(placed.offset, placed.nbytes)
+                copied[shard] = HostShard.of_bytes(memory, specs[shard.leaf], shard.box, crc)
+            self._copied = loan, copied
+        self._settled.set()
+
+    def close(self) -> None:
+        """End the part of the local save, in whatever way. Idempotent."""
+        with self._lock:
+            self._settled.set()
+            if self._is_read or not self._is_wanted:
+                self.snapshot.close()
+
+    # The persistent save.
+
+    def take(self, timeout_s: float) -> tuple[Loan, dict[ShardId, HostShard]] | None:
+        """Return the loan of the slot and the shards in it; None when the snapshot is unread.
+
+        The caller ends the loan. Waits for the local save: SaveFailed when it began to read and
+        failed, or takes longer.
+        """
+        if not self._settled.wait(timeout_s):
+            raise SaveFailed(
+                "read", "snapshot", f"the local save has not read it in {timeout_s:g} s"
+            )
+        with self._lock:
+            copied, self._copied = self._copied, None
+            if copied is None and self._is_read:
+                raise SaveFailed("read", "snapshot", "the local save failed while it read it")
+            return copied
+
+    def release(self) -> None:
+        """End the interest of the persistent save. Idempotent."""
+        with self._lock:
+            self._is_wanted = False
+            copied, self._copied = self._copied, None
+            if self._settled.is_set():
+                self.snapshot.close()
+        if copied is not None:
+            copied[0].end()
+
 
 _MOST_AREAS = 2
 """One that is used, and one that a write which was given up may still read."""
-
-
-class Borrowed:
-    """The area on loan to one save, which alone writes to it."""
-
-    def __init__(self, mapping: _native.Mapping, loan: Loan, threads: int) -> None:
-        self._mapping = mapping
-        self._threads = threads
-        self.loan = loan
-
-    def copy(self, copies: Sequence[tuple[Memory, int]]) -> list[int]:
-        """Copy contiguous memory to its offset in bytes; return the CRC32C of each."""
-        return _native.copy_crc32c(self._mapping, copies, self._threads)
 
 
 class ScratchArea:
@@ -43,15 +119,15 @@ class ScratchArea:
     another area, and a third is refused, so that a storage that hangs cannot take all memory.
     """
 
-    def __init__(self, threads: int) -> None:
-        """``threads``: of each copy."""
-        self._threads = threads
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._current: tuple[_native.Mapping, LentCount] | None = None
         self._given_up: list[LentCount] = []
 
-    def borrow(self, nbytes: int) -> Borrowed:
-        """Lend an area of at least ``nbytes``; it is free again at the end of the loan.
+    def borrow(self, nbytes: int) -> tuple[_native.Mapping, Loan]:
+        """Lend an area of at least ``nbytes`` to one save, which alone writes to it.
+
+        It is free again at the end of the loan.
 
         Raises:
           SaveFailed: earlier saves still use all areas, or the system has no memory.
@@ -76,7 +152,7 @@ class ScratchArea:
             if self._current is None:
                 self._current = (_new_memory(nbytes), LentCount())
             mapping, count = self._current
-            return Borrowed(mapping, Loan(mapping, count.lease(mapping)), self._threads)
+            return mapping, Loan(mapping, count.lease(mapping))
 
     def release(self) -> None:
         """Return the memory to the system once no view of it is alive."""
@@ -135,7 +211,7 @@ class StorageCapture:
         self._snapshot = snapshot
         self._shards = shards
         self._shared = shared
-        self._borrowed: Borrowed | None = None
+        self._borrowed: tuple[_native.Mapping, Loan] | None = None
         self._captured: dict[ShardId, HostShard] = {}
         self._loans: list[Loan] = []
         self._error: Exception | None = None
@@ -208,11 +284,11 @@ class StorageCapture:
         """Copy shards to their places in the scratch area."""
         if self._borrowed is None:
             self._borrowed = self._scratch.borrow(self._size_bytes)
-            self._loans.append(self._borrowed.loan)
-        places = self._places
+            self._loans.append(self._borrowed[1])
+        (mapping, loan), places = self._borrowed, self._places
         copies = [(flat_bytes(view), places[shard].offset) for shard, view in batch]
-        crcs = self._borrowed.copy(copies)
+        crcs = _native.copy_crc32c(mapping, copies, copy_threads())
         for (shard, _), crc in zip(batch, crcs, strict=True):
-            memory = self._borrowed.loan.view(places[shard].offset, places[shard].nbytes)
+            memory = loan.view(places[shard].offset, places[shard].nbytes)
             spec = self._specs[shard.leaf]
             self._captured[shard] = HostShard.of_bytes(memory, spec, shard.box, crc)

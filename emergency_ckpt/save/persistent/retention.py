@@ -18,7 +18,7 @@ from emergency_ckpt.storage.steps.writer import DirectoryWriter
 
 
 class Preservation:
-    """Keeps what the policy, or the simple fields, ask for, and always the last whole step.
+    """Keeps what the policy, or the simple fields, ask for, and always the last complete step.
 
     ``after_save`` belongs to the background thread of persistent saves, the rest to the training
     thread.
@@ -54,7 +54,7 @@ class Preservation:
             self._worker = BackgroundWorker("eckpt-preservation", failures, SAVE_NICENESS)
 
     def mark_failed(self, steps: Collection[int]) -> None:
-        """A restore found these unusable: they neither go, nor stay in place of one that is whole.
+        """A restore found these unusable: they neither go, nor stay in place of a complete one.
 
         From any thread.
         """

@@ -119,7 +119,7 @@ _STAGES = 4
 
 
 class StorageRounds:
-    """What one process says and hears in persistent saves.
+    """The side of one process in the talk of persistent saves.
 
     For the background thread, but where any thread is named.
     """
@@ -216,14 +216,14 @@ class StorageRounds:
         there is no outcome.
         """
 
-        def look() -> str:
+        def inspect() -> str:
             if self._ending.is_set():
                 return "this process ends"
             return self.absent(save, [first_writer]).get(first_writer, "")
 
         self._is_learning = True
         try:
-            data = self._outcome(save).wait(_STAGES * self._timeout_s, look)
+            data = self._outcome(save).wait(_STAGES * self._timeout_s, inspect)
         except (DeadlineExceeded, PeerLeft) as error:
             reason = "" if isinstance(error, DeadlineExceeded) else f": {error.problem}"
             raise DeadlineExceeded(

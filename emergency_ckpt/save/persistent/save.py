@@ -69,7 +69,7 @@ class PersistentSave:
     ``load``: returns this process's shards; none where it does not write. Raises what capturing
     them raised.
     ``metrics``: JSON values for the preservation policy; those of the first writer are kept.
-    ``keeps``: the save that was restored: not written again where storage has it whole.
+    ``keeps``: the save that was restored: not written again where storage has it complete.
     """
 
     save: SaveId
@@ -115,7 +115,7 @@ class PersistentSaves:
 
     @property
     def last_complete(self) -> SaveId | None:
-        """The newest save that is known to be whole in storage, of this life of the job."""
+        """The newest save that is known to be complete in storage, of this incarnation."""
         return self._complete
 
     @property
@@ -139,7 +139,7 @@ class PersistentSaves:
         self._skipped.put(save)
 
     def run(self, job: PersistentSave) -> bool:
-        """Save and publish; whether the step is whole. Never raises: what fails is recorded."""
+        """Save and publish; whether the step is complete. Never raises: what fails is recorded."""
         complete = False
         try:
             complete = self._run(job)
@@ -200,7 +200,7 @@ class PersistentSaves:
             self._failures.record(failure)
             return False
         self._complete = job.save
-        self._chain.note_complete()
+        self._chain.timelines.bind()
         if kept:
             self._events.emit("persistent.kept", step=step)
         else:
@@ -209,7 +209,7 @@ class PersistentSaves:
         return True
 
     def _save(self, job: PersistentSave) -> bool:
-        """Return when the step is whole; whether it was so before."""
+        """Return when the step is complete; whether it was so before."""
         self._rounds.begin(job.save)
         members, me = job.writers, self._coordinator.process_index
         to = host_state_writer(me, job.topology, members)
@@ -254,7 +254,7 @@ class PersistentSaves:
         return False
 
     def _is_kept(self, job: PersistentSave) -> bool:
-        """Return whether storage has the step whole, of this life or of the way to it."""
+        """Return whether storage has the step complete, of this incarnation or the way to it."""
         step, keeps = job.save.step, job.keeps
         if not self._is_created:
             self._tier.create()  # storage may have been down at the start
@@ -270,21 +270,23 @@ class PersistentSaves:
         except (CorruptData, PersistentTierError) as error:
             if error.retryable:
                 raise
-            return False  # it is not there, or not whole
+            return False  # it is not there, or not complete
         marker = found.marker
         if marker is None:
             there = (step, found.step.incarnation)
             return keeps is not None and (keeps.step, keeps.incarnation) == there
         if found.step.doubt or (entry is not None and entry.incarnation != marker.save.incarnation):
-            return False  # whoever wrote it may know our lives; written anew it is signed
+            return False  # whoever wrote it may know our incarnations; written anew it is signed
         fits = marker.leaves == tuple(leaf.spec for leaf in job.tree.leaves)
-        return marker.save == keeps or (fits and self._chain.leads_to(job.save, marker.save))
+        return marker.save == keeps or (
+            fits and self._chain.timelines.leads_to(job.save, marker.save)
+        )
 
     def _send_host_state(self, job: PersistentSave, to: int) -> None:
         try:
             self._peers.push_host_state(to, job.save, self._own_document(job), for_storage=True)
         except Exception as error:
-            # The writer would wait for the whole deadline.
+            # The writer would wait until the deadline.
             self._rounds.refuse(job.save, f"{type(error).__name__}: {error}"[:500])
             raise
 
@@ -315,7 +317,7 @@ class PersistentSaves:
         members: tuple[int, ...],
         attempt: str,
     ) -> None:
-        # A life that has hung must not commit what the next one writes in the step's place.
+        # An incarnation that has hung must not commit what the next one writes in the step's place.
         is_first = self._coordinator.process_index == members[0]
         check, started_s = self._chain.writer.check, time.monotonic()
         meetings = WriterMeetings(

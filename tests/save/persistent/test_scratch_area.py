@@ -13,18 +13,19 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from world import World
 
-from emergency_ckpt._native import crc32c
+from emergency_ckpt._native import Mapping, copy_crc32c, crc32c
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.save.persistent.capture import Borrowed, ScratchArea
+from emergency_ckpt.save.persistent.capture import ScratchArea
+from emergency_ckpt.state.lending import Loan
 
 SIZE = 3 * 4096
 
 
-def fill(borrowed: Borrowed, value: int) -> np.ndarray:
-    data = np.full(SIZE, value, np.uint8)
-    assert borrowed.copy([(data, 0)]) == [crc32c(data)]
-    return borrowed.loan.view(0, SIZE)
+def fill(borrowed: tuple[Mapping, Loan], value: int) -> np.ndarray:
+    (mapping, loan), data = borrowed, np.full(SIZE, value, np.uint8)
+    assert copy_crc32c(mapping, [(data, 0)], 1) == [crc32c(data)]
+    return loan.view(0, SIZE)
 
 
 def address(view: np.ndarray) -> int:
@@ -32,16 +33,16 @@ def address(view: np.ndarray) -> int:
 
 
 def test_area_is_used_again_when_its_loan_has_ended() -> None:
-    area = ScratchArea(1)
+    area = ScratchArea()
     borrowed = area.borrow(SIZE)
     first = fill(borrowed, 1)
-    borrowed.loan.end()  # though a view of it is alive
+    borrowed[1].end()  # though a view of it is alive
     second = fill(area.borrow(SIZE), 2)
     assert address(first) == address(second)
 
 
 def test_area_that_is_read_is_not_written_and_a_third_is_refused() -> None:
-    area = ScratchArea(1)
+    area = ScratchArea()
     views = [fill(area.borrow(SIZE), value) for value in (1, 2)]
     with pytest.raises(SaveFailed, match="storage still reads the memory of earlier saves"):
         area.borrow(SIZE)
@@ -54,11 +55,11 @@ def test_area_that_is_read_is_not_written_and_a_third_is_refused() -> None:
 
 
 def test_area_grows_for_a_larger_state() -> None:
-    area = ScratchArea(1)
-    area.borrow(SIZE).loan.end()
+    area = ScratchArea()
+    area.borrow(SIZE)[1].end()
     borrowed = area.borrow(10 * SIZE)
-    assert borrowed.loan.view(9 * SIZE, SIZE).nbytes == SIZE
-    assert borrowed.loan.view(0, 0).nbytes == 0
+    assert borrowed[1].view(9 * SIZE, SIZE).nbytes == SIZE
+    assert borrowed[1].view(0, 0).nbytes == 0
     area.release()
     gc.collect()
     assert fill(borrowed, 4)[0] == 4
