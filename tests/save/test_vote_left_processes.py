@@ -10,11 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from memory_coordination import MemoryService
 
+from emergency_ckpt.cluster import LeftProcesses
 from emergency_ckpt.cluster import round as rounds_and_cells
-from emergency_ckpt.cluster.left_processes import LEAVING, LeftProcesses
+from emergency_ckpt.cluster.left_processes import LEAVING
 from emergency_ckpt.cluster.peer_signs import PeerSigns
-from emergency_ckpt.save import vote
-from emergency_ckpt.save.vote import SKIPPED, Ballot, Outcome, Vote
+from emergency_ckpt.save import Ballot, Outcome, Vote, vote
+from emergency_ckpt.save.vote import SKIPPED
 from emergency_ckpt.types import SaveId
 
 COUNT = 3
