@@ -26,6 +26,7 @@ from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.item.array_writes import ArrayWrites
 from emergency_ckpt.tools.offline import step_source
 from emergency_ckpt.transfer import split
+from emergency_ckpt.types import Box
 
 
 def event_log_retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,9 +52,15 @@ _LONG_S = 60.0
 MOST_EVENTS_WAITING = log_writer.MAX_WAITING
 
 
-def leaves_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
-    """Let commands that read a step read at most so many bytes of a leaf at a time."""
+def leaves_are_read_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, size_bytes: int
+) -> Callable[[Box, Sequence[int], int], int]:
+    """Let commands that read a step read at most so many bytes of a leaf at a time.
+
+    Return the function that counts the pieces of a box of chunks, with items of so many bytes.
+    """
     monkeypatch.setattr(step_source, "PIECE_BYTES", size_bytes)
+    return lambda box, chunk, item_bytes: len(list(step_source.split(box, chunk, item_bytes)))
 
 
 @contextmanager
