@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from emergency_ckpt.cluster.coordination import Coordinator, LocalCoordinator
     from emergency_ckpt.cluster.left_processes import LeftProcesses
     from emergency_ckpt.cluster.peers import Peers
-    from emergency_ckpt.cluster.round import Cell, Round, Series
+    from emergency_ckpt.cluster.round import Cell, Round, Rule, Series
     from emergency_ckpt.cluster.shard_source import ProcessHoldings
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Peers",
     "ProcessHoldings",
     "Round",
+    "Rule",
     "Series",
 ]
 
@@ -45,6 +46,7 @@ _HOMES = {
     "LocalCoordinator": "coordination",
     "LeftProcesses": "left_processes",
     "Round": "round",
+    "Rule": "round",
     "Cell": "round",
     "Series": "round",
     "Peers": "peers",

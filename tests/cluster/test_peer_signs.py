@@ -11,10 +11,10 @@ import pytest
 from memory_coordination import MemoryService
 from memory_holdings import MemoryHoldings
 
-from emergency_ckpt.cluster.left_processes import DeathWatch, LeftProcesses, PeerSigns
+from emergency_ckpt.cluster import LeftProcesses
+from emergency_ckpt.cluster.left_processes import DeathWatch, PeerSigns
 from emergency_ckpt.errors import PeerAbsent, PeerLeft
-from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer import TransferClient, TransferServer
 
 SECRET = b"s" * 40
 

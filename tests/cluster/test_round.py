@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 from memory_coordination import MemoryCoordinator, MemoryService
 
-from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.cluster.left_processes import LeftProcesses
-from emergency_ckpt.cluster.round import Cell, Round, Rule, Series
+from emergency_ckpt.cluster import Cell, Coordinator, LeftProcesses, Round, Rule, Series
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
 
 SCHEDULES = Path(__file__).parents[1] / "simulation" / "round_schedules.py"

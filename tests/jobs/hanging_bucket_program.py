@@ -1,41 +1,68 @@
-"""A training loop that ends by an exception while a bucket answers nothing; see its test."""
+"""A training loop that ends while a bucket answers nothing; see its test.
+
+``raise``: by an exception, while the save waits. ``return``: with status 7, after the save was
+given up.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from fake_gcs import FaultRule, GcsControl
 
 from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.errors import SaveFailed
 
 NEVER_S = 600.0
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
-def main(target: str, local_dir: str, exit_timeout_s: float) -> None:
+def raises(ckpt: EmergencyCheckpointer, was_hit: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not was_hit():
+        assert time.monotonic() < deadline_s, "nothing was written there"
+        time.sleep(0.01)
+    raise KeyError("a bug")
+
+
+def returns(ckpt: EmergencyCheckpointer, was_hit: Callable[[], bool]) -> None:
+    ckpt.wait_until_finished(WAIT_S)
+    try:
+        ckpt.check_for_errors()
+    except SaveFailed as error:
+        print(error)
+    assert was_hit()
+    assert ckpt.failed_saves == 1
+
+
+def main(end: str, target: str, local_dir: str, exit_timeout_s: float) -> int:
     control = GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
     state = {"x": jnp.arange(1000.0)}
+    # ``persistent_timeout_s`` is also the time that storage has for an answer.
+    given_up: dict[str, Any] = {"persistent_timeout_s": 20.0} if end == "return" else {}
     with EmergencyCheckpointer(
         dir="gs://bucket/run",
         local_dir=local_dir,
         local_save_every=0,
         save_every=1,
         save_timeout_s=4 * exit_timeout_s,
+        **given_up,
     ) as ckpt:
         ckpt.restore(state=state)
         rule = control.add_fault(
             FaultRule(kind="delay", delay_s=NEVER_S, method="POST", target=f"bucket/run/{target}")
         )
         ckpt.save(step=5, state=state)
-        deadline_s = time.monotonic() + WAIT_S
-        while not any(each.rule_id == rule and each.hit for each in control.fault_states()):
-            assert time.monotonic() < deadline_s, f"nothing was written to {target}"
-            time.sleep(0.01)
-        raise KeyError("a bug")
+        work = {"raise": raises, "return": returns}[end]
+        work(ckpt, lambda: any(f.rule_id == rule and f.hit for f in control.fault_states()))
+    print("stopped", flush=True)
+    return 7
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+    sys.exit(main(*sys.argv[1:4], float(sys.argv[4])))

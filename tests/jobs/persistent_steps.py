@@ -16,13 +16,15 @@ from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.timeline import Timeline, number_of
 from emergency_ckpt.state import BoxTable, describe, host_state
 from emergency_ckpt.storage import DirectoryWriter, PersistentTier
+from emergency_ckpt.storage.item.array_writes import DATA_FILE_BYTES
 from emergency_ckpt.storage.log import KEPT, LOG_FOLDER
 from emergency_ckpt.storage.marker import NO_SIGNING, OURS
 from emergency_ckpt.storage.meetings import BEGUN, WRITTEN, Meet, meet_nobody
+from emergency_ckpt.storage.steps.folders import LOOKS_AT_ONCE
 from emergency_ckpt.storage.steps.looks import FoundStep
 from emergency_ckpt.types import LeafSpec, SaveId
 
-__all__ = ["KEPT", "LOG_FOLDER"]
+__all__ = ["DATA_FILE_BYTES", "KEPT", "LOG_FOLDER", "LOOKS_AT_ONCE"]
 
 RUN_ID = "run"
 

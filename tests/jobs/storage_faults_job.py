@@ -185,7 +185,7 @@ def still_at_storage() -> list[str]:
     """Where calls to storage are that were given up and have not noticed.
 
     But for those that wait in Python, which ends with the interpreter
-    (``test_exit_after_giving_up``): in fsspec, which repeats for half a minute what storage
+    (``test_leaving_while_a_bucket_hangs``): in fsspec, which repeats for half a minute what storage
     refuses, and for the answer to a write of a bucket's object, which must not come after the next
     save.
     """

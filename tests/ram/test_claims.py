@@ -27,8 +27,8 @@ from tiers_support import (
 )
 
 from emergency_ckpt.errors import LocalTierError
+from emergency_ckpt.ram import left_runs, remove_run
 from emergency_ckpt.ram import locks as claims
-from emergency_ckpt.ram.other_runs import left_runs, remove_run
 
 
 def names(ramdisk: Path, run_id: str = RUN_ID) -> list[str]:

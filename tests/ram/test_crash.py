@@ -22,7 +22,7 @@ from tiers_support import (
 )
 
 from emergency_ckpt.errors import SlotBusy
-from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.ram import LocalTier
 
 PROGRAM = JOBS / "tier_process.py"
 BEFORE_PUBLISH = ["invalidated", "half_copied", "copied", "staged"]

@@ -30,8 +30,7 @@ from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.ram.manifest import decode_manifest, encode_contents, wrap_contents
 from emergency_ckpt.ram.process_files import LEDGER_FILE
 from emergency_ckpt.ram.signatures import open_signed
-from emergency_ckpt.state import host_state
-from emergency_ckpt.state.dtypes import dtype_named
+from emergency_ckpt.state import dtype_named, host_state
 from emergency_ckpt.storage.log import decode_version, encode_version
 from emergency_ckpt.storage.marker import NO_SIGNING
 

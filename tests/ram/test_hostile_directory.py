@@ -27,8 +27,7 @@ from tiers_support import (
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_HOST_STATE_SAVES
 from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import CorruptData, HostStateError, LocalTierError, RamdiskFull
-from emergency_ckpt.ram.manifest import build_contents
-from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.ram import LocalTier, build_contents
 
 MANIFEST, SLOT = "slot_0.manifest.json", "slot_0.bin"
 

@@ -33,8 +33,7 @@ from emergency_ckpt.errors import (
     NotHeld,
     SlotBusy,
 )
-from emergency_ckpt.ram.manifest import build_contents
-from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.ram import LocalTier, build_contents
 
 
 def test_lent_slot_is_not_written_and_a_third_takes_its_place(tier: LocalTier) -> None:

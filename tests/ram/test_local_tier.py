@@ -38,8 +38,7 @@ from emergency_ckpt.errors import (
     RamdiskFull,
     SlotBusy,
 )
-from emergency_ckpt.ram.manifest import build_contents, contents_digest
-from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.ram import LocalTier, build_contents, contents_digest
 from emergency_ckpt.types import SaveId, Writer
 
 TWO_SLOTS = {"slot_0.bin", "slot_1.bin"}

@@ -15,11 +15,9 @@ from places import GOLDEN
 from emergency_ckpt.core.limits import MAX_MANIFEST_BYTES
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES, lay_out, shard_nbytes
 from emergency_ckpt.errors import CorruptData
-from emergency_ckpt.ram import manifest
+from emergency_ckpt.ram import build_contents, contents_digest, manifest
 from emergency_ckpt.ram.manifest import (
-    build_contents,
     check_contents,
-    contents_digest,
     decode_contents,
     decode_manifest,
     encode_contents,

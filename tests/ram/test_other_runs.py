@@ -6,19 +6,14 @@ import time
 from pathlib import Path
 
 import pytest
+from looks import eckpt_here
 from other_processes import other_process
 from tiers_support import make_old, open_tier
 
 from emergency_ckpt import files
 from emergency_ckpt.errors import RamdiskFull
-from emergency_ckpt.ram.other_runs import (
-    LeftRun,
-    OtherRuns,
-    holder_of,
-    left_runs,
-    remove_run,
-)
-from emergency_ckpt.tools.cli.main import main
+from emergency_ckpt.ram import OtherRuns, left_runs, remove_run
+from emergency_ckpt.ram.other_runs import LeftRun, holder_of
 
 DAY_S = 86400.0
 
@@ -98,17 +93,17 @@ def test_clean_lists_and_removes_only_when_told(
     leave(ramdisk, "old", 2 * DAY_S)
     leave(ramdisk, "new", 60)
     clean = ["doctor", "--clean", "--local-dir", str(ramdisk)]
-    assert main(clean) == 0
+    assert eckpt_here(*clean) == 0
     old, new = capsys.readouterr().out.splitlines()
     assert old.startswith("old  ")
     assert "2.0d old  would be removed (--yes)" in old
     assert "stays: not old enough" in new
     assert names(ramdisk) == ["new", "old"]
-    assert main([*clean, "--yes"]) == 0
+    assert eckpt_here(*clean, "--yes") == 0
     assert names(ramdisk) == ["new"]
-    assert main([*clean, "--yes", "--run-id", "new", "--older-than", "1h"]) == 1
-    assert main([*clean, "--yes", "--run-id", "new", "--older-than", "0"]) == 0
-    assert main([*clean, "--run-id", "new"]) == 1
+    assert eckpt_here(*clean, "--yes", "--run-id", "new", "--older-than", "1h") == 1
+    assert eckpt_here(*clean, "--yes", "--run-id", "new", "--older-than", "0") == 0
+    assert eckpt_here(*clean, "--run-id", "new") == 1
     assert names(ramdisk) == []
 
 
@@ -125,7 +120,7 @@ def test_clean_names_the_process_that_has_a_run(
             "0s",
             "--yes",
         ]
-        assert main([*arguments, "--run-id", "alive"]) == 1
+        assert eckpt_here(*arguments, "--run-id", "alive") == 1
         assert "stays: in use by process" in capsys.readouterr().out
         assert names(ramdisk) == ["alive"]
 
@@ -133,11 +128,11 @@ def test_clean_names_the_process_that_has_a_run(
 @pytest.mark.parametrize("age", ["", "x", "-1", "1w", "nan", "1e9"])
 def test_clean_refuses_an_age_that_is_none(ramdisk: Path, age: str) -> None:
     with pytest.raises(SystemExit):
-        main(["doctor", "--clean", "--local-dir", str(ramdisk), "--older-than", age])
+        eckpt_here("doctor", "--clean", "--local-dir", str(ramdisk), "--older-than", age)
 
 
 def test_clean_of_no_directory_is_an_error(
     ramdisk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["doctor", "--clean", "--local-dir", str(ramdisk / "absent")]) == 1
+    assert eckpt_here("doctor", "--clean", "--local-dir", str(ramdisk / "absent")) == 1
     assert "absent" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from looks import eckpt_here
 from places import JOBS
 from tiers_support import (
     LAYOUT,
@@ -23,9 +24,7 @@ from tiers_support import (
 
 from emergency_ckpt import files
 from emergency_ckpt.errors import LocalTierError, RamdiskFull
-from emergency_ckpt.ram.other_runs import left_runs
-from emergency_ckpt.ram.read_only import ReadOnlyRamdisk
-from emergency_ckpt.tools.cli.main import main
+from emergency_ckpt.ram import ReadOnlyRamdisk, left_runs
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
 
@@ -169,7 +168,8 @@ def test_clean_by_root_removes_another_users_run(
 ) -> None:
     assert as_user(JOB, shared, "open") == "[7] 0o700"
     assert (
-        main(["doctor", "--clean", "--local-dir", str(shared), "--older-than", "0", "--yes"]) == 0
+        eckpt_here("doctor", "--clean", "--local-dir", str(shared), "--older-than", "0", "--yes")
+        == 0
     )
     assert "removed" in capsys.readouterr().out
     assert not (shared / RUN_ID).exists()
@@ -187,7 +187,7 @@ def test_clean_follows_no_link_to_another_users_run(
     (shared / RUN_ID).rename(shared / "away")
     (shared / RUN_ID).symlink_to(shared / "victim" / RUN_ID)
     monkeypatch.setattr("emergency_ckpt.tools.cli.doctor.clean.left_runs", lambda _: looked_at)
-    main(["doctor", "--clean", "--local-dir", str(shared), "--older-than", "0", "--yes"])
+    eckpt_here("doctor", "--clean", "--local-dir", str(shared), "--older-than", "0", "--yes")
     with closing(open_tier(shared / "victim")) as again:
         assert held_steps(again) == [1]
 

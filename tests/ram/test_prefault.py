@@ -10,7 +10,7 @@ from tiers_support import LAYOUT, complete_save, open_tier
 
 from emergency_ckpt import _native
 from emergency_ckpt.errors import RamdiskFull
-from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.ram import LocalTier
 
 LONG_S = 60.0
 SMALL_BYTES = 1 << 20

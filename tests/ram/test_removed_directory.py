@@ -21,7 +21,7 @@ from tiers_support import (
 )
 
 from emergency_ckpt.errors import LocalTierError, NotHeld
-from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.ram import LocalTier
 
 
 def remove_contents(tier: LocalTier) -> None:

@@ -26,7 +26,7 @@ from tiers_support import (
 )
 
 from emergency_ckpt import files
-from emergency_ckpt.ram.other_runs import OtherRuns, left_runs
+from emergency_ckpt.ram import OtherRuns, left_runs
 from emergency_ckpt.ram.reserve import has_slots, reserve_slot, slot_sizes
 
 PIECE_BYTES = 8 << 20

@@ -25,9 +25,8 @@ from tiers_support import (
 from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.core.timeline import Life, Timeline
 from emergency_ckpt.errors import CorruptData, NotSigned
-from emergency_ckpt.ram.read_only import ReadOnlyRamdisk
-from emergency_ckpt.ram.signatures import Signer, check_believed, open_signed, signed
-from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.ram import LocalTier, ReadOnlyRamdisk, Signer
+from emergency_ckpt.ram.signatures import check_believed, open_signed, signed
 
 
 def signer_of(secret: bytes, run_id: str = RUN_ID) -> Signer:

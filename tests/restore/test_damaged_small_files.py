@@ -22,11 +22,11 @@ from emergency_ckpt.errors import CheckpointError, CorruptData, DirectoryInUse, 
 from emergency_ckpt.ram.manifest import decode_manifest
 from emergency_ckpt.ram.process_files import ProcessFiles
 from emergency_ckpt.state import host_state
+from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage import directory as storage_directory
 from emergency_ckpt.storage import log as log_module
 from emergency_ckpt.storage.log import decode_version
 from emergency_ckpt.storage.marker import NO_SIGNING, check_marker, decode_checksums
-from emergency_ckpt.storage.tier import PersistentTier
 
 KEY = derive_key(b"a secret for this page, not for use", PURPOSE, "")
 

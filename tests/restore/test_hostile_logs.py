@@ -15,7 +15,7 @@ from persistent_steps import complete_steps, life
 from world import World, same, save_all
 
 from emergency_ckpt.errors import DirectoryInUse, NewerFormat, PersistentTierError
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import PersistentTier
 
 STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
 SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from persistent_steps import complete_steps, fill
+from persistent_steps import LOOKS_AT_ONCE, complete_steps, fill
 from world import STORAGE, World, logged, restored, save_all
 
 from emergency_ckpt.errors import Unrecoverable
-from emergency_ckpt.storage.steps.folders import LOOKS_AT_ONCE
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import PersistentTier
 
 REAL = 6
 

@@ -6,7 +6,7 @@ import contextlib
 
 from world import World
 
-from emergency_ckpt.ram.read_only import ReadOnlyRamdisk
+from emergency_ckpt.ram import ReadOnlyRamdisk
 
 LARGE = bytes(range(256)) * (17 << 12)  # of 17 MiB
 

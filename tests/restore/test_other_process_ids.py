@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from world import World, same, save_all
 
-from emergency_ckpt.save.vote import Outcome, Vote
+from emergency_ckpt.save import Outcome, Vote
 
 RUN, FORMER, OWN = "run", "process_00003", "process_00000"
 

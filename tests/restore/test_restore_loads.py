@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
+from faults import shards_in_ram_look_damaged
 from world import World, same, save_all
 
 from emergency_ckpt.errors import StorageUnreachable, Unrecoverable
-from emergency_ckpt.ram.published import HeldCopies
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import PersistentTier
 
 
 @pytest.fixture
@@ -22,18 +20,6 @@ def stored(world: World) -> World:
     return world
 
 
-def damage_in_ram(patch: pytest.MonkeyPatch, times: float) -> None:
-    """The first so many looks at shards in RAM find one that is damaged."""
-    verify = HeldCopies.verify
-    looks: list[str] = []
-
-    def find(self: HeldCopies, digest: str, shards: Sequence[int]) -> list[tuple[int, int]]:
-        looks.append(digest)
-        return [(shards[0], 1)] if len(looks) <= times else verify(self, digest, shards)
-
-    patch.setattr(HeldCopies, "verify", find)
-
-
 def loads(world: World) -> list[object]:
     return [event.fields["step"] for event in world.events if event.name == "restore.loaded"]
 
@@ -41,7 +27,7 @@ def loads(world: World) -> list[object]:
 def test_step_that_failed_in_ram_is_loaded_once_more(
     stored: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    damage_in_ram(monkeypatch, 1)
+    shards_in_ram_look_damaged(monkeypatch, 1)
     with stored.open_both() as checkpointer:
         host: dict[str, int] = {}
         step, state = checkpointer.restore(state=stored.state(0), host_state=host)
@@ -54,7 +40,7 @@ def test_step_that_failed_in_ram_is_loaded_once_more(
 def test_each_stored_step_is_loaded_at_most_twice(
     stored: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    damage_in_ram(monkeypatch, float("inf"))
+    shards_in_ram_look_damaged(monkeypatch, float("inf"))
     with stored.open_both() as checkpointer:
         with pytest.raises(Unrecoverable, match="was loaded from storage 2 times"):
             checkpointer.restore(state=stored.state(0), host_state={})
@@ -69,7 +55,7 @@ def test_damage_in_ram_leads_to_storage_before_an_older_step(
     """Step 4 is in both tiers: damaged in RAM, it is loaded, although RAM has step 3 too."""
     with world.open_both(local_keep_last_n=2) as checkpointer:
         save_all(checkpointer, world, 2, 3, 4)
-    damage_in_ram(monkeypatch, 2)
+    shards_in_ram_look_damaged(monkeypatch, 2)
     world.events.clear()
     with world.open_both(local_keep_last_n=2) as checkpointer:
         step, state = checkpointer.restore(state=world.state(0), host_state={})

@@ -13,7 +13,7 @@ from world import World, save_all
 from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.cluster.round import run_on_all
 from emergency_ckpt.errors import CheckpointError, LocalTierError, RamdiskFull
-from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.ram import LocalTier
 from emergency_ckpt.types import SaveId
 
 LONG_S = 60.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,12 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from faults import SlowStorage, listings_give_up_soon
 from world import World, save_all
 
 from emergency_ckpt import orbax as emergency
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.restore import steps as step_catalog
-from emergency_ckpt.storage.directory import StorageDirectory
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import StorageDirectory
 
 LONG_S = 60.0
 
@@ -33,13 +31,13 @@ def test_steps_of_silent_storage_are_those_of_ram(
         raise ConnectionError("no route to storage")
 
     # Else each of these calls would be repeated for half an hour.
-    monkeypatch.setattr(step_catalog, "LISTING_TIMEOUT_S", 0.5, raising=False)
+    listings_give_up_soon(monkeypatch)
     with world.open_both(persistent_timeout_s=1800.0) as checkpointer:
         monkeypatch.setattr(StorageDirectory, "forget_listings", unreachable)
         assert (checkpointer.all_steps(), checkpointer.latest_step()) == ([3], 3)
         assert "persistent.unreachable" in world.names()
     monkeypatch.undo()
-    monkeypatch.setattr(step_catalog, "LISTING_TIMEOUT_S", 0.5, raising=False)
+    listings_give_up_soon(monkeypatch)
     world.lose_ram()
     with world.open_both(persistent_timeout_s=1800.0) as checkpointer:
         monkeypatch.setattr(StorageDirectory, "forget_listings", unreachable)
@@ -47,29 +45,11 @@ def test_steps_of_silent_storage_are_those_of_ram(
             checkpointer.latest_step()
 
 
-class Storage:
-    """Holds up each save before its tensors, and fails it there when told so."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.begun, self.goes_on = threading.Event(), threading.Event()
-        self.fails = False
-        works = PersistentTier.write_tensors
-
-        def write(*args: Any, **kwargs: Any) -> None:
-            self.begun.set()
-            assert self.goes_on.wait(LONG_S)
-            if self.fails:
-                raise PersistentTierError("write", "tensors", "no space left")
-            works(*args, **kwargs)
-
-        monkeypatch.setattr(PersistentTier, "write_tensors", write)
-
-
 @pytest.fixture
-def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
-    found = Storage(monkeypatch)
+def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowStorage]:
+    found = SlowStorage(monkeypatch)
     yield found
-    found.goes_on.set()
+    found.go_on.set()
 
 
 def manager_of(root: Path) -> emergency.CheckpointManager:
@@ -94,18 +74,20 @@ def save(manager: emergency.CheckpointManager, step: int) -> bool:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_manager_names_a_step_once_it_is_whole(world: World, storage: Storage, fails: bool) -> None:
+def test_manager_names_a_step_once_it_is_whole(
+    world: World, storage: SlowStorage, fails: bool
+) -> None:
     storage.fails = fails
     with manager_of(world.ramdisk.parent) as manager:
         assert manager.latest_step() is None
         assert save(manager, 2)
-        assert storage.begun.wait(LONG_S)
+        assert storage.reached.wait(LONG_S)
         assert (manager.latest_step(), manager.all_steps(), manager.all_steps(read=False)) == (
             None,
             [],
             [],
         )
-        storage.goes_on.set()
+        storage.go_on.set()
         if fails:
             with pytest.raises(Exception, match="no space left"):
                 manager.wait_until_finished()

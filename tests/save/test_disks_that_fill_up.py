@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from faults import disk_fills_up_between_arrays, disk_fills_up_between_chunks
 from world import World, same, save_all, small_tmpfs
 
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.ram.slot_writer import SlotFile
-from emergency_ckpt.storage.item.array_writes import ArrayWrites
 
 LEAF_BYTES, LEAVES = 1 << 20, 4
 DISK_BYTES = 16 << 20
@@ -35,30 +30,6 @@ def world(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
-def fill_after_first(
-    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, disk: Path
-) -> Callable[[], None]:
-    """Fill the disk once a call of ``name`` has ended; return the function that makes room."""
-    work, filler, alone = getattr(owner, name), disk / "filler", threading.Lock()
-
-    def work_and_fill(*args: Any) -> Any:
-        with alone:
-            result = work(*args)
-            if not filler.exists():
-                with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-                    while file.write(bytes(4096)):
-                        pass
-            return result
-
-    monkeypatch.setattr(owner, name, work_and_fill)
-
-    def make_room() -> None:
-        monkeypatch.setattr(owner, name, work)
-        filler.unlink()
-
-    return make_room
-
-
 def test_storage_full_between_arrays_costs_that_save_alone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,7 +38,7 @@ def test_storage_full_between_arrays_costs_that_save_alone(
     with small_tmpfs(disk, DISK_BYTES):
         with world.open_both(**settings) as checkpointer:
             save_all(checkpointer, world, 2)
-            make_room = fill_after_first(monkeypatch, ArrayWrites, "_write_batch", disk)
+            make_room = disk_fills_up_between_arrays(monkeypatch, disk)
             assert checkpointer.save(step=4, state=world.state(4))
             checkpointer.wait_until_finished()
             with pytest.raises(SaveFailed, match="No space left on device"):
@@ -95,7 +66,7 @@ def test_ramdisk_full_between_chunks_sends_the_rest_by_memory(
         save_all(checkpointer, world, 2, 4)
     world.lose_ram()
     with small_tmpfs(world.ramdisk, DISK_BYTES), world.open_both() as checkpointer:
-        make_room = fill_after_first(monkeypatch, SlotFile, "write", world.ramdisk)
+        make_room = disk_fills_up_between_chunks(monkeypatch, world.ramdisk)
         host: dict[str, int] = {}
         step, state = checkpointer.restore(state=world.state(0), host_state=host)
         assert (step, host) == (4, {"at": 4})

@@ -23,19 +23,17 @@ from hypothesis.stateful import (
 )
 
 from emergency_ckpt.background import Failures
-from emergency_ckpt.cluster.coordination import LocalCoordinator
-from emergency_ckpt.cluster.peers import Peers
+from emergency_ckpt.cluster import LocalCoordinator, Peers
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import Event, EventSink
-from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.ram import LocalTier
+from emergency_ckpt.save import Ballot, Outcome, Vote
 from emergency_ckpt.save.local_save import LocalSave, LocalSaves, layout_digest
 from emergency_ckpt.save.persistent.capture import SlotCapture
-from emergency_ckpt.save.vote import Ballot, Outcome, Vote
-from emergency_ckpt.state import host_state
-from emergency_ckpt.state.staging import Snapshot
-from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.state import Snapshot, host_state
+from emergency_ckpt.transfer import TransferClient
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId, Writer
 
 RUN_ID = "run"

@@ -5,25 +5,23 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from faults import DeviceTransfers, SlowStorage, copies_to_slots_fail
 from world import LONG_S, World, same
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import CheckpointError, PersistentTierError, RamdiskFull, SlotBusy
-from emergency_ckpt.ram.slot_writer import SlotWriter
-from emergency_ckpt.ram.tier import LocalTier
-from emergency_ckpt.save.vote import Ballot, Vote
-from emergency_ckpt.state import staging
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.ram import LocalTier
+from emergency_ckpt.save import Ballot, Vote
+from emergency_ckpt.storage import PersistentTier
 
 PINNED = Buffers(staging_memory="pinned_host")
 STAGED: dict[str, Any] = {"buffers": PINNED, "snapshot_mode": "wait"}
@@ -65,40 +63,6 @@ def check_stored(world: World, step: int) -> None:
         assert same(state, world.state(step))
 
 
-class Transfers:
-    """Shards that began to leave a device, by the step under way."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-        start: Callable[..., Any] = staging._start_together
-
-        def counted(transfers: Any) -> Any:
-            started = start(transfers)
-            self.count += len(started)
-            return started
-
-        monkeypatch.setattr(staging, "_start_together", counted)
-
-    def take(self) -> int:
-        count, self.count = self.count, 0
-        return count
-
-
-class SlowStorage:
-    """Storage that takes the tensors of a step only when it is told to go on."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reached, self.go_on = threading.Event(), threading.Event()
-        write = PersistentTier.write_tensors
-
-        def write_late(*args: Any, **kwargs: Any) -> None:
-            self.reached.set()
-            assert self.go_on.wait(LONG_S)
-            write(*args, **kwargs)
-
-        monkeypatch.setattr(PersistentTier, "write_tensors", write_late)
-
-
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowStorage]:
     storage = SlowStorage(monkeypatch)
@@ -127,7 +91,7 @@ def test_each_shard_leaves_its_device_once(
     steps: list[int],
     source: list[str],
 ) -> None:
-    transfers = Transfers(monkeypatch)
+    transfers = DeviceTransfers(monkeypatch)
     with world.open_both(local_save_every=local_every, **STAGED) as checkpointer:
         for step in steps:
             assert save(checkpointer, world, step)
@@ -141,7 +105,7 @@ def test_each_shard_leaves_its_device_once(
 def test_preemption_saves_one_capture_in_both_tiers(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transfers = Transfers(monkeypatch)
+    transfers = DeviceTransfers(monkeypatch)
     with world.open_both(save_every=100, **STAGED) as checkpointer:
         assert save(checkpointer, world, 1)
         checkpointer.wait_until_finished()
@@ -260,7 +224,7 @@ def test_save_without_a_slot_leaves_its_capture_to_storage(
     def refuse(*_: Any, **__: Any) -> Any:
         raise SlotBusy("begin write of", "step 2", "both slots are lent")
 
-    transfers = Transfers(monkeypatch)
+    transfers = DeviceTransfers(monkeypatch)
     with world.open_both(**mode) as checkpointer:
         with monkeypatch.context() as patch:
             patch.setattr(LocalTier, "begin_write", refuse)
@@ -275,12 +239,9 @@ def test_save_without_a_slot_leaves_its_capture_to_storage(
 def test_copy_that_fails_midway_fails_both_and_frees_all(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise OSError("no space left on the device")
-
     with world.open_both(**STAGED) as checkpointer:
         with monkeypatch.context() as patch:
-            patch.setattr(SlotWriter, "copy", fail)
+            copies_to_slots_fail(patch)
             assert save(checkpointer, world, 2)
             checkpointer.wait_until_finished()
         assert checkpointer.failed_saves == 2

@@ -11,22 +11,18 @@ import numpy as np
 import pytest
 
 from emergency_ckpt.background import Failures
-from emergency_ckpt.cluster.coordination import LocalCoordinator
-from emergency_ckpt.cluster.peers import Peers
+from emergency_ckpt.cluster import LocalCoordinator, Peers
 from emergency_ckpt.core.save.snapshot_plan import SnapshotSettings
 from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
 from emergency_ckpt.errors import RamdiskFull, SaveFailed, SlotBusy
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.ram import LocalTier
 from emergency_ckpt.ram.slot_writer import SlotWriter
-from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.save import Ballot, Outcome, Vote
 from emergency_ckpt.save.local_save import LocalSave, LocalSaves
 from emergency_ckpt.save.persistent.capture import SlotCapture
-from emergency_ckpt.save.vote import Ballot, Outcome, Vote
-from emergency_ckpt.state import host_state
-from emergency_ckpt.state.snapshot import SnapshotRecipe
-from emergency_ckpt.state.staging import Snapshot
-from emergency_ckpt.state.tree import describe
-from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.state import Snapshot, SnapshotRecipe, describe, host_state
+from emergency_ckpt.transfer import TransferClient
 from emergency_ckpt.types import SaveId, ShardId, Writer
 
 SHARD_BYTES = 16384

@@ -9,11 +9,12 @@ import pytest
 from memory_coordination import MemoryService
 
 from emergency_ckpt.background import Failures
-from emergency_ckpt.cluster.left_processes import LeftProcesses
+from emergency_ckpt.cluster import LeftProcesses
 from emergency_ckpt.core.save import step_agreement as save_agreement
 from emergency_ckpt.core.save.step_agreement import Due, Progress
 from emergency_ckpt.errors import CoordinationError, SaveFailed
-from emergency_ckpt.save.step_agreement import Choice, SaveAgreement
+from emergency_ckpt.save import SaveAgreement
+from emergency_ckpt.save.step_agreement import Choice
 
 COUNT = 3
 LONG_S = 30.0

@@ -12,9 +12,8 @@ from world import World, same, save_all
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.ram.tier import LocalTier
-from emergency_ckpt.storage.steps.writer import DirectoryWriter
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.ram import LocalTier
+from emergency_ckpt.storage import DirectoryWriter, PersistentTier
 
 
 def save(checkpointer: EmergencyCheckpointer, world: World, step: int, **settings: Any) -> bool:

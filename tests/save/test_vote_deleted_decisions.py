@@ -9,7 +9,7 @@ import pytest
 from memory_coordination import MemoryService
 
 from emergency_ckpt.errors import CoordinationError
-from emergency_ckpt.save.vote import Ballot, Outcome, Vote
+from emergency_ckpt.save import Ballot, Outcome, Vote
 from emergency_ckpt.types import SaveId
 
 SOON_S = 1.0

@@ -10,10 +10,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from memory_coordination import MemoryService
 
+from emergency_ckpt.cluster import LeftProcesses
 from emergency_ckpt.cluster import round as rounds_and_cells
-from emergency_ckpt.cluster.left_processes import LEAVING, LeftProcesses, PeerSigns
-from emergency_ckpt.save import vote
-from emergency_ckpt.save.vote import SKIPPED, Ballot, Outcome, Vote
+from emergency_ckpt.cluster.left_processes import LEAVING, PeerSigns
+from emergency_ckpt.save import Ballot, Outcome, Vote, vote
+from emergency_ckpt.save.vote import SKIPPED
 from emergency_ckpt.types import SaveId
 
 COUNT = 3

@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from looks import eckpt_here
 from world import World
 
 from emergency_ckpt import orbax as emergency
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.maxtext import from_maxtext
 from emergency_ckpt.orbax import checkpoint as plain
-from emergency_ckpt.tools.cli.main import main
 
 REFUSED = "require has 'secret', but neither secret_file nor ECKPT_SECRET gives a secret"
 MESH = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
@@ -84,5 +84,5 @@ def test_require_secret_of_the_axlearn_face_refuses(world: World, axlearn_face: 
 def test_serve_without_a_secret_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["serve", "--local-dir", str(tmp_path), "--run-id", "run-a"]) != 0
+    assert eckpt_here("serve", "--local-dir", str(tmp_path), "--run-id", "run-a") != 0
     assert "no secret: give --secret-file or set ECKPT_SECRET" in capsys.readouterr().err

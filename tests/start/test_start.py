@@ -26,7 +26,7 @@ from emergency_ckpt.errors import (
     PersistentTierError,
     RestoreFailed,
 )
-from emergency_ckpt.state.tree import describe
+from emergency_ckpt.state import describe
 from emergency_ckpt.types import SaveId
 
 LONG_S = 60.0

@@ -14,16 +14,14 @@ import msgspec
 import orbax.checkpoint as ocp
 import pytest
 from fake_gcs import FakeGcs
-from persistent_steps import complete_steps, life, writer_of
+from persistent_steps import KEPT, LOG_FOLDER, complete_steps, life, writer_of
 from places import JOBS
 from world import World, save_all
 
 from emergency_ckpt.core.limits import MAX_VERSION
 from emergency_ckpt.core.step_log import Entry, LogWriter, Table, begun
 from emergency_ckpt.errors import DirectoryInUse, SaveFailed
-from emergency_ckpt.storage.directory import StorageDirectory
-from emergency_ckpt.storage.log import KEPT, LOG_FOLDER, LogRead, StepLog
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import LogRead, PersistentTier, StepLog, StorageDirectory
 
 STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
 PROGRAM = JOBS / "claim_program.py"

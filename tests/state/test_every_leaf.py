@@ -15,7 +15,7 @@ from world import World
 
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.errors import InvalidState
-from emergency_ckpt.state.dtypes import dtype_named
+from emergency_ckpt.state import dtype_named
 
 TIERS = ("local", "persistent")
 HOST_DTYPES = tuple(

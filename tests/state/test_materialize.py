@@ -29,10 +29,8 @@ from state_samples import (
 
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.errors import CorruptData
-from emergency_ckpt.state.dtypes import dtype_named
+from emergency_ckpt.state import BoxTable, SnapshotRecipe, describe, dtype_named
 from emergency_ckpt.state.materialize import materialize
-from emergency_ckpt.state.snapshot import SnapshotRecipe
-from emergency_ckpt.state.tree import BoxTable, describe
 from emergency_ckpt.types import ShardId
 
 Pair = collections.namedtuple("Pair", "first second")

@@ -19,8 +19,7 @@ from state_samples import (
 )
 
 from emergency_ckpt.errors import StateMismatch
-from emergency_ckpt.state.snapshot import SnapshotRecipe
-from emergency_ckpt.state.tree import BoxTable, describe
+from emergency_ckpt.state import BoxTable, SnapshotRecipe, describe
 
 
 def recipe_for(state: Any) -> tuple[SnapshotRecipe, tuple[Any, ...]]:

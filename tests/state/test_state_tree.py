@@ -17,7 +17,8 @@ from jax.sharding import PartitionSpec as P
 from state_samples import box_of, mesh_of, shard_of, sharded
 
 from emergency_ckpt.errors import InvalidState
-from emergency_ckpt.state.tree import BoxTable, LeafKind, boxes_by_device, describe
+from emergency_ckpt.state import BoxTable, describe
+from emergency_ckpt.state.tree import LeafKind, boxes_by_device
 from emergency_ckpt.types import LeafSpec
 
 Pair = collections.namedtuple("Pair", "first second")

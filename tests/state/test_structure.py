@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from state_samples import mesh_of, sharded
 
+from emergency_ckpt.state import describe
 from emergency_ckpt.state.snapshot import StateStructure
-from emergency_ckpt.state.tree import describe
 
 WHOLE = np.zeros((8, 8), np.float32)
 

@@ -15,6 +15,7 @@ from persistent_steps import life, writer_of
 from state_samples import mesh_of, on_host, sharded
 
 from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.item.array_writes import (
     ArrayWrites,
     new_context,
@@ -22,7 +23,6 @@ from emergency_ckpt.storage.item.array_writes import (
 )
 from emergency_ckpt.storage.item.documents import NamedArray
 from emergency_ckpt.storage.item.state import NUMPY_ARRAY, ItemArray, StoredPart
-from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import SaveId
 
 TIMEOUT_S = 5.0

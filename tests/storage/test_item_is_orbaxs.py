@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from state_samples import mesh_of, on_host, random_bits, sharded
 
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.types import SaveId
 
 Empty = collections.namedtuple("Empty", ())

@@ -14,7 +14,7 @@ from persistent_steps import life, save_over, value_of
 from world import World, same, save_all
 
 from emergency_ckpt.errors import PersistentTierError, SaveFailed
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import PersistentTier
 
 STEP = 4
 

@@ -29,18 +29,11 @@ from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.timeline import continued, is_plain
 from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
-from emergency_ckpt.state import host_state
+from emergency_ckpt.state import BoxTable, describe, host_state
 from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.state.materialize import materialize
-from emergency_ckpt.state.tree import BoxTable, describe
-from emergency_ckpt.storage.marker import (
-    StepMarker,
-    TensorsId,
-    build_marker,
-    check_marker,
-    encode_checksums,
-)
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import PersistentTier, StepMarker
+from emergency_ckpt.storage.marker import TensorsId, build_marker, check_marker, encode_checksums
 from emergency_ckpt.types import SaveId, ShardId
 
 STORABLE = (

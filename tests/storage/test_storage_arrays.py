@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from emergency_ckpt.core.boxes import whole
 from emergency_ckpt.errors import InvalidState
-from emergency_ckpt.state.staging import HostShard
-from emergency_ckpt.state.tree import StateTree, boxes_by_device, describe
+from emergency_ckpt.state import HostShard, StateTree, describe
+from emergency_ckpt.state.tree import boxes_by_device
 from emergency_ckpt.storage.item.state import item_state
 from emergency_ckpt.storage.writer_arrays import check_storable, spread
 from emergency_ckpt.types import ShardId

@@ -5,17 +5,27 @@ Tests say what goes wrong; where in the product that is, only this file knows.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster import membership
+from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.event_log import log_writer
-from emergency_ckpt.storage import step_reader
+from emergency_ckpt.ram.published import HeldCopies
+from emergency_ckpt.ram.slot_writer import SlotFile, SlotWriter
+from emergency_ckpt.restore import steps as step_catalog
+from emergency_ckpt.state import staging
+from emergency_ckpt.storage import PersistentTier, step_reader
+from emergency_ckpt.storage.item.array_writes import ArrayWrites
+from emergency_ckpt.transfer import split
+from emergency_ckpt.types import Box
 
 
 def event_log_retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,12 +47,19 @@ def event_log_waits(
     monkeypatch.setattr(log_writer.LogFiles, "append", append_later)
 
 
+_LONG_S = 60.0
 MOST_EVENTS_WAITING = log_writer.MAX_WAITING
 
 
-def leaves_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
-    """Let commands that read a step read at most so many bytes of a leaf at a time."""
+def leaves_are_read_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, size_bytes: int
+) -> Callable[[Box, Sequence[int], int], int]:
+    """Let commands that read a step read at most so many bytes of a leaf at a time.
+
+    Return the function that counts the pieces of a box of chunks, with items of so many bytes.
+    """
     monkeypatch.setattr(step_reader, "PIECE_BYTES", size_bytes)
+    return lambda box, chunk, item_bytes: len(list(step_reader.split(box, chunk, item_bytes)))
 
 
 @contextmanager
@@ -51,3 +68,110 @@ def coordinated_by(service: MemoryService) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(membership, "connect", lambda _: service.member(0))
         yield
+
+
+def pieces_share_requests(monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
+    """Let a client of transfers ask for at least so many bytes at once, where it needs as many."""
+    monkeypatch.setattr(split, "MIN_REQUEST_BYTES", size_bytes)
+
+
+class SlowStorage:
+    """Storage that takes the tensors of a step only when told to go on, or fails then.
+
+    Attributes:
+      reached: set by the first save that is held up.
+      go_on: to be set; no save is held up any more.
+      fails: a save fails where it was held up.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        self.fails = False
+        write = PersistentTier.write_tensors
+
+        def write_late(*args: Any, **kwargs: Any) -> None:
+            self.reached.set()
+            assert self.go_on.wait(_LONG_S)
+            if self.fails:
+                raise PersistentTierError("write", "tensors", "no space left")
+            write(*args, **kwargs)
+
+        monkeypatch.setattr(PersistentTier, "write_tensors", write_late)
+
+
+class DeviceTransfers:
+    """Shards that began to leave a device since they were last asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        start: Callable[..., Any] = staging._start_together
+
+        def counted(transfers: Any) -> Any:
+            started = start(transfers)
+            self.count += len(started)
+            return started
+
+        monkeypatch.setattr(staging, "_start_together", counted)
+
+    def take(self) -> int:
+        count, self.count = self.count, 0
+        return count
+
+
+def copies_to_slots_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each copy of shards into a slot fail as on a full device."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError("no space left on the device")
+
+    monkeypatch.setattr(SlotWriter, "copy", fail)
+
+
+def shards_in_ram_look_damaged(monkeypatch: pytest.MonkeyPatch, times: float) -> None:
+    """Let the first so many looks at shards in RAM find one that is damaged."""
+    verify = HeldCopies.verify
+    looks: list[str] = []
+
+    def find(self: HeldCopies, digest: str, shards: Sequence[int]) -> list[tuple[int, int]]:
+        looks.append(digest)
+        return [(shards[0], 1)] if len(looks) <= times else verify(self, digest, shards)
+
+    monkeypatch.setattr(HeldCopies, "verify", find)
+
+
+def listings_give_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a listing of steps repeat calls to storage for half a second, not half an hour."""
+    monkeypatch.setattr(step_catalog, "LISTING_TIMEOUT_S", 0.5)
+
+
+def disk_fills_up_between_arrays(monkeypatch: pytest.MonkeyPatch, disk: Path) -> Callable[[], None]:
+    """Fill the disk once some arrays of a step are stored; return the function that makes room."""
+    return _fill_after_first(monkeypatch, ArrayWrites, "_write_batch", disk)
+
+
+def disk_fills_up_between_chunks(monkeypatch: pytest.MonkeyPatch, disk: Path) -> Callable[[], None]:
+    """Fill the disk once a chunk is in a slot; return the function that makes room."""
+    return _fill_after_first(monkeypatch, SlotFile, "write", disk)
+
+
+def _fill_after_first(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, disk: Path
+) -> Callable[[], None]:
+    work, filler, alone = getattr(owner, name), disk / "filler", threading.Lock()
+
+    def work_and_fill(*args: Any) -> Any:
+        with alone:
+            result = work(*args)
+            if not filler.exists():
+                with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                    while file.write(bytes(4096)):
+                        pass
+            return result
+
+    monkeypatch.setattr(owner, name, work_and_fill)
+
+    def make_room() -> None:
+        monkeypatch.setattr(owner, name, work)
+        filler.unlink()
+
+    return make_room

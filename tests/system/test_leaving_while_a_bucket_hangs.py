@@ -1,4 +1,4 @@
-"""A training loop that ends by an exception while a bucket answers no write of TensorStore's.
+"""A training loop that ends while a bucket answers no write, by an exception or a return.
 
 Storage hangs inside the clients, in a real process, for longer than the test may take: what ends
 is not waiting for it.
@@ -11,16 +11,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_gcs import FakeGcs
 from places import JOBS
 
 PROGRAM = JOBS / "hanging_bucket_program.py"
+PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 SHORT_S = 0.2
 NEVER_S = 10_000.0
+DEFAULT_S = 30.0
+# The clients would wait for five minutes at least, storage for ten.
+WAIT_S = 200.0
 TARGETS = (
     "5/default/*d/*",  # TensorStore: the arrays
     "5/default/array_metadatas/*",  # gcsfs, in workers of thread pools
@@ -29,12 +35,14 @@ TARGETS = (
 
 
 @contextmanager
-def started(target: str, ram: Path, exit_timeout_s: float) -> Generator[subprocess.Popen[str]]:
-    """The program, its log in a pipe; over, one way or another, before the server is."""
-    command = [sys.executable, str(PROGRAM), target, str(ram), str(exit_timeout_s)]
+def started(
+    end: str, target: str, ram: Path, exit_timeout_s: float
+) -> Generator[subprocess.Popen[str]]:
+    """The program, what it says in pipes; over, one way or another, before the server is."""
+    command = [sys.executable, str(PROGRAM), end, target, str(ram), str(exit_timeout_s)]
     with FakeGcs(buckets=["bucket"], process=True) as gcs:
         environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
-        with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(command, env=environ, text=True, **PIPES) as process:
             try:
                 yield process
             finally:
@@ -43,7 +51,7 @@ def started(target: str, ram: Path, exit_timeout_s: float) -> Generator[subproce
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_exception_while_a_bucket_hangs_ends_the_program(tmp_path: Path, target: str) -> None:
-    with started(target, tmp_path / "ram", SHORT_S) as process:
+    with started("raise", target, tmp_path / "ram", SHORT_S) as process:
         # Far less than the server's silence, far more than exit_timeout_s.
         _, log = process.communicate(timeout=60)
     assert process.returncode == 1, log
@@ -53,7 +61,7 @@ def test_exception_while_a_bucket_hangs_ends_the_program(tmp_path: Path, target:
 
 
 def test_second_signal_while_a_bucket_hangs_ends_the_program(tmp_path: Path) -> None:
-    with started(TARGETS[0], tmp_path / "ram", NEVER_S) as process:
+    with started("raise", TARGETS[0], tmp_path / "ram", NEVER_S) as process:
         assert process.stderr is not None
         signals = 0
         for line in process.stderr:
@@ -63,3 +71,19 @@ def test_second_signal_while_a_bucket_hangs_ends_the_program(tmp_path: Path) -> 
                 signals += 1
         process.wait(60)
     assert (signals, process.returncode) == (2, -signal.SIGTERM)
+
+
+def ended(target: str, ram: Path) -> tuple[int, str, str]:
+    with started("return", target, ram, DEFAULT_S) as process:
+        said, log = process.communicate(timeout=WAIT_S)
+    return process.returncode, said, log
+
+
+def test_return_after_saves_were_given_up_has_its_own_status(tmp_path: Path) -> None:
+    """All targets at once, since most of the time they wait: no thread holds up the end."""
+    rams = [tmp_path / str(number) for number in range(len(TARGETS))]
+    with ThreadPoolExecutor(len(TARGETS)) as pool:
+        for status, said, log in pool.map(ended, TARGETS, rams):
+            assert status == 7, log[-3000:]
+            assert "no answer in time" in said
+            assert said.endswith("stopped\n")

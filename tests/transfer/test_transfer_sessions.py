@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from faults import pieces_share_requests
 from memory_holdings import MemoryHoldings, anonymous_mapping
 from transfer_stranger import TAG, Tamper, pass_on, stranger_between
 from transfer_support import (
@@ -35,7 +36,6 @@ from emergency_ckpt.transfer import (
     TransferClient,
     TransferServer,
     UnprovedPeer,
-    split,
 )
 from emergency_ckpt.types import Security
 
@@ -49,7 +49,7 @@ NO_CHANGE_OF_CRC = (1 | 0x82F63B78 << 1).to_bytes(5, "little")
 @pytest.fixture(autouse=True)
 def one_request_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else each piece would be asked for by itself."""
-    monkeypatch.setattr(split, "MIN_REQUEST_BYTES", 64 * MIB)
+    pieces_share_requests(monkeypatch, 64 * MIB)
 
 
 def server_of(holdings: MemoryHoldings, security: Security = "aead") -> TransferServer:

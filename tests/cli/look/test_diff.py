@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from faults import leaves_are_read_in_pieces
 from looks import eckpt_here, tree_of
 from persistent_steps import fill
 from tiers_support import (
@@ -124,6 +125,20 @@ def test_diff_storage_step_against_its_own_folder_is_equal(
     assert code == 1
     assert found["w"]["largest"] == 4.0
     assert tree_of(tmp_path) == before
+
+
+def test_diff_large_leaf_is_read_in_pieces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces_of = leaves_are_read_in_pieces(monkeypatch, 1 << 10)
+    w = np.arange(40_000, dtype=np.float32).reshape(400, 100)
+    changed = w.copy()
+    changed[399, 99] += 2
+    a, b = (orbax_step(tmp_path / name, {"w": x}) for name, x in (("a", w), ("b", changed)))
+    assert pieces_of(((0, 400), (0, 100)), (7, 100), 4) == 58
+    code, found = diff(capsys, a, b)
+    assert code == 1
+    assert (found["w"]["elements"], found["w"]["largest"]) == (1, 2.0)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from persistent_steps import RUN_ID, complete_steps, life, save_over, value_of, 
 
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.types import SaveId
 
 STEPS = [2, 4, 6]

@@ -20,7 +20,7 @@ from emergency_ckpt.config.policies import plan_saves
 from emergency_ckpt.core.save.step_agreement import Progress
 from emergency_ckpt.errors import PersistentTierError, SaveFailed
 from emergency_ckpt.save.schedule import TierSchedule
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import PersistentTier
 
 
 @pytest.fixture

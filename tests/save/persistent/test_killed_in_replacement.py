@@ -12,7 +12,7 @@ import pytest
 from persistent_steps import complete_steps, life, save_over, value_of
 from places import JOBS
 
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import PersistentTier
 
 PROGRAM = JOBS / "replacement_program.py"
 CLAIM, PUBLISHED, SETTLED = (f"log/{number:012d}.json" for number in (4, 5, 6))

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from persistent_steps import complete_steps
+from persistent_steps import KEPT, LOG_FOLDER, complete_steps
 from world import World, save_all
 
 from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.step_log import Table
-from emergency_ckpt.storage.directory import StorageDirectory
-from emergency_ckpt.storage.log import KEPT, LOG_FOLDER, LogRead, StepLog
+from emergency_ckpt.storage import LogRead, StepLog, StorageDirectory
 
 LIFE = "000000000002-0000000000000000"
 STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}

@@ -19,7 +19,7 @@ from memory_coordination import MemoryService
 from persistent_steps import complete_steps, life, writer_of
 
 from emergency_ckpt.background import Failures
-from emergency_ckpt.cluster.peers import Peers
+from emergency_ckpt.cluster import Peers
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import StoredChain, Timelines
 from emergency_ckpt.core.placement.placement_policies import Topology
@@ -27,12 +27,10 @@ from emergency_ckpt.core.placement.writers import writers
 from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
-from emergency_ckpt.state import host_state
-from emergency_ckpt.state.staging import HostShard
-from emergency_ckpt.state.tree import StateTree, describe
+from emergency_ckpt.state import HostShard, StateTree, describe, host_state
+from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.meetings import Meet, meet_nobody
-from emergency_ckpt.storage.tier import PersistentTier
-from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer import TransferClient
 from emergency_ckpt.types import SaveId, ShardId
 
 CALLS = Path(__file__).parents[2] / "simulation" / "storage_calls.py"

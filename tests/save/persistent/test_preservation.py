@@ -20,8 +20,7 @@ from emergency_ckpt.core.step_log import LogWriter, begun, changed
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.save.persistent.retention import Preservation
-from emergency_ckpt.storage.steps.writer import DirectoryWriter
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import DirectoryWriter, PersistentTier
 
 STEPS = [10, 20, 30, 40]
 LONG_S = 60.0

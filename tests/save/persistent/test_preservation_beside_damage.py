@@ -9,8 +9,7 @@ from persistent_steps import complete_steps
 from world import World, same, save_all
 
 from emergency_ckpt.errors import PersistentTierError, SaveFailed
-from emergency_ckpt.storage.steps.writer import DirectoryWriter
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import DirectoryWriter, PersistentTier
 
 STAGES = ["write_document", "write_tensors", "finish", "publish"]
 

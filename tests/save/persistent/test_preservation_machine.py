@@ -23,9 +23,9 @@ from emergency_ckpt.core.save.retention_rules import choose_removals
 from emergency_ckpt.core.step_log import LogWriter, begun, changed
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.save.persistent.retention import Preservation
+from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.marker import OURS
 from emergency_ckpt.storage.orbax_names import STEP_METADATA
-from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import LeafSpec, SaveId
 
 LONG_S = 60.0

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 from bucket_programs import printed_beside_bucket
-from persistent_steps import POINTS
+from persistent_steps import KEPT, POINTS
 from two_writers_program import ACTS, OTHER, STEP, outcomes
-
-from emergency_ckpt.storage.log import KEPT
 
 pytestmark = pytest.mark.timeout(600)
 

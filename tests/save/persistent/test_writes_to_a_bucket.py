@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from bucket_programs import printed_beside_bucket
 from bucket_writes import FAULTS, LARGE_FILES
-
-from emergency_ckpt.storage.item.array_writes import DATA_FILE_BYTES
+from persistent_steps import DATA_FILE_BYTES
 
 pytestmark = pytest.mark.timeout(600)
 
