@@ -1,16 +1,20 @@
 """The processes of a job: coordination service, membership, notices, and access to peers.
 
-1. ``start_agreement`` compares the settings of all processes; ``secret`` agrees on the run's secret
-   and on keys with which every later value is sealed.
+1. ``start_agreement`` compares the settings of all processes; ``secret_agreement`` agrees on the
+   run's secret and on keys with which every later value is sealed (``sealed_coordination``).
 2. ``membership`` claims the ramdisk, starts the server and agrees on an incarnation (``peers``).
 3. ``coordination`` is the only user of JAX's coordination service: put, get, list.
-   ``round`` has the two ways to agree on it, a round and a cell that is set once; ``rounds`` ends
-   a start or a restore with one.
-4. ``left_processes`` records the processes that have left, and why, and decides who is absent.
+   ``round`` has the two ways to agree on it, a round and a cell that is set once, and the one
+   clean-up of their keys (``Series``); a round ends each start and each restore.
+4. ``left_processes`` records the processes that have left or died, and decides who is absent.
    ``preemption`` agrees on the step at which all act on a notice, through JAX or, where its service
    is off, through our own handler and keys (the event ``preemption.source`` says which).
-5. ``timelines`` decides when a restore is binding; ``stored_chain`` applies it to the persistent
-   directory, and holds the run's claim on that.
+5. ``timelines`` decides when a restore is binding, and applies it to the persistent directory,
+   on which it holds the run's claim.
+6. ``hang`` ends a job that makes no step any more.
+
+Rules of their own on top of rounds and cells have the vote (a veto, and doubt), the agreement on
+steps, the sync point of a notice, and the beats of the hang watch.
 
 Guaranteed: every wait has a deadline and names the missing processes; an error on one process of a
 collective call becomes an error on all; keys of a save or restore are deleted once every process is

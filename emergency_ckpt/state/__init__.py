@@ -1,8 +1,8 @@
 """The training state between devices and host memory.
 
-``tree`` describes a pytree as leaves, boxes and processes. ``structure`` tells at each save whether
-this still holds. ``snapshot`` copies it off the devices, ``materialize`` puts restored bytes back,
-and ``host_state`` encodes the non-tensor state.
+``tree`` describes a pytree as leaves, boxes and processes. ``snapshot`` tells at each save whether
+this still holds, and copies it off the devices, ``materialize`` puts restored bytes back, and
+``host_state`` encodes the non-tensor state.
 
 A snapshot:
 
@@ -17,7 +17,7 @@ A snapshot:
 4. At most ``Buffers.staging_bytes`` are between the devices and the memory that keeps them: a slot,
    or for storage an area that is used again (``save.persistent.capture``). The background
    thread copies arrived bytes with CRC and starts the transfers that then have room.
-5. A step that is due in both tiers is captured once (``capture``): the local save reads the
+5. A step that is due in both tiers is captured once (``SlotCapture``): the local save reads the
    snapshot and lends its slot (``lending``) to the persistent save, which reads what no slot has.
 
 Guaranteed: when ``save`` returns, the state may be donated.

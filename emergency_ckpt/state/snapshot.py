@@ -127,7 +127,7 @@ class _Take:
 class SnapshotRecipe:
     """Takes the shards ``wanted`` out of states like ``tree``, in that order.
 
-    Built once for a structure of state; see ``structure``.
+    Built once for a structure of state; see ``StateStructure``.
     """
 
     def __init__(

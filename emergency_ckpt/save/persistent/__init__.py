@@ -27,7 +27,7 @@ Arrays over the writers' devices are made from the snapshot's host memory, so Or
 arrays, without replicas where a leaf can be divided, and writes one layout for any number of
 slices. Each writer runs Orbax as a single-process job, because Orbax's barriers have fixed timeouts
 of minutes and a thread blocked in one aborts the process at exit. The writers meet in one more
-round instead (``writer_meetings``), within the save's deadline: the first tells when it has made
+round instead (``WriterMeetings``), within the save's deadline: the first tells when it has made
 the folders, and hears when all is written, before it commits. A save that is given up raises before
 it commits; a commit that was under way is withdrawn unless host states lie beside it: the next save
 removes it with them.
