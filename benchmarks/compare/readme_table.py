@@ -59,17 +59,16 @@ def with_table(text: str, table: str) -> str:
 def summary(document: Mapping[str, Any]) -> str:
     """Return the table of the first job, the largest, as Markdown for the README."""
     job = document["jobs"][0]
-    names = list(job["contenders"])
+    names = [name for name in job["contenders"] if name != "ours-striped"]
     shape = job["job"]
-    rows = [row[1:] for row in _rows(job, names)]
+    rows = [row[1:] for row in _rows(job, names) if row[1] != _ROWS["ready"]]
     return "\n".join(
         [
             f"{_about(document)} A state of {shape['state_bytes'] / 2**30:g} GiB on"
-            f" {shape['slices']} slices; medians, and in brackets how many times ours.",
+            f" {shape['slices']} slices; medians, and in brackets how many times ours. Arrays that"
+            " are still being computed are waited for, as the next step would do without a save.",
             "",
             markdown([["", *names], *rows]),
-            "",
-            _NOTE,
         ]
     )
 
