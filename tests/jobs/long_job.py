@@ -1,0 +1,109 @@
+"""One long life of two real processes: what grows with the number of its saves and restores."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax._src import distributed
+from job_process import Iterator, JobProcess, mesh_of, run_program, specs_on, state_at
+
+from emergency_ckpt import EmergencyCheckpointer
+
+SAVES = int(os.environ.get("ECKPT_TEST_SAVES", "2000"))
+RESTORES = int(os.environ.get("ECKPT_TEST_RESTORES", "50"))
+
+
+class _Mallinfo(ctypes.Structure):
+    """``struct mallinfo2`` of malloc.h."""
+
+    _fields_ = (*((f"field_{i}", ctypes.c_size_t) for i in range(7)),
+                ("uordblks", ctypes.c_size_t), ("fordblks", ctypes.c_size_t),
+                ("keepcost", ctypes.c_size_t))  # fmt: skip
+
+
+_LIBC = ctypes.CDLL(None)
+_LIBC.mallinfo2.restype = _Mallinfo
+
+
+def bytes_below(directory: Path) -> tuple[int, int]:
+    """Return the files of ``directory`` and the bytes that they take, also those of a tmpfs."""
+    found = [path.stat() for path in directory.rglob("*") if path.is_file()]
+    return len(found), sum(each.st_blocks * 512 for each in found)
+
+
+def measured(world: JobProcess, mesh: Any, directory: Path) -> dict[str, int]:
+    """Return what this process and the job hold now, when nothing is under way."""
+    gc.collect()
+    _LIBC.malloc_trim(0)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    files, used = bytes_below(world.ramdisk("long"))
+    stored, _ = bytes_below(directory)
+    client = distributed.global_state.client
+    assert client is not None
+    return {
+        "resident_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
+        "allocated_bytes": _LIBC.mallinfo2().uordblks,
+        "objects": len(gc.get_objects()),
+        "ramdisk_files": files,
+        "ramdisk_bytes": used,
+        "stored_files": stored,
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "python_threads": threading.active_count(),
+        "keys": len(client.key_value_dir_get_bytes("eckpt")),
+        "arrays": len(jax.live_arrays()),
+    }
+
+
+def long_life(world: JobProcess) -> dict[str, list[dict[str, int]]]:
+    """Save to both tiers SAVES times, then restore in place RESTORES times; measure in between."""
+    mesh, directory = mesh_of(world.slices), world.root / "long_persistent"
+    settings = {
+        "dir": str(directory),
+        "local_save_every": 1,
+        "save_every": 1,
+        "keep_last_n": 2,
+        "save_timeout_s": 60.0,
+    }
+    saving: list[dict[str, int]] = []
+    restoring: list[dict[str, int]] = []
+    states = [state_at(step, mesh) for step in (1, 2)]
+    iterator = Iterator(world.process)
+    with world.config("long", mesh=mesh, **settings).instantiate() as ckpt:
+        ckpt.restore(state=specs_on(mesh), host_state=iterator)
+        for step in range(1, SAVES + 1):
+            ckpt.save(step=step, state=states[step % 2], host_state=iterator.at(step))
+            ckpt.wait_until_finished()
+            ckpt.check_for_errors()
+            if step == 10 or step % max(1, SAVES // 20) == 0:
+                world.meet()
+                world.events.clear()
+                saving.append(measured(world, mesh, directory))
+                world.meet()
+        states.clear()
+        for number in range(1, RESTORES + 1):
+            step, state = _restored(ckpt, mesh, iterator)
+            assert (step, iterator.is_at(SAVES, world.process)) == (SAVES, True)
+            del state
+            if number % 5 == 0:
+                world.meet()
+                world.events.clear()
+                restoring.append(measured(world, mesh, directory))
+                world.meet()
+    return {"saving": saving, "restoring": restoring}
+
+
+def _restored(ckpt: EmergencyCheckpointer, mesh: Any, iterator: Iterator) -> tuple[Any, Any]:
+    return ckpt.restore(state=specs_on(mesh), host_state=iterator)
+
+
+PROGRAMS = {"long_life": long_life}
+
+if __name__ == "__main__":
+    run_program(PROGRAMS)
