@@ -20,6 +20,7 @@ from emergency_ckpt.cluster.coordination import jax_hears_notices
 from emergency_ckpt.cluster.preemption.watch import is_good_end
 from emergency_ckpt.cluster.topology import replicated_axis
 from emergency_ckpt.config import Config, run_id_of
+from emergency_ckpt.core.save.save_rules import plain_metrics
 from emergency_ckpt.errors import CheckpointError, StepNotFound
 from emergency_ckpt.metrics import CheckpointLog
 from emergency_ckpt.orbax import items
@@ -32,6 +33,7 @@ from emergency_ckpt.orbax.options import (
 from emergency_ckpt.orbax.step_metadata import best_of, step_metadata
 from emergency_ckpt.restore.steps import StepDescription
 from emergency_ckpt.state.tree import BoxTable, PyTree, describe
+from emergency_ckpt.types import OrbaxStep
 
 
 class LatestStep:
@@ -315,6 +317,11 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             items.state_of(args),
             lambda: items.host_state_of(args, custom_metadata, metrics),
             metrics,
+            lambda: OrbaxStep(
+                items=(items.STATE,),
+                metrics=plain_metrics(metrics),
+                custom_metadata=custom_metadata or {},
+            ),
             force=force,
         )
 
@@ -324,6 +331,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         state: Any,
         host_state_of: Callable[[], Any],
         metrics: Any,
+        orbax: Callable[[], OrbaxStep],
         *,
         force: bool,
     ) -> bool:
@@ -336,6 +344,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             host_state=host_state_of(),
             force=force,
             metrics=metrics if isinstance(metrics, Mapping) else None,
+            orbax=orbax(),
         )
         if saved:
             self._latest.note_save_started()

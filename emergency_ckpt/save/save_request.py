@@ -12,7 +12,7 @@ import numpy as np
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.capture import SlotCapture
 from emergency_ckpt.state.tree import PyTree
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import OrbaxStep, SaveId
 
 
 @dataclasses.dataclass
@@ -21,6 +21,7 @@ class SaveRequest:
 
     Attributes:
       must_exist: the step is wanted whatever the policies say; a tier that has it keeps it.
+      orbax: what Orbax's readers find in storage besides the arrays.
       limit_s: how long a save may wait for the one before it; None: as the tier's setting says.
       both: both tiers are to save it, so that they share what leaves the devices.
       shared: what the local save shares, until the persistent save takes it.
@@ -32,6 +33,7 @@ class SaveRequest:
     metrics: Mapping[str, Any] | None
     begun_s: float
     must_exist: bool = False
+    orbax: OrbaxStep = OrbaxStep()  # noqa: RUF009 - immutable
     limit_s: float | None = None
     both: bool = False
     shared: SlotCapture | None = None

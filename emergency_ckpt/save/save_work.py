@@ -190,6 +190,7 @@ class SaveWork:
             topology=placement.topology,
             writers=placement.writers,
             metrics=request.metrics,
+            orbax=request.orbax,
             keeps=self._saved.restored,
         )
         publishes = self._parts.process[0] == placement.writers[0]

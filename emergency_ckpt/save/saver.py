@@ -61,7 +61,7 @@ from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import PyTree, StateTree
 from emergency_ckpt.storage.calls import release_workers
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import OrbaxStep, SaveId
 
 _STOP_TIMEOUT_S = 30.0
 _LOOK_S = 1.0
@@ -113,6 +113,7 @@ class Saver:
         *,
         force: bool = False,
         metrics: Mapping[str, Any] | None = None,
+        orbax: OrbaxStep | None = None,
     ) -> bool:
         """As ``EmergencyCheckpointer.save``."""
         reached = self._parts.watch.reached(step)
@@ -125,7 +126,8 @@ class Saver:
         plain = None if metrics is None else named_metrics(metrics)
         forced = force or preempted
         save = self._saved.identity(step, forced=forced)
-        request = SaveRequest(save, state, host_state, plain, time.monotonic(), forced)
+        orbax = orbax or OrbaxStep(metrics=plain)
+        request = SaveRequest(save, state, host_state, plain, time.monotonic(), forced, orbax)
         if self._last_step is not None:
             self._last_step.hold(request)
         if not due and not preempted:

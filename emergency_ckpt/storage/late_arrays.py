@@ -20,7 +20,6 @@ from etils import epath
 from emergency_ckpt.core.restore.leaves.stored_leaves import STORED_AS_UINT8
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.state.dtypes import dtype_named
-from emergency_ckpt.storage.marker import ITEM
 from emergency_ckpt.types import LeafSpec
 
 _BATCH_BYTES = 256 << 20
@@ -117,8 +116,10 @@ def late_array(
     return LateArray(leaf.global_shape, dtype_named(leaf.dtype), chunk_bytes, load)
 
 
-def write_late_step(folder: epath.Path, tree: Any, metadata: Mapping[str, Any]) -> None:
-    """Write a tree of late arrays as the Orbax step ``folder``. Blocks; call in one process.
+def write_late_step(
+    folder: epath.Path, trees: Mapping[str, Any], metadata: Mapping[str, Any]
+) -> None:
+    """Write trees of late arrays as the items of Orbax's step ``folder``. Blocks; in one process.
 
     ``metadata``: custom metadata of the step. Errors of Orbax and of ``load`` pass through.
     """
@@ -126,10 +127,12 @@ def write_late_step(folder: epath.Path, tree: Any, metadata: Mapping[str, Any]) 
     registry = ocp.type_handlers.create_type_handler_registry(
         (LateArray, _LateArrayHandler()), (jax.Array, of_keys)
     )
-    handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
-    items: dict[str, Any] = {ITEM: handler}
+    items: dict[str, Any] = {
+        name: ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
+        for name in trees
+    }
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**items)) as checkpointer:
-        args = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(tree)})
+        args = ocp.args.Composite(**{n: ocp.args.PyTreeSave(tree) for n, tree in trees.items()})
         checkpointer.save(folder, args=args, custom_metadata=dict(metadata))
 
 

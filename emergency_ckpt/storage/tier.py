@@ -1,7 +1,7 @@
 """The persistent tier: one sharded copy in Orbax's format, with host states and a marker.
 
-``<dir>/<step>/`` is an ordinary Orbax step (item ``default``, StandardSave), written by the
-processes of the primary slice only, or of all slices together. ``<dir>/host_state/<step>/`` has
+``<dir>/<step>/`` is an ordinary Orbax step (item ``state``, or as the caller names it), written by
+the processes of the primary slice only, or of all slices together. ``<dir>/host_state/<step>/`` has
 one JSON document for each process, checksums of the boxes, and ``marker.json``. A step counts from
 the version of ``<dir>/host_state/log/`` that lists it; FORMAT.md specifies these.
 
@@ -52,11 +52,11 @@ from emergency_ckpt.storage.orbax_reader import (
     describe_item,
     open_by_name,
 )
-from emergency_ckpt.storage.plain_orbax import describe_plain
+from emergency_ckpt.storage.plain_orbax import describe_items, describe_plain
 from emergency_ckpt.storage.steps.looks import FoundStep
 from emergency_ckpt.storage.steps.stored import StoredSteps
 from emergency_ckpt.storage.steps.writer import delete_step, remove_tensors
-from emergency_ckpt.types import LeafSpec, SaveId, ShardId
+from emergency_ckpt.types import LeafSpec, OrbaxStep, SaveId, ShardId
 
 DEFAULT_TIMEOUT_S = 300.0
 _T = TypeVar("_T")
@@ -66,7 +66,7 @@ class StoredStep(NamedTuple):
     """The description of a stored step.
 
     Attributes:
-      item: directory of the Orbax item with the arrays.
+      item: directory of the Orbax item with the arrays; of several the step's.
       marker: None for a step that plain Orbax wrote.
       leaves: the arrays by path, from Orbax's metadata.
       crcs: CRC32C at capture time of the saved boxes.
@@ -93,7 +93,8 @@ class PersistentTier:
     was only slow or overloaded, or CorruptData.
 
     Args:
-      orbax_item: the item with the arrays in steps of plain Orbax; None: see ``describe_plain``.
+      orbax_item: the name of the item with the arrays: in the steps that are written (None:
+        ``state``), and in those of plain Orbax (None: see ``describe_plain``).
       buffer_bytes: maximum number of bytes that a process transfers to or from storage at once.
       compression: of the arrays that are written; steps of either kind are read.
       signing: the key for markers, and the rule for unsigned ones.
@@ -120,7 +121,9 @@ class PersistentTier:
         self._orbax_item = orbax_item
         self._compression: StorageCompression = compression
         self._signing = signing
-        self._written = ""  # the database that this process wrote last, on a file system
+        self._written: list[
+            str
+        ] = []  # the databases that this process wrote last, on a file system
 
     def with_timeout(self, timeout_s: float) -> PersistentTier:
         """Return the same tier with another timeout for calls without a deadline."""
@@ -158,11 +161,15 @@ class PersistentTier:
             folder = self._directory / place.tensors
             if marker is None:
                 return describe_plain(folder, self._orbax_item)
-            item = folder / ITEM
             # Orbax does not store zero-size arrays.
             stored = [x.path for x in marker.leaves if 0 not in x.global_shape]
-            opened = open_by_name(item, stored, deadline_s) if stored else None
-            return item, describe_item(item) if opened is None else opened
+
+            def describe_one(name: str, below: str) -> dict[str, StoredLeaf]:
+                paths = [path.removeprefix(below) for path in stored if path.startswith(below)]
+                opened = open_by_name(folder / name, paths, deadline_s) if paths else None
+                return describe_item(folder / name) if opened is None else opened
+
+            return describe_items(folder, marker.items, describe_one)
 
         item, leaves = self.storage.do("describe", f"/{place.tensors}", describe, deadline_s)
         crcs: dict[ShardId, int] = {}
@@ -268,6 +275,7 @@ class PersistentTier:
         writers: Sequence[int],
         meet: Meet = meet_nobody,
         attempt: str = "",
+        orbax: OrbaxStep = OrbaxStep(),  # noqa: B008 - immutable
     ) -> None:
         """Write the state of ``shards`` as Orbax's step. Collective over ``writers``; blocks.
 
@@ -282,7 +290,8 @@ class PersistentTier:
         from emergency_ckpt.storage.step_writer import StepWriter  # noqa: PLC0415
 
         deadline_s = self.storage.deadline_s(None)
-        state = item_state(tree, shards, writers)
+        state, items = item_state(tree, shards, writers), self._items_of(orbax)
+        states = {items[0]: state} if len(items) == 1 else {name: state[name] for name in items}
         writes = ArrayWrites(
             attempt=attempt or new_attempt(),
             creates=jax.process_index() == writers[0],
@@ -292,11 +301,14 @@ class PersistentTier:
 
         def write() -> None:
             if not self.storage.is_object_store:
-                release_pages(self._written)
+                for written in self._written:
+                    release_pages(written)
                 database = writes.database_of(jax.process_index())
-                self._written = f"{self._directory}/{save.step}/{ITEM}/{database}"
+                self._written = [f"{self._directory}/{save.step}/{n}/{database}" for n in items]
             try:
-                StepWriter(self._directory, save, state, writers, writes, meet=meet).write()
+                StepWriter(
+                    self._directory, save, states, writers, writes, orbax=orbax, meet=meet
+                ).write()
                 self.storage.forget_listings()
             finally:
                 if writes.is_cancelled and jax.process_index() == writers[0]:
@@ -310,6 +322,9 @@ class PersistentTier:
             # A cancelled write must not reach a step that is saved again.
             writes.cancel()
             raise
+
+    def _items_of(self, orbax: OrbaxStep) -> tuple[str, ...]:
+        return (self._orbax_item or ITEM,) if orbax.items is None else orbax.items
 
     def _withdraw(self, step: int) -> None:
         """Remove tensors that were written after the cancellation of their save.
@@ -347,16 +362,18 @@ class PersistentTier:
         leaves: Sequence[LeafSpec],
         crcs: Mapping[ShardId, int],
         metrics: Mapping[str, Any] | None = None,
+        orbax: OrbaxStep = OrbaxStep(),  # noqa: B008 - immutable
     ) -> Entry:
         """Write the checksums, then the marker; return the entry that makes the step count.
 
         PersistentTierError when another save has written the step meanwhile.
         ``documents``: (SHA-256 in hex, is empty) of every process's host state, by process index.
         """
-        tensors = self.found.looks.tensors_id(save)
+        items = self._items_of(orbax)
+        tensors = self.found.looks.tensors_id(save, items)
         checksums = encode_checksums(leaves, crcs)
         self._put_new(save.step, CHECKSUMS_NAME, checksums)
-        marker = build_marker(save, documents, leaves, checksums, tensors, self._signing)
+        marker = build_marker(save, documents, leaves, checksums, tensors, self._signing, items)
         self._put_new(save.step, MARKER_NAME, marker)
         return Entry(
             step=save.step,

@@ -30,7 +30,7 @@ from emergency_ckpt import _native as native
 
 MANIFEST = "manifest.ocdbt"
 METADATA = "_CHECKPOINT_METADATA"
-ITEM = "default"
+ITEM = "state"
 
 _NUMBERED = re.compile(r"/host_state/(run|log)/\d{12}\.json$")
 _READS = ("exists", "isdir", "listdir", "glob", "stat")

@@ -22,9 +22,9 @@ PROGRAM = JOBS / "hanging_bucket_program.py"
 SHORT_S = 0.2
 NEVER_S = 10_000.0
 TARGETS = (
-    "5/default/*d/*",  # TensorStore: the arrays
-    "5/default/array_metadatas/*",  # gcsfs, in workers of thread pools
-    "5/default/commit_success.txt",
+    "5/state/*d/*",  # TensorStore: the arrays
+    "5/state/array_metadatas/*",  # gcsfs, in workers of thread pools
+    "5/state/commit_success.txt",
 )
 
 

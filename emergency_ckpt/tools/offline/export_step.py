@@ -99,7 +99,7 @@ def export_step(name: str, directory: Path, places: Places, shown: Shown) -> Exp
 
 
 def _export_ram(export: Export, source: RamSource, places: Places, progress: Progress) -> list[str]:
-    like = newest_item(places)
+    like = newest_items(places)
     notes: list[str] = []
     if not export.write_ram(source, like, progress):
         notes.append(_GUESSED)
@@ -123,18 +123,19 @@ def _export_stored(
     return []
 
 
-def newest_item(places: Places) -> epath.Path | None:
-    """Return the Orbax item of a whole step in storage, the newest, for its structure."""
+def newest_items(places: Places) -> dict[str, epath.Path]:
+    """Return the Orbax items of the newest whole step in storage by their names, or none."""
     if not places.directory:
-        return None
+        return {}
     survey = take_survey(dataclasses.replace(places, local_dirs=()))
     whole = [each for each in survey.stored if each.state == "whole" and each.run_id]
     if not whole:
-        return None
+        return {}
     (newest,) = look_at([max(whole, key=lambda each: each.step).listed], places)
     if isinstance(newest, CheckpointError) or newest.marker is None:
-        return None
-    return epath.Path(places.directory) / newest.place.tensors / ITEM
+        return {}
+    folder = epath.Path(places.directory) / newest.place.tensors
+    return {name: folder / name for name in newest.marker.items}
 
 
 class Export:
@@ -157,11 +158,13 @@ class Export:
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def write_ram(self, source: RamSource, like: epath.Path | None, progress: Progress) -> bool:
-        """Write a step of RAM; return True when its structure is that of the item ``like``."""
-        tree, is_like = ram_tree(source, like, progress)
+    def write_ram(
+        self, source: RamSource, like: Mapping[str, epath.Path], progress: Progress
+    ) -> bool:
+        """Write a step of RAM; return True when its structure is that of the items ``like``."""
+        trees, is_like = ram_trees(source, like, progress)
         to = epath.Path(self._temporary) / str(source.save.step)
-        write_late_step(to, tree, {})
+        write_late_step(to, trees, {})
         _make_plain(to)
         return is_like
 
@@ -201,18 +204,32 @@ def check_new(directory: Path) -> None:
         raise ConfigError([f"{directory} exists already"], target="eckpt export")
 
 
-def ram_tree(source: RamSource, like: epath.Path | None, progress: Progress) -> tuple[Any, bool]:
-    """Return the tree of arrays of a RAM step for Orbax; True when its structure is ``like``'s.
+def ram_trees(
+    source: RamSource, like: Mapping[str, epath.Path], progress: Progress
+) -> tuple[dict[str, Any], bool]:
+    """Return the trees of a RAM step's arrays by Orbax's items; True when they are like ``like``.
 
-    RAM has the paths of leaves alone. Without ``like``, or where it has other leaves, all nodes
-    are dicts.
+    RAM has the paths of leaves alone. Without ``like``, or where that has other leaves, all nodes
+    are dicts, in the item ``state`` or the only one of ``like``.
     """
     values = {
         path: late_array(spec, _loader(source, path, progress), _chunk_bytes(source, path))
         for path, spec in source.leaves.items()
     }
-    tree = None if like is None else tree_like(like, values)
-    return (tree_of(values), False) if tree is None else (tree, True)
+    parts = {
+        name: {
+            path.removeprefix(f"{name}/"): value
+            for path, value in values.items()
+            if path.startswith(f"{name}/")
+        }
+        if len(like) > 1
+        else values
+        for name in like
+    }
+    trees = {name: tree_like(item, parts[name]) for name, item in like.items()}
+    if trees and None not in trees.values() and sum(map(len, parts.values())) == len(values):
+        return trees, True
+    return {next(iter(like)) if len(like) == 1 else ITEM: tree_of(values)}, False
 
 
 def _loader(source: RamSource, path: str, progress: Progress) -> Callable[[], Any]:

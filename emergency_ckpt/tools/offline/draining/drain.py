@@ -39,7 +39,7 @@ from emergency_ckpt.storage.marker import OURS
 from emergency_ckpt.storage.steps.writer import DirectoryWriter, Moved
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tools.offline.draining.peer_ram import PeerRam, ask_peers
-from emergency_ckpt.tools.offline.export_step import Progress, Shown, newest_item, ram_tree
+from emergency_ckpt.tools.offline.export_step import Progress, Shown, newest_items, ram_trees
 from emergency_ckpt.tools.offline.host_states import ram_documents
 from emergency_ckpt.tools.offline.ram import RamSource
 from emergency_ckpt.tools.offline.step_source import leaf_bytes
@@ -47,7 +47,7 @@ from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.survey import RamSave, Survey, take_survey, with_folders
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.names import each_address
-from emergency_ckpt.types import SaveId, ShardId
+from emergency_ckpt.types import OrbaxStep, SaveId, ShardId
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,7 +319,7 @@ class _Drain:
             tier.write_document(save.step, owner, len(ready.documents), data)
         with shown(f"write step {save.step}", total_bytes) as progress:
             try:
-                self._write_tensors(source, save, progress)
+                items = self._write_tensors(source, save, progress)
             except CorruptData as error:
                 raise _LostMeanwhile(error) from error
         self._writer.check()
@@ -332,21 +332,22 @@ class _Drain:
             owner: (hashlib.sha256(data).hexdigest(), decode(data).empty)
             for owner, data in ready.documents.items()
         }
-        entry = tier.finish(save, documents, tuple(source.leaves.values()), crcs)
+        entry = tier.finish(save, documents, tuple(source.leaves.values()), crcs, orbax=items)
         self._writer.publish(entry, self._timeline)
         self._note_moved(self._writer.settle())
 
-    def _write_tensors(self, source: RamSource, save: SaveId, progress: Progress) -> None:
-        tree, _ = ram_tree(source, newest_item(self._places), progress)
+    def _write_tensors(self, source: RamSource, save: SaveId, progress: Progress) -> OrbaxStep:
+        trees, _ = ram_trees(source, newest_items(self._places), progress)
         folder = epath.Path(self._places.directory) / str(save.step)
         ours = {"run_id": save.run_id, "incarnation": save.incarnation}
         self._tier.storage.do(
             "save",
             f"/{save.step}",
-            lambda: write_late_step(folder, tree, {OURS: ours}),
+            lambda: write_late_step(folder, trees, {OURS: ours}),
             repeat=False,
             changes=save.step,
         )
+        return OrbaxStep(items=tuple(trees))
 
     def _life(self, incarnation: str) -> str:
         """Return the dead life that this drain writes as: that of the save, or one on record.
