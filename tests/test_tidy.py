@@ -27,7 +27,7 @@ CALLED_BY_USERS = {
     "axlearn/adapter.py": {"checkpoint_paths", "ckpt_dir"},
     "checkpointer.py": {"failed_saves"},
     "maxtext.py": {"create_checkpoint_manager", "from_maxtext"},
-    "orbax/manager.py": {"best_step", "in_primary_slice", "reload"},
+    "orbax/manager.py": {"best_step", "in_primary_slice"},
 }
 
 # JAX's coordination client and these parts of Orbax have no public name.

@@ -134,6 +134,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         has_orbaxs_slices = (
             global_mesh is None or slice_count(global_mesh, options.replica_axis_index) > 1
         )
+        # As Orbax's: with several slices it gives the state to a manager of one item.
+        self._item = "default" if has_orbaxs_slices else items.STATE
         if has_orbaxs_slices and not local.exists():
             raise FileNotFoundError(f"{local} does not exist: create the local directory first")
         self._config = self._config_of(local, logger)
@@ -318,7 +320,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             lambda: items.host_state_of(args, custom_metadata, metrics),
             metrics,
             lambda: OrbaxStep(
-                items=(items.STATE,),
+                items=(self._item,),
                 metrics=plain_metrics(metrics),
                 custom_metadata=custom_metadata or {},
             ),

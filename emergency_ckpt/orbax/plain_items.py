@@ -217,16 +217,6 @@ def is_of_arrays(args: Any) -> bool:
     return isinstance(args, _ARRAYS)
 
 
-def is_json(args: Any) -> bool:
-    """Return whether the arguments are those of a JSON item."""
-    return isinstance(args, _JSON)
-
-
-def stateful_of(args: Any) -> Any:
-    """Return the iterator inside the arguments, or None."""
-    return as_stateful(getattr(args, "item", args))
-
-
 def orbax_step(
     items: Saved,
     handlers: Mapping[str, str],
