@@ -268,7 +268,7 @@ class _StepWriter:
 def _write_step(
     directory: Any,
     save: Any,
-    state: Any,
+    states: Any,
     writers: Any,
     writes: _ArrayWrites,
     *,
@@ -287,6 +287,7 @@ def _write_step(
     meet("tensors_begun")
     boxes: list[Any] = []
     data = b""
+    (state,) = states.values()
     for shard, each in state.items():
         writes.check()
         part = np.ascontiguousarray(each.view)

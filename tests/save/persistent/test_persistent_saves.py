@@ -34,7 +34,7 @@ from emergency_ckpt.state.tree import StateTree, describe
 from emergency_ckpt.storage.meetings import Meet, meet_nobody
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.types import SaveId, ShardId
+from emergency_ckpt.types import OrbaxStep, SaveId, ShardId
 
 CALLS = Path(__file__).parents[2] / "simulation" / "storage_calls.py"
 LONG_S = 120.0
@@ -55,6 +55,7 @@ class NoTensors(PersistentTier):
         writers: Sequence[int],
         meet: Meet = meet_nobody,
         attempt: str = "",
+        orbax: OrbaxStep | None = None,
     ) -> None:
         (Path(self.directory) / str(save.step)).mkdir(exist_ok=True)
 
