@@ -122,13 +122,16 @@ def late_array(
     return LateArray(leaf.global_shape, dtype_named(leaf.dtype), chunk_bytes, load)
 
 
-def late_tree(
-    step: StepReader, like: epath.Path | None, progress: Callable[[int], None] = lambda _: None
-) -> tuple[Any, bool]:
-    """Return the tree of a step's arrays for Orbax; True when its structure is that of ``like``.
+def late_trees(
+    step: StepReader,
+    like: Mapping[str, epath.Path],
+    progress: Callable[[int], None] = lambda _: None,
+) -> tuple[dict[str, Any], bool]:
+    """Return the trees of a step's arrays by Orbax's items; True when they are like ``like``.
 
-    A step has the paths of leaves alone. Without ``like``, or where it has other leaves, all nodes
-    are dicts. ``progress``: called with the bytes of each leaf that was read.
+    A step has the paths of leaves alone. Without ``like``, or where that has other leaves, all
+    nodes are dicts, in the item ``state`` or the only one of ``like``. ``progress``: called with
+    the bytes of each leaf that was read.
     """
 
     def load(path: str) -> npt.NDArray[Any]:
@@ -140,8 +143,17 @@ def late_tree(
         path: late_array(spec, functools.partial(load, path), _chunk_bytes(step, path))
         for path, spec in step.leaves.items()
     }
-    tree = None if like is None else tree_like(like, values)
-    return (tree_of(values), False) if tree is None else (tree, True)
+    parts = {name: _below(name, values) if len(like) > 1 else values for name in like}
+    trees = {name: tree_like(item, parts[name]) for name, item in like.items()}
+    if trees and None not in trees.values() and sum(map(len, parts.values())) == len(values):
+        return trees, True
+    return {next(iter(like)) if len(like) == 1 else ITEM: tree_of(values)}, False
+
+
+def _below(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values whose paths begin with the name of an item, by the rest of the path."""
+    start = f"{name}/"
+    return {path.removeprefix(start): v for path, v in values.items() if path.startswith(start)}
 
 
 def _chunk_bytes(step: StepReader, path: str) -> int | None:
@@ -152,8 +164,10 @@ def _chunk_bytes(step: StepReader, path: str) -> int | None:
     return max(map(volume, boxes)) * DTYPE_ITEM_BYTES.get(spec.dtype, 1)
 
 
-def write_late_step(folder: epath.Path, tree: Any, metadata: Mapping[str, Any]) -> None:
-    """Write a tree of late arrays as the Orbax step ``folder``. Blocks; call in one process.
+def write_late_step(
+    folder: epath.Path, trees: Mapping[str, Any], metadata: Mapping[str, Any]
+) -> None:
+    """Write trees of late arrays as the items of Orbax's step ``folder``. Blocks; in one process.
 
     ``metadata``: custom metadata of the step. Errors of Orbax and of ``load`` pass through.
     """
@@ -161,10 +175,12 @@ def write_late_step(folder: epath.Path, tree: Any, metadata: Mapping[str, Any]) 
     registry = ocp.type_handlers.create_type_handler_registry(
         (LateArray, _LateArrayHandler()), (jax.Array, of_keys)
     )
-    handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
-    items: dict[str, Any] = {ITEM: handler}
+    items: dict[str, Any] = {
+        name: ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
+        for name in trees
+    }
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**items)) as checkpointer:
-        args = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(tree)})
+        args = ocp.args.Composite(**{n: ocp.args.PyTreeSave(tree) for n, tree in trees.items()})
         checkpointer.save(folder, args=args, custom_metadata=dict(metadata))
 
 

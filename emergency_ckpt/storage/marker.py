@@ -15,8 +15,11 @@ from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.storage.signed_file import SignedFile
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
-ITEM = "default"
-"""The name that Orbax's manager gives to the item of a step with the arrays."""
+ITEM = "state"
+"""The name of a step's item with the arrays, where no other was given; that of Orbax's v1."""
+
+_UNNAMED = ("default",)
+"""The items of steps whose markers name none."""
 
 OURS = "emergency_ckpt"
 """A key in the custom metadata of a step: this package wrote it, and its marker comes last."""
@@ -36,14 +39,15 @@ class TensorsId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
       metadata: of ``_CHECKPOINT_METADATA`` of the step.
-      manifest: of ``manifest.ocdbt`` of the item.
+      manifest: of ``manifest.ocdbt`` of the item; of several, of all that there are, in the order
+        of their names.
     """
 
     metadata: str
     manifest: str
 
 
-class StepMarker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StepMarker(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """``marker.json``: the proof that a persistent step is complete, and its description.
 
     Attributes:
@@ -52,6 +56,7 @@ class StepMarker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       leaves: every leaf of the state; zero-size arrays are only here, as Orbax cannot hold them.
       checksums: SHA-256 (hex) of ``checksums.json``.
       tensors: identity of the step's tensors.
+      items: names of Orbax's items with the arrays; of several each has the leaves below its name.
     """
 
     save: SaveId
@@ -60,6 +65,7 @@ class StepMarker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     leaves: tuple[LeafSpec, ...]
     checksums: str
     tensors: TensorsId
+    items: tuple[str, ...] = _UNNAMED
 
 
 _FILE = SignedFile("marker", StepMarker, limit_bytes=MAX_MARKER_BYTES)
@@ -113,6 +119,7 @@ def build_marker(
     checksums: bytes,
     tensors: TensorsId,
     signing: StepSigning = NO_SIGNING,
+    items: tuple[str, ...] = (ITEM,),
 ) -> bytes:
     """Return the bytes of ``marker.json``, signed when ``signing`` has a key.
 
@@ -126,6 +133,7 @@ def build_marker(
         leaves=tuple(leaves),
         checksums=hashlib.sha256(checksums).hexdigest(),
         tensors=tensors,
+        items=_UNNAMED if items == _UNNAMED else items,  # left out if it is the very default
     )
     return _FILE.encode(marker, signing)
 
@@ -143,9 +151,15 @@ def check_marker(
         check_save(marker.save)
     except CorruptData as error:
         raise CorruptData("decode", target, error.problem, actual=error.actual) from error
-    if marker.save.step != step or len(marker.empty) != len(marker.digests):
+    names_items = all(map(is_item_name, marker.items))
+    if marker.save.step != step or len(marker.empty) != len(marker.digests) or not names_items:
         raise CorruptData("decode", target, "the marker contradicts itself")
     return marker, doubt
+
+
+def is_item_name(name: str) -> bool:
+    """Return whether an item may have this name: it is a folder below the step, never hidden."""
+    return bool(name) and "/" not in name and not name.startswith(".")
 
 
 class _VersionOnly(msgspec.Struct, frozen=True):

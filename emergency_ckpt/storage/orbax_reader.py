@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -173,14 +173,31 @@ def describe_plain(
       FileNotFoundError: no such item, or none with arrays. Errors of Orbax pass through.
     """
     names = _items_with_arrays(folder, item)
+    return describe_items(folder, names, lambda name, _: describe_item(folder / name))
+
+
+def describe_items(
+    folder: epath.Path,
+    names: Sequence[str],
+    describe: Callable[[str, str], Mapping[str, StoredLeaf]],
+) -> tuple[epath.Path, dict[str, StoredLeaf]]:
+    """Return the folder of the items called ``names`` and their leaves by path. Blocks.
+
+    The leaves of several are below the names of their items, and TensorStore reads them.
+
+    Args:
+      describe: returns the leaves of an item; its second argument is what the paths of the state
+        have before those of the item.
+    """
     if len(names) == 1:
-        only = folder / names[0] if names[0] else folder
-        return only, describe_item(only)
+        return folder / names[0] if names[0] else folder, dict(describe(names[0], ""))
     leaves: dict[str, StoredLeaf] = {}
     for name in names:
-        for path, (spec, array) in describe_item(folder / name).items():
+        for path, (spec, array) in describe(name, f"{name}/").items():
             below = msgspec.structs.replace(spec, path=f"{name}/{path}" if path else name)
-            leaves[below.path] = StoredLeaf(below, msgspec.structs.replace(array, item=name))
+            leaves[below.path] = StoredLeaf(
+                below, msgspec.structs.replace(array, item=name, plain=False)
+            )
     return folder, leaves
 
 
