@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import metadata
 from typing import TYPE_CHECKING
+
+from emergency_ckpt.faces import face_of
 
 if TYPE_CHECKING:
     from emergency_ckpt.checkpointer import CheckpointerConfig, EmergencyCheckpointer
@@ -22,13 +24,16 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = {
-    "AdaptiveInterval": "emergency_ckpt.core.save.timing",
-    "CheckpointerConfig": "emergency_ckpt.checkpointer",
-    "EmergencyCheckpointer": "emergency_ckpt.checkpointer",
-    "Event": "emergency_ckpt.events",
-    "RestoreReport": "emergency_ckpt.restore.request",
-}
+_find = face_of(
+    __name__,
+    {
+        "AdaptiveInterval": "core.save.timing",
+        "CheckpointerConfig": "checkpointer",
+        "EmergencyCheckpointer": "checkpointer",
+        "Event": "events",
+        "RestoreReport": "restore.request",
+    },
+)
 
 
 def __dir__() -> list[str]:
@@ -36,9 +41,4 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    # On first use: the launcher and the command line import this package without JAX.
-    if name == "__version__":
-        return metadata.version("emergency-ckpt")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return metadata.version("emergency-ckpt") if name == "__version__" else _find(name)

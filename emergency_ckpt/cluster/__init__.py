@@ -23,8 +23,9 @@ known to have passed it; a value that was not sealed by a process of this start 
 Not guaranteed: secrecy or availability of the service itself (see docs/security.md).
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from emergency_ckpt.faces import face_of
 
 if TYPE_CHECKING:
     from emergency_ckpt.cluster.coordination import Coordinator, LocalCoordinator
@@ -45,21 +46,17 @@ __all__ = [
     "Series",
 ]
 
-_HOMES = {
-    "Coordinator": "coordination",
-    "LocalCoordinator": "coordination",
-    "LeftProcesses": "left_processes",
-    "Round": "round",
-    "Rule": "round",
-    "Cell": "round",
-    "Series": "round",
-    "Peers": "peers",
-    "ProcessHoldings": "shard_source",
-}
-
-
-def __getattr__(name: str) -> object:
-    # On first use: some modules of this room are imported by programs that start without JAX.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = face_of(
+    __name__,
+    {
+        "Coordinator": "coordination",
+        "LocalCoordinator": "coordination",
+        "LeftProcesses": "left_processes",
+        "Round": "round",
+        "Rule": "round",
+        "Cell": "round",
+        "Series": "round",
+        "Peers": "peers",
+        "ProcessHoldings": "shard_source",
+    },
+)

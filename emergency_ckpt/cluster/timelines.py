@@ -46,8 +46,7 @@ class Timelines:
 
         Args:
           tier: the tier that records it; None: not recorded.
-          newest_step: the newest step known at the start of the job; -1 without any. It may be
-            raised until the first save, on all processes.
+          newest_step: the newest step known at the start of the job; -1 without any.
           complete: the newest save that any process had on record at the start as complete.
         """
         self._tier = tier
@@ -56,7 +55,7 @@ class Timelines:
         self._bound = None if tier is None else tier.timeline
         self._pending: Timeline | None = None
         self._is_forced = False
-        self.newest_step = newest_step
+        self._newest_step = newest_step
         self.complete = complete
         self._has_begun = False
 
@@ -111,7 +110,7 @@ class Timelines:
             if self._has_begun:
                 return
             self._has_begun = True
-            left = self.newest_step
+            left = self._newest_step
             if self._tier is not None:
                 tensors, _, complete = self._tier.held()
                 saves = [held.save for held in tensors] + ([complete] if complete else [])

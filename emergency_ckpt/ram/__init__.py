@@ -30,8 +30,9 @@ restore compares with the CRC32C of capture time; protection from root or from a
 the same user.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from emergency_ckpt.faces import face_of
 
 if TYPE_CHECKING:
     from emergency_ckpt.ram.manifest import build_contents, contents_digest
@@ -51,20 +52,16 @@ __all__ = [
     "remove_run",
 ]
 
-_HOMES = {
-    "LocalTier": "tier",
-    "ReadOnlyRamdisk": "read_only",
-    "Signer": "signatures",
-    "OtherRuns": "other_runs",
-    "left_runs": "other_runs",
-    "remove_run": "other_runs",
-    "build_contents": "manifest",
-    "contents_digest": "manifest",
-}
-
-
-def __getattr__(name: str) -> object:
-    # On first use: some modules of this room are imported by programs that start without numpy.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = face_of(
+    __name__,
+    {
+        "LocalTier": "tier",
+        "ReadOnlyRamdisk": "read_only",
+        "Signer": "signatures",
+        "OtherRuns": "other_runs",
+        "left_runs": "other_runs",
+        "remove_run": "other_runs",
+        "build_contents": "manifest",
+        "contents_digest": "manifest",
+    },
+)

@@ -38,8 +38,9 @@ decision takes the snapshot and holds it; on "no" (``save.dropped``) it discards
 had passed the step makes the lead longer; each save makes it a little shorter.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from emergency_ckpt.faces import face_of
 
 if TYPE_CHECKING:
     from emergency_ckpt.save.step_agreement import SaveAgreement
@@ -47,16 +48,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Ballot", "Outcome", "SaveAgreement", "Vote"]
 
-_HOMES = {
-    "Vote": "vote",
-    "Ballot": "vote",
-    "Outcome": "vote",
-    "SaveAgreement": "step_agreement",
-}
-
-
-def __getattr__(name: str) -> object:
-    # On first use: some modules of this room are imported by programs that start without JAX.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = face_of(
+    __name__,
+    {
+        "Vote": "vote",
+        "Ballot": "vote",
+        "Outcome": "vote",
+        "SaveAgreement": "step_agreement",
+    },
+)

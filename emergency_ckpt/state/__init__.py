@@ -40,8 +40,9 @@ alive: a write to storage that was given up may still read.
 Not guaranteed: a staging limit when the background thread waits for others.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from emergency_ckpt.faces import face_of
 
 if TYPE_CHECKING:
     from emergency_ckpt.state.dtypes import dtype_named
@@ -59,19 +60,15 @@ __all__ = [
     "dtype_named",
 ]
 
-_HOMES = {
-    "describe": "tree",
-    "StateTree": "tree",
-    "BoxTable": "tree",
-    "SnapshotRecipe": "snapshot",
-    "Snapshot": "staging",
-    "HostShard": "staging",
-    "dtype_named": "dtypes",
-}
-
-
-def __getattr__(name: str) -> object:
-    # On first use: some modules of this room are imported by programs that start without JAX.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = face_of(
+    __name__,
+    {
+        "describe": "tree",
+        "StateTree": "tree",
+        "BoxTable": "tree",
+        "SnapshotRecipe": "snapshot",
+        "Snapshot": "staging",
+        "HostShard": "staging",
+        "dtype_named": "dtypes",
+    },
+)

@@ -29,8 +29,9 @@ Not guaranteed: the bytes of the tensors, which the restore compares with the CR
 time; protection from a process that may write to the directory (docs/security.md).
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from emergency_ckpt.faces import face_of
 
 if TYPE_CHECKING:
     from emergency_ckpt.storage.directory import StorageDirectory
@@ -50,19 +51,15 @@ __all__ = [
     "probe_storage",
 ]
 
-_HOMES = {
-    "PersistentTier": "tier",
-    "StorageDirectory": "directory",
-    "DirectoryWriter": "steps.writer",
-    "StepLog": "log",
-    "LogRead": "log",
-    "StepMarker": "marker",
-    "probe_storage": "probe",
-}
-
-
-def __getattr__(name: str) -> object:
-    # On first use: some modules of this room are imported by programs that start without JAX.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = face_of(
+    __name__,
+    {
+        "PersistentTier": "tier",
+        "StorageDirectory": "directory",
+        "DirectoryWriter": "steps.writer",
+        "StepLog": "log",
+        "LogRead": "log",
+        "StepMarker": "marker",
+        "probe_storage": "probe",
+    },
+)

@@ -67,7 +67,7 @@ def test_plain_loop_with_our_import_restores_from_ram(changed: tuple[Path, JobSp
 def test_v1_loop_restores_a_lost_slice_from_ram() -> None:
     with job_root() as root:
         spec = job(root, JOBS / "orbax_v1_loop.py")
-        train_and_kill(spec, victims=(1,))
+        kill_when_saved(spec, victims=(1,))
         shutil.rmtree(spec.ramdisk(1))
         seen: list[Any] = of(run_life(spec, root, life=1), "loop")
     assert [(each["first"], each["found"]) for each in seen] == [(IN_RAM, IN_RAM)] * 2

@@ -10,13 +10,12 @@ call; rules raise. Every wait must end, and no two processes may end with differ
 from __future__ import annotations
 
 import random
-import sys
 from collections import Counter
 from typing import Any
 
-import install
 import sim
 from scheduler import Process
+from schedules import run_seeds
 from service import Client, Service
 
 TIMEOUT_S = 20.0
@@ -127,13 +126,4 @@ def _fault(number: float, lost: float, unheard: float) -> str:
 
 
 if __name__ == "__main__":
-    install.product()
-    first = int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    total: Counter[str] = Counter()
-    for at in range(first, first + int(sys.argv[1])):
-        try:
-            total += run(at)
-        except AssertionError as error:
-            print(f"seed {at}: {type(error).__name__}: {error}")
-            sys.exit(1)
-    print(dict(sorted(total.items())))
+    run_seeds(run, first=1)

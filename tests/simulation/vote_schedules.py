@@ -11,13 +11,12 @@ only with the ballots of all, every wait ends, and the keys are bounded.
 from __future__ import annotations
 
 import random
-import sys
 from collections import Counter
 from typing import Any
 
-import install
 import sim
 from scheduler import Process
+from schedules import run_seeds
 from service import Client, Service
 
 TIMEOUT_S = 10.0
@@ -130,13 +129,4 @@ def run(seed: int) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    install.product()
-    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    total: Counter[str] = Counter()
-    for at in range(first, first + int(sys.argv[1])):
-        try:
-            total += run(at)
-        except AssertionError as error:
-            print(f"seed {at}: {type(error).__name__}: {error}")
-            sys.exit(1)
-    print(dict(sorted(total.items())))
+    run_seeds(run, first=0)

@@ -33,6 +33,7 @@ from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.config.settings import default_local_dir
 from emergency_ckpt.core.save.save_rules import plain_metrics
 from emergency_ckpt.errors import InvalidState, StateMismatch, StepNotFound
+from emergency_ckpt.restore.request import CompleteSteps
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.state.host_state_codec import as_stateful
 from emergency_ckpt.state.tree import describe
@@ -63,6 +64,14 @@ class _Parts(NamedTuple):
     trees: dict[str, Any]
     others: dict[str, Any]
     unfit: str = ""
+
+
+class _Saved(NamedTuple):
+    """The last save to RAM that this process began. ``kept``: its host state."""
+
+    step: int
+    begun_ns: int
+    kept: Mapping[str, Any]
 
 
 class RamResponse:
@@ -145,10 +154,8 @@ class Checkpointer:
             logger=logger,
         )
         self._ram: EmergencyCheckpointer | None = None
-        self._found: tuple[int, ...] = ()
-        self._found_ns = time.time_ns()
-        self._noted: dict[int, dict[str, Any]] = {}
-        self._noted_ns: dict[int, int] = {}
+        self._found, self._found_ns = CompleteSteps(), time.time_ns()
+        self._saved: _Saved | None = None
         self._is_warned = False
         if jax.process_count() > 1 or local_directory is not None or settings:
             self._ram = self._open_ram(local_directory, given)
@@ -170,8 +177,7 @@ class Checkpointer:
     def _survey(self) -> None:
         """Learn the steps that RAM has, on all processes together. Collective."""
         if self._ram is not None:
-            self._found = self._ram.steps.survey(()).local
-            self._found_ns = time.time_ns()
+            self._found, self._found_ns = self._ram.steps.survey(()), time.time_ns()
 
     # Steps.
 
@@ -199,17 +205,18 @@ class Checkpointer:
         if self._ram is None:
             return None
         saved = self._ram.newest_saved_step
-        return max([*self._found[-1:], *([] if saved is None else [saved])], default=None)
+        return max([*self._found.local[-1:], *([] if saved is None else [saved])], default=None)
 
     def _of_ram(
         self, step: int, metadata: Any = None, kept: Mapping[str, Any] | None = None
     ) -> CheckpointMetadata[Any]:
-        kept = kept or self._noted.get(step) or {}
+        saved = self._saved if self._saved and self._saved.step == step else None
+        kept = kept or (saved.kept if saved else {})
         return CheckpointMetadata[Any](
             step,
             path=self.directory / str(step),
             metadata=metadata,
-            commit_timestamp_nsecs=self._noted_ns.get(step, self._found_ns),
+            commit_timestamp_nsecs=saved.begun_ns if saved else self._found_ns,
             custom_metadata=kept.get("custom_metadata"),
             metrics=kept.get("metrics"),
         )
@@ -296,9 +303,10 @@ class Checkpointer:
             "custom_metadata": custom_metadata,
         }
         saved = ram.save(step=step, state=parts.trees, host_state=host_state, force=force)
-        if saved:
-            self._noted, self._noted_ns = {step: host_state}, {step: time.time_ns()}
-        return RamResponse(ram) if saved else None
+        if not saved:
+            return None
+        self._saved = _Saved(step, time.time_ns(), host_state)
+        return RamResponse(ram)
 
     def cancel(self, step: Any = None) -> None:
         """Cancel a save to storage, and remove what it has of ``step``. As Orbax's."""
@@ -346,11 +354,11 @@ class Checkpointer:
         """Return the step to take from RAM, and the newest in storage; the same on all."""
         steps = [each.step for each in self._storage.checkpoints]
         if wanted is not None:
-            there = wanted if wanted in self._found else None
+            there = wanted if wanted in self._found.local else None
             stored = wanted if wanted in steps else None
             return there, _of_first_process(stored)
         stored = _of_first_process(max(steps, default=None))
-        newest = self._found[-1] if self._found else None
+        newest = max(self._found.local, default=None)
         if newest is None or (stored is not None and stored > newest):
             return None, stored
         return newest, stored
@@ -383,8 +391,8 @@ class Checkpointer:
 
     def _go_on_from_storage(self, ram: EmergencyCheckpointer, step: int | None) -> None:
         """Storage's step is loaded: it continues what RAM has, unless RAM has newer ones."""
-        if step is not None and all(step >= each for each in self._found):
-            ram.go_on_after(ram.steps.survey(()))
+        if step is not None and all(step >= each for each in self._found.local):
+            ram.go_on_after(self._found)
 
     def load_async(self, step: Any = None, abstract_state: Any = None) -> Any:
         """Orbax has no such load yet: NotImplementedError."""
@@ -449,7 +457,7 @@ class Checkpointer:
 
         Return whether anything was removed. Raises as Orbax's, where no tier has the step.
         """
-        was_in_ram = self._remove_from_ram(step) if checkpointable_name is None else False
+        was_in_ram = self._remove_from_ram(step, checkpointable_name)
         return (
             self._storage.delete(
                 step, checkpointable_name=checkpointable_name, missing_ok=missing_ok or was_in_ram
@@ -460,18 +468,22 @@ class Checkpointer:
     def delete_async(
         self, step: Any, *, checkpointable_name: str | None = None, missing_ok: bool = False
     ) -> Any:
-        """Remove ``step`` from RAM, and begin to remove it from storage. Collective."""
-        was_in_ram = self._remove_from_ram(step) if checkpointable_name is None else False
+        """Remove ``step`` from RAM, and begin to remove it from storage. Collective.
+
+        The response tells whether storage had it.
+        """
+        was_in_ram = self._remove_from_ram(step, checkpointable_name)
         return self._storage.delete_async(
             step, checkpointable_name=checkpointable_name, missing_ok=missing_ok or was_in_ram
         )
 
-    def _remove_from_ram(self, step: Any) -> bool:
-        if self._ram is None:
+    def _remove_from_ram(self, step: Any, checkpointable_name: str | None) -> bool:
+        """Remove a whole step; return whether RAM had it. One checkpointable stays there."""
+        if self._ram is None or checkpointable_name is not None:
             return False
         self._ram.wait_until_finished()
         self._survey()
-        if _number(step) not in self._found:
+        if _number(step) not in self._found.local:
             return False
         self._ram.steps.remove(_number(step))
         self._survey()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,7 +13,9 @@ from emergency_ckpt.core.secret.step_signature import step_signing
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.ram.signatures import Signer
 from emergency_ckpt.storage.marker import NO_SIGNING
-from emergency_ckpt.storage.tier import PersistentTier
+
+if TYPE_CHECKING:
+    from emergency_ckpt.storage.tier import PersistentTier
 
 _BUFFER_BYTES = 1 << 30
 
@@ -68,6 +71,9 @@ class Places:
 
     def storage(self, timeout_s: float | None = None) -> PersistentTier:
         """Return the persistent tier of ``directory``; signatures are compared with a secret."""
+        # The launcher names places, and loads no numpy.
+        from emergency_ckpt.storage.tier import PersistentTier  # noqa: PLC0415
+
         signing = NO_SIGNING
         if self.secret is not None:
             secret = RunSecret(self.run_id or "", self.secret, given=True)
