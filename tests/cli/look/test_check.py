@@ -221,7 +221,7 @@ def test_check_of_storage_names_damaged_marker(tmp_path: Path, fault: str) -> No
 
 def damage_a_block(step: Path, at: int) -> None:
     """Damage the largest block of an item where zstd's frame begins, in which it keeps its form."""
-    block = max((step / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
+    block = max(step.rglob("d/*"), key=lambda path: path.stat().st_size)
     data = block.read_bytes()
     block.write_bytes(data[:at] + bytes(8) + data[at + 8 :])
 
