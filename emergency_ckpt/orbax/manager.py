@@ -322,7 +322,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             lambda: OrbaxStep(
                 items=(self._item,),
                 metrics=plain_metrics(metrics),
-                custom_metadata=custom_metadata or {},
+                custom_metadata=plain_metrics(custom_metadata or {}, "custom_metadata"),
             ),
             force=force,
         )

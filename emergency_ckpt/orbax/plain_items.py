@@ -13,6 +13,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.checkpoint_args import get_registered_args_cls
 
+from emergency_ckpt.core.save.save_rules import plain_metrics
 from emergency_ckpt.errors import HostStateError
 from emergency_ckpt.orbax import items as with_state
 from emergency_ckpt.state.host_state_codec import as_stateful
@@ -185,6 +186,8 @@ class HostStateItems:
     def write(self, names: Sequence[str], folder: Path) -> None:
         """Write the files of items below ``folder``, as Orbax's handlers have written them."""
         for name, data in self._files.items():
+            if ".." in Path(name).parts:
+                raise HostStateError("restore", f"file {name!r}", "it is not below the step")
             if name.partition("/")[0] in (*names, STEP_METADATA):
                 path = folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -233,5 +236,5 @@ def orbax_step(
         },
         documents={name: data for name, data in files.items() if name != STEP_METADATA},
         metrics=metrics,
-        custom_metadata=custom_metadata or {},
+        custom_metadata=plain_metrics(custom_metadata or {}, "custom_metadata"),
     )

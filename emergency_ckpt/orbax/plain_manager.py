@@ -17,6 +17,7 @@ from etils import epath
 from orbax.checkpoint.checkpoint_manager import StepAlreadyExistsError
 
 from emergency_ckpt.core.save.save_rules import plain_metrics
+from emergency_ckpt.core.step_names import leaves_by_item
 from emergency_ckpt.errors import DeadlineExceeded, StateMismatch
 from emergency_ckpt.orbax import items as with_state
 from emergency_ckpt.orbax import plain_items, saved_tree
@@ -90,9 +91,9 @@ class CheckpointManager(BothTiersManager):
         super().__init__(local, text, None, (), options=made, logger=logger)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what Orbax's manager has and this class has not."""
-        if name == "_orbax":  # before it is built
-            raise AttributeError(name)
+        """Return the public part of Orbax's manager that this class has not."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._orbax, name)
 
     def save(  # pyright: ignore[reportIncompatibleMethodOverride] - Orbax's own two differ
@@ -384,7 +385,7 @@ class _Restore:
         names = self._in_host_state.array_items
         if names is None:
             names = self._names_in_storage()
-        by_item = {name: leaves if len(names) == 1 else _below(name, leaves) for name in names}
+        by_item = leaves_by_item(names, leaves)
         return {name: self._tree_of(name, found) for name, found in by_item.items()}
 
     def _names_in_storage(self) -> list[str]:
@@ -408,8 +409,3 @@ class _Restore:
             if saved_tree.paths_of(tree) == set(leaves):
                 return tree
         return saved_tree.nested(leaves)
-
-
-def _below(name: str, leaves: Mapping[str, LeafSpec]) -> dict[str, LeafSpec]:
-    start = f"{name}/"
-    return {p.removeprefix(start): leaf for p, leaf in leaves.items() if p.startswith(start)}

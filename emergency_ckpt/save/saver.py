@@ -43,7 +43,7 @@ from emergency_ckpt.background import chain, closing
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.round import leave_together
-from emergency_ckpt.core.save.save_rules import named_metrics, skip_reason
+from emergency_ckpt.core.save.save_rules import check_items, named_metrics, skip_reason
 from emergency_ckpt.errors import (
     CheckpointError,
     DeadlineExceeded,
@@ -130,6 +130,7 @@ class Saver:
         forced = force or preempted
         save = self._saved.identity(step, forced=forced)
         orbax = orbax or OrbaxStep(metrics=plain)
+        check_items(orbax, state)
         request = SaveRequest(save, state, host_state, plain, time.monotonic(), forced, orbax)
         if saves_last:
             self._last_request = request.held()

@@ -21,6 +21,7 @@ from etils import epath
 from emergency_ckpt.core.boxes import volume
 from emergency_ckpt.core.restore.leaves import STORED_AS_UINT8
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
+from emergency_ckpt.core.step_names import leaves_by_item
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.storage.marker import ITEM
@@ -129,9 +130,9 @@ def late_trees(
 ) -> tuple[dict[str, Any], bool]:
     """Return the trees of a step's arrays by Orbax's items; True when they are like ``like``.
 
-    A step has the paths of leaves alone. Without ``like``, or where that has other leaves, all
-    nodes are dicts, in the item ``state`` or the only one of ``like``. ``progress``: called with
-    the bytes of each leaf that was read.
+    A step has the paths of leaves alone. The nodes of an item that has other leaves in ``like`` are
+    dicts; so are all, in the item ``state``, where leaves are in none of ``like``. ``progress``:
+    called with the bytes of each leaf that was read.
     """
 
     def load(path: str) -> npt.NDArray[Any]:
@@ -143,17 +144,12 @@ def late_trees(
         path: late_array(spec, functools.partial(load, path), _chunk_bytes(step, path))
         for path, spec in step.leaves.items()
     }
-    parts = {name: _below(name, values) if len(like) > 1 else values for name in like}
+    parts = leaves_by_item(like, values)
+    if not like or sum(map(len, parts.values())) < len(values):
+        return {ITEM: tree_of(values)}, False
     trees = {name: tree_like(item, parts[name]) for name, item in like.items()}
-    if trees and None not in trees.values() and sum(map(len, parts.values())) == len(values):
-        return trees, True
-    return {next(iter(like)) if len(like) == 1 else ITEM: tree_of(values)}, False
-
-
-def _below(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values whose paths begin with the name of an item, by the rest of the path."""
-    start = f"{name}/"
-    return {path.removeprefix(start): v for path, v in values.items() if path.startswith(start)}
+    unlike = {name: tree_of(parts[name]) for name, tree in trees.items() if tree is None}
+    return trees | unlike, not unlike
 
 
 def _chunk_bytes(step: StepReader, path: str) -> int | None:
@@ -169,12 +165,14 @@ def write_late_step(
 ) -> None:
     """Write trees of late arrays as the items of Orbax's step ``folder``. Blocks; in one process.
 
-    ``metadata``: custom metadata of the step. Errors of Orbax and of ``load`` pass through.
+    An item that is an empty container is left out: Orbax writes none. ``metadata``: custom metadata
+    of the step. Errors of Orbax and of ``load`` pass through.
     """
     of_keys = ocp.type_handlers.get_type_handler(jax.Array)  # which records their implementation
     registry = ocp.type_handlers.create_type_handler_registry(
         (LateArray, _LateArrayHandler()), (jax.Array, of_keys)
     )
+    trees = {n: tree for n, tree in trees.items() if not ocp.utils.is_empty_node(tree)}
     items: dict[str, Any] = {
         name: ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
         for name in trees

@@ -8,9 +8,10 @@ from typing import TypeVar
 
 import msgspec
 
-from emergency_ckpt.core.limits import MAX_MARKER_BYTES
+from emergency_ckpt.core.limits import MAX_ITEMS, MAX_MARKER_BYTES
 from emergency_ckpt.core.save_identity import check_save
 from emergency_ckpt.core.secret.step_signature import StepSigning
+from emergency_ckpt.core.step_names import is_item_name, leaves_by_item
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.storage.signed_file import SignedFile
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
@@ -151,15 +152,19 @@ def check_marker(
         check_save(marker.save)
     except CorruptData as error:
         raise CorruptData("decode", target, error.problem, actual=error.actual) from error
-    names_items = all(map(is_item_name, marker.items))
-    if marker.save.step != step or len(marker.empty) != len(marker.digests) or not names_items:
+    has_items = _has_valid_items(marker)
+    if marker.save.step != step or len(marker.empty) != len(marker.digests) or not has_items:
         raise CorruptData("decode", target, "the marker contradicts itself")
     return marker, doubt
 
 
-def is_item_name(name: str) -> bool:
-    """Return whether an item may have this name: it is a folder below the step, never hidden."""
-    return bool(name) and "/" not in name and not name.startswith(".")
+def _has_valid_items(marker: StepMarker) -> bool:
+    """Return whether the names are those of items, and each array that Orbax stores is in one."""
+    names, stored = set(marker.items), {x.path: x for x in marker.leaves if 0 not in x.global_shape}
+    if len(names) < len(marker.items) or len(names) > MAX_ITEMS:
+        return False
+    in_items = sum(map(len, leaves_by_item(names, stored).values()))
+    return all(map(is_item_name, names)) and in_items == len(stored)
 
 
 class _VersionOnly(msgspec.Struct, frozen=True):

@@ -15,8 +15,5 @@ MANIFEST = "manifest.ocdbt"
 TREE = "_METADATA"
 """The document of an item with arrays: its tree."""
 
-METRICS = "metrics"
-"""The item with the metrics of a step, and its only file."""
-
 ROOT_METADATA = "metadata"
 """The folder beside the steps with what Orbax's manager was given as its metadata."""

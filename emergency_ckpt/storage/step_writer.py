@@ -40,6 +40,7 @@ import orbax.checkpoint as ocp
 import tensorstore
 from etils import epath
 
+from emergency_ckpt.core.step_names import METRICS
 from emergency_ckpt.storage.item import documents
 from emergency_ckpt.storage.item.array_writes import (
     ArrayWrites,
@@ -54,7 +55,6 @@ from emergency_ckpt.storage.meetings import BEGUN, WRITTEN, Meet
 from emergency_ckpt.storage.orbax_names import (
     COMMITTED,
     MANIFEST,
-    METRICS,
     STEP_METADATA,
     TEMPORARY_SUFFIX,
     TREE,

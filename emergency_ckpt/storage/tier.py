@@ -28,6 +28,7 @@ from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.step_log import Entry
+from emergency_ckpt.core.step_names import leaves_by_item
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import (
     CorruptData,
@@ -300,11 +301,11 @@ class PersistentTier:
             if marker is None:
                 return orbax_reader.describe_plain(folder, self._orbax_item)
             # Orbax does not store zero-size arrays.
-            stored = [x.path for x in marker.leaves if 0 not in x.global_shape]
+            stored = {x.path: x for x in marker.leaves if 0 not in x.global_shape}
+            by_item = leaves_by_item(marker.items, stored)
 
-            def describe_one(name: str, below: str) -> dict[str, StoredLeaf]:
-                item = folder / name
-                paths = [path.removeprefix(below) for path in stored if path.startswith(below)]
+            def describe_one(name: str) -> dict[str, StoredLeaf]:
+                item, paths = folder / name, by_item[name]
                 opened = orbax_reader.open_by_name(item, paths, deadline_s) if paths else None
                 return orbax_reader.describe_item(item) if opened is None else opened
 

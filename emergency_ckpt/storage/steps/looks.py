@@ -15,6 +15,7 @@ from absl import logging
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.step_log import Entry
+from emergency_ckpt.core.step_names import is_item_name
 from emergency_ckpt.core.timeline import is_same_save, plain_incarnation
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.storage.directory import StorageDirectory
@@ -27,7 +28,7 @@ from emergency_ckpt.storage.marker import (
     check_marker,
 )
 from emergency_ckpt.storage.orbax_names import MANIFEST, STEP_METADATA
-from emergency_ckpt.storage.steps.folders import ITEMS, StepFolders
+from emergency_ckpt.storage.steps.folders import ITEMS, LOOKS_AT_ONCE, StepFolders
 from emergency_ckpt.types import SaveId
 
 GONE = "its tensors are gone"
@@ -278,7 +279,7 @@ class StepLooks:
         names = (f"{save.step}/{STEP_METADATA}", *_manifests(str(save.step), items))
         deadline_s = self._storage.deadline_s(deadline_s)
         read = functools.partial(self._storage.bytes_of, deadline_s=deadline_s)
-        with ThreadPoolExecutor(len(names), "eckpt-tensors") as pool:
+        with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-tensors") as pool:
             metadata, *manifests = pool.map(read, names)
         writer = (ours_of(metadata) or {}).get("incarnation")
         if writer not in (None, save.incarnation):
@@ -375,7 +376,8 @@ def _together(files: Iterable[bytes | None]) -> bytes | None:
 def items_of(metadata: bytes | None) -> tuple[str, ...]:
     """Return the names of all items of a step of this package, by Orbax's metadata of it."""
     handlers = _fields(metadata).get("item_handlers")
-    return tuple(cast("dict[str, Any]", handlers)) if isinstance(handlers, dict) else ()
+    names = cast("dict[str, Any]", handlers) if isinstance(handlers, dict) else ()
+    return tuple(filter(is_item_name, names))
 
 
 def _fields(metadata: bytes | None) -> dict[str, Any]:
