@@ -23,7 +23,7 @@ from emergency_ckpt.restore.steps import StepCatalog
 from emergency_ckpt.resume import Resume
 from emergency_ckpt.start import check_joined
 from emergency_ckpt.state.tree import PyTree
-from emergency_ckpt.types import TierName
+from emergency_ckpt.types import OrbaxStep, TierName
 
 if TYPE_CHECKING:
     from emergency_ckpt.config.keywords import Settings
@@ -84,6 +84,7 @@ class EmergencyCheckpointer:
         host_state: object = None,
         force: bool = False,
         metrics: Mapping[str, Any] | None = None,
+        orbax: OrbaxStep | None = None,
     ) -> bool:
         """Save ``state`` and ``host_state`` if due at ``step``; return True if a save was started.
 
@@ -104,6 +105,8 @@ class EmergencyCheckpointer:
           force: save in every tier that is on, independent of its policy.
           metrics: JSON values, also numbers of numpy and JAX, kept with a persistent step for
             preservation policies (``BestN``).
+          orbax: what Orbax's readers find in storage besides the arrays, such as the names of its
+            items; equal on all processes. None: one item, and the metrics.
 
         Raises:
           InvalidState: a leaf cannot be saved, the step is no whole number from 0 on, or the
@@ -117,10 +120,14 @@ class EmergencyCheckpointer:
         self._check_running("save")
         step = step_number("save", step)
         if self._progress is None:
-            return self._saver.save(step, state, host_state, force=force, metrics=metrics)
+            return self._saver.save(
+                step, state, host_state, force=force, metrics=metrics, orbax=orbax
+            )
         self._progress.note(step)
         with self._progress.inside("save", self._config.longest_save_wait_s):
-            return self._saver.save(step, state, host_state, force=force, metrics=metrics)
+            return self._saver.save(
+                step, state, host_state, force=force, metrics=metrics, orbax=orbax
+            )
 
     @property
     def heeds_preemption(self) -> bool:

@@ -50,6 +50,8 @@ def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
       checkpoint_period, local_checkpoint_period: steps between saves to the persistent and to the
         local tier; 0 for none.
 
+    Steps are stored as MaxText does, with the state as the item ``items``.
+
     Raises:
       ConfigError: a flag of the wrong type.
     """
@@ -58,6 +60,7 @@ def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
         async_save=values["async_checkpointing"],
         save_every=values["checkpoint_period"],
         local_save_every=values["local_checkpoint_period"],
+        orbax_item="items",
     )
     keep = values["max_num_checkpoints_to_keep"]
     if values["enable_continuous_checkpointing"]:

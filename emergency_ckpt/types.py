@@ -6,7 +6,8 @@ cycles, and a large job's leader has millions of them.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -123,3 +124,22 @@ Requirement = Literal["secret", "signed", "storage", "peers"]
 
 SHARD_ALIGNMENT_BYTES = 64
 """Offsets in a slot are multiples of this: XLA takes 64-byte aligned host memory without a copy."""
+
+
+class OrbaxStep(msgspec.Struct, frozen=True):
+    """A step in storage as readers of Orbax see it, besides its arrays. Equal on all processes.
+
+    Attributes:
+      items: names of the items with the arrays. Several: the state is a dict by them, and each has
+        an item of its own; none: it is empty. None: the tier's ``orbax_item``, else ``state``.
+      handlers: name of Orbax's handler of each further item.
+      documents: bytes of the files of these items, by their path below the step.
+      metrics: JSON values, also stored as Orbax's item ``metrics``; None: there are none.
+      custom_metadata: JSON values for the step's metadata.
+    """
+
+    items: tuple[str, ...] | None = None
+    handlers: Mapping[str, str] = {}
+    documents: Mapping[str, bytes] = {}
+    metrics: Any = None
+    custom_metadata: Mapping[str, Any] = {}

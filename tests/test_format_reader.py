@@ -258,7 +258,7 @@ STORED: dict[str, str] = {
     "host_state/2/checksums.json": "step 2: its checksums.json is damaged",
     "host_state/2/process_00000_of_00001.json": "step 2: process_00000_of_00001.json: the digest",
     "2/_CHECKPOINT_METADATA": "step 2: its _CHECKPOINT_METADATA is damaged",
-    "2/default/manifest.ocdbt": "step 2: its manifest.ocdbt is damaged",
+    "2/state/manifest.ocdbt": "step 2: its manifest.ocdbt is damaged",
     "2": "step 2: gone",
     "host_state/log/newest version": "version 3: ",
 }

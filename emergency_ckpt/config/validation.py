@@ -27,6 +27,7 @@ from emergency_ckpt.core.limits import NAME_PATTERN
 from emergency_ckpt.core.placement.placement_policies import AllButPrimary, Striped
 from emergency_ckpt.core.save.notice_rules import notice_problems
 from emergency_ckpt.core.save.timing import AdaptiveInterval
+from emergency_ckpt.core.step_names import METRICS, is_item_name
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.event_log.log_writer import NO_LOG
 from emergency_ckpt.run_secret import own_secret
@@ -125,7 +126,7 @@ def _nested_problems(directory: str | None, local_dir: str) -> list[str]:
 
 def _item_problems(item: str | None) -> list[str]:
     return _line(
-        item is not None and ("/" in item or item.startswith(".")),
+        item is not None and (item == METRICS or not is_item_name(item)),
         f"orbax_item {item!r} is not the name of an item",
     )
 

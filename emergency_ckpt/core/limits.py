@@ -19,6 +19,8 @@ MAX_INCARNATION_NUMBER: Final = 10**12 - 1
 """Largest number of a life of the job: its name has twelve digits for it."""
 MAX_PROCESSES: Final = 1_000_000
 MAX_LEAVES: Final = 1_000_000
+MAX_ITEMS: Final = 256
+"""Maximum for a step's items with arrays in storage."""
 MAX_SHARDS: Final = 1_000_000
 """Maximum for one process."""
 MAX_DIMENSIONS: Final = 32

@@ -1,11 +1,17 @@
-"""Names of step folders, in the formats that Orbax writes. Pure."""
+"""Names of step folders, in the formats that Orbax writes, and of the items in them. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, TypeVar
 
-from emergency_ckpt.core.limits import MAX_STEP
+from emergency_ckpt.core.limits import MAX_LABEL_CHARS, MAX_STEP
+
+_T = TypeVar("_T")
+
+METRICS: Final = "metrics"
+"""The item with the metrics of a step, and its only file."""
 
 _NAME = re.compile(r"(?:(.+)_)?([0-9]{1,19})")
 """Orbax's standard format: an optional prefix and underscore, then the number, possibly padded."""
@@ -54,3 +60,25 @@ def is_own_name(name: str) -> bool:
 def may_be_unknown_step(name: str) -> bool:
     """Return whether a folder without a step's name may hold a step, and not a step's leftovers."""
     return re.match(r"[0-9]+\.|.*\.orbax-checkpoint-tmp", name) is None
+
+
+def is_item_name(name: str) -> bool:
+    """Return whether an item may have this name: of a folder right below the step, never hidden."""
+    is_one = name.isprintable() and "/" not in name and not name.startswith(".")
+    return is_one and 0 < len(name.encode()) <= MAX_LABEL_CHARS
+
+
+def leaves_by_item(items: Collection[str], leaves: Mapping[str, _T]) -> dict[str, dict[str, _T]]:
+    """Return the leaves of a state by Orbax's items with its arrays, and by their paths in these.
+
+    The only item has the state. Of several each has what is below its name; leaves that are in none
+    are left out.
+    """
+    if len(items) == 1:
+        return {name: dict(leaves) for name in items}
+    found: dict[str, dict[str, _T]] = {name: {} for name in items}
+    for path, leaf in leaves.items():
+        name, _, below = path.partition("/")
+        if name in found:
+            found[name][below] = leaf
+    return found

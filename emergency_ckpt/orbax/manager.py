@@ -20,6 +20,7 @@ from emergency_ckpt.cluster.coordination import jax_hears_notices
 from emergency_ckpt.cluster.preemption import is_good_end
 from emergency_ckpt.cluster.process_placement import replicated_axis
 from emergency_ckpt.config import Config, run_id_of
+from emergency_ckpt.core.save.save_rules import plain_metrics
 from emergency_ckpt.errors import CheckpointError, StepNotFound
 from emergency_ckpt.metrics import CheckpointLog
 from emergency_ckpt.orbax import items
@@ -32,6 +33,7 @@ from emergency_ckpt.orbax.options import (
 from emergency_ckpt.orbax.step_metadata import best_of, step_metadata
 from emergency_ckpt.restore.steps import StepDescription
 from emergency_ckpt.state.tree import BoxTable, PyTree, describe
+from emergency_ckpt.types import OrbaxStep
 
 
 class LatestStep:
@@ -132,6 +134,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         has_orbaxs_slices = (
             global_mesh is None or slice_count(global_mesh, options.replica_axis_index) > 1
         )
+        # As Orbax's: with several slices it gives the state to a manager of one item.
+        self._item = "default" if has_orbaxs_slices else items.STATE
         if has_orbaxs_slices and not local.exists():
             raise FileNotFoundError(f"{local} does not exist: create the local directory first")
         self._config = self._config_of(local, logger)
@@ -315,6 +319,11 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             items.state_of(args),
             lambda: items.host_state_of(args, custom_metadata, metrics),
             metrics,
+            lambda: OrbaxStep(
+                items=(self._item,),
+                metrics=plain_metrics(metrics),
+                custom_metadata=plain_metrics(custom_metadata or {}, "custom_metadata"),
+            ),
             force=force,
         )
 
@@ -324,6 +333,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         state: Any,
         host_state_of: Callable[[], Any],
         metrics: Any,
+        orbax: Callable[[], OrbaxStep],
         *,
         force: bool,
     ) -> bool:
@@ -336,6 +346,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             host_state=host_state_of(),
             force=force,
             metrics=metrics if isinstance(metrics, Mapping) else None,
+            orbax=orbax(),
         )
         if saved:
             self._latest.note_save_started()

@@ -1,181 +1,240 @@
-"""Items of plain Orbax's manager, divided into tensors and host state."""
+"""Items of plain Orbax's manager: arrays, host state, and what Orbax's handlers write."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import jax
+import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint.checkpoint_args import get_registered_args_cls
 
+from emergency_ckpt.core.save.save_rules import plain_metrics
 from emergency_ckpt.errors import HostStateError
 from emergency_ckpt.orbax import items as with_state
 from emergency_ckpt.state.host_state_codec import as_stateful
+from emergency_ckpt.storage.orbax_names import COMMITTED, STEP_METADATA
+from emergency_ckpt.types import OrbaxStep
 
 ONLY = "default"
 """Orbax's name of an unnamed item."""
 
-_TENSORS_SAVE = (ocp.args.PyTreeSave, ocp.args.StandardSave)
-_TENSORS_RESTORE = (ocp.args.PyTreeRestore, ocp.args.StandardRestore)
-_OTHERS = "items"
+_ARRAYS = (
+    *(ocp.args.PyTreeSave, ocp.args.StandardSave),
+    *(ocp.args.PyTreeRestore, ocp.args.StandardRestore),
+)
+_JSON = (ocp.args.JsonSave, ocp.args.JsonRestore)
+_ITEMS, _ARRAY_ITEMS, _FILES = "items", "array_items", "files"
 
 
-class Items(NamedTuple):
-    """The items of one call.
+class Handlers:
+    """The items' handlers that the manager was given, by name.
 
-    Attributes:
-      tensors: trees by the item's name.
-      others: iterators, and the values of JSON items.
-      is_single: one item was given, without a name.
+    Raises:
+      ValueError: of Orbax's manager, for what it does not take together.
     """
 
-    tensors: dict[str, Any]
-    others: dict[str, Any]
-    is_single: bool
+    def __init__(self, checkpointers: Any, item_names: Any, item_handlers: Any) -> None:
+        given: Any = item_handlers if checkpointers is None else checkpointers
+        self.is_named = isinstance(given, Mapping) or (given is None and item_names is not None)
+        if given is not None and not isinstance(given, Mapping):
+            given = {ONLY: given}
+        found = {} if given is None else cast("Mapping[str, Any]", given)
+        self.names = set(found) | set(item_names or ())
+        self._by_name = {name: getattr(each, "handler", each) for name, each in found.items()}
+
+    def check(self, args: Mapping[str, Any]) -> None:
+        """Raise ValueError for an item that has no handler, or one of another kind."""
+        for name, value in args.items():
+            handler = self._by_name.get(name)
+            kinds = () if handler is None else get_registered_args_cls(handler)
+            if (self.names and name not in self.names) or (kinds and not isinstance(value, kinds)):
+                raise ValueError(
+                    f'Item "{name}" with {type(value).__name__} does not match with any registered'
+                    " handler"
+                )
+
+    def args_of(self, name: str, item: Any, more: Any, *, saves: bool) -> Any:
+        """Return the arguments that an item's handler takes, of the older parameters."""
+        if as_stateful(item) is not None:
+            return item
+        handler = self._by_name.get(name)
+        if handler is None and self.names:
+            raise ValueError(f'Unknown key "{name}": it has no checkpointer')
+        kinds = (
+            (ocp.args.PyTreeSave, ocp.args.PyTreeRestore)
+            if handler is None
+            else get_registered_args_cls(handler)
+        )
+        build: Any = kinds[0] if saves else kinds[1]
+        return build(item, **dict(more or {}))
+
+    def files_of(self, args: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, bytes]]:
+        """Return the name of each item's handler, and the files that the handlers write.
+
+        Not collective: this process writes them, in a temporary folder. Errors of Orbax pass.
+        """
+        if not args:
+            return {}, {}
+        alone = ocp.options.MultiprocessingOptions(
+            primary_host=ocp.multihost.process_index(),
+            active_processes={ocp.multihost.process_index()},
+            barrier_sync_key_prefix=f"eckpt_{ocp.multihost.process_index()}",
+        )
+        handlers = {name: self._by_name.get(name) for name in args}
+        composite = ocp.CompositeCheckpointHandler(
+            composite_options=ocp.CompositeOptions(multiprocessing_options=alone),
+            **cast("Any", handlers),
+        )
+        with tempfile.TemporaryDirectory(prefix="eckpt-items-") as temporary:
+            step = Path(temporary) / "step"
+            with ocp.Checkpointer(composite, multiprocessing_options=alone) as checkpointer:
+                checkpointer.save(epath.Path(step), args=ocp.args.Composite(**args))
+            written = [path for path in step.rglob("*") if path.is_file()]
+            files = {str(path.relative_to(step)): path.read_bytes() for path in written}
+        files = {name: data for name, data in files.items() if not name.endswith(COMMITTED)}
+        return dict(json.loads(files[STEP_METADATA])["item_handlers"]), files
+
+
+class Saved(NamedTuple):
+    """The items given to ``save``.
+
+    Attributes:
+      arrays: trees by the item's name.
+      values: iterators, and the values of JSON items, which the host state has.
+      standard: names of those with arrays that StandardSave was given for.
+      handled: arguments of the items that Orbax's handlers write: those of JSON, and all others.
+    """
+
+    arrays: dict[str, Any]
+    values: dict[str, Any]
+    handled: dict[str, Any]
+    standard: list[str]
 
     @property
     def state(self) -> Any:
-        """Return the tensors to save: the tree of the only item with tensors, or a dict of several.
-
-        So a step of one item has the format of plain Orbax.
-        """
-        return next(iter(self.tensors.values())) if len(self.tensors) == 1 else dict(self.tensors)
-
-    def result(self, state: Any, host_state: Mapping[str, Any] | None) -> Any:
-        """Return the result of ``restore``."""
-        found = {next(iter(self.tensors)): state} if len(self.tensors) == 1 else dict(state)
-        if self.others and host_state is not None:
-            found.update({name: host_state[_OTHERS][name] for name in self.others})
-        return found[ONLY] if self.is_single else ocp.args.Composite(**found)
+        """The tensors to save: the tree of the only item with arrays, or a dict of several."""
+        return state_of(self.arrays)
 
 
-def saved(items: object, args: object, checkpointers: object) -> Items:
-    """Return the items given to ``save``, through ``args`` or the older parameters.
+def state_of(arrays: Mapping[str, Any]) -> Any:
+    """Return the state that is saved for items with arrays: of the only one its tree, else a dict.
 
-    Raises:
-      ValueError: neither or both are given, an item is not supported, or none has tensors.
+    Without any it has one array of no elements, which Orbax does not store.
     """
-    named, is_single = _named(items, args, checkpointers)
-    tensors: dict[str, Any] = {}
-    others: dict[str, Any] = {}
-    for name, value in named.items():
-        if isinstance(value, _TENSORS_SAVE):
+    if not arrays:
+        return {"no arrays": np.zeros(0, np.uint8)}
+    return next(iter(arrays.values())) if len(arrays) == 1 else dict(arrays)
+
+
+def saved(args: Mapping[str, Any]) -> Saved:
+    """Return the items of ``save``, by their arguments. ValueError for an unsupported one."""
+    found = Saved({}, {}, {}, [])
+    for name, value in args.items():
+        item = getattr(value, "item", value)
+        if isinstance(value, _ARRAYS):
             with_state.check_casts(value)
-            tensors[name] = cast("Any", value).item
-            continue
-        item = getattr(value, "item", value)
-        if not isinstance(value, ocp.args.JsonSave) and as_stateful(item) is None:
-            raise ValueError(f"item {name!r} of {type(value).__name__} cannot be kept: {_KEPT}")
-        others[name] = item
-    if not tensors:
-        raise ValueError(f"there are no arrays to save: {_KEPT}")
-    return Items(tensors, others, is_single)
-
-
-def wanted(items: object, args: object, restore_kwargs: object, checkpointers: object) -> Items:
-    """Return the items requested from ``restore``: trees to restore into, and values to apply.
-
-    Raises:
-      ValueError: as ``saved``; or a tree is not given, so its shardings are unknown.
-    """
-    named, is_single = _named(items, args, checkpointers, restore_kwargs)
-    tensors: dict[str, Any] = {}
-    others: dict[str, Any] = {}
-    for name, value in named.items():
-        item = getattr(value, "item", value)
-        if value is not None and not isinstance(value, (*_TENSORS_RESTORE, *_TENSORS_SAVE)):
-            if not isinstance(value, ocp.args.JsonRestore) and as_stateful(item) is None:
-                raise ValueError(f"item {name!r} of {type(value).__name__} is not kept: {_KEPT}")
-            others[name] = item
-            continue
-        if item is None:
+            found.arrays[name] = item
+            if isinstance(value, ocp.args.StandardSave):
+                found.standard.append(name)
+        elif as_stateful(item) is not None:
+            found.values[name] = item
+        elif isinstance(value, ocp.args.CheckpointArgs):
+            found.handled[name] = value
+            if isinstance(value, _JSON):
+                found.values[name] = item
+        else:
             raise ValueError(
-                f"item {name!r}: give the state to restore into, such as"
-                " args.StandardRestore(state): its shapes, dtypes and shardings are needed"
+                f"item {name!r} of {type(value).__name__} cannot be kept: give arguments of"
+                " Orbax's, or an iterator with get_state and set_state"
             )
-        with_state.check_transforms(value)
-        tensors[name] = _on_shardings(item, getattr(value, "restore_args", None))
-    if not tensors:
-        raise ValueError("there is no state to restore into among the items")
-    return Items(tensors, others, is_single)
-
-
-_KEPT = "PyTreeSave, StandardSave, JsonSave, and iterators with get_state and set_state are kept"
+    return found
 
 
 def host_state_of(
-    items: Items, custom_metadata: Mapping[str, Any] | None, metrics: Any
+    items: Saved,
+    files: Mapping[str, bytes],
+    custom_metadata: Mapping[str, Any] | None,
+    metrics: Any,
 ) -> dict[str, Any]:
-    """Return the host state of this process: the items without tensors."""
-    return {_OTHERS: dict(items.others), **with_state.metadata_of(custom_metadata, metrics)}
+    """Return the host state of this process: the items without arrays, and the others' names."""
+    return {
+        _ITEMS: dict(items.values),
+        _ARRAY_ITEMS: list(items.arrays),
+        _FILES: dict(files),
+        **with_state.metadata_of(custom_metadata, metrics),
+    }
 
 
-def target_for(items: Items) -> dict[str, Any] | None:
-    """Return the target of the host state; None when only tensors are requested."""
-    return (
-        {_OTHERS: dict(items.others), **with_state.metadata_of(None, None)}
-        if items.others
-        else None
-    )
+class HostStateItems:
+    """The items in the host state of a saved step; none where plain Orbax wrote it."""
+
+    def __init__(self, host_state: Any) -> None:
+        found = cast("dict[str, Any]", host_state) if isinstance(host_state, dict) else {}
+        self.values: dict[str, Any] = found.get(_ITEMS) or {}
+        self.array_items: list[str] | None = found.get(_ARRAY_ITEMS)
+        self._files: dict[str, bytes] = found.get(_FILES) or {}
+        self.names = {*self.values, *(self.array_items or ()), *self._handled()}
+
+    def _handled(self) -> set[str]:
+        return {name.partition("/")[0] for name in self._files if name != STEP_METADATA}
+
+    def write(self, names: Sequence[str], folder: Path) -> None:
+        """Write the files of items below ``folder``, as Orbax's handlers have written them."""
+        for name, data in self._files.items():
+            if ".." in Path(name).parts:
+                raise HostStateError("restore", f"file {name!r}", "it is not below the step")
+            if name.partition("/")[0] in (*names, STEP_METADATA):
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
 
 
-def check_restored(items: Items, host_state: Mapping[str, Any], step: int) -> None:
-    """Raise HostStateError when a requested item was not saved with ``step``."""
-    missing = sorted(set(items.others) - set(host_state[_OTHERS]))
+def target_for(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the host state to restore in place, for some of its items."""
+    return {
+        _ITEMS: dict(values),
+        _ARRAY_ITEMS: [],
+        _FILES: {},
+        **with_state.metadata_of(None, None),
+    }
+
+
+def values_in(target: Mapping[str, Any], names: Sequence[str], step: int) -> dict[str, Any]:
+    """Return the restored values. HostStateError when one was not saved with ``step``."""
+    found = cast("Mapping[str, Any]", target[_ITEMS])
+    missing = sorted(set(names) - set(found))
     if missing:
         raise HostStateError(
-            "restore",
-            f"items {missing} of step {step}",
-            "none were saved",
-            hint="do not ask for them",
+            "restore", f"items {missing} of step {step}", "none were saved", hint="do not ask"
         )
+    return {name: found[name] for name in names}
 
 
-def _named(
-    items: object, args: object, checkpointers: object, restore_kwargs: object = None
-) -> tuple[dict[str, Any], bool]:
-    """Return the arguments by item, and True when the only one has no name."""
-    if items is not None and args is not None:
-        raise ValueError("give items or args, not both")
-    if args is not None:
-        if isinstance(args, ocp.args.Composite):
-            return dict(cast("Mapping[str, Any]", args).items()), False
-        return {ONLY: args}, True
-    if isinstance(checkpointers, Mapping):
-        kinds = cast("Mapping[str, Any]", checkpointers)
-        given = dict(cast("Mapping[str, Any]", items or {}))
-        more = cast("Mapping[str, Any]", restore_kwargs or {})
-        unknown = sorted(set(given) - set(kinds))
-        if unknown:
-            raise ValueError(f"items {unknown} have no checkpointer")
-        return {n: _as_args(item, kinds[n], more.get(n)) for n, item in given.items()}, False
-    if items is None:
-        raise ValueError("give the state, as items or in args")
-    return {ONLY: _as_args(items, checkpointers, restore_kwargs)}, True
+def is_of_arrays(args: Any) -> bool:
+    """Return whether the arguments are those of an item with arrays."""
+    return isinstance(args, _ARRAYS)
 
 
-def _as_args(item: Any, checkpointer: object, restore_kwargs: object) -> Any:
-    """Return the arguments that a checkpointer of this kind makes of an item."""
-    handler = getattr(checkpointer, "handler", checkpointer)
-    if isinstance(handler, ocp.JsonCheckpointHandler):
-        return ocp.args.JsonSave(item) if restore_kwargs is None else ocp.args.JsonRestore(item)
-    if as_stateful(item) is not None:
-        return item
-    restore_args = cast("Mapping[str, Any]", restore_kwargs or {}).get("restore_args")
-    return ocp.args.PyTreeRestore(item, restore_args) if restore_args else ocp.args.PyTreeSave(item)
-
-
-def _on_shardings(item: Any, restore_args: Any) -> Any:
-    """Return ``item`` with the shardings of ``restore_args``."""
-    if restore_args is None:
-        return item
-
-    def place(leaf: Any, args: Any) -> Any:
-        sharding, dtype = getattr(args, "sharding", None), getattr(args, "dtype", None)
-        if dtype is not None and hasattr(leaf, "dtype") and dtype != leaf.dtype:
-            raise ValueError("restore_args with another dtype are not supported: cast the result")
-        if not isinstance(sharding, jax.sharding.Sharding) or not hasattr(leaf, "shape"):
-            return leaf
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-    return jax.tree.map(place, item, restore_args)
+def orbax_step(
+    items: Saved,
+    handlers: Mapping[str, str],
+    files: Mapping[str, bytes],
+    custom_metadata: Mapping[str, Any] | None,
+    metrics: Any,
+) -> OrbaxStep:
+    """Return what Orbax's readers find of a step besides its arrays."""
+    return OrbaxStep(
+        items=tuple(items.arrays),
+        handlers={
+            **dict.fromkeys(items.standard, ocp.StandardCheckpointHandler.typestr()),
+            **handlers,
+        },
+        documents={name: data for name, data in files.items() if name != STEP_METADATA},
+        metrics=metrics,
+        custom_metadata=plain_metrics(custom_metadata or {}, "custom_metadata"),
+    )

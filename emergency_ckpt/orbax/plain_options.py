@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import orbax.checkpoint as ocp
@@ -92,6 +92,25 @@ def both_tiers(options: ocp.CheckpointManagerOptions) -> BothTiers:
         best_mode=cast("Any", options.best_mode),
         settings={"replica_axis": None, **off, **getattr(options, "settings", {})},
     )
+
+
+def without_saves(options: ocp.CheckpointManagerOptions) -> ocp.CheckpointManagerOptions:
+    """Return Orbax's options for a manager that saves and removes no step."""
+    names = [each.name for each in dataclasses.fields(ocp.CheckpointManagerOptions) if each.init]
+    given: dict[str, Any] = {name: getattr(options, name) for name in names}
+    none = ("should_save_fn", "preservation_policy", "max_to_keep", "keep_time_interval")
+    given |= dict.fromkeys((*none, "keep_period"))
+    given |= {"save_decision_policy": _Never(), "cleanup_tmp_directories": False}
+    given["lightweight_initialize"] = True
+    return ocp.CheckpointManagerOptions(**given)
+
+
+class _Never:
+    """A save decision policy."""
+
+    def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: Any) -> bool:
+        del step, previous_steps, context
+        return False
 
 
 def _check(options: ocp.CheckpointManagerOptions) -> None:

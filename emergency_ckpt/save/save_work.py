@@ -39,7 +39,7 @@ from emergency_ckpt.state.host_state import Payload
 from emergency_ckpt.state.snapshot import DeviceCopies, SnapshotRecipe, StateStructure
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import PyTree, StateTree, check_values, describe
-from emergency_ckpt.types import LOCAL, PERSISTENT, LeafSpec, SaveId, ShardId, TierName
+from emergency_ckpt.types import LOCAL, PERSISTENT, LeafSpec, OrbaxStep, SaveId, ShardId, TierName
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +104,7 @@ class SaveRequest:
 
     Attributes:
       must_exist: the step is wanted whatever the policies say; a tier that has it keeps it.
+      orbax: what Orbax's readers find in storage besides the arrays.
       limit_s: how long a save may wait for the one before it; None: as the tier's setting says.
       both: both tiers are to save it, so that they share what leaves the devices.
       shared: what the local save shares, until the persistent save takes it.
@@ -115,6 +116,7 @@ class SaveRequest:
     metrics: Mapping[str, Any] | None
     begun_s: float
     must_exist: bool = False
+    orbax: OrbaxStep = OrbaxStep()  # noqa: RUF009 - immutable
     limit_s: float | None = None
     both: bool = False
     shared: SlotCapture | None = None
@@ -318,6 +320,7 @@ class SaveWork:
             topology=placement.topology,
             writers=placement.writers,
             metrics=request.metrics,
+            orbax=request.orbax,
             keeps=self._saved.restored,
         )
         publishes = self._parts.process[0] == placement.writers[0]

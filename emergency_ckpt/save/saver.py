@@ -43,7 +43,7 @@ from emergency_ckpt.background import chain, closing
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.round import leave_together
-from emergency_ckpt.core.save.save_rules import named_metrics, skip_reason
+from emergency_ckpt.core.save.save_rules import check_items, named_metrics, skip_reason
 from emergency_ckpt.errors import (
     CheckpointError,
     DeadlineExceeded,
@@ -63,7 +63,7 @@ from emergency_ckpt.save.schedule import DueSaves, TierSchedule
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import PyTree, StateTree
 from emergency_ckpt.storage.calls import release_workers
-from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
+from emergency_ckpt.types import LOCAL, PERSISTENT, OrbaxStep, SaveId, TierName
 
 _STOP_TIMEOUT_S = 30.0
 _INSPECTION_S = 1.0
@@ -115,6 +115,7 @@ class Saver:
         *,
         force: bool = False,
         metrics: Mapping[str, Any] | None = None,
+        orbax: OrbaxStep | None = None,
     ) -> bool:
         """As ``EmergencyCheckpointer.save``."""
         reached = self._parts.watch.reached(step)
@@ -128,7 +129,9 @@ class Saver:
         plain = None if metrics is None else named_metrics(metrics)
         forced = force or preempted
         save = self._saved.identity(step, forced=forced)
-        request = SaveRequest(save, state, host_state, plain, time.monotonic(), forced)
+        orbax = orbax or OrbaxStep(metrics=plain)
+        check_items(orbax, state)
+        request = SaveRequest(save, state, host_state, plain, time.monotonic(), forced, orbax)
         if saves_last:
             self._last_request = request.held()
         if not due and not preempted:

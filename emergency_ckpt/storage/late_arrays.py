@@ -21,6 +21,7 @@ from etils import epath
 from emergency_ckpt.core.boxes import volume
 from emergency_ckpt.core.restore.leaves import STORED_AS_UINT8
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
+from emergency_ckpt.core.step_names import leaves_by_item
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.storage.marker import ITEM
@@ -122,13 +123,16 @@ def late_array(
     return LateArray(leaf.global_shape, dtype_named(leaf.dtype), chunk_bytes, load)
 
 
-def late_tree(
-    step: StepReader, like: epath.Path | None, progress: Callable[[int], None] = lambda _: None
-) -> tuple[Any, bool]:
-    """Return the tree of a step's arrays for Orbax; True when its structure is that of ``like``.
+def late_trees(
+    step: StepReader,
+    like: Mapping[str, epath.Path],
+    progress: Callable[[int], None] = lambda _: None,
+) -> tuple[dict[str, Any], bool]:
+    """Return the trees of a step's arrays by Orbax's items; True when they are like ``like``.
 
-    A step has the paths of leaves alone. Without ``like``, or where it has other leaves, all nodes
-    are dicts. ``progress``: called with the bytes of each leaf that was read.
+    A step has the paths of leaves alone. The nodes of an item that has other leaves in ``like`` are
+    dicts; so are all, in the item ``state``, where leaves are in none of ``like``. ``progress``:
+    called with the bytes of each leaf that was read.
     """
 
     def load(path: str) -> npt.NDArray[Any]:
@@ -140,8 +144,12 @@ def late_tree(
         path: late_array(spec, functools.partial(load, path), _chunk_bytes(step, path))
         for path, spec in step.leaves.items()
     }
-    tree = None if like is None else tree_like(like, values)
-    return (tree_of(values), False) if tree is None else (tree, True)
+    parts = leaves_by_item(like, values)
+    if not like or sum(map(len, parts.values())) < len(values):
+        return {ITEM: tree_of(values)}, False
+    trees = {name: tree_like(item, parts[name]) for name, item in like.items()}
+    unlike = {name: tree_of(parts[name]) for name, tree in trees.items() if tree is None}
+    return trees | unlike, not unlike
 
 
 def _chunk_bytes(step: StepReader, path: str) -> int | None:
@@ -152,19 +160,25 @@ def _chunk_bytes(step: StepReader, path: str) -> int | None:
     return max(map(volume, boxes)) * DTYPE_ITEM_BYTES.get(spec.dtype, 1)
 
 
-def write_late_step(folder: epath.Path, tree: Any, metadata: Mapping[str, Any]) -> None:
-    """Write a tree of late arrays as the Orbax step ``folder``. Blocks; call in one process.
+def write_late_step(
+    folder: epath.Path, trees: Mapping[str, Any], metadata: Mapping[str, Any]
+) -> None:
+    """Write trees of late arrays as the items of Orbax's step ``folder``. Blocks; in one process.
 
-    ``metadata``: custom metadata of the step. Errors of Orbax and of ``load`` pass through.
+    An item that is an empty container is left out: Orbax writes none. ``metadata``: custom metadata
+    of the step. Errors of Orbax and of ``load`` pass through.
     """
     of_keys = ocp.type_handlers.get_type_handler(jax.Array)  # which records their implementation
     registry = ocp.type_handlers.create_type_handler_registry(
         (LateArray, _LateArrayHandler()), (jax.Array, of_keys)
     )
-    handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
-    items: dict[str, Any] = {ITEM: handler}
+    trees = {n: tree for n, tree in trees.items() if not ocp.utils.is_empty_node(tree)}
+    items: dict[str, Any] = {
+        name: ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
+        for name in trees
+    }
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**items)) as checkpointer:
-        args = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(tree)})
+        args = ocp.args.Composite(**{n: ocp.args.PyTreeSave(tree) for n, tree in trees.items()})
         checkpointer.save(folder, args=args, custom_metadata=dict(metadata))
 
 

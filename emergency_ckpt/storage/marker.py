@@ -8,15 +8,19 @@ from typing import TypeVar
 
 import msgspec
 
-from emergency_ckpt.core.limits import MAX_MARKER_BYTES
+from emergency_ckpt.core.limits import MAX_ITEMS, MAX_MARKER_BYTES
 from emergency_ckpt.core.save_identity import check_save
 from emergency_ckpt.core.secret.step_signature import StepSigning
+from emergency_ckpt.core.step_names import is_item_name, leaves_by_item
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.storage.signed_file import SignedFile
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
-ITEM = "default"
-"""The name that Orbax's manager gives to the item of a step with the arrays."""
+ITEM = "state"
+"""The name of a step's item with the arrays, where no other was given; that of Orbax's v1."""
+
+_UNNAMED = ("default",)
+"""The items of steps whose markers name none."""
 
 OURS = "emergency_ckpt"
 """A key in the custom metadata of a step: this package wrote it, and its marker comes last."""
@@ -36,14 +40,15 @@ class TensorsId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
       metadata: of ``_CHECKPOINT_METADATA`` of the step.
-      manifest: of ``manifest.ocdbt`` of the item.
+      manifest: of ``manifest.ocdbt`` of the item; of several, of all that there are, in the order
+        of their names.
     """
 
     metadata: str
     manifest: str
 
 
-class StepMarker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StepMarker(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """``marker.json``: the proof that a persistent step is complete, and its description.
 
     Attributes:
@@ -52,6 +57,7 @@ class StepMarker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       leaves: every leaf of the state; zero-size arrays are only here, as Orbax cannot hold them.
       checksums: SHA-256 (hex) of ``checksums.json``.
       tensors: identity of the step's tensors.
+      items: names of Orbax's items with the arrays; of several each has the leaves below its name.
     """
 
     save: SaveId
@@ -60,6 +66,7 @@ class StepMarker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     leaves: tuple[LeafSpec, ...]
     checksums: str
     tensors: TensorsId
+    items: tuple[str, ...] = _UNNAMED
 
 
 _FILE = SignedFile("marker", StepMarker, limit_bytes=MAX_MARKER_BYTES)
@@ -113,6 +120,7 @@ def build_marker(
     checksums: bytes,
     tensors: TensorsId,
     signing: StepSigning = NO_SIGNING,
+    items: tuple[str, ...] = (ITEM,),
 ) -> bytes:
     """Return the bytes of ``marker.json``, signed when ``signing`` has a key.
 
@@ -126,6 +134,7 @@ def build_marker(
         leaves=tuple(leaves),
         checksums=hashlib.sha256(checksums).hexdigest(),
         tensors=tensors,
+        items=_UNNAMED if items == _UNNAMED else items,  # left out if it is the very default
     )
     return _FILE.encode(marker, signing)
 
@@ -143,9 +152,19 @@ def check_marker(
         check_save(marker.save)
     except CorruptData as error:
         raise CorruptData("decode", target, error.problem, actual=error.actual) from error
-    if marker.save.step != step or len(marker.empty) != len(marker.digests):
+    has_items = _has_valid_items(marker)
+    if marker.save.step != step or len(marker.empty) != len(marker.digests) or not has_items:
         raise CorruptData("decode", target, "the marker contradicts itself")
     return marker, doubt
+
+
+def _has_valid_items(marker: StepMarker) -> bool:
+    """Return whether the names are those of items, and each array that Orbax stores is in one."""
+    names, stored = set(marker.items), {x.path: x for x in marker.leaves if 0 not in x.global_shape}
+    if len(names) < len(marker.items) or len(names) > MAX_ITEMS:
+        return False
+    in_items = sum(map(len, leaves_by_item(names, stored).values()))
+    return all(map(is_item_name, names)) and in_items == len(stored)
 
 
 class _VersionOnly(msgspec.Struct, frozen=True):

@@ -14,3 +14,6 @@ MANIFEST = "manifest.ocdbt"
 
 TREE = "_METADATA"
 """The document of an item with arrays: its tree."""
+
+ROOT_METADATA = "metadata"
+"""The folder beside the steps with what Orbax's manager was given as its metadata."""

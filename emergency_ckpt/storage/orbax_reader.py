@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -173,12 +173,24 @@ def describe_plain(
       FileNotFoundError: no such item, or none with arrays. Errors of Orbax pass through.
     """
     names = _items_with_arrays(folder, item)
+    return describe_items(folder, names, lambda name: describe_item(folder / name))
+
+
+def describe_items(
+    folder: epath.Path,
+    names: Sequence[str],
+    describe: Callable[[str], Mapping[str, StoredLeaf]],
+) -> tuple[epath.Path, dict[str, StoredLeaf]]:
+    """Return the folder of the items called ``names`` and their leaves by path. Blocks.
+
+    The leaves of several are below the names of their items.
+    ``describe`` returns those of the item of a name.
+    """
     if len(names) == 1:
-        only = folder / names[0] if names[0] else folder
-        return only, describe_item(only)
+        return folder / names[0] if names[0] else folder, dict(describe(names[0]))
     leaves: dict[str, StoredLeaf] = {}
     for name in names:
-        for path, (spec, array) in describe_item(folder / name).items():
+        for path, (spec, array) in describe(name).items():
             below = msgspec.structs.replace(spec, path=f"{name}/{path}" if path else name)
             leaves[below.path] = StoredLeaf(below, msgspec.structs.replace(array, item=name))
     return folder, leaves
@@ -198,10 +210,10 @@ def _items_with_arrays(folder: epath.Path, item: str | None) -> Sequence[str]:
 
 
 class BoxReader:
-    """Reads boxes of one item. Not thread-safe.
+    """Reads boxes of a step. Not thread-safe.
 
     Args:
-      item: directory of the Orbax item.
+      item: directory of the Orbax item; of several the step's.
       complete: True when every chunk was stored, so a missing one is an error; else a missing one
         has the fill value.
       buffer_bytes: maximum number of bytes requested at once. A larger box is read alone.
@@ -270,14 +282,15 @@ class BoxReader:
 
     def _in_files(self, boxes: Sequence[tuple[ShardId, int]]) -> dict[int, FileBox]:
         """Return the boxes that can be read from the files of the database, by their number."""
-        if not any(self._arrays[shard.leaf].plain for shard, _ in boxes):
-            return {}
-        index = ChunkIndex.open(self._item, self._deadline_s)
-        if index is None:
-            return {}
+        indexes: dict[str, ChunkIndex | None] = {}
         found: dict[int, FileBox] = {}
         for number, (shard, offset) in enumerate(boxes):
-            parts = index.parts_of(shard, self._arrays[shard.leaf])
+            array = self._arrays[shard.leaf]
+            item = self._item_of(array)
+            if array.plain and item not in indexes:
+                indexes[item] = ChunkIndex.open(item, self._deadline_s)
+            index = indexes.get(item)
+            parts = None if index is None else index.parts_of(shard, array)
             if parts is not None:
                 found[number] = FileBox(parts, offset)
         return found
@@ -307,9 +320,11 @@ class BoxReader:
                 )
         return stores
 
+    def _item_of(self, array: StoredArray) -> str:
+        return f"{self._item}/{array.item}" if array.item else self._item
+
     def _spec(self, array: StoredArray) -> dict[str, Any]:
-        item = f"{self._item}/{array.item}" if array.item else self._item
-        spec = _spec(item, array.name, driver=array.driver, ocdbt=array.ocdbt)
+        spec = _spec(self._item_of(array), array.name, driver=array.driver, ocdbt=array.ocdbt)
         return spec | {"fill_missing_data_reads": False} if self._complete else spec
 
 

@@ -1,11 +1,11 @@
 """The write of a step by some processes of the job, as the files that Orbax would write.
 
 1. The first writer creates ``_CHECKPOINT_METADATA``: it has claimed the step's place.
-2. Each writer writes its arrays into a database, and beside it the documents.
+2. Each writer writes its arrays of each item into a database, and beside it the documents.
 3. The first writer merges the databases of the others into that of the item.
-4. It creates the item's manifest, then replaces ``_CHECKPOINT_METADATA``, if it is still that of 1,
-   by one with the time of the commit.
-5. It creates ``commit_success.txt`` of the item, then that of the step. If the place was cleared
+4. It creates the items' manifests, then replaces ``_CHECKPOINT_METADATA``, if it is still that of
+   1, by one with the time of the commit.
+5. It creates ``commit_success.txt`` of each item, then that of the step. If the place was cleared
    between 4 and 5, it removes both.
 
 Each file is created only if it is absent, on a file system too: no file of another writer is
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -40,6 +40,7 @@ import orbax.checkpoint as ocp
 import tensorstore
 from etils import epath
 
+from emergency_ckpt.core.step_names import METRICS
 from emergency_ckpt.storage.item import documents
 from emergency_ckpt.storage.item.array_writes import (
     ArrayWrites,
@@ -49,7 +50,7 @@ from emergency_ckpt.storage.item.array_writes import (
 )
 from emergency_ckpt.storage.item.documents import ItemTree
 from emergency_ckpt.storage.item.objects import StepObjects
-from emergency_ckpt.storage.marker import ITEM, OURS
+from emergency_ckpt.storage.marker import OURS
 from emergency_ckpt.storage.meetings import BEGUN, WRITTEN, Meet
 from emergency_ckpt.storage.orbax_names import (
     COMMITTED,
@@ -58,7 +59,7 @@ from emergency_ckpt.storage.orbax_names import (
     TEMPORARY_SUFFIX,
     TREE,
 )
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import OrbaxStep, SaveId
 
 
 class StepWriter:
@@ -66,7 +67,8 @@ class StepWriter:
 
     Args:
       directory: of the tier.
-      state: as ``item_state`` returns it.
+      states: of each item with arrays by its name, as ``item_state`` returns it.
+      orbax: the rest of what Orbax's readers find.
       writers: the processes that write, the first of which commits.
       meet: meets the other writers.
     """
@@ -75,10 +77,11 @@ class StepWriter:
         self,
         directory: epath.Path,
         save: SaveId,
-        state: Any,
+        states: Mapping[str, Any],
         writers: Sequence[int],
         writes: ArrayWrites,
         *,
+        orbax: OrbaxStep,
         meet: Meet,
     ) -> None:
         self._final = directory / str(save.step)
@@ -86,13 +89,15 @@ class StepWriter:
         suffix = "" if self._in_bucket else TEMPORARY_SUFFIX
         self._folder = directory / f"{save.step}{suffix}"
         self._save = save
-        self._tree = ItemTree(state)
+        self._items = {name: ItemTree(state) for name, state in states.items()}
+        self._orbax = orbax
         self._first, self._others = writers[0], tuple(writers[1:])
         self._writes = writes
         self._meet = meet
         self._objects = StepObjects(str(self._folder))
         self._begun_ns = time.time_ns()
-        self._arrays_document = documents.array_metadata(self._tree.arrays)
+        described = {n: documents.array_metadata(each.arrays) for n, each in self._items.items()}
+        self._arrays_documents = {n: text for n, text in described.items() if text is not None}
 
     def write(self) -> None:
         """Write this process's part; the first writer returns when Orbax counts the step.
@@ -108,35 +113,49 @@ class StepWriter:
             return
         claim = self._claim()
         self._meet(BEGUN)
-        item, apart = UnpublishedDatabase(f"{self._folder}/{ITEM}", self._writes), self._others
+        merged = {n: UnpublishedDatabase(f"{self._folder}/{n}", self._writes) for n in self._items}
+        apart = self._others
         if self._in_bucket:
-            self._write_into(item.store)
+            self._write_into({name: each.store for name, each in merged.items()})
         else:
             self._write_own(process)
             apart = (process, *apart)
         self._meet(WRITTEN)
         self._writes.check()
         self._check_others()
-        item.merge([f"{self._folder}/{self._database_of(each)}" for each in apart])
-        self._commit(claim, _manifest(item, ITEM))
+        manifests: dict[str, bytes] = {}
+        for name, each in merged.items():
+            each.merge([f"{self._folder}/{self._database_of(name, other)}" for other in apart])
+            manifests |= _manifest(each, name)
+        self._commit(claim, manifests)
 
     def _write_own(self, process: int) -> None:
-        """Write the part of this process into a database of its own."""
-        folder = self._database_of(process)
+        """Write the part of this process into databases of its own."""
+        folders = {name: self._database_of(name, process) for name in self._items}
         if not self._in_bucket:
-            spec = published_database_spec(f"{self._folder}/{folder}")
-            self._write_into(self._writes.open(spec, new_context()))
+            opened = {
+                name: self._writes.open(
+                    published_database_spec(f"{self._folder}/{folder}"), new_context()
+                )
+                for name, folder in folders.items()
+            }
+            self._write_into(opened)
             return
-        database = UnpublishedDatabase(f"{self._folder}/{folder}", self._writes)
-        self._write_into(database.store)
+        own = {
+            name: UnpublishedDatabase(f"{self._folder}/{folder}", self._writes)
+            for name, folder in folders.items()
+        }
+        self._write_into({name: each.store for name, each in own.items()})
         self._writes.check()
-        self._objects.write(_manifest(database, folder))
+        for name, each in own.items():
+            self._objects.write(_manifest(each, folders[name]))
 
-    def _write_into(self, database: tensorstore.KvStore) -> None:
-        """Write the arrays of this process into ``database``, and the documents meanwhile."""
-        documents_written = self._objects.begin(self._documents())
+    def _write_into(self, databases: Mapping[str, tensorstore.KvStore]) -> None:
+        """Write this process's arrays into each item's database, and the documents meanwhile."""
+        documents_written = self._objects.begin(dict(self._documents()))
         try:
-            self._writes.write_into(database, self._tree.arrays)
+            for name, database in databases.items():
+                self._writes.write_into(database, self._items[name].arrays)
         except BaseException:
             documents_written.settle()
             raise
@@ -159,7 +178,7 @@ class StepWriter:
         metadata = self._metadata(time.time_ns())
         self._objects.write({STEP_METADATA: metadata}, over={STEP_METADATA: claim})
         commits: dict[str, bytes] = {}
-        for name in (f"{ITEM}/{COMMITTED}", COMMITTED):
+        for name in (*(f"{item}/{COMMITTED}" for item in self._handlers()), COMMITTED):
             self._writes.check()
             text = f"Checkpoint commit was successful by incarnation {self._save.incarnation}"
             commits |= self._objects.write({name: text.encode()})
@@ -170,44 +189,58 @@ class StepWriter:
             self._writes.check()
             self._folder.rename(self._final)
 
-    def _database_of(self, process: int) -> str:
-        return f"{ITEM}/{self._writes.database_of(process)}"
+    def _database_of(self, item: str, process: int) -> str:
+        return f"{item}/{self._writes.database_of(process)}"
 
-    def _documents(self) -> dict[str, bytes]:
+    def _documents(self) -> Iterator[tuple[str, bytes]]:
         process = jax.process_index()
-        found = {_arrays_name(process): self._arrays_document}
-        if process == self._first:
-            found[f"{ITEM}/{TREE}"] = self._tree.document()
-            found[f"{ITEM}/{documents.SHARDINGS}"] = documents.shardings(self._tree.arrays)
-        return {name: text.encode() for name, text in found.items() if text is not None}
+        for item, text in self._arrays_documents.items():
+            yield _arrays_name(item, process), text.encode()
+        if process != self._first:
+            return
+        for item, tree in self._items.items():
+            yield f"{item}/{TREE}", tree.document().encode()
+            shardings = documents.shardings(tree.arrays)
+            if shardings is not None:
+                yield f"{item}/{documents.SHARDINGS}", shardings.encode()
+        yield from self._orbax.documents.items()
+        if self._orbax.metrics is not None:
+            yield f"{METRICS}/{METRICS}", json.dumps(self._orbax.metrics).encode()
 
     def _check_others(self) -> None:
         """Raise CorruptData when another writer divided the arrays in another way."""
-        if self._arrays_document is None:
-            return
-        names = {writer: _arrays_name(writer) for writer in self._others}
-        found = self._objects.read(names.values())
-        for writer, name in names.items():
-            path, written = f"{self._folder}/{name}", found.get(name)
-            documents.check_same_arrays(self._arrays_document, written, path, writer)
+        for item, own in self._arrays_documents.items():
+            names = {writer: _arrays_name(item, writer) for writer in self._others}
+            found = self._objects.read(names.values())
+            for writer, name in names.items():
+                path, written = f"{self._folder}/{name}", found.get(name)
+                documents.check_same_arrays(own, written, path, writer)
+
+    def _handlers(self) -> dict[str, str]:
+        """Return the name of Orbax's handler of each item."""
+        found = dict.fromkeys(self._items, ocp.PyTreeCheckpointHandler.typestr())
+        found |= self._orbax.handlers
+        if self._orbax.metrics is not None:
+            found[METRICS] = ocp.JsonCheckpointHandler.typestr()
+        return found
 
     def _metadata(self, committed_ns: int | None) -> bytes:
         """Return the document of the step, as Orbax's manager writes it."""
         ours = {"run_id": self._save.run_id, "incarnation": self._save.incarnation}
         return json.dumps(
             {
-                "item_handlers": {ITEM: ocp.PyTreeCheckpointHandler.typestr()},
-                "metrics": {},
+                "item_handlers": self._handlers(),
+                "metrics": self._orbax.metrics or {},
                 "performance_metrics": {},
                 "init_timestamp_nsecs": self._begun_ns,
                 "commit_timestamp_nsecs": committed_ns,
-                "custom_metadata": {OURS: ours},
+                "custom_metadata": {**self._orbax.custom_metadata, OURS: ours},
             }
         ).encode()
 
 
-def _arrays_name(process: int) -> str:
-    return f"{ITEM}/{documents.arrays_name(process)}"
+def _arrays_name(item: str, process: int) -> str:
+    return f"{item}/{documents.arrays_name(process)}"
 
 
 def _manifest(database: UnpublishedDatabase, folder: str) -> dict[str, bytes]:

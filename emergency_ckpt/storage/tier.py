@@ -1,7 +1,7 @@
 """The persistent tier: one sharded copy in Orbax's format, with host states and a marker.
 
-``<dir>/<step>/`` is an ordinary Orbax step (item ``default``, StandardSave), written by the
-processes of the primary slice only, or of all slices together. ``<dir>/host_state/<step>/`` has
+``<dir>/<step>/`` is an ordinary Orbax step (item ``state``, or as the caller names it), written by
+the processes of the primary slice only, or of all slices together. ``<dir>/host_state/<step>/`` has
 one JSON document for each process, checksums of the boxes, and ``marker.json``. A step counts from
 the version of ``<dir>/host_state/log/`` that lists it; FORMAT.md specifies these.
 
@@ -28,6 +28,7 @@ from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.step_log import Entry
+from emergency_ckpt.core.step_names import leaves_by_item
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import (
     CorruptData,
@@ -56,7 +57,7 @@ from emergency_ckpt.storage.steps.looks import FoundStep
 from emergency_ckpt.storage.steps.stored import StoredSteps
 from emergency_ckpt.storage.steps.writer import DirectoryWriter, delete_step, remove_tensors
 from emergency_ckpt.tier import StepReader
-from emergency_ckpt.types import PERSISTENT, LeafSpec, SaveId, ShardId, TierName
+from emergency_ckpt.types import PERSISTENT, LeafSpec, OrbaxStep, SaveId, ShardId, TierName
 
 # JAX, Orbax and TensorStore are imported where arrays are described, read or written: a list of
 # steps, and a restart from RAM, need none of them.
@@ -73,7 +74,7 @@ class StoredStep(NamedTuple):
     """The description of a stored step.
 
     Attributes:
-      item: directory of the Orbax item with the arrays.
+      item: directory of the Orbax item with the arrays; of several the step's.
       marker: None for a step that plain Orbax wrote.
       leaves: the arrays by path, from Orbax's metadata.
       crcs: CRC32C at capture time of the saved boxes.
@@ -100,7 +101,8 @@ class PersistentTier:
     was only slow or overloaded, or CorruptData.
 
     Args:
-      orbax_item: the item with the arrays in steps of plain Orbax; None: see ``describe_plain``.
+      orbax_item: the name of the item with the arrays: in the steps that are written (None:
+        ``state``), and in those of plain Orbax (None: see ``describe_plain``).
       buffer_bytes: maximum number of bytes that a process transfers to or from storage at once.
       compression: of the arrays that are written; steps of either kind are read.
       signing: the key for markers, and the rule for unsigned ones.
@@ -130,7 +132,7 @@ class PersistentTier:
         self._orbax_item = orbax_item
         self._compression: StorageCompression = compression
         self._signing = signing
-        self._written = ""  # the database that this process wrote last, on a file system
+        self._written: list[str] = []  # its last databases on a file system
         self.writer: DirectoryWriter | None = None
 
     def with_timeout(self, timeout_s: float) -> PersistentTier:
@@ -207,20 +209,20 @@ class PersistentTier:
     def _publish(
         self, step: StepReader, documents: Mapping[int, bytes], life: str, chain: Timeline | None
     ) -> None:
-        from emergency_ckpt.storage.late_arrays import late_tree, write_late_step  # noqa: PLC0415
+        from emergency_ckpt.storage.late_arrays import late_trees, write_late_step  # noqa: PLC0415
 
         save, writer = step.save, self._own_writer()
         writer.begin(life)
         writer.make_room(save.step, "it is written anew, from another tier")
         for owner, data in documents.items():
             self.write_document(save.step, owner, len(documents), data)
-        tree, _ = late_tree(step, self.newest_item())
+        trees, _ = late_trees(step, self.newest_items())
         ours = {"run_id": save.run_id, "incarnation": save.incarnation}
         folder = self._directory / str(save.step)
         self.storage.do(
             "save",
             f"/{save.step}",
-            lambda: write_late_step(folder, tree, {OURS: ours}),
+            lambda: write_late_step(folder, trees, {OURS: ours}),
             repeat=False,
             changes=save.step,
         )
@@ -232,18 +234,20 @@ class PersistentTier:
             owner: (hashlib.sha256(data).hexdigest(), decode(data).empty)
             for owner, data in documents.items()
         }
-        writer.publish(self.finish(save, described, tuple(step.leaves.values()), crcs), chain)
+        leaves, items = tuple(step.leaves.values()), OrbaxStep(items=tuple(trees))
+        writer.publish(self.finish(save, described, leaves, crcs, orbax=items), chain)
         writer.settle()
 
-    def newest_item(self) -> epath.Path | None:
-        """Return the item of the newest step of this package, for the structure of the state."""
+    def newest_items(self) -> dict[str, epath.Path]:
+        """Return the items of the newest step of this package, for the structure of the state."""
         view = self.found.view()
         for each in reversed(view.steps):
             (found,) = self.found.look_at(view, [each])
             # One that cannot be read, perhaps since another writes it, is of no use for that.
             if isinstance(found, FoundStep) and found.marker is not None:
-                return self._directory / found.place.tensors / ITEM
-        return None
+                folder = self._directory / found.place.tensors
+                return {name: folder / name for name in found.marker.items}
+        return {}
 
     def remove(self, step: int, life: str) -> None:
         """Remove ``step`` where this process has the ``writer``; do nothing elsewhere."""
@@ -296,11 +300,16 @@ class PersistentTier:
             folder = self._directory / place.tensors
             if marker is None:
                 return orbax_reader.describe_plain(folder, self._orbax_item)
-            item = folder / ITEM
             # Orbax does not store zero-size arrays.
-            stored = [x.path for x in marker.leaves if 0 not in x.global_shape]
-            opened = orbax_reader.open_by_name(item, stored, deadline_s) if stored else None
-            return item, orbax_reader.describe_item(item) if opened is None else opened
+            stored = {x.path: x for x in marker.leaves if 0 not in x.global_shape}
+            by_item = leaves_by_item(marker.items, stored)
+
+            def describe_one(name: str) -> dict[str, StoredLeaf]:
+                item, paths = folder / name, by_item[name]
+                opened = orbax_reader.open_by_name(item, paths, deadline_s) if paths else None
+                return orbax_reader.describe_item(item) if opened is None else opened
+
+            return orbax_reader.describe_items(folder, marker.items, describe_one)
 
         item, leaves = self.storage.do("describe", f"/{place.tensors}", describe, deadline_s)
         return str(item), leaves
@@ -412,6 +421,7 @@ class PersistentTier:
         writers: Sequence[int],
         meet: Meet = meet_nobody,
         attempt: str = "",
+        orbax: OrbaxStep = OrbaxStep(),  # noqa: B008 - immutable
     ) -> None:
         """Write the state of ``shards`` as Orbax's step. Collective over ``writers``; blocks.
 
@@ -427,7 +437,8 @@ class PersistentTier:
         from emergency_ckpt.storage.step_writer import StepWriter  # noqa: PLC0415
 
         deadline_s, me = self.storage.deadline_s(None), jax.process_index()
-        state = item_state(tree, shards, writers)
+        state, items = item_state(tree, shards, writers), self._items_of(orbax)
+        states = {items[0]: state} if len(items) == 1 else {name: state[name] for name in items}
         writes = ArrayWrites(
             attempt=attempt or new_attempt(),
             creates=me == writers[0],
@@ -437,11 +448,14 @@ class PersistentTier:
 
         def write() -> None:
             if not self.storage.is_object_store:
-                release_pages(self._written)
+                for written in self._written:
+                    release_pages(written)
                 database = writes.database_of(me)
-                self._written = f"{self._directory}/{save.step}/{ITEM}/{database}"
+                self._written = [f"{self._directory}/{save.step}/{n}/{database}" for n in items]
             try:
-                StepWriter(self._directory, save, state, writers, writes, meet=meet).write()
+                StepWriter(
+                    self._directory, save, states, writers, writes, orbax=orbax, meet=meet
+                ).write()
                 self.storage.forget_listings()
             finally:
                 if writes.is_cancelled and me == writers[0]:
@@ -455,6 +469,9 @@ class PersistentTier:
             # A cancelled write must not reach a step that is saved again.
             writes.cancel()
             raise
+
+    def _items_of(self, orbax: OrbaxStep) -> tuple[str, ...]:
+        return (self._orbax_item or ITEM,) if orbax.items is None else orbax.items
 
     def _withdraw(self, step: int) -> None:
         """Remove tensors that were written after the cancellation of their save.
@@ -492,16 +509,18 @@ class PersistentTier:
         leaves: Sequence[LeafSpec],
         crcs: Mapping[ShardId, int],
         metrics: Mapping[str, Any] | None = None,
+        orbax: OrbaxStep = OrbaxStep(),  # noqa: B008 - immutable
     ) -> Entry:
         """Write the checksums, then the marker; return the entry that makes the step count.
 
         PersistentTierError when another save has written the step meanwhile.
         ``documents``: (SHA-256 in hex, is empty) of every process's host state, by process index.
         """
-        tensors = self.found.looks.tensors_id(save)
+        items = self._items_of(orbax)
+        tensors = self.found.looks.tensors_id(save, items)
         checksums = encode_checksums(leaves, crcs)
         self._put_new(save.step, CHECKSUMS_NAME, checksums)
-        marker = build_marker(save, documents, leaves, checksums, tensors, self._signing)
+        marker = build_marker(save, documents, leaves, checksums, tensors, self._signing, items)
         self._put_new(save.step, MARKER_NAME, marker)
         return Entry(
             step=save.step,

@@ -41,7 +41,7 @@ def _spoil_marker(world: World) -> None:
 
 
 def _spoil_tensors(world: World) -> None:
-    shutil.rmtree(world.persistent / "4" / "default")
+    shutil.rmtree(world.persistent / "4" / "state")
 
 
 def test_what_a_restore_went_back_behind_is_not_missed_later(world: World) -> None:

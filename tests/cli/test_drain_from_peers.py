@@ -87,8 +87,8 @@ def test_drain_fetches_what_only_peers_have(
     assert [note.partition(" ")[0] for note in found["notes"]] == ["127.0.0.1:1:"]
     assert tree_of(*quarters) == before  # nothing is copied to a ramdisk
     with ocp.CheckpointManager(tmp_path / "dir") as manager:
-        stored = manager.restore(5, args=ocp.args.StandardRestore())
-    assert stored["w"].tobytes() == W.tobytes()
+        stored = manager.restore(5, args=ocp.args.Composite(state=ocp.args.StandardRestore()))
+    assert stored.state["w"].tobytes() == W.tobytes()
 
 
 def test_drain_takes_a_peers_copy_for_a_damaged_one(
@@ -117,8 +117,8 @@ def test_drain_takes_a_peers_copy_for_a_damaged_one(
     assert (found["step"], found["is_written"]) == (5, True)
     assert any(str(slot) in note for note in found["notes"])
     with ocp.CheckpointManager(tmp_path / "dir") as manager:
-        stored = manager.restore(5, args=ocp.args.StandardRestore())
-    assert stored["w"].tobytes() == W.tobytes()
+        stored = manager.restore(5, args=ocp.args.Composite(state=ocp.args.StandardRestore()))
+    assert stored.state["w"].tobytes() == W.tobytes()
 
 
 class _Trainer(ReadOnlyRamdisk):

@@ -68,8 +68,8 @@ def drained(
     words = ["--dir", str(directory), "--local-dir", str(hosts.own), "--run-id", RUN_ID]
     assert eckpt_here("export", "--drain", "--json", *words, "--peers", address) == 0
     with ocp.CheckpointManager(directory) as manager:
-        stored = manager.restore(None, args=ocp.args.StandardRestore())
-    assert stored["w"].tobytes() == W.tobytes()
+        stored = manager.restore(None, args=ocp.args.Composite(state=ocp.args.StandardRestore()))
+    assert stored.state["w"].tobytes() == W.tobytes()
     return json.loads(capsys.readouterr().out)
 
 

@@ -56,7 +56,7 @@ def orbax_restore(directory: Path, step: int, like: Any = None) -> Any:
     args = ocp.args.StandardRestore() if like is None else ocp.args.StandardRestore(like)
     with ocp.CheckpointManager(directory) as manager:
         assert manager.all_steps() == [step]
-        return manager.restore(step, args=args)
+        return manager.restore(step, args=ocp.args.Composite(state=args)).state
 
 
 def test_export_of_both_tiers_is_restored_by_plain_orbax(
@@ -100,8 +100,9 @@ for target, args in (
     (live, ocp.args.StandardRestore(live)),
     (live, ocp.args.PyTreeRestore(live, restore_args=on_devices)),
 ):
+    args = None if args is None else ocp.args.Composite(state=args)
     with ocp.CheckpointManager(sys.argv[1]) as manager:
-        found = manager.restore(7, args=args)
+        found = manager.restore(7, args=args).state
     assert np.asarray(found["w"]).tobytes() == np.arange(32, dtype=np.float32).tobytes()
     assert np.array_equal(found["host"], [0, 1, 2])
     assert found["step"] == 7

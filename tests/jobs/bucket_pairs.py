@@ -23,11 +23,11 @@ RUN = "gs://bucket/{}"
 LOST = {
     "host state": FaultRule(kind="lose_reply", target="*/process_*.json", count=1),
     "claim": FaultRule(kind="lose_reply", target="*/_CHECKPOINT_METADATA", count=1),
-    "data": FaultRule(kind="lose_reply", target="*/default/d/*", count=1),
-    "tree": FaultRule(kind="lose_reply", target="*/default/_METADATA", count=1),
-    "manifest": FaultRule(kind="lose_reply", target="*/default/manifest.ocdbt", count=1),
+    "data": FaultRule(kind="lose_reply", target="*/state/d/*", count=1),
+    "tree": FaultRule(kind="lose_reply", target="*/state/_METADATA", count=1),
+    "manifest": FaultRule(kind="lose_reply", target="*/state/manifest.ocdbt", count=1),
     "metadata": FaultRule(kind="lose_reply", target="*/_CHECKPOINT_METADATA", skip=1, count=1),
-    "item": FaultRule(kind="lose_reply", target="*/default/commit_success.txt", count=1),
+    "item": FaultRule(kind="lose_reply", target="*/state/commit_success.txt", count=1),
     "step": FaultRule(kind="lose_reply", target=f"*/{STEP}/commit_success.txt", count=1),
     "checksums": FaultRule(kind="lose_reply", target="*/checksums.json", count=1),
     "marker": FaultRule(kind="lose_reply", target="*/marker.json", count=1),
@@ -37,12 +37,12 @@ LOST = {
 """Replies that get lost, by what was written. Only of requests that change something."""
 
 PAUSES = {
-    "data": FaultRule(kind="trickle", bytes_per_s=1, target="*/default/d/*", count=1),
-    "manifest": FaultRule(kind="trickle", bytes_per_s=1, target="*/default/manifest.*", count=1),
+    "data": FaultRule(kind="trickle", bytes_per_s=1, target="*/state/d/*", count=1),
+    "manifest": FaultRule(kind="trickle", bytes_per_s=1, target="*/state/manifest.*", count=1),
     "metadata": FaultRule(
         kind="trickle", bytes_per_s=1, target="*/_CHECKPOINT_METADATA", skip=1, count=1
     ),
-    "item": FaultRule(kind="trickle", bytes_per_s=1, target="*/default/commit_*", count=1),
+    "item": FaultRule(kind="trickle", bytes_per_s=1, target="*/state/commit_*", count=1),
     "step": FaultRule(kind="trickle", bytes_per_s=1, target=f"*/{STEP}/commit_*", count=1),
 }
 """Uploads that stand still, by what is written."""

@@ -23,7 +23,7 @@ from emergency_ckpt.storage.steps.writer import delete_step
 from emergency_ckpt.types import SaveId
 
 RUN = "gs://bucket/run"
-DATA, MANIFEST = "*/default/d/*", "*/default/manifest.ocdbt"
+DATA, MANIFEST = "*/state/d/*", "*/state/manifest.ocdbt"
 ROWS = 256
 LARGE_FILES = 2
 WAIT_S = 120.0
@@ -67,7 +67,7 @@ def is_complete(step: int, state: dict[str, Any]) -> bool:
     """Return whether plain Orbax finds the step, with these values."""
     if step not in ocp.utils.checkpoint_steps(RUN):
         return False
-    found = ocp.StandardCheckpointer().restore(f"{RUN}/{step}/default")
+    found = ocp.StandardCheckpointer().restore(f"{RUN}/{step}/state")
     return all(np.array_equal(found[name], value) for name, value in state.items())
 
 
@@ -108,7 +108,7 @@ def requests_for(gcs: GcsControl, step: int, state: dict[str, Any]) -> dict[str,
 
 def written(gcs: GcsControl, folder: str) -> dict[str, Any]:
     """What a step consists of, without what differs from save to save."""
-    prefix = f"{folder}/default/"
+    prefix = f"{folder}/state/"
     names = [name.removeprefix(f"{folder}/") for name in gcs.object_names("bucket", f"{folder}/")]
     base = {"driver": "gcs", "bucket": "bucket", "path": prefix}
     store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
@@ -135,11 +135,11 @@ def beside_orbax(gcs: GcsControl) -> dict[str, Any]:
     state = state_of(0)
     write(0, state)
     with ocp.Checkpointer(
-        ocp.CompositeCheckpointHandler(default=ocp.PyTreeCheckpointHandler(use_compression=False))
+        ocp.CompositeCheckpointHandler(state=ocp.PyTreeCheckpointHandler(use_compression=False))
     ) as checkpointer:
         checkpointer.save(
             "gs://bucket/orbax/0",
-            args=ocp.args.Composite(default=ocp.args.PyTreeSave(state)),
+            args=ocp.args.Composite(state=ocp.args.PyTreeSave(state)),
             custom_metadata={"emergency_ckpt": {"run_id": "run", "incarnation": "life"}},
         )
     return {"ours": written(gcs, "run/0"), "orbax": written(gcs, "orbax/0")}

@@ -21,7 +21,7 @@ from emergency_ckpt.storage.item.array_writes import ArrayWrites
 WAIT_S = 120.0
 STEP, LATER, LAST = 2, (3, 5, 7, 9), 10
 VALUES = 4 << 20
-DATA = f"bucket/run/{STEP}/default/*d/*"
+DATA = f"bucket/run/{STEP}/state/*d/*"
 
 
 def state_of(step: int) -> dict[str, Any]:

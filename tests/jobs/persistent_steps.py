@@ -54,7 +54,7 @@ def fill(
         for step in steps:
             manager.save(
                 step,
-                args=ocp.args.StandardSave({"w": np.full(4, step)}),
+                args=ocp.args.Composite(state=ocp.args.StandardSave({"w": np.full(4, step)})),
                 custom_metadata={OURS: {"run_id": RUN_ID, "incarnation": incarnation}},
             )
     writer = writer_of(tier)

@@ -35,14 +35,15 @@ def right(state: dict[str, object]) -> bool:
 
 # Orbax asks for a target where the devices are not those of the save.
 device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-item = epath.Path(DIRECTORY) / str(STEP) / "default"
+item = epath.Path(DIRECTORY) / str(STEP) / "state"
 checkpointer = ocp.StandardCheckpointer()
 metadata = checkpointer.metadata(item).item_metadata.tree
 target = jax.tree.map(lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype, sharding=device), metadata)
 by_checkpointer = checkpointer.restore(item, target)
 with ocp.CheckpointManager(DIRECTORY) as manager:
     steps = list(manager.all_steps())
-    by_manager = manager.restore(STEP, args=ocp.args.StandardRestore(target))
+    args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
+    by_manager = manager.restore(STEP, args=args).state
 print(
     json.dumps(
         {

@@ -43,7 +43,7 @@ def look(run: str = RUN) -> dict[str, Any]:
     tier = tier_of(run)
     with ocp.CheckpointManager(f"gs://bucket/{run}") as manager:
         listed = list(manager.all_steps())
-    item = ocp.utils.is_checkpoint_finalized(f"gs://bucket/{run}/{REMOVED}/default")
+    item = ocp.utils.is_checkpoint_finalized(f"gs://bucket/{run}/{REMOVED}/state")
     return {
         "ours": [found.step for found in tier.found.resolved(tier.found.view())],
         "whole": complete_steps(tier),

@@ -27,7 +27,7 @@ def train_and_rot(world: JobProcess, name: str) -> None:
     train(world, name, range(1, 11), **settings)
     lose(world, name, 0, 1)
     if world.process == 0:
-        item = f"file://{settings['dir']}/10/default/"
+        item = f"file://{settings['dir']}/10/state/"
         store = {"driver": "ocdbt", "base": item, "path": "embed/"}
         array = tensorstore.open({"driver": "zarr", "kvstore": store}, open=True).result()
         array[31, 15].write(1.5).result()

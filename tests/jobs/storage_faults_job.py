@@ -39,9 +39,9 @@ SAVE_FAULTS: dict[str, tuple[FaultRule, ...]] = {
         FaultRule(kind="lose_reply", operation="objects.insert", target="*/10/*", count=2),
         FaultRule(kind="lose_reply", operation="uploads.chunk", target="*/10/*", count=2),
     ),
-    "down": (FaultRule(kind="status", status_code=503, target="*/10/default/*"),),
-    "stalled": (FaultRule(kind="delay", delay_s=600, method="POST", target="*/10/default/*"),),
-    "denied": (FaultRule(kind="status", status_code=403, target="*/10/default/*"),),
+    "down": (FaultRule(kind="status", status_code=503, target="*/10/state/*"),),
+    "stalled": (FaultRule(kind="delay", delay_s=600, method="POST", target="*/10/state/*"),),
+    "denied": (FaultRule(kind="status", status_code=403, target="*/10/state/*"),),
     "beside_denied": (FaultRule(kind="status", status_code=403, target="*/host_state/10/*"),),
     "marker_denied": (
         FaultRule(kind="status", status_code=403, method="POST", target="*/10/marker.json"),
@@ -56,7 +56,7 @@ SAVE_FAULTS: dict[str, tuple[FaultRule, ...]] = {
             kind="status",
             status_code=412,
             operation="objects.insert",
-            target="*/10/default/*/d/*",
+            target="*/10/state/*/d/*",
             count=1,
         ),
     ),
@@ -70,15 +70,15 @@ RESTORE_FAULTS: dict[str, tuple[FaultRule, ...]] = {
     "slow": (FaultRule(kind="delay", delay_s=0.2, method="GET"),),
     "data_down": (
         FaultRule(
-            kind="status", status_code=503, operation="objects.media", target="*/10/default/*d/*"
+            kind="status", status_code=503, operation="objects.media", target="*/10/state/*d/*"
         ),
     ),
     "stalled": (
-        FaultRule(kind="delay", delay_s=600, operation="objects.media", target="*/10/default/*d/*"),
+        FaultRule(kind="delay", delay_s=600, operation="objects.media", target="*/10/state/*d/*"),
     ),
     "trickling": (
         FaultRule(
-            kind="trickle", bytes_per_s=5, operation="objects.media", target="*/10/default/*d/*"
+            kind="trickle", bytes_per_s=5, operation="objects.media", target="*/10/state/*d/*"
         ),
     ),
     "denied": (FaultRule(kind="status", status_code=403),),
@@ -90,7 +90,7 @@ HANGS = {
     name: FaultRule(kind="trickle", bytes_per_s=1, **matched)
     for name, matched in {
         "everything": {},
-        "arrays": {"method": "POST", "target": "*/default/*"},
+        "arrays": {"method": "POST", "target": "*/state/*"},
         "marker": {"method": "POST", "target": "*/marker.json"},
         "log": {"target": "*/log/*"},
         "removal": {"method": "DELETE"},
@@ -266,7 +266,7 @@ def restore_under(world: JobProcess, faults: list[str]) -> Any:
         arm(world, RESTORE_FAULTS[fault])
         results[fault] = restore_from(world, name)
     arm(world, ())
-    for missing in ("10/default/manifest.ocdbt", "host_state/10/marker.json"):
+    for missing in ("10/state/manifest.ocdbt", "host_state/10/marker.json"):
         world.meet()
         if world.process == 0:
             control().delete_object("bucket", f"{name}/{missing}")

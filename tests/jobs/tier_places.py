@@ -63,7 +63,7 @@ class StoragePlace:
 
     def damage(self, step: int) -> None:
         folder = epath.Path(self._directory) / str(step)
-        patterns = ("default/d/*", "default/*/d/*")
+        patterns = ("state/d/*", "state/*/d/*")
         files = [path for each in patterns for path in folder.glob(each) if path.is_file()]
         path = max(files, key=lambda each: len(each.read_bytes()))
         data = bytearray(path.read_bytes())

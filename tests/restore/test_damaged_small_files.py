@@ -126,7 +126,7 @@ def test_restore_of_the_only_step_unreadable_is_no_fresh_start(world: World, dam
         pytest.raises(Unrecoverable, match=r"host_state/2/marker\.json cannot be used \(.*remove"),
     ):
         ckpt.restore(state=world.state(0))
-    assert (world.persistent / "2" / "default").exists()
+    assert (world.persistent / "2" / "state").exists()
     (rejected,) = [e.fields for e in world.events if e.name == "restore.rejected"]
     assert (rejected["step"], rejected["tier"]) == (2, "persistent")
 
@@ -151,7 +151,7 @@ def test_restore_of_an_older_step_names_the_unreadable_newer(world: World, has_l
         assert ckpt.latest_step() == 4
     (kept,) = world.persistent.glob("4.rolled-back-*")
     assert ("unreadable" in kept.name) != has_log  # the log knows whose it is
-    assert (kept / "default").exists()  # never overwritten, nor removed
+    assert (kept / "state").exists()  # never overwritten, nor removed
     world.lose_ram()
     with world.open_both() as ckpt:
         assert ckpt.restore(state=world.state(0))[0] == 4

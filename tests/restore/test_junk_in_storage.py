@@ -33,7 +33,7 @@ def _empty(directory: Path, number: int) -> None:
 
 
 def _strange(directory: Path, number: int) -> None:
-    (directory / str(number) / "default").mkdir(parents=True)
+    (directory / str(number) / "state").mkdir(parents=True)
     (directory / str(number) / "notes.txt").write_text("not a step")
 
 

@@ -164,7 +164,7 @@ def test_damaged_newest_step_does_not_count_for_retention(world: World) -> None:
     """The good one that is saved after it must not go in its place."""
     persist(world, 2, 4)
     world.lose_ram()
-    for path in (world.persistent / "4" / "default").rglob("d/*"):
+    for path in (world.persistent / "4" / "state").rglob("d/*"):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with world.open_both(**STORAGE, keep_last_n=1) as ckpt:
         assert ckpt.restore(state=world.state(0))[0] == 2

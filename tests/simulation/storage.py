@@ -30,7 +30,7 @@ from emergency_ckpt import _native as native
 
 MANIFEST = "manifest.ocdbt"
 METADATA = "_CHECKPOINT_METADATA"
-ITEM = "default"
+ITEM = "state"
 
 _NUMBERED = re.compile(r"/host_state/(run|log)/\d{12}\.json$")
 _READS = ("exists", "isdir", "listdir", "glob", "stat")
@@ -268,7 +268,7 @@ class _StepWriter:
 def _write_step(
     directory: Any,
     save: Any,
-    state: Any,
+    states: Any,
     writers: Any,
     writes: _ArrayWrites,
     *,
@@ -287,6 +287,7 @@ def _write_step(
     meet("tensors_begun")
     boxes: list[Any] = []
     data = b""
+    (state,) = states.values()
     for shard, each in state.items():
         writes.check()
         part = np.ascontiguousarray(each.view)

@@ -32,7 +32,7 @@ class NoStorage:
         pass
 
     def write_tensors(
-        self, save: Any, tree: Any, shards: Any, writers: Any, meet: Any, attempt: str
+        self, save: Any, tree: Any, shards: Any, writers: Any, meet: Any, attempt: str, orbax: Any
     ) -> None:
         meet("tensors_begun")
         meet("tensors_written")

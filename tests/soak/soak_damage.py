@@ -208,7 +208,7 @@ def storage_foreign(rest: Rest, fault: Fault, *, markers: bool = False) -> str:
     assert rest.store is not None
     if not markers and fault.numbers[2] < 0.3:
         number = int(fault.numbers[3] * 1e6)
-        name = f"{number}/{fault.pick(4, ('x', '_METADATA', 'default/manifest.ocdbt'))}"
+        name = f"{number}/{fault.pick(4, ('x', '_METADATA', 'state/manifest.ocdbt'))}"
         if isinstance(rest.store, DirectoryStore):
             (rest.store.root / name).parent.mkdir(parents=True, exist_ok=True)
     return _write(rest, name, fault.pick(3, _FOREIGN))

@@ -148,7 +148,7 @@ def stored(root: Path, step: int) -> DirectoryStore:
     }
     files = {
         f"{step}/_CHECKPOINT_METADATA": b"{}",
-        f"{step}/default/manifest.ocdbt": b"x",
+        f"{step}/state/manifest.ocdbt": b"x",
         f"host_state/{step}/marker.json": sealed("marker", marker),
         f"host_state/{step}/checksums.json": checksums,
         f"host_state/{step}/process_00000_of_00001.json": state.encode(),

@@ -54,16 +54,16 @@ def written_by_us(directory: Path, state: Any, compression: Any) -> Path:
     tier = PersistentTier(str(directory), compression=compression)
     tier.create()
     tier.write_tensors(SaveId(1, "life", "run"), tree, shards, (0,))
-    return directory / "1" / "default"
+    return directory / "1" / "state"
 
 
 def written_by_orbax(directory: Path, state: Any, compression: Any) -> Path:
     handler = ocp.PyTreeCheckpointHandler(use_compression=compression == "zstd")
-    items: dict[str, Any] = {"default": handler}
+    items: dict[str, Any] = {"state": handler}
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**items)) as checkpointer:
-        args = ocp.args.Composite(default=ocp.args.PyTreeSave(state))
+        args = ocp.args.Composite(state=ocp.args.PyTreeSave(state))
         checkpointer.save(directory / "1", args=args)
-    return directory / "1" / "default"
+    return directory / "1" / "state"
 
 
 def database(item: Path) -> dict[bytes, bytes]:

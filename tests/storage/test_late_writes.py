@@ -47,7 +47,8 @@ def test_commit_after_its_save_was_given_up_is_in_no_other(
     assert value_of(tier, STEP) == 2
     assert value_of(tier, 2) == 7
     with ocp.CheckpointManager(tmp_path / "run") as manager:
-        stored = manager.restore(STEP, args=ocp.args.StandardRestore())
+        args = ocp.args.Composite(state=ocp.args.StandardRestore())
+        stored = manager.restore(STEP, args=args).state
     assert stored["w"].tolist() == [2] * 4
 
 
@@ -61,14 +62,14 @@ def test_folder_of_another_attempt_stays_as_it_is(
 
     def clear_and_begin() -> None:
         shutil.rmtree(folder)
-        (folder / "default").mkdir(parents=True)
+        (folder / "state").mkdir(parents=True)
         (folder / "_CHECKPOINT_METADATA").write_text("another's")
 
     at_merge(monkeypatch, clear_and_begin)
     with pytest.raises(PersistentTierError, match="by another process meanwhile"):
         save_over(tier, STEP, 1, life(1))
     left = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-    assert left == ["_CHECKPOINT_METADATA", "default"]
+    assert left == ["_CHECKPOINT_METADATA", "state"]
     assert value_of(tier, 2) == 7
 
 

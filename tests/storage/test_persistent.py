@@ -33,8 +33,14 @@ from emergency_ckpt.state import BoxTable, describe, host_state
 from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.state.materialize import materialize
 from emergency_ckpt.storage import PersistentTier, StepMarker
-from emergency_ckpt.storage.marker import TensorsId, build_marker, check_marker, encode_checksums
-from emergency_ckpt.types import SaveId, ShardId
+from emergency_ckpt.storage.marker import (
+    NO_SIGNING,
+    TensorsId,
+    build_marker,
+    check_marker,
+    encode_checksums,
+)
+from emergency_ckpt.types import LeafSpec, OrbaxStep, SaveId, ShardId
 
 STORABLE = (
     *("bool", "int4", "int8", "uint8", "int16", "uint16", "int32", "uint32"),
@@ -176,8 +182,8 @@ import numpy as np
 directory, step = sys.argv[1], int(sys.argv[2])
 with ocp.CheckpointManager(directory) as manager:
     assert manager.all_steps() == [step], manager.all_steps()
-    managed = manager.restore(step)
-alone = ocp.StandardCheckpointer().restore(f"{directory}/{step}/default")
+    managed = manager.restore(step).state
+alone = ocp.StandardCheckpointer().restore(f"{directory}/{step}/state")
 found = []
 for state in (managed, alone):
     w = np.asarray(state["params"]["bfloat16"])
@@ -290,7 +296,7 @@ def test_steps_with_unreadable_marker_names_the_problem(
         tier.find(4)
     next_life(tier)
     assert steps(tier) == [2]
-    assert [path for path in directory.glob("4*") if (path / "default").is_dir()]
+    assert [path for path in directory.glob("4*") if (path / "state").is_dir()]
 
 
 def test_step_that_lost_its_host_states_has_tensors_only(
@@ -439,6 +445,10 @@ EXAMPLE_LIFE = "000000000006-5e9d5e9d5e9d5e9d"
 EXAMPLE_TENSORS = TensorsId(metadata="a1" * 32, manifest="b2" * 32)
 
 
+OLD = OrbaxStep(items=("default",))
+"""The item of steps that were written before callers could name it."""
+
+
 def write_example(directory: Path) -> bytes:
     """The worked example of FORMAT.md; returns its marker, but that its tensors are fixed ones."""
     save = SaveId(step=40, incarnation=EXAMPLE_LIFE, run_id="demo")
@@ -446,18 +456,19 @@ def write_example(directory: Path) -> bytes:
     tree, shards = on_host(state)
     tier = PersistentTier(str(directory))
     tier.create()
-    tier.write_tensors(save, tree, shards, (0,))
+    tier.write_tensors(save, tree, shards, (0,), orbax=OLD)
     documents: dict[int, tuple[str, bool]] = {}
     for owner, host in enumerate([{"position": 160}, None]):
         data = host_state.encode(save, owner, 2, host_state.capture(host))
         tier.write_document(40, owner, 2, data)
         documents[owner] = (hashlib.sha256(data).hexdigest(), host is None)
     leaves = [leaf.spec for leaf in tree.leaves]
-    entry = tier.finish(save, documents, leaves, {})
+    entry = tier.finish(save, documents, leaves, {}, orbax=OLD)
     writer = writer_of(tier, "demo")
     writer.hold(EXAMPLE_LIFE)
     writer.publish(entry, None)
-    return build_marker(save, documents, leaves, encode_checksums(leaves, {}), EXAMPLE_TENSORS)
+    checksums = encode_checksums(leaves, {})
+    return build_marker(save, documents, leaves, checksums, EXAMPLE_TENSORS, items=OLD.items)
 
 
 def test_specification_shows_the_marker_that_is_written(directory: Path) -> None:
@@ -571,7 +582,7 @@ def test_steps_with_damaged_orbax_metadata_names_the_problem(
 ) -> None:
     write(tier, 4, {"x": np.arange(4)}, {"position": 1})
     path = directory / "4" / "_CHECKPOINT_METADATA"
-    path.write_bytes(path.read_bytes().replace(b"default", b"defauld"))
+    path.write_bytes(path.read_bytes().replace(b"state", b"stale"))
     assert [(each.step, each.problem) for each in found(tier)] == [
         (4, "its file _CHECKPOINT_METADATA is damaged")
     ]
@@ -621,7 +632,7 @@ def test_rollback_cut_short_is_finished_later(
     monkeypatch.undo()
     next_life(tier, life(3))
     name = f"4.rolled-back-{FIRST}"
-    assert (directory / name / "default").exists()
+    assert (directory / name / "state").exists()
     assert sorted(os.listdir(directory / "host_state")) == ["2", name, "log"]
     assert complete_steps(tier) == [2]
 
@@ -653,6 +664,65 @@ def test_make_room_without_a_log_keeps_what_cannot_be_read(
     writer = writer_of(tier)
     writer.begin(FIRST)
     (kept,) = directory.glob("4.rolled-back-unreadable*")
-    assert (kept / "default").is_dir()
+    assert (kept / "state").is_dir()
     assert not (directory / "6").exists(), "it is of a save that did not end"
     assert [writer.make_room(step, "saved anew") for step in (4, 6)] == [None, None]
+
+
+SEVERAL = OrbaxStep(
+    items=("params", "opt"),
+    handlers={"config": ocp.JsonCheckpointHandler.typestr()},
+    documents={"config/metadata": b'{"lr": 1}'},
+    metrics={"loss": 2.5},
+    custom_metadata={"note": "x"},
+)
+
+
+def test_step_of_several_items_is_read_by_both(directory: Path) -> None:
+    state = {"params": {"w": np.arange(4, dtype=np.float32)}, "opt": {"mu": np.float32(3)}}
+    tree, shards = on_host(state)
+    save = SaveId(step=40, incarnation=EXAMPLE_LIFE, run_id="demo")
+    tier = PersistentTier(str(directory))
+    tier.create()
+    tier.write_tensors(save, tree, shards, (0,), orbax=SEVERAL)
+    leaves = [leaf.spec for leaf in tree.leaves]
+    tier.write_document(40, 0, 1, host_state.encode(save, 0, 1, host_state.capture(None)))
+    entry = tier.finish(save, {0: ("0" * 64, True)}, leaves, {}, orbax=SEVERAL)
+    writer = writer_of(tier, "demo")
+    writer.hold(EXAMPLE_LIFE)
+    writer.publish(entry, None)
+    found = tier.describe(tier.find(40))
+    assert (found.item, set(found.leaves)) == (str(directory / "40"), {"params/w", "opt/mu"})
+    arrays = {path: leaf.array for path, leaf in found.leaves.items()}
+    wanted = [ShardId("opt/mu", ()), ShardId("params/w", ((1, 3),))]
+    later = time.monotonic() + 60
+    read = dict(tier.read_boxes(found.item, arrays, wanted, complete=True, deadline_s=later))
+    assert [read[shard].tolist() for shard in wanted] == [3.0, [1.0, 2.0]]
+    with ocp.CheckpointManager(directory) as manager:
+        stored = manager.restore(40)
+        assert stored.params["w"].tolist() == [0, 1, 2, 3]
+        assert (stored.opt["mu"], stored.config) == (3, {"lr": 1})
+        described = manager.metadata(40)
+    assert described.metrics == {"loss": 2.5}
+    assert described.custom_metadata["note"] == "x"
+
+
+def test_marker_of_several_items_is_the_golden_one() -> None:
+    save = SaveId(step=40, incarnation=EXAMPLE_LIFE, run_id="demo")
+    leaves = [LeafSpec("opt/mu", "float32", ()), LeafSpec("params/w", "float32", (4,))]
+    checksums = encode_checksums(leaves, {})
+    documents = {0: ("0" * 64, True)}
+    data = build_marker(save, documents, leaves, checksums, EXAMPLE_TENSORS, items=SEVERAL.items)
+    golden = GOLDEN / "marker_v1_items.json"
+    assert golden.read_bytes() == data
+    marker, _ = check_marker(data, 40, "marker.json", NO_SIGNING)
+    assert marker.items == ("params", "opt")
+
+
+@pytest.mark.parametrize("name", ["", "../x", ".hidden", "a/b"])
+def test_marker_with_an_item_elsewhere_is_damaged(name: str) -> None:
+    save = SaveId(step=40, incarnation=EXAMPLE_LIFE, run_id="demo")
+    checksums = encode_checksums([], {})
+    data = build_marker(save, {}, [], checksums, EXAMPLE_TENSORS, items=(name,))
+    with pytest.raises(CorruptData, match="contradicts itself"):
+        check_marker(data, 40, "marker.json", NO_SIGNING)

@@ -16,7 +16,7 @@ def compressor(step: Path) -> Any:
     """The compressor in the metadata of the array ``w``."""
     spec = {
         "driver": "zarr",
-        "kvstore": {"driver": "ocdbt", "base": f"file://{step}/default", "path": "w"},
+        "kvstore": {"driver": "ocdbt", "base": f"file://{step}/state", "path": "w"},
     }
     return tensorstore.open(spec, open=True).result().spec().to_json()["metadata"]["compressor"]
 
@@ -31,7 +31,7 @@ def test_arrays_in_storage_have_the_compressor_set(
         save_all(checkpointer, world, 1, 2)
     found = compressor(world.persistent / "2")
     assert (found and found["id"]) == expected
-    plain = ocp.PyTreeCheckpointer().restore(world.persistent / "2" / "default")
+    plain = ocp.PyTreeCheckpointer().restore(world.persistent / "2" / "state")
     np.testing.assert_array_equal(plain["w"], np.asarray(world.state(2)["w"]))
 
 

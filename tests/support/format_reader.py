@@ -685,11 +685,15 @@ class _StorageReader:
             _require(save.step == step.step, "its marker is of another step")
             expected = fields["tensors"]["metadata"], fields["tensors"]["manifest"]
             _require(len(fields["digests"]) == len(fields["empty"]), "its marker is no marker")
+            items = fields.get("items", ["default"])
+            _require(items and not any(re.match(r"\.|.*/|$", each) for each in items), "its items")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             step.problem = f"its marker: {error}"
             return step
         step.incarnation = save.incarnation
-        manifest = self._data(f"{step.tensors}/default/manifest.ocdbt")
+        names = [f"{step.tensors}/{item}/manifest.ocdbt" for item in sorted(items)]
+        found = [data for data in map(self._data, names) if data is not None]
+        manifest = b"".join(found) if found else None
         is_same = (_digest(metadata) == expected[0], _digest(manifest) == expected[1])
         if metadata is None and manifest is None:
             step.problem = "gone"

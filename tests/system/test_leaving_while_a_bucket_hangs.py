@@ -28,9 +28,9 @@ DEFAULT_S = 30.0
 # The clients would wait for five minutes at least, storage for ten.
 WAIT_S = 200.0
 TARGETS = (
-    "5/default/*d/*",  # TensorStore: the arrays
-    "5/default/array_metadatas/*",  # gcsfs, in workers of thread pools
-    "5/default/commit_success.txt",
+    "5/state/*d/*",  # TensorStore: the arrays
+    "5/state/array_metadatas/*",  # gcsfs, in workers of thread pools
+    "5/state/commit_success.txt",
 )
 
 

@@ -96,7 +96,7 @@ def test_restore_under_a_fault(results: Callable[[str], list[Any]], fault: str) 
 
 def test_step_that_lacks_an_object_is_passed_over(results: Callable[[str], list[Any]]) -> None:
     for result in results("usual_restores"):
-        for fault in ("10/default/manifest.ocdbt", "host_state/10/marker.json"):
+        for fault in ("10/state/manifest.ocdbt", "host_state/10/marker.json"):
             seen = result[f"missing {fault}"]
             assert (seen["step"], seen["wrong"], seen["right"]) == (5, [], True)
 

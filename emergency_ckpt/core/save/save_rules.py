@@ -7,9 +7,10 @@ import operator
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
-from emergency_ckpt.core.limits import MAX_DEPTH, MAX_STEP
+from emergency_ckpt.core.limits import MAX_DEPTH, MAX_ITEMS, MAX_STEP
+from emergency_ckpt.core.step_names import METRICS, is_item_name
 from emergency_ckpt.errors import InvalidState
-from emergency_ckpt.types import PERSISTENT, TierName
+from emergency_ckpt.types import PERSISTENT, OrbaxStep, TierName
 
 
 class SaveDecision(NamedTuple):
@@ -189,7 +190,27 @@ def named_metrics(metrics: object) -> Any:
     return plain_metrics(metrics)
 
 
-def plain_metrics(metrics: Any) -> Any:
+def check_items(orbax: OrbaxStep, state: object) -> None:
+    """Raise InvalidState when the items of a step cannot be stored under their names.
+
+    Several items need a ``state`` that is a dict by their names.
+    """
+    names = {*(orbax.items or ()), *orbax.handlers}
+    wrong = sorted(name for name in names if not is_item_name(name))
+    if METRICS in names and orbax.metrics is not None:
+        wrong.append(METRICS)
+    if wrong or len(names) > MAX_ITEMS:
+        problem = f"names that no item can have: {wrong[:_NAMED_AT_MOST]}, of {len(names)}"
+        hint = f"at most {MAX_ITEMS} names of folders that are not hidden"
+        raise InvalidState("save", "items", problem, hint=hint)
+    if orbax.items is None or len(orbax.items) == 1:
+        return
+    found = set(cast("Mapping[Any, Any]", state)) if isinstance(state, Mapping) else set[Any]()
+    if orbax.items and (found != set(orbax.items) or len(found) < len(orbax.items)):
+        raise InvalidState("save", "items", "they are not the keys of the state")
+
+
+def plain_metrics(metrics: Any, what: str = "metrics") -> Any:
     """Return ``metrics`` as JSON values: numbers and lists for scalars and arrays of numpy and JAX.
 
     Blocks for values on devices. ``InvalidState`` for anything that is no JSON value.
@@ -199,7 +220,7 @@ def plain_metrics(metrics: Any) -> Any:
         json.dumps(plain)
     except (TypeError, ValueError, RuntimeError, RecursionError) as error:
         raise InvalidState(
-            "save", "metrics", f"they are not JSON values: {error}", hint="give plain numbers"
+            "save", what, f"they are not JSON values: {error}", hint="give plain numbers"
         ) from error
     return plain
 

@@ -56,7 +56,7 @@ from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import StateTree
 from emergency_ckpt.storage.meetings import new_attempt
 from emergency_ckpt.storage.tier import PersistentTier
-from emergency_ckpt.types import SaveId, ShardId
+from emergency_ckpt.types import OrbaxStep, SaveId, ShardId
 
 _SKIPPED = "skipped it: the save before was under way"
 _PAUSE = "skipped it: the tier pauses after failed saves"
@@ -70,6 +70,7 @@ class PersistentSave:
     them raised.
     ``metrics``: JSON values for the preservation policy; those of the first writer are kept.
     ``keeps``: the save that was restored: not written again where storage has it complete.
+    ``orbax``: as given to ``save``.
     """
 
     save: SaveId
@@ -80,6 +81,7 @@ class PersistentSave:
     writers: tuple[int, ...]
     metrics: Mapping[str, Any] | None = None
     keeps: SaveId | None = None
+    orbax: OrbaxStep = OrbaxStep()  # noqa: RUF009 - immutable
 
 
 class PersistentSaves:
@@ -324,7 +326,9 @@ class PersistentSaves:
             self._rounds, job.save, members, is_first=is_first, before_commit=check
         )
         try:
-            self._tier.write_tensors(job.save, job.tree, shards, members, meetings.meet, attempt)
+            self._tier.write_tensors(
+                job.save, job.tree, shards, members, meetings.meet, attempt, job.orbax
+            )
         except Exception as error:
             meetings.leave(text_of(error)[:500])
             raise
@@ -361,7 +365,8 @@ class PersistentSaves:
             self._events.emit("divergence", step=job.save.step, text=text)
         specs = [leaf.spec for leaf in job.tree.leaves]
         described = {owner: (each.digest, each.empty) for owner, each in documents.items()}
-        entry = self._tier.finish(job.save, described, specs, crcs, checked_metrics(job.metrics))
+        metrics = checked_metrics(job.metrics)
+        entry = self._tier.finish(job.save, described, specs, crcs, metrics, job.orbax)
         self._chain.publish(entry)
 
     def _stage(

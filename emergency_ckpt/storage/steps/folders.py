@@ -16,7 +16,7 @@ from emergency_ckpt.core.step_names import (
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.storage.directory import StorageDirectory
 from emergency_ckpt.storage.marker import HOST_STATE
-from emergency_ckpt.storage.orbax_names import STEP_METADATA, TREE
+from emergency_ckpt.storage.orbax_names import ROOT_METADATA, STEP_METADATA, TREE
 
 ITEMS = ("default", "state", "items")
 """Items in which Orbax, its emergency manager and MaxText keep arrays; the first one counts."""
@@ -86,7 +86,9 @@ class StepFolders:
         return sorted(found)
 
     def _refuse_unknown(self, names: Iterable[str], deadline_s: float | None) -> None:
-        candidates = sorted(n for n in names if n != HOST_STATE and may_be_unknown_step(n))
+        candidates = sorted(
+            n for n in names if n not in (HOST_STATE, ROOT_METADATA) and may_be_unknown_step(n)
+        )
         for name in candidates[-_UNKNOWN_TRIED:]:
             if self._has_steps([name], deadline_s):
                 raise self._error(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, cast
 
@@ -15,12 +15,12 @@ from absl import logging
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.step_log import Entry
+from emergency_ckpt.core.step_names import is_item_name
 from emergency_ckpt.core.timeline import is_same_save, plain_incarnation
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.storage.directory import StorageDirectory
 from emergency_ckpt.storage.marker import (
     HOST_STATE,
-    ITEM,
     MARKER_NAME,
     OURS,
     StepMarker,
@@ -28,7 +28,7 @@ from emergency_ckpt.storage.marker import (
     check_marker,
 )
 from emergency_ckpt.storage.orbax_names import MANIFEST, STEP_METADATA
-from emergency_ckpt.storage.steps.folders import ITEMS, StepFolders
+from emergency_ckpt.storage.steps.folders import ITEMS, LOOKS_AT_ONCE, StepFolders
 from emergency_ckpt.types import SaveId
 
 GONE = "its tensors are gone"
@@ -215,7 +215,7 @@ class StepLooks:
             marker, doubt = check_marker(data, step, path, self._signing)
         except CorruptData as error:
             return self._damaged(step, "", place, error.problem)
-        problem = self._compare_tensors(place, metadata, marker.tensors, deadline_s)
+        problem = self._compare_tensors(place, metadata, marker, deadline_s)
         if problem == _REPLACED:
             self._warn(step, problem)
             found = self._plain_in(place, step, number, deadline_s)
@@ -241,17 +241,18 @@ class StepLooks:
         self,
         place: StepPlace,
         metadata: bytes | None,
-        expected: TensorsId,
+        marker: StepMarker,
         deadline_s: float | None,
     ) -> str:
         """Return the reason why the tensors are not the marker's, or "". One digest may differ
         because its file is damaged."""
-        if _digest(metadata) == expected.metadata:
+        if _digest(metadata) == marker.tensors.metadata:
             return ""
-        manifest = self._storage.bytes_of(f"{place.tensors}/{ITEM}/{MANIFEST}", deadline_s)
+        names = _manifests(place.tensors, marker.items)
+        manifest = _together(self._storage.bytes_of(name, deadline_s) for name in names)
         if metadata is None and manifest is None:
             return GONE
-        if _digest(manifest) != expected.manifest:
+        if _digest(manifest) != marker.tensors.manifest:
             return _REPLACED
         return f"its file {STEP_METADATA} is damaged"
 
@@ -268,21 +269,23 @@ class StepLooks:
         found = PersistentStep(step, 0, False, incarnation=incarnation, problem=problem)
         return FoundStep(found, None, place)
 
-    def tensors_id(self, save: SaveId, deadline_s: float | None = None) -> TensorsId:
-        """Return the identity of the tensors in the step's own place.
+    def tensors_id(
+        self, save: SaveId, items: Sequence[str], deadline_s: float | None = None
+    ) -> TensorsId:
+        """Return the identity of the tensors of ``items`` in the step's own place.
 
         PersistentTierError when another save has written them.
         """
-        names = (f"{save.step}/{STEP_METADATA}", f"{save.step}/{ITEM}/{MANIFEST}")
+        names = (f"{save.step}/{STEP_METADATA}", *_manifests(str(save.step), items))
         deadline_s = self._storage.deadline_s(deadline_s)
         read = functools.partial(self._storage.bytes_of, deadline_s=deadline_s)
-        with ThreadPoolExecutor(len(names), "eckpt-tensors") as pool:
-            metadata, manifest = pool.map(read, names)
+        with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-tensors") as pool:
+            metadata, *manifests = pool.map(read, names)
         writer = (ours_of(metadata) or {}).get("incarnation")
         if writer not in (None, save.incarnation):
             problem = f"incarnation {writer} has written it meanwhile"
             raise PersistentTierError("publish", f"{self._directory}/{save.step}", problem)
-        return TensorsId(_digest(metadata), _digest(manifest))
+        return TensorsId(_digest(metadata), _digest(_together(manifests)))
 
     def _warn(self, step: int, problem: str) -> None:
         """Log the problem of the first few steps; the restore's rejections have all of them."""
@@ -358,6 +361,23 @@ class StepLooks:
 
 def _digest(data: bytes | None) -> str:
     return "" if data is None else hashlib.sha256(data).hexdigest()
+
+
+def _manifests(folder: str, items: Iterable[str]) -> list[str]:
+    return [f"{folder}/{item}/{MANIFEST}" for item in sorted(items)]
+
+
+def _together(files: Iterable[bytes | None]) -> bytes | None:
+    """Return the bytes of all files that there are; None where there is none."""
+    found = [data for data in files if data is not None]
+    return b"".join(found) if found else None
+
+
+def items_of(metadata: bytes | None) -> tuple[str, ...]:
+    """Return the names of all items of a step of this package, by Orbax's metadata of it."""
+    handlers = _fields(metadata).get("item_handlers")
+    names = cast("dict[str, Any]", handlers) if isinstance(handlers, dict) else ()
+    return tuple(filter(is_item_name, names))
 
 
 def _fields(metadata: bytes | None) -> dict[str, Any]:

@@ -34,17 +34,15 @@ from emergency_ckpt.core.timeline import Timeline, life_of, number_of
 from emergency_ckpt.errors import CheckpointError, DirectoryInUse, PersistentTierError
 from emergency_ckpt.storage.directory import Generations, StorageDirectory
 from emergency_ckpt.storage.log import LogRead, StepLog
-from emergency_ckpt.storage.marker import HOST_STATE, ITEM, MARKER_NAME
+from emergency_ckpt.storage.marker import HOST_STATE, MARKER_NAME
 from emergency_ckpt.storage.orbax_names import COMMITTED, STEP_METADATA
-from emergency_ckpt.storage.steps.looks import FoundStep, StepPlace, ours_of
+from emergency_ckpt.storage.steps.looks import FoundStep, StepPlace, items_of, ours_of
 from emergency_ckpt.storage.steps.stored import StoredSteps, StoredView
 
 _ATTEMPTS = 8
 _UNREADABLE = "unreadable"
 _HIDDEN = ".orbax-checkpoint-tmp-removed"
 _UNFINISHED = ".orbax-checkpoint-tmp"
-_COMMITS = (COMMITTED, f"{ITEM}/{COMMITTED}")
-"""Orbax's commit in a bucket, in the order in which it is taken away; the reverse of its own."""
 
 
 class Moved(NamedTuple):
@@ -494,13 +492,18 @@ class DirectoryWriter:
             self._move(entry)
             return
         own = entry.own_folder
-        commits = self._objects(entry.step, *(f"{own}/{name}" for name in _COMMITS))
+        commits = self._objects(entry.step, *(f"{own}/{name}" for name in self._commits(own)))
         self._storage.do(
             "move aside",
             f"/{own}",
             lambda: delete_step(self._storage, commits),
             changes=entry.step,
         )
+
+    def _commits(self, folder: str) -> list[str]:
+        """Return Orbax's commit in a bucket, in the reverse of the order in which it is written."""
+        metadata = self._storage.bytes_of(f"{folder}/{STEP_METADATA}")
+        return [COMMITTED, *(f"{item}/{COMMITTED}" for item in items_of(metadata))]
 
     def _bring_back(self, entry: Entry) -> None:
         """Let Orbax see a step that counts again, where its place is free. Idempotent."""
@@ -510,7 +513,7 @@ class DirectoryWriter:
         def bring_back() -> None:
             if self._storage.is_object_store:
                 # The item's first, as Orbax commits.
-                for marker in reversed(_COMMITS):
+                for marker in reversed(self._commits(own)):
                     (self._directory / own / marker).write_bytes(b"brought back")
                 return
             # Ours first: without our folder the tensors would look like a step of plain Orbax.
@@ -538,8 +541,8 @@ class DirectoryWriter:
                     storage.copy_objects(_below(objects, old), old, new)
 
             def hide() -> None:
-                names = {f"{own}/{name}" for name in (*_COMMITS, STEP_METADATA)}
-                delete_step(storage, {n: g for n, g in objects.items() if n in names})
+                hiding = {n: g for n, g in _below(objects, own).items() if _rank(n) != _FILE}
+                delete_step(storage, hiding)
 
             storage.do(*work, copy, changes=entry.step)
             storage.do(*work, hide, changes=entry.step)
@@ -667,11 +670,17 @@ def delete_step(storage: StorageDirectory, objects: Generations) -> None:
         storage.delete_objects({name: objects[name] for name in names})
 
 
+_FILE = 2
+"""The rank of a file that says nothing about the step."""
+
+
 def _rank(name: str) -> int:
     folder, _, below = name.partition("/")
     if folder == HOST_STATE:
         return 4
-    return {_COMMITS[0]: 0, _COMMITS[1]: 1, STEP_METADATA: 3}.get(below, 2)
+    if below.endswith(f"/{COMMITTED}"):
+        return 1
+    return {COMMITTED: 0, STEP_METADATA: 3}.get(below, _FILE)
 
 
 def _below(objects: Generations, folder: str) -> Generations:

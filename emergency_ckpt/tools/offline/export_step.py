@@ -31,7 +31,7 @@ from emergency_ckpt.state.host_state import decode as decode_document
 from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.storage.item.documents import SHARDINGS
 from emergency_ckpt.storage.item.state import JAX_ARRAY, NUMPY_ARRAY
-from emergency_ckpt.storage.late_arrays import late_tree, write_late_step
+from emergency_ckpt.storage.late_arrays import late_trees, write_late_step
 from emergency_ckpt.storage.marker import OURS
 from emergency_ckpt.storage.orbax_names import STEP_METADATA, TREE
 from emergency_ckpt.storage.step_reader import StoredStepReader
@@ -90,13 +90,13 @@ def export_step(name: str, directory: Path, places: Places, shown: Shown) -> Exp
     return Exported(step.name, len(step.leaves), (*notes, *step.notes), is_complete)
 
 
-def _structure(places: Places, notes: list[str]) -> epath.Path | None:
-    """Return an item with the structure of the state; note why storage cannot be asked for one."""
+def _structure(places: Places, notes: list[str]) -> dict[str, epath.Path]:
+    """Return items with the structure of the state; note why storage cannot be asked for one."""
     try:
-        return places.storage().newest_item() if places.directory else None
+        return places.storage().newest_items() if places.directory else {}
     except CheckpointError as error:
         notes.append(str(error))
-        return None
+        return {}
 
 
 class Export:
@@ -119,11 +119,13 @@ class Export:
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def write_arrays(self, step: StepReader, like: epath.Path | None, progress: Progress) -> bool:
+    def write_arrays(
+        self, step: StepReader, like: Mapping[str, epath.Path], progress: Progress
+    ) -> bool:
         """Write a step array by array; return True when its structure is that of ``like``."""
-        tree, is_like = late_tree(step, like, progress)
+        trees, is_like = late_trees(step, like, progress)
         to = epath.Path(self._temporary) / str(step.save.step)
-        write_late_step(to, tree, {})
+        write_late_step(to, trees, {})
         _make_plain(to)
         return is_like
 

@@ -221,7 +221,7 @@ def test_check_of_storage_names_damaged_marker(tmp_path: Path, fault: str) -> No
 
 def damage_a_block(step: Path, at: int) -> None:
     """Damage the largest block of an item where zstd's frame begins, in which it keeps its form."""
-    block = max((step / "default").rglob("d/*"), key=lambda path: path.stat().st_size)
+    block = max(step.rglob("d/*"), key=lambda path: path.stat().st_size)
     data = block.read_bytes()
     block.write_bytes(data[:at] + bytes(8) + data[at + 8 :])
 
@@ -283,7 +283,7 @@ sys.exit(main())
 def test_check_of_silent_storage_ends_with_its_status(tmp_path: Path) -> None:
     """A thread that TensorStore holds aborts the interpreter that ends, if it is then let go."""
     in_storage(tmp_path, 3)
-    (block,) = (tmp_path / "3" / "default" / "d").iterdir()
+    (block,) = (tmp_path / "3" / "state" / "d").iterdir()
     block.unlink()
     os.mkfifo(block)
     words = ["ls", "--check", "--dir", tmp_path, "--read-data", "--timeout", 1]

@@ -36,7 +36,7 @@ def counted(gcs: FakeGcs) -> tuple[list[str], int]:
 
     Nor with what TensorStore asks of a step's data: it asks again for what may have changed.
     """
-    records = [each for each in gcs.requests() if "/default/" not in each.path]
+    records = [each for each in gcs.requests() if "/state/" not in each.path]
     gcs.clear_requests()
     pages = [each for each in records if "pageToken=" in each.path]
     kept = [f"{each.method} {each.path}" for each in records if each not in pages]

@@ -31,7 +31,7 @@ from emergency_ckpt.state import HostShard, StateTree, describe, host_state
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.meetings import Meet, meet_nobody
 from emergency_ckpt.transfer import TransferClient
-from emergency_ckpt.types import SaveId, ShardId
+from emergency_ckpt.types import OrbaxStep, SaveId, ShardId
 
 CALLS = Path(__file__).parents[2] / "simulation" / "storage_calls.py"
 LONG_S = 120.0
@@ -52,6 +52,7 @@ class NoTensors(PersistentTier):
         writers: Sequence[int],
         meet: Meet = meet_nobody,
         attempt: str = "",
+        orbax: OrbaxStep | None = None,
     ) -> None:
         (Path(self.directory) / str(save.step)).mkdir(exist_ok=True)
 

@@ -16,7 +16,7 @@ STAGES = ["write_document", "write_tensors", "finish", "publish"]
 
 def damage(world: World, step: int) -> None:
     """Change a bit of every file with arrays of the step; its marker and its index stay."""
-    item = world.persistent / str(step) / "default"
+    item = world.persistent / str(step) / "state"
     for path in item.glob("**/d/*"):
         path.write_bytes(bytes(each ^ 4 for each in path.read_bytes()))
 

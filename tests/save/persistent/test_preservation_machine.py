@@ -29,7 +29,7 @@ from emergency_ckpt.storage.orbax_names import STEP_METADATA
 from emergency_ckpt.types import LeafSpec, SaveId
 
 LONG_S = 60.0
-FILES = ("default/_METADATA", "default/manifest.ocdbt", "default/d/data")
+FILES = ("state/_METADATA", "state/manifest.ocdbt", "state/d/data")
 
 
 class Keeps:

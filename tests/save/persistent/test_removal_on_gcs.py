@@ -99,7 +99,7 @@ def test_process_killed_in_a_removal(gcs: FakeGcs) -> None:
     check_clean(then)
 
 
-COMMITS = {"commit_success.txt", "default/commit_success.txt"}
+COMMITS = {"commit_success.txt", "state/commit_success.txt"}
 
 
 def test_step_set_aside_in_a_bucket_keeps_every_object(gcs: FakeGcs) -> None:

@@ -82,5 +82,5 @@ def check(world: World, *, life: int) -> None:
         found, state = ckpt.restore(state=state_of(0, 0))
     assert found == STEP
     assert all(np.array_equal(state[name], want[name]) for name in want), LEAVES
-    stored = ocp.StandardCheckpointer().restore(world.persistent / str(STEP) / "default")
+    stored = ocp.StandardCheckpointer().restore(world.persistent / str(STEP) / "state")
     assert all(np.array_equal(stored[name], want[name]) for name in want)

@@ -1,0 +1,196 @@
+"""Trees to restore into, made of what was saved: where the caller gives no tree, or part of one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from emergency_ckpt.state.dtypes import dtype_named
+from emergency_ckpt.state.tree import PyTree, is_python_number
+from emergency_ckpt.types import LeafSpec
+
+PLACEHOLDER = ocp.PLACEHOLDER
+_DIFFERS = "User-provided restore item and on-disk value metadata tree structures do not match"
+
+
+def remembered(tree: PyTree) -> PyTree:
+    """Return ``tree`` without its values, but for Python numbers."""
+
+    def spec_of(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array):
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+        return _host_array(leaf.shape, leaf.dtype) if isinstance(leaf, np.ndarray) else leaf
+
+    return jax.tree.map(spec_of, tree)
+
+
+def paths_of(tree: PyTree) -> set[str]:
+    """Return the paths of a tree's leaves."""
+    return set(_by_path(tree)[0])
+
+
+def stored_tree(item: epath.Path, leaves: Mapping[str, LeafSpec]) -> PyTree:
+    """Return the tree of an Orbax item with the leaves and shardings that it was saved with.
+
+    Blocks for storage. Errors of Orbax pass through.
+
+    Args:
+      leaves: of the item, by path; those that Orbax does not store have no sharding.
+    """
+    described = ocp.PyTreeCheckpointHandler().metadata(item).tree
+
+    def leaf_of(keys: Any, found: Any) -> Any:
+        path = jax.tree_util.keystr(keys, simple=True, separator="/")
+        return found if path not in leaves else _leaf(leaves[path], found)
+
+    return jax.tree_util.tree_map_with_path(leaf_of, described, is_leaf=_is_none)
+
+
+def _is_none(node: object) -> bool:
+    return node is None
+
+
+def _is_placeholder(node: object) -> bool:
+    return node is PLACEHOLDER
+
+
+def nested(leaves: Mapping[str, LeafSpec]) -> PyTree:
+    """Return dicts with the leaves at their paths, without shardings: RAM alone has the step."""
+    root: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *outer, last = path.split("/")
+        inner = root
+        for key in outer:
+            inner = inner.setdefault(key, {})
+        inner[last] = _leaf(leaf, None)
+    return root.get("", root) if list(root) == [""] else root
+
+
+def _leaf(spec: LeafSpec, found: Any) -> Any:
+    """Return the leaf to restore into, of the kind, dtype and sharding of Orbax's ``found``."""
+    dtype, shape = dtype_named(spec.dtype), spec.global_shape
+    sharding = getattr(found, "sharding", None)
+    sharding: Any = None if sharding is None else sharding.to_jax_sharding()
+    if isinstance(found, ocp.metadata.ScalarMetadata):
+        return dtype.type(0).item()
+    if spec.key_impl is not None:
+        data = jax.ShapeDtypeStruct(shape, dtype)
+        wrap = functools.partial(jax.random.wrap_key_data, impl=spec.key_impl)
+        key: Any = jax.eval_shape(wrap, data)
+        if isinstance(sharding, jax.sharding.NamedSharding):
+            sharding = sharding.update(spec=sharding.spec[: len(key.shape)])
+        return jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=sharding)
+    if found is not None and sharding is None:
+        return _host_array(shape, dtype)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def _host_array(shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
+    return np.broadcast_to(np.zeros((), dtype), shape)  # of no size in memory
+
+
+def is_complete(item: PyTree) -> bool:
+    """Return whether a tree says all that a restore needs: each leaf's shape, dtype, sharding."""
+    if item is None:
+        return False
+    for leaf in jax.tree.leaves(item):
+        is_described = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+        is_host = isinstance(leaf, np.ndarray | np.generic) or is_python_number(leaf)
+        if not is_host and (not is_described or getattr(leaf, "sharding", None) is None):
+            return False
+    return True
+
+
+class Wanted:
+    """The tree to restore into for one item, and the part of it that the caller gets.
+
+    Args:
+      saved: the whole item, as ``stored_tree`` returns it.
+      item: the caller's tree. A leaf that does not say its shape and dtype, or its sharding, takes
+        those that were saved, and PLACEHOLDER stays as it is. None: ``saved``.
+      restore_args: Orbax's, by leaf, whose shardings go first.
+      is_partial: ``item`` may have fewer leaves than were saved.
+
+    Raises:
+      ValueError: ``item`` has other leaves than were saved; a cast is asked for.
+    """
+
+    def __init__(self, saved: PyTree, item: PyTree, restore_args: Any, *, is_partial: bool) -> None:
+        whole, self._treedef = _by_path(saved)
+        given, self._given = whole, self._treedef
+        if item is not None:
+            given, self._given = _by_path(item)
+        unknown = sorted(set(given) - set(whole))
+        missing = [] if is_partial else sorted(set(whole) - set(given))
+        if unknown or missing:
+            raise ValueError(f"{_DIFFERS}: only in item {unknown[:4]}, only saved {missing[:4]}")
+        by_path = {} if restore_args is None else _by_path(restore_args)[0]
+        self._whole = {
+            path: placed(_filled(given.get(path), leaf), by_path.get(path))
+            for path, leaf in whole.items()
+        }
+        self._order = list(given)
+        self._left_out = {path for path, leaf in given.items() if leaf is PLACEHOLDER}
+
+    @property
+    def target(self) -> PyTree:
+        """The tree to restore into, with all leaves of the item."""
+        return jax.tree.unflatten(self._treedef, self._whole.values())
+
+    def part_of(self, restored: PyTree) -> PyTree:
+        """Return what the caller asked for of the restored tree."""
+        found, _ = _by_path(restored)
+        leaves = [PLACEHOLDER if p in self._left_out else found[p] for p in self._order]
+        return jax.tree.unflatten(self._given, leaves)
+
+
+def _filled(given: Any, saved: Any) -> Any:
+    if given is None or given is PLACEHOLDER:
+        return saved
+    if is_python_number(given) or isinstance(given, np.generic):
+        return given if is_python_number(saved) else saved
+    if not (hasattr(given, "shape") and hasattr(given, "dtype")):
+        return saved
+    sharding = getattr(given, "sharding", None) or getattr(saved, "sharding", None)
+    if isinstance(given, np.ndarray) or sharding is None:
+        return given
+    return jax.ShapeDtypeStruct(given.shape, given.dtype, sharding=sharding)
+
+
+def placed(leaf: Any, args: Any) -> Any:
+    """Return ``leaf`` with the sharding of Orbax's restore arguments, if they have one.
+
+    ValueError for another dtype: nothing is cast.
+    """
+    dtype = getattr(args, "dtype", None)
+    if dtype is not None and hasattr(leaf, "dtype") and dtype != leaf.dtype:
+        raise ValueError("restore_args with another dtype are not supported: cast the result")
+    if getattr(args, "restore_type", None) is np.ndarray and hasattr(leaf, "dtype"):
+        return _host_array(leaf.shape, leaf.dtype)
+    sharding = getattr(args, "sharding", None)
+    if sharding is not None and not isinstance(sharding, jax.sharding.Sharding):
+        sharding = sharding.to_jax_sharding()
+    mesh, axes = getattr(args, "mesh", None), getattr(args, "mesh_axes", None)
+    if sharding is None and mesh is not None and axes is not None:
+        sharding = jax.sharding.NamedSharding(mesh, axes)
+    if sharding is None or not hasattr(leaf, "shape"):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def placed_tree(item: PyTree, restore_args: Any) -> PyTree:
+    """Return ``item`` with the shardings of Orbax's ``restore_args``, if there are any."""
+    return item if restore_args is None else jax.tree.map(placed, item, restore_args)
+
+
+def _by_path(tree: PyTree) -> tuple[dict[str, Any], Any]:
+    """Return the leaves by path, in order, and the structure. PLACEHOLDER is a leaf."""
+    flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_placeholder)
+    keys = (jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in flat)
+    return dict(zip(keys, (leaf for _, leaf in flat), strict=True)), treedef
