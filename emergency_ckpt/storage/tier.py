@@ -45,7 +45,6 @@ from emergency_ckpt.storage.marker import (
     ITEM,
     MARKER_NAME,
     NO_SIGNING,
-    OURS,
     StepMarker,
     build_marker,
     decode_checksums,
@@ -63,11 +62,13 @@ from emergency_ckpt.types import PERSISTENT, LeafSpec, OrbaxStep, SaveId, ShardI
 # steps, and a restart from RAM, need none of them.
 if TYPE_CHECKING:
     from emergency_ckpt.state.staging import HostShard
-    from emergency_ckpt.state.tree import StateTree
+    from emergency_ckpt.state.tree import PyTree, StateTree
     from emergency_ckpt.storage.chunks.file_reader import Sink
     from emergency_ckpt.storage.orbax_reader import BoxReader, StoredLeaf
 
 DEFAULT_TIMEOUT_S = 300.0
+
+_MOST_DISTURBANCES = 2  # by a writer that was replaced: see ``publish``
 
 
 class StoredStep(NamedTuple):
@@ -194,38 +195,34 @@ class PersistentTier:
         """Write a step of another tier as a save of ``life`` does, with ``writer``.
 
         Host states are read before anything is changed; each array when it is written, so that a
-        state needs no second copy in memory. What fails is tried once more, because a writer that
-        this one replaced may have been at work until then.
+        state needs no second copy in memory. A writer that this one has replaced may still clear
+        the step's place, and take it, once each: what that disturbs is done again.
         """
         documents = step.host_states()
-        try:
-            self._publish(step, documents, life, chain)
-        except PersistentTierError as error:
-            if error.retryable or isinstance(error, DirectoryInUse):
-                raise
-            self._own_writer().check()
-            self._publish(step, documents, life, chain)
+        for _ in range(_MOST_DISTURBANCES):
+            try:
+                self._publish(step, documents, life, chain)
+            except PersistentTierError as error:
+                if error.retryable or isinstance(error, DirectoryInUse):
+                    raise
+                self._own_writer().check()
+            else:
+                return
+        self._publish(step, documents, life, chain)
 
     def _publish(
         self, step: StepReader, documents: Mapping[int, bytes], life: str, chain: Timeline | None
     ) -> None:
-        from emergency_ckpt.storage.late_arrays import late_trees, write_late_step  # noqa: PLC0415
+        from emergency_ckpt.storage.late_arrays import late_items  # noqa: PLC0415
 
         save, writer = step.save, self._own_writer()
         writer.begin(life)
         writer.make_room(save.step, "it is written anew, from another tier")
         for owner, data in documents.items():
             self.write_document(save.step, owner, len(documents), data)
-        trees, _ = late_trees(step, self.newest_items())
-        ours = {"run_id": save.run_id, "incarnation": save.incarnation}
-        folder = self._directory / str(save.step)
-        self.storage.do(
-            "save",
-            f"/{save.step}",
-            lambda: write_late_step(folder, trees, {OURS: ours}),
-            repeat=False,
-            changes=save.step,
-        )
+        states, _ = late_items(step, self.newest_items())
+        orbax = OrbaxStep(items=tuple(states))
+        self._write_items(save, states, (0,), meet_nobody, "", orbax)
         writer.check()
         crcs = {
             ShardId(path, box): crc for path in step.leaves for box, crc in step.crcs(path).items()
@@ -234,8 +231,8 @@ class PersistentTier:
             owner: (hashlib.sha256(data).hexdigest(), decode(data).empty)
             for owner, data in documents.items()
         }
-        leaves, items = tuple(step.leaves.values()), OrbaxStep(items=tuple(trees))
-        writer.publish(self.finish(save, described, leaves, crcs, orbax=items), chain)
+        leaves = tuple(step.leaves.values())
+        writer.publish(self.finish(save, described, leaves, crcs, orbax=orbax), chain)
         writer.settle()
 
     def newest_items(self) -> dict[str, epath.Path]:
@@ -429,16 +426,29 @@ class PersistentTier:
         ``meet``: the function by which the writers wait for each other.
         ``attempt``: as ``new_attempt`` returns it; several writers must agree on one.
         """
+        from emergency_ckpt.storage.item.state import item_state  # noqa: PLC0415
+
+        state, items = item_state(tree, shards, writers), self._items_of(orbax)
+        states = {items[0]: state} if len(items) == 1 else {name: state[name] for name in items}
+        self._write_items(save, states, writers, meet, attempt, orbax)
+
+    def _write_items(
+        self,
+        save: SaveId,
+        states: Mapping[str, PyTree],
+        writers: Sequence[int],
+        meet: Meet,
+        attempt: str,
+        orbax: OrbaxStep,
+    ) -> None:
+        """Write items as Orbax's step; ``states`` as of ``StepWriter``, the rest as above."""
         import jax  # noqa: PLC0415
 
         from emergency_ckpt.storage.item.array_writes import ArrayWrites  # noqa: PLC0415
         from emergency_ckpt.storage.item.page_cache import release_pages  # noqa: PLC0415
-        from emergency_ckpt.storage.item.state import item_state  # noqa: PLC0415
         from emergency_ckpt.storage.step_writer import StepWriter  # noqa: PLC0415
 
         deadline_s, me = self.storage.deadline_s(None), jax.process_index()
-        state, items = item_state(tree, shards, writers), self._items_of(orbax)
-        states = {items[0]: state} if len(items) == 1 else {name: state[name] for name in items}
         writes = ArrayWrites(
             attempt=attempt or new_attempt(),
             creates=me == writers[0],
@@ -451,7 +461,7 @@ class PersistentTier:
                 for written in self._written:
                     release_pages(written)
                 database = writes.database_of(me)
-                self._written = [f"{self._directory}/{save.step}/{n}/{database}" for n in items]
+                self._written = [f"{self._directory}/{save.step}/{n}/{database}" for n in states]
             try:
                 StepWriter(
                     self._directory, save, states, writers, writes, orbax=orbax, meet=meet

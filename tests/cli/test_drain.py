@@ -160,9 +160,10 @@ def test_drain_with_the_secret_signs_the_step(
 KILLED = """
 import os, signal, sys
 from emergency_ckpt.tools.cli.main import main
-from emergency_ckpt.storage import DirectoryWriter, PersistentTier, late_arrays
+from emergency_ckpt.storage import DirectoryWriter, PersistentTier
+from emergency_ckpt.storage.step_writer import StepWriter
 def die(*args, **kwargs): os.kill(os.getpid(), signal.SIGKILL)
-points = {"claim": (DirectoryWriter, "make_room"), "documents": (late_arrays, "write_late_step"),
+points = {"claim": (DirectoryWriter, "make_room"), "documents": (StepWriter, "write"),
           "tensors": (PersistentTier, "finish"), "marker": (DirectoryWriter, "publish"),
           "version": (DirectoryWriter, "settle")}
 setattr(*points[sys.argv[1]], die)

@@ -9,12 +9,13 @@ import pytest
 from drains import Drains, Position
 from looks import eckpt_here
 
-from emergency_ckpt.storage import DirectoryWriter, PersistentTier, late_arrays
+from emergency_ckpt.storage import DirectoryWriter, PersistentTier
+from emergency_ckpt.storage.step_writer import StepWriter
 
 POINTS: dict[str, tuple[object, str]] = {
     "claim": (DirectoryWriter, "begin"),
     "room": (DirectoryWriter, "make_room"),
-    "arrays": (late_arrays, "write_late_step"),
+    "arrays": (StepWriter, "write"),
     "marker": (PersistentTier, "finish"),
     "version": (DirectoryWriter, "publish"),
 }

@@ -22,7 +22,7 @@ from emergency_ckpt.storage.item.array_writes import (
     published_database_spec,
 )
 from emergency_ckpt.storage.item.documents import NamedArray
-from emergency_ckpt.storage.item.state import NUMPY_ARRAY, ItemArray, StoredPart
+from emergency_ckpt.storage.item.state import NUMPY_ARRAY, ItemArray, loaded_part
 from emergency_ckpt.types import SaveId
 
 TIMEOUT_S = 5.0
@@ -133,7 +133,7 @@ def test_leftovers_wait_for_a_marker_that_may_still_come(
 def test_cancelled_save_begins_no_commit(tmp_path: Path) -> None:
     """Its files would appear in a later save of the step."""
     values = np.arange(8, dtype=np.float32)
-    part = StoredPart(((0, 8),), values)
+    part = loaded_part(((0, 8),), values)
     array = ItemArray((8,), "float32", NUMPY_ARRAY, (8,), (8,), None, None, (part,))
     writes = ArrayWrites(attempt="0", creates=True, at_once_bytes=1 << 20, compression="none")
     database = writes.open(published_database_spec(str(tmp_path)), new_context())

@@ -120,7 +120,7 @@ class ArrayWrites:
         opening = [self._open(database, piece.array, created) for piece in batch]
         writes = [
             store[tuple(slice(start, stop) for start, stop in part.box)].write(
-                part.values, can_reference_source_data_indefinitely=True
+                part.load(), can_reference_source_data_indefinitely=True
             )
             for store, piece in zip(map(self.result, opening), batch, strict=True)
             for part in piece.parts
@@ -190,11 +190,11 @@ def _batches(
     for named in arrays:
         parts: list[StoredPart] = []
         for part in named.array.parts:
-            if size_bytes and size_bytes + part.values.nbytes > at_once_bytes:
+            if size_bytes and size_bytes + part.nbytes > at_once_bytes:
                 yield [*batch, _Piece(named, tuple(parts))] if parts else batch
                 batch, parts, size_bytes = [], [], 0
             parts.append(part)
-            size_bytes += part.values.nbytes
+            size_bytes += part.nbytes
         if parts or all_arrays:
             batch.append(_Piece(named, tuple(parts)))
     if batch:

@@ -6,7 +6,7 @@ If several processes hold the same box, each stores an equal part of it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,10 +27,16 @@ JAX_ARRAY, NUMPY_ARRAY, SCALAR = "jax.Array", "np.ndarray", "scalar"
 
 
 class StoredPart(NamedTuple):
-    """A box of an array, with its values."""
+    """A box of an array. ``load``: returns its values, when they are written; called once."""
 
     box: Box
-    values: npt.NDArray[Any]
+    nbytes: int
+    load: Callable[[], npt.NDArray[Any]]
+
+
+def loaded_part(box: Box, values: npt.NDArray[Any]) -> StoredPart:
+    """Return a box whose values are in memory."""
+    return StoredPart(box, values.nbytes, lambda: values)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -112,7 +118,7 @@ def _host_array(leaf: Leaf, values: npt.NDArray[Any], *, is_mine: bool) -> ItemA
         chunk_shape(shape, values.dtype.itemsize),
         None,
         None,
-        (StoredPart(whole(shape), values),) if is_mine else (),
+        (loaded_part(whole(shape), values),) if is_mine else (),
     )
 
 
@@ -147,7 +153,7 @@ def _cut(leaf: Leaf, place: _Place, shards: Mapping[ShardId, HostShard]) -> Iter
                     for (start, stop), (begin, _) in zip(stored, saved, strict=True)
                 )
             ]
-        yield StoredPart(stored, values)
+        yield loaded_part(stored, values)
 
 
 def _place_of(leaf: Leaf, sharding: jax.sharding.Sharding, writers: Sequence[int]) -> _Place:

@@ -29,15 +29,19 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.state.host_state import decode as decode_document
 from emergency_ckpt.state.host_state import document_name
+from emergency_ckpt.storage.item.array_writes import ArrayWrites
 from emergency_ckpt.storage.item.documents import SHARDINGS
 from emergency_ckpt.storage.item.state import JAX_ARRAY, NUMPY_ARRAY
-from emergency_ckpt.storage.late_arrays import late_trees, write_late_step
+from emergency_ckpt.storage.late_arrays import late_items
 from emergency_ckpt.storage.marker import OURS
+from emergency_ckpt.storage.meetings import meet_nobody, new_attempt
 from emergency_ckpt.storage.orbax_names import STEP_METADATA, TREE
 from emergency_ckpt.storage.step_reader import StoredStepReader
+from emergency_ckpt.storage.step_writer import StepWriter
 from emergency_ckpt.tier import StepReader, leaf_bytes
 from emergency_ckpt.tools.offline.named_steps import find_step
 from emergency_ckpt.tools.survey.places import Places
+from emergency_ckpt.types import OrbaxStep
 
 HOST_STATES = "host_states"
 _LEFT_OUT = "the host states are left out"
@@ -46,6 +50,7 @@ _GUESSED = (
     " a --dir with a step of the same leaves for the structure)"
 )
 _COPY_BYTES = 16 << 20
+_BATCH_BYTES = 256 << 20
 
 Progress = Callable[[int], None]
 Shown = Callable[[str, int], AbstractContextManager[Progress]]
@@ -123,10 +128,14 @@ class Export:
         self, step: StepReader, like: Mapping[str, epath.Path], progress: Progress
     ) -> bool:
         """Write a step array by array; return True when its structure is that of ``like``."""
-        trees, is_like = late_trees(step, like, progress)
-        to = epath.Path(self._temporary) / str(step.save.step)
-        write_late_step(to, trees, {})
-        _make_plain(to)
+        states, is_like = late_items(step, like, progress)
+        into = epath.Path(self._temporary)
+        writes = ArrayWrites(
+            attempt=new_attempt(), creates=True, at_once_bytes=_BATCH_BYTES, compression="none"
+        )
+        orbax = OrbaxStep(items=tuple(states))
+        StepWriter(into, step.save, states, (0,), writes, orbax=orbax, meet=meet_nobody).write()
+        _make_plain(into / str(step.save.step))
         return is_like
 
     def copy_files(self, step: StoredStepReader, progress: Progress) -> None:
