@@ -176,9 +176,10 @@ class Config:
     all processes; no older step is tried. With a majority, its bytes are restored in either case.
     See docs/security.md for what this does not protect against."""
     orbax_item: str | None = setting(None, tier="persistent", least=1)
-    """Item of a plain Orbax step that is the training state. None: the item ``default``, ``state``
-    or ``items``; else the only item with arrays; else all items with arrays, as a dict
-    (``{"params": ..., "opt": ...}``)."""
+    """Item of Orbax's with the training state, in the steps that are written (None: ``state``) and
+    in those of plain Orbax. There None means the item ``default``, ``state`` or ``items``; else the
+    only item with arrays; else all items with arrays, as a dict (``{"params": ..., "opt": ...}``).
+    """
     require: Collection[Requirement] = setting((), basic=True)
     """What this job must have, a set or list of names; without a name, its lack is a warning.
     "secret": ConfigError instead of generating a secret when none was given. "peers": the start

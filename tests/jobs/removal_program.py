@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 from fake_gcs import FaultRule, GcsControl
-from persistent_steps import complete_steps, fill, life, save_over, value_of, writer_of
+from persistent_steps import RUN_ID, complete_steps, fill, life, save_over, value_of, writer_of
+from state_samples import on_host
 
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.steps.looks import ours_of
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import OrbaxStep, SaveId
 
 STEPS = (10, 20, 30)
 REMOVED = 20
@@ -135,6 +136,38 @@ def set_aside() -> dict[str, Any]:
     return {"before": before, "hidden": hidden, "then": seen, "kept": kept}
 
 
+def several_items() -> list[dict[str, Any]]:
+    """What is seen of a step of two items and metrics: saved, rolled back, back, and removed.
+
+    Its files name a further item, outside of the step.
+    """
+    tier, writer = tier_of("several"), writer_of(tier_of("several"))
+    save_over(tier, 10, 10, life(1), writer=writer)
+    save, data = SaveId(REMOVED, life(1), RUN_ID), b"{}"
+    orbax = OrbaxStep(
+        items=("params", "opt"), handlers={"../10/state": "elsewhere"}, metrics={"loss": 1.5}
+    )
+    tree, shards = on_host({"params": {"w": np.full(4, 20)}, "opt": np.arange(3)})
+    tier.write_document(REMOVED, 0, 1, data)
+    tier.write_tensors(save, tree, shards, (0,), orbax=orbax)
+    documents = {0: (hashlib.sha256(data).hexdigest(), False)}
+    leaves = [leaf.spec for leaf in tree.leaves]
+    writer.publish(tier.finish(save, documents, leaves, {}, orbax=orbax), None)
+    found = [look("several")]
+    writer = writer_of(tier)
+    writer.begin(life(2), ROLLED_BACK)
+    found.append(look("several"))
+    writer = writer_of(tier)
+    writer.begin(life(3), continued(None, save, life(3)))
+    found.append(look("several"))
+    stored = tier.describe(tier.find(REMOVED))
+    found[-1]["leaves"] = sorted(stored.leaves)
+    commit = control().object_bytes("bucket", "several/10/state/commit_success.txt")
+    found[-1]["other"] = commit.decode()
+    writer.remove([REMOVED], life(3))
+    return [*found, look("several")]
+
+
 def rolled_back() -> list[dict[str, Any]]:
     """Storage takes k requests of a rollback to step 10, for each k until it is through.
 
@@ -245,7 +278,7 @@ def is_marked(run: str, incarnation: str) -> bool:
 if __name__ == "__main__":
     programs = (
         *(prepare, look, remove, clean_up, refused),
-        *(set_aside, rolled_back, replaced, unheard),
+        *(set_aside, several_items, rolled_back, replaced, unheard),
     )
     result = {program.__name__: program for program in programs}[sys.argv[1]](*sys.argv[2:])
     print(json.dumps(result))

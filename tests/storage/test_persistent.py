@@ -719,10 +719,17 @@ def test_marker_of_several_items_is_the_golden_one() -> None:
     assert marker.items == ("params", "opt")
 
 
-@pytest.mark.parametrize("name", ["", "../x", ".hidden", "a/b"])
-def test_marker_with_an_item_elsewhere_is_damaged(name: str) -> None:
+@pytest.mark.parametrize(
+    "items",
+    [
+        *(("",), ("../x",), (".hidden",), ("a/b",), ("a\0",), ("a\n",), ("a" * 256,)),
+        *(("params", "opt", "opt"), ("params", "mu"), tuple(f"{n}" for n in range(1000))),
+    ],
+)
+def test_marker_with_items_that_cannot_be_is_damaged(items: tuple[str, ...]) -> None:
     save = SaveId(step=40, incarnation=EXAMPLE_LIFE, run_id="demo")
+    leaves = [LeafSpec("opt/mu", "float32", ()), LeafSpec("params", "float32", (4,))]
     checksums = encode_checksums([], {})
-    data = build_marker(save, {}, [], checksums, EXAMPLE_TENSORS, items=(name,))
+    data = build_marker(save, {}, leaves, checksums, EXAMPLE_TENSORS, items=items)
     with pytest.raises(CorruptData, match="contradicts itself"):
         check_marker(data, 40, "marker.json", NO_SIGNING)

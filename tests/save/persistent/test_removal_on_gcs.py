@@ -114,6 +114,21 @@ def test_step_set_aside_in_a_bucket_keeps_every_object(gcs: FakeGcs) -> None:
     assert set(seen["kept"]) == names - COMMITS
 
 
+def test_step_of_several_items_leaves_and_returns_whole(gcs: FakeGcs) -> None:
+    saved, aside, back, removed = run(gcs, "several_items")
+    commits = {"commit_success.txt"} | {
+        f"{item}/commit_success.txt" for item in ("params", "opt", "metrics")
+    }
+    assert commits < set(saved["objects"])
+    assert set(aside["objects"]) == set(saved["objects"]) - commits
+    assert (aside["whole"], aside["manager"]) == ([10], [10])
+    assert back["objects"] == saved["objects"]
+    assert (back["whole"], back["manager"]) == ([10, 20], [10, 20])
+    assert back["leaves"] == ["opt", "params/w"]
+    assert "by incarnation" in back["other"], "as the other step's writer wrote it"
+    assert (removed["objects"], removed["beside"], removed["manager"]) == ([], [], [10])
+
+
 def test_rollback_ending_at_any_request_keeps_or_hides_a_step(gcs: FakeGcs) -> None:
     """It counts, or is aside: from the version that says so on, whatever comes after it."""
     found = run(gcs, "rolled_back")
