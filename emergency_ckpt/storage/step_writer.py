@@ -177,14 +177,8 @@ class StepWriter:
         # Alone, after all that the step consists of: it shows that nobody has cleared the place.
         metadata = self._metadata(time.time_ns())
         self._objects.write({STEP_METADATA: metadata}, over={STEP_METADATA: claim})
-        commits: dict[str, bytes] = {}
-        for name in (*(f"{item}/{COMMITTED}" for item in self._handlers()), COMMITTED):
-            self._writes.check()
-            text = f"Checkpoint commit was successful by incarnation {self._save.incarnation}"
-            commits |= self._objects.write({name: text.encode()})
-        if self._objects.read([STEP_METADATA]).get(STEP_METADATA) != metadata:
-            self._objects.remove(dict(reversed(commits.items())))
-            raise self._objects.lost(STEP_METADATA)
+        names = (*(f"{item}/{COMMITTED}" for item in self._handlers()), COMMITTED)
+        self._objects.commit(names, self._save.incarnation, metadata, self._writes.check)
         if not self._in_bucket:
             self._writes.check()
             self._folder.rename(self._final)

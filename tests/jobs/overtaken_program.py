@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.calls import THREAD_NAME
+from emergency_ckpt.storage.step_writer import StepWriter
 from emergency_ckpt.types import SaveId
 
 STEP = 20
@@ -50,14 +52,29 @@ def url(run: str) -> str:
 
 def save_as_newer_life() -> None:
     """Go back to step 10 and save 20 again, in each directory that a line of stdin names."""
-    chain = continued(None, PARENT, life(3))
+    newest = life(4)
+    chain = continued(None, PARENT, newest)
     for line in sys.stdin:
         tier = PersistentTier(url(line.strip()))
         writer = writer_of(tier)
         try:
-            save_over(tier, STEP, 21, life(3), chain=chain, writer=writer)
+            save_over(tier, STEP, 21, newest, chain=chain, writer=writer)
         except PersistentTierError:  # the older life had claimed the place: the next save clears it
-            save_over(tier, STEP, 21, life(3), chain=chain, writer=writer)
+            save_over(tier, STEP, 21, newest, chain=chain, writer=writer)
+        print("saved", flush=True)
+
+
+def begin_as_newer_life() -> None:
+    """The same, but for a life that ends before its commit of step 20."""
+
+    def die(*_: object) -> None:
+        raise PersistentTierError("save", f"step {STEP}", "this life has ended")
+
+    StepWriter._commit = die
+    for line in sys.stdin:
+        tier = PersistentTier(url(line.strip()))
+        chain = continued(None, PARENT, life(4))
+        error_of(partial(save_over, tier, STEP, 21, life(4), chain=chain, writer=writer_of(tier)))
         print("saved", flush=True)
 
 
@@ -77,6 +94,12 @@ def place_needed(tier: PersistentTier) -> Work:
 
 def rollback(tier: PersistentTier) -> Work:
     return lambda: writer_of(tier).begin(life(2), continued(None, PARENT, life(2)))
+
+
+def bring_back(tier: PersistentTier) -> Work:
+    """Continue from step 20, which an earlier life has left."""
+    left = SaveId(STEP, life(1), RUN_ID)
+    return lambda: writer_of(tier).begin(life(3), continued(None, left, life(3)))
 
 
 def withdrawal(tier: PersistentTier) -> Work:
@@ -99,7 +122,10 @@ def withdrawal(tier: PersistentTier) -> Work:
     return go_on
 
 
-WORKS = {each.__name__: each for each in (removal, clean_up, place_needed, rollback, withdrawal)}
+WORKS = {
+    each.__name__: each
+    for each in (removal, clean_up, place_needed, rollback, bring_back, withdrawal)
+}
 
 
 def prepare(what: str) -> None:
@@ -110,6 +136,8 @@ def prepare(what: str) -> None:
         write_tensors(tier, SaveId(STEP, life(1), RUN_ID), 20)
     elif what != "withdrawal":
         save_over(tier, STEP, 20, life(1), writer=writer)
+    if what == "bring_back":
+        writer_of(tier).begin(life(2), continued(None, PARENT, life(2)))
 
 
 def error_of(work: Work) -> str:
@@ -120,14 +148,14 @@ def error_of(work: Work) -> str:
     return ""
 
 
-def overtaken(what: str) -> list[dict[str, Any]]:
+def overtaken(what: str, newer_life: str) -> list[dict[str, Any]]:
     """Storage holds up the k-th request of the older life, for each k until there is none.
 
     Of each: what the older life is told, and what is seen then and after the next life's start.
     """
     prepare(what)
     found: list[dict[str, Any]] = []
-    command = [sys.executable, __file__, "save_as_newer_life"]
+    command = [sys.executable, __file__, newer_life]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as newer:
         while not found or found[-1]["is_held"]:
@@ -157,7 +185,7 @@ def overtaken_at(run: str, what: str, k: int, newer: subprocess.Popen[str]) -> d
             control().remove_fault(rule)
         told = older.result()
     seen = look(run)
-    writer_of(tier).begin(life(4))
+    writer_of(tier).begin(life(5))
     return {"is_held": is_held, "told": told, "seen": seen, "then": look(run)}
 
 
@@ -198,15 +226,18 @@ def plain(run: str) -> Any:
         if STEP not in steps:
             return steps
         try:
-            stored = manager.restore(STEP, args=ocp.args.StandardRestore())
+            stored = manager.restore(
+                STEP, args=ocp.args.Composite(state=ocp.args.StandardRestore())
+            )
         except (ValueError, FileNotFoundError) as error:
             return str(error)[:200]
-        (value,) = set(np.asarray(stored["w"]).tolist())
+        (value,) = set(np.asarray(stored.state["w"]).tolist())
         return [*steps, value]
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["save_as_newer_life"]:
-        save_as_newer_life()
+    lives = {each.__name__: each for each in (save_as_newer_life, begin_as_newer_life)}
+    if sys.argv[1] in lives:
+        lives[sys.argv[1]]()
     else:
-        print(json.dumps(overtaken(sys.argv[1])))
+        print(json.dumps(overtaken(*sys.argv[1:])))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import tensorstore
 
 from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.storage.orbax_names import STEP_METADATA
 from emergency_ckpt.storage.orbax_reader import kvstore_of
 from emergency_ckpt.storage.waits import result_of, wait_for
 
@@ -60,6 +61,27 @@ class StepObjects:
         PersistentTierError when another process has written or removed one of them.
         """
         return self.begin(objects, over).generations()
+
+    def commit(
+        self,
+        names: Iterable[str],
+        incarnation: str,
+        metadata: bytes,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write the files by which Orbax counts the step that ``incarnation`` has saved.
+
+        They are taken back where Orbax's metadata are not ``metadata``, as when a newer life has
+        the place: PersistentTierError. ``check``: called before each write.
+        """
+        text = f"Checkpoint commit was successful by incarnation {incarnation}".encode()
+        written: dict[str, bytes] = {}
+        for name in names:
+            check()
+            written |= self.write({name: text})
+        if self.read([STEP_METADATA]).get(STEP_METADATA) != metadata:
+            self.remove(dict(reversed(written.items())))
+            raise self.lost(STEP_METADATA)
 
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the bytes of the objects that exist."""

@@ -512,17 +512,27 @@ class DirectoryWriter:
 
         def bring_back() -> None:
             if self._storage.is_object_store:
-                # The item's first, as Orbax commits.
-                for marker in reversed(self._commits(own)):
-                    (self._directory / own / marker).write_bytes(b"brought back")
+                self._commit_again(entry)
                 return
             # Ours first: without our folder the tensors would look like a step of plain Orbax.
             for old, new in reversed(names):
                 if self._storage.lexists(new) and not self._storage.lexists(old):
                     (self._directory / new).rename(self._directory / old)
 
-        if not self._storage.is_object_store or self._is_in_own_folder(entry):
-            self._storage.do("bring back", f"/{own}", bring_back, changes=entry.step)
+        self._storage.do("bring back", f"/{own}", bring_back, changes=entry.step)
+
+    def _commit_again(self, entry: Entry) -> None:
+        """Write what is missing of Orbax's commit of a step in a bucket. For use inside ``do``."""
+        from emergency_ckpt.storage.item.objects import StepObjects  # noqa: PLC0415 - TensorStore
+
+        objects = StepObjects(f"{self._directory}/{entry.own_folder}")
+        metadata = objects.read([STEP_METADATA]).get(STEP_METADATA, b"")
+        if self._is_in_own_folder(entry):
+            names = [COMMITTED, *(f"{item}/{COMMITTED}" for item in items_of(metadata))]
+            there = objects.read(names)
+            # The item's first, as Orbax commits.
+            missing = [name for name in reversed(names) if name not in there]
+            objects.commit(missing, entry.incarnation, metadata)
 
     def _move(self, entry: Entry) -> None:
         """Give both folders of a step their names aside. Idempotent.
