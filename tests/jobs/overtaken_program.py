@@ -198,10 +198,12 @@ def plain(run: str) -> Any:
         if STEP not in steps:
             return steps
         try:
-            stored = manager.restore(STEP, args=ocp.args.StandardRestore())
+            stored = manager.restore(
+                STEP, args=ocp.args.Composite(state=ocp.args.StandardRestore())
+            )
         except (ValueError, FileNotFoundError) as error:
             return str(error)[:200]
-        (value,) = set(np.asarray(stored["w"]).tolist())
+        (value,) = set(np.asarray(stored.state["w"]).tolist())
         return [*steps, value]
 
 
