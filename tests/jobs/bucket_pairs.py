@@ -76,8 +76,8 @@ def look(run: str) -> dict[str, Any]:
 
 
 def plain_value(manager: ocp.CheckpointManager) -> int:
-    found = manager.restore(STEP, args=ocp.args.StandardRestore())
-    (value,) = set(np.asarray(found["w"]).tolist())
+    found = manager.restore(STEP, args=ocp.args.Composite(state=ocp.args.StandardRestore()))
+    (value,) = set(np.asarray(found.state["w"]).tolist())
     return value
 
 

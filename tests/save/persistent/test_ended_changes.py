@@ -46,8 +46,8 @@ def plain_steps(directory: Path) -> list[int]:
     with ocp.CheckpointManager(directory) as manager:
         found = sorted(manager.all_steps())
         for step in found:
-            read = manager.restore(step, args=ocp.args.StandardRestore())
-            assert read["w"].tolist() == [step] * 4
+            read = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore()))
+            assert read.state["w"].tolist() == [step] * 4
     return found
 
 

@@ -47,8 +47,9 @@ def test_every_name_and_path_is_read_back(world: World) -> None:
             assert (step, host) == (1, {"at": 1})
             assert same(state, state_of(1))
     with ocp.CheckpointManager(world.persistent) as manager:
-        plain = manager.restore(1, args=ocp.args.StandardRestore(state_of(0)))
-    assert same(plain, state_of(1))
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(state_of(0)))
+        plain = manager.restore(1, args=args)
+    assert same(plain.state, state_of(1))
 
 
 @pytest.mark.parametrize(

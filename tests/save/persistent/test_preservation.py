@@ -100,7 +100,7 @@ def test_what_is_kept(tmp_path: Path, settings: dict[str, Any], kept: list[int])
     ]
     assert failures.count == 0
     with ocp.CheckpointManager(tmp_path / "run") as manager:
-        assert (manager.restore(40, args=ocp.args.StandardRestore())["w"] == 40).all()
+        assert (manager.restore(40).state["w"] == 40).all()
 
 
 @pytest.mark.parametrize("done", ["announced", "hidden", "deleted"])
