@@ -41,6 +41,7 @@ class HeldCopies:
         self._orphans: list[ProcessDirectory] = []
         self._threads = copy_threads
         self._document_bytes = 0
+        self._compared: set[str] = set()  # digests that several slots have, which were verified
         self._lock = threading.RLock()
 
     @property
@@ -114,7 +115,17 @@ class HeldCopies:
 
     @contextlib.contextmanager
     def mapping_for(self, digest: str) -> Generator[tuple[Mapping, Contents]]:
-        """Lend the slot's memory for reading; it is not reused meanwhile. NotHeld when gone."""
+        """Lend the slot's memory for reading; it is not reused meanwhile. NotHeld when gone.
+
+        Where several slots hold the digest they are compared first: what is lent goes to a peer,
+        which would hold all of them for damaged.
+        """
+        with self._lock:
+            found = self._found(digest)
+            is_known = len(found) < 2 or digest in self._compared
+        if not is_known:
+            self.verify(digest, range(len(found[0][1].contents.shards)))
+            self._compared.add(digest)
         with self._lock:
             slot, published = self._held_slot(digest)
             if slot.is_cut():

@@ -28,6 +28,7 @@ from tiers_support import (
     write_save,
 )
 
+from emergency_ckpt import _native
 from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import (
     NotHeld,
@@ -283,6 +284,19 @@ def test_damage_of_one_copy_leaves_another_of_its_digest(ramdisk: Path) -> None:
     damage(tier, digest, 0, W_SHARD)
     assert tier.verify(digest, range(6)) == []
     assert_whole(tier, digest, 1)
+
+
+def test_peer_reads_the_sound_one_of_two_copies(ramdisk: Path) -> None:
+    """It asks for a digest, and nobody here has read either copy before."""
+    orphan, tier = open_tier(ramdisk, process_index=1), open_tier(ramdisk)
+    digest = write_save(orphan, 1)
+    orphan.close()
+    assert write_save(tier, 1) == digest
+    tier.adopt_orphans()
+    damage(tier, digest, 0, W_SHARD)
+    with tier.mapping_for(digest) as (mapping, contents):
+        for entry in contents.shards:
+            assert _native.crc32c(mapping.view(entry.offset, entry.nbytes, None)) == entry.crc32c
 
 
 def write_part(tier: LocalTier, step: int) -> str:
