@@ -58,40 +58,6 @@ def _add_options(gke: argparse.ArgumentParser) -> None:
         "--dir", dest="directory", required=True, help="persistent directory, gs://bucket/run"
     )
     gke.add_argument("--run-id", help="name of the run; default: --name")
-    gke.add_argument(
-        "--state",
-        dest="state_bytes",
-        type=_quantity,
-        required=True,
-        help="one replica of the state, such as 700Gi",
-    )
-    gke.add_argument(
-        "--host-state",
-        dest="host_state_bytes",
-        type=_quantity,
-        default=GkeJob.host_state_bytes,
-        help="host state of one process, such as 5Mi",
-    )
-    gke.add_argument(
-        "--ramdisk",
-        dest="ramdisk_bytes",
-        type=_quantity,
-        required=True,
-        help="of a host, such as 200Gi",
-    )
-    gke.add_argument(
-        "--memory",
-        dest="memory_bytes",
-        type=_quantity,
-        help="memory limit of a pod, ramdisk included",
-    )
-    gke.add_argument(
-        "--ramdisk-source",
-        choices=get_args(RamdiskSource),
-        default="daemonset",
-        help="a tmpfs that a DaemonSet mounts on the nodes; the pods' own memory, kept by restarts"
-        " in place; or the volume of GKE's multi-tier checkpoint driver",
-    )
     gke.add_argument("--restart-agent-image", help="JobSet's agent, for restarts in place")
     gke.add_argument(
         "--secret",
@@ -112,8 +78,6 @@ def _add_options(gke: argparse.ArgumentParser) -> None:
     )
     gke.add_argument("--queue", help="Kueue's queue")
     gke.add_argument("--max-restarts", type=int, default=10, help="of the JobSet")
-    gke.add_argument("--keep-steps", type=int, default=1, help="setting local_keep_last_n")
-    gke.add_argument("--placement", default=ALL_BUT_PRIMARY, help="setting placement")
     gke.add_argument(
         "--preemption-grace-s",
         type=float,
@@ -140,7 +104,47 @@ def _add_options(gke: argparse.ArgumentParser) -> None:
         help="whose pods may read the trainers' metrics. The default is Google's Prometheus, for"
         " which a PodMonitoring is written",
     )
+    _add_sizes(gke.add_argument_group("RAM"))
     _add_nodes(gke.add_argument_group("nodes"))
+
+
+def _add_sizes(sizes: argparse._ArgumentGroup) -> None:  # pyright: ignore[reportPrivateUsage]
+    sizes.add_argument(
+        "--state",
+        dest="state_bytes",
+        type=_quantity,
+        required=True,
+        help="one replica of the state, such as 700Gi",
+    )
+    sizes.add_argument(
+        "--host-state",
+        dest="host_state_bytes",
+        type=_quantity,
+        default=GkeJob.host_state_bytes,
+        help="host state of one process, such as 5Mi",
+    )
+    sizes.add_argument(
+        "--ramdisk",
+        dest="ramdisk_bytes",
+        type=_quantity,
+        required=True,
+        help="of a host, such as 200Gi",
+    )
+    sizes.add_argument(
+        "--memory",
+        dest="memory_bytes",
+        type=_quantity,
+        help="memory limit of a pod, ramdisk included",
+    )
+    sizes.add_argument(
+        "--ramdisk-source",
+        choices=get_args(RamdiskSource),
+        default="daemonset",
+        help="a tmpfs that a DaemonSet mounts on the nodes; the pods' own memory, kept by restarts"
+        " in place; or the volume of GKE's multi-tier checkpoint driver",
+    )
+    sizes.add_argument("--keep-steps", type=int, default=1, help="setting local_keep_last_n")
+    sizes.add_argument("--placement", default=ALL_BUT_PRIMARY, help="setting placement")
 
 
 def _add_nodes(nodes: argparse._ArgumentGroup) -> None:  # pyright: ignore[reportPrivateUsage]
