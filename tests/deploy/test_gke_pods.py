@@ -233,11 +233,47 @@ def test_job_on_other_nodes_gets_its_ram_from_the_daemonset(
     assert min(int(began) for began, _ in moved) > 0
 
 
+def command_of_the_page(words: str) -> list[str]:
+    """Return the command with ``words`` that the page gives for a pod of the DaemonSet."""
+    text = (GKE / "README.md").read_text().replace("\\\n", " ")
+    (line,) = [each for each in text.splitlines() if each.startswith("kubectl") and words in each]
+    kubectl, command = line.split(" -- ")
+    assert kubectl == "kubectl exec POD -c serve"
+    return command.split()
+
+
+def test_commands_of_the_page_show_steps_and_free_them(
+    new_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = new_cluster("seen", "daemonset")
+    (pod,) = pod_specs([one(cluster.manifests, "DaemonSet")])
+    environ = started(pod["containers"][0], {}, pod_ip="127.0.0.1").environ
+
+    def in_pod(words: str) -> tuple[int, str]:
+        process = cluster.start(StartedContainer(command_of_the_page(words), environ), 0)
+        output, _ = process.communicate(timeout=LONG_S)
+        return process.returncode, output
+
+    cluster.start_trainers()
+    cluster.wait_for_saves()
+    status, output = in_pod("eckpt doctor --clean")
+    assert status == 1
+    assert "stays: in use by process" in output
+    cluster.kill_all()
+    cluster.start_servers()
+    status, output = in_pod("eckpt ls")
+    assert status == 0, output
+    assert "train" in output
+    status, output = in_pod("eckpt doctor --clean")
+    assert status == 0, output
+    assert "removed: process_0000" in output
+    assert not (cluster.ramdisk(0) / "data" / "eckpt" / "train").exists()
+    assert complete_in(cluster.ramdisk(1)) >= 0, "the next host's is freed there"
+    assert (cluster.ramdisk(0) / "events" / "events_00000.jsonl").stat().st_size > 0
+
+
 @pytest.mark.slow
 def test_drain_in_the_daemonset_saves_what_ram_had(new_cluster: Callable[..., Cluster]) -> None:
-    (block,) = re.findall(r"```sh\n(.*?)```", (GKE / "README.md").read_text(), re.S)
-    kubectl, command = block.replace("\\\n", " ").split(" -- ")
-    assert kubectl == "kubectl exec POD"
     cluster = new_cluster("drained", "daemonset")
     cluster.start_trainers()
     cluster.wait_for_saves()
@@ -245,7 +281,8 @@ def test_drain_in_the_daemonset_saves_what_ram_had(new_cluster: Callable[..., Cl
     (pod,) = pod_specs([one(cluster.manifests, "DaemonSet")])
     environ = started(pod["containers"][0], {}, pod_ip="127.0.0.1").environ
     cluster.start_servers()
-    drain = cluster.start(StartedContainer(command.split(), environ), 1)
+    command = command_of_the_page("eckpt export --drain")
+    drain = cluster.start(StartedContainer(command, environ), 1)
     output, _ = drain.communicate(timeout=LONG_S)
     assert drain.returncode == 0, output
     (step,) = re.findall(r"drained step (\d+) to ", output)
