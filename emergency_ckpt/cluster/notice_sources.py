@@ -70,7 +70,13 @@ class MetadataServer:
             ) from error
 
     def _inspect(self) -> str:
-        found = preempted_notice(self._text("preempted") or "FALSE")
+        preempted = self._text("preempted")
+        if preempted is None:
+            raise ValueError(
+                "it has no instance/preempted, so it is not the machine's own: behind Workload"
+                " Identity GKE's answers in its place, and SIGTERM is the notice"
+            )
+        found = preempted_notice(preempted)
         if found:
             return found
         event = maintenance_event_notice(self._text("maintenance-event") or "NONE")

@@ -139,17 +139,20 @@ class Claim:
             os.close(reader_fd)
         return reader_fd == _LOCKED
 
-    def delete(self) -> bool:
+    def delete(self, *, although_served: bool = False) -> bool:
         """Delete and release the directory; return False when a reader serves it: then it stays.
 
         Removes only files that this package names; a directory with other files stays.
+        ``although_served``: it goes all the same; its readers have what they have mapped.
         """
+        reader_fd: int | None = _LOCKED
         try:
-            reader_fd = _try_lock(READER_LOCK, self.dir_fd, fcntl.LOCK_EX, create=True)
+            if not although_served:
+                reader_fd = _try_lock(READER_LOCK, self.dir_fd, fcntl.LOCK_EX, create=True)
         except OSError:
             self.release()
             raise
-        if reader_fd is None or reader_fd == _LOCKED:
+        if not although_served and reader_fd in (None, _LOCKED):
             self.release()
             return False
         try:
@@ -160,7 +163,8 @@ class Claim:
             remove_empty(self.path)
             return not self.path.exists()
         finally:
-            os.close(reader_fd)
+            if reader_fd not in (None, _LOCKED):
+                os.close(reader_fd)
             self.release()
 
 
@@ -311,9 +315,12 @@ def process_directories(run_dir: Path) -> list[Path]:
     return [run_dir / name for name in sorted(names)[:MAX_DIRECTORIES_PER_RUN]]
 
 
-def claim_to_delete(path: Path) -> Claim | Holder | None:
-    """Lock a directory of another run; None when it has no lock file, or is gone."""
-    return _registered_claim(path, create=False, take_retired=False)
+def claim_to_delete(path: Path, *, own: bool = False) -> Claim | Holder | None:
+    """Lock a directory of another run; None when it has no lock file, or is gone.
+
+    ``own``: files.NotOwn when it, its run or ``local_dir`` is not this user's.
+    """
+    return _registered_claim(path, create=False, take_retired=False, own=own)
 
 
 def remove_empty(path: Path) -> None:
@@ -335,10 +342,10 @@ def _claim_new(path: Path, start: str) -> Claim | None:
 
 
 def _registered_claim(
-    path: Path, *, create: bool, take_retired: bool = True
+    path: Path, *, create: bool, take_retired: bool = True, own: bool = True
 ) -> Claim | Holder | None:
     try:
-        dir_fd = open_process_directory(path) if create else open_to_delete(path)
+        dir_fd = open_process_directory(path) if own else open_to_delete(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     status = os.fstat(dir_fd)

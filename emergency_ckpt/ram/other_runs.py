@@ -75,15 +75,18 @@ def holder_of(run: LeftRun) -> Holder | None:
         return found if isinstance(found, Holder) else None
 
 
-def remove_run(run: LeftRun) -> bool:
+def remove_run(run: LeftRun, *, although_served: bool = False) -> bool:
     """Delete a run's directories; return False, and delete none, when a process uses one.
 
     Removes only files that this package names. OSError when a file cannot be removed.
+    ``although_served``: readers are no reason to keep it; files.NotOwn when it is another user's.
     """
-    with _locked(run) as found:
-        if isinstance(found, Holder) or any(claim.is_served() for claim in found):
+    with _locked(run, own=although_served) as found:
+        if isinstance(found, Holder):
             return False
-        gone = [claim.delete() for claim in found]
+        if not although_served and any(claim.is_served() for claim in found):
+            return False
+        gone = [claim.delete(although_served=although_served) for claim in found]
         parent = run.directories[0].parent
         for path in run.directories:
             # A process may have died before it made the lock file.
@@ -168,12 +171,12 @@ class OtherRuns:
 
 
 @contextlib.contextmanager
-def _locked(run: LeftRun) -> Generator[list[Claim] | Holder]:
+def _locked(run: LeftRun, *, own: bool = False) -> Generator[list[Claim] | Holder]:
     """Lock all directories of a run, or none and return the process that holds one."""
     held: list[Claim] = []
     try:
         for path in run.directories:
-            found = claims.claim_to_delete(path)
+            found = claims.claim_to_delete(path, own=own)
             if isinstance(found, Holder):
                 yield found
                 return

@@ -47,8 +47,9 @@ Version = tuple[int, int, int, int]
 class ReadOnlyRamdisk:
     """The contents of all process directories of a run. Thread-safe.
 
-    Holds ``reader.lock`` of each directory shared, so that no process deletes it; the next request
-    finds directories that appear later. ``address`` is part of the inventory.
+    Holds ``reader.lock`` of each directory shared, so that no process deletes it unless a person
+    says so; the next request finds directories that appear later. ``address`` is part of the
+    inventory.
 
     ConfigError for an invalid run id, LocalTierError when ``local_dir`` is no directory of
     ``owner_uid`` (None: the effective user). Process directories of other users are not served,
@@ -151,6 +152,14 @@ class ReadOnlyRamdisk:
         """Raise HostStateError: this server saves nothing to storage."""
         self.publish_host_state(save, owner, count, data)
 
+    def let_go(self) -> None:
+        """Release the directories that were removed, whose memory is held until then.
+
+        Reads in progress keep theirs.
+        """
+        with self._lock:
+            self._drop_removed()
+
     def close(self) -> None:
         """Release the directories. Idempotent; reads in progress keep their memory."""
         with self._lock:
@@ -171,8 +180,7 @@ class ReadOnlyRamdisk:
 
     def _refresh(self) -> None:
         present = process_directories(self._run_dir)
-        for path in [path for path, place in self._directories.items() if not place.at_its_path()]:
-            self._directories.pop(path).close()
+        self._drop_removed()
         for path in present:
             if path not in self._directories:
                 self._open(path)
@@ -182,6 +190,10 @@ class ReadOnlyRamdisk:
             except OSError as error:
                 self._directories.pop(path).close()
                 self._note_damage(path, error)
+
+    def _drop_removed(self) -> None:
+        for path in [path for path, place in self._directories.items() if not place.at_its_path()]:
+            self._directories.pop(path).close()
 
     def _open(self, path: Path) -> None:
         try:

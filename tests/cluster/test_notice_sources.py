@@ -145,6 +145,20 @@ def test_maintenance_announced_withdrawn_and_near(metadata: Metadata) -> None:
     assert "maintenance" in server.inspect()
 
 
+def test_metadata_server_without_vm_metadata_is_said(metadata: Metadata) -> None:
+    """GKE's own, which has a cluster's name and tokens, and nothing of the machine."""
+    metadata.answers.clear()
+    heard = Heard(MetadataServer(25.0))
+    try:
+        assert heard.failed.wait(30)
+        (event,) = heard.events
+        assert event.fields["source"] == "gce"
+        assert "Workload Identity" in event.fields["text"]
+        assert "SIGTERM is the notice" in event.fields["text"]
+    finally:
+        heard.polls.close()
+
+
 def _endless(handler: Any) -> None:
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nMetadata-Flavor: Google\r\n\r\n")
     with contextlib.suppress(ConnectionError):

@@ -27,7 +27,7 @@ from launch_support import JobEnvironment, free_port
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 CANNOT = 77
-PACKAGES = "jax grain"  # as the image's, for a machine without a TPU
+PACKAGES = "jax grain prometheus-client"  # as the image's, for a machine without a TPU
 TRAINER, LAST_STEP = 1000, 100
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 BASE_PACKAGES = "ca-certificates,python3-dev,python3-pip,python3-venv"
@@ -157,6 +157,8 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 def check_tools(pod: Pod) -> None:
     who = pod.run(["id", "-u"])
     assert who.stdout.strip() == str(TRAINER), who.stderr
+    for program in ("mount", "mountpoint", "setpriv"):
+        assert pod.run(["sh", "-c", f"command -v {program}"]).returncode == 0, program
     written = pod.run(["touch", "/app/x"])
     assert "Read-only file system" in written.stderr, written
     found = pod.run(["sh", "-c", "command -v cc gcc g++ clang"])
@@ -177,7 +179,9 @@ def train(pod: Pod, address: str) -> list[str]:
         "ECKPT_DIR": "/mnt/storage",
         "ECKPT_RUN_ID": "image",
         "ECKPT_SECRET_FILE": "/mnt/secret",
+        "ECKPT_BIND_HOST": "127.0.0.1",
         "ECKPT_PEER_PORT": "0",
+        "ECKPT_METRICS_PORT": "0",
         "ECKPT_PREEMPTION_NOTICE": "sigterm",
         "ECKPT_PREEMPTION_GRACE_S": "20",
         "ECKPT_HANG_TIMEOUT_S": "60",

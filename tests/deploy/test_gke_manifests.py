@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,7 +124,7 @@ def test_coordinator_is_the_pod_of_process_0(generate: Any) -> None:
     assert (host, job.process_index) == (name, 0)
     (container,) = pod_specs([one(manifests, "JobSet")])[0]["containers"]
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
-    assert ports == {"coordinator": int(port), "peers": 7411}
+    assert ports == {"coordinator": int(port), "peers": 7411, "metrics": 7413}
 
 
 def test_variables_of_the_tpu_runtime_are_left_to_gke(generate: Any) -> None:
@@ -134,8 +136,9 @@ def test_variables_of_the_tpu_runtime_are_left_to_gke(generate: Any) -> None:
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_containers_have_no_rights_but_the_mounting_one(source: str, generate: Any) -> None:
+    """On sites that forbid trainers to raise the limit of locked memory."""
     privileged = []
-    for spec, container in containers(generate(source)):
+    for spec, container in containers(generate(source, "--tpu-rights", "none")):
         pod, own = spec["securityContext"], container["securityContext"]
         assert pod["runAsNonRoot"]
         assert pod["runAsUser"] == pod["fsGroup"] == 1000
@@ -168,9 +171,12 @@ def test_policies_let_only_trainers_reach_the_pods(source: str, generate: Any) -
     from_trainers, from_servers = (
         {"podSelector": {"matchLabels": labels}} for labels in (trainers, servers)
     )
-    wanted: dict[str, Any] = {"trainer": [{"from": [from_trainers]}]}
+    peers, serve, metrics = ([{"protocol": "TCP", "port": port}] for port in (7411, 7412, 7413))
+    google = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gmp-system"}}}
+    wanted: dict[str, Any] = {
+        "trainer": [{"from": [from_trainers]}, {"from": [google], "ports": metrics}]
+    }
     if source == "daemonset":
-        peers, serve = ([{"protocol": "TCP", "port": port}] for port in (7411, 7412))
         wanted["trainer"].append({"from": [from_servers], "ports": peers})
         wanted["ramdisk"] = [{"from": [from_trainers, from_servers], "ports": serve}]
     assert open_to == wanted
@@ -209,7 +215,7 @@ def test_restart_in_place_keeps_the_pods_memory(generate: Any) -> None:
             "RestartAllContainers"
         ]
     (volume,) = [each for each in pod["volumes"] if each["name"] == "ramdisk"]
-    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "60Gi"}
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "61Gi"}
 
 
 def test_one_slice_has_a_node_pool_of_its_own(generate: Any) -> None:
@@ -218,6 +224,8 @@ def test_one_slice_has_a_node_pool_of_its_own(generate: Any) -> None:
         "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"
     }
     assert metadata["labels"]["kueue.x-k8s.io/queue-name"] == "tpu"
+    whole = {"machine_type": "ct5lp-hightpu-8t", "hosts": "1", "ramdisk": "200Gi"}
+    assert "annotations" not in one(generate(**whole), "JobSet")["metadata"]
 
 
 @pytest.mark.parametrize(("grace_s", "seconds"), [(None, 30), ("60.5", 66)])
@@ -232,7 +240,7 @@ def test_grace_of_pods_follows_the_setting(
     (pod,) = pod_specs([one(in_place, "JobSet")])
     assert pod["terminationGracePeriodSeconds"] == seconds + 100
     command = pod["containers"][0]["command"]
-    assert command == ["timeout", f"--kill-after={seconds}", "0", "python", "/app/train.py"]
+    assert command[-5:] == ["timeout", f"--kill-after={seconds}", "0", "python", "/app/train.py"]
     given = next(started_trainers(manifests)).environ["ECKPT_PREEMPTION_GRACE_S"]
     assert float(given) == float(grace_s or Config.preemption_grace_s)
 
@@ -261,7 +269,197 @@ def test_secret_is_a_file_of_the_pods_group(generate: Any, tmp_path: Path) -> No
 def test_ramdisk_of_the_driver_has_the_size_asked_for(generate: Any) -> None:
     manifests = generate("gke-driver")
     spec = one(manifests, "CheckpointConfiguration")["spec"]
-    assert (spec["cloudStorageBucketName"], spec["inMemoryVolumeSize"]) == ("bucket", "60Gi")
+    assert (spec["cloudStorageBucketName"], spec["inMemoryVolumeSize"]) == ("bucket", "61Gi")
     (pod,) = pod_specs([one(manifests, "JobSet")])
     (volume,) = [each for each in pod["volumes"] if each["name"] == "ramdisk"]
     assert volume["csi"] == {"driver": "multitier-checkpoint.csi.storage.gke.io"}
+
+
+def trainer_and_pod(manifests: list[Manifest]) -> tuple[Manifest, Manifest]:
+    (pod,) = pod_specs([one(manifests, "JobSet")])
+    return pod["containers"][0], pod
+
+
+@pytest.mark.parametrize("rights", ["locked-memory", "privileged"])
+def test_trainer_alone_starts_as_root_to_lock_memory(rights: str, generate: Any) -> None:
+    manifests = generate("in-place", "--tpu-rights", rights)
+    trainer, pod = trainer_and_pod(manifests)
+    own = trainer["securityContext"]
+    assert (own["runAsUser"], own["runAsNonRoot"], own["readOnlyRootFilesystem"]) == (
+        0,
+        False,
+        True,
+    )
+    if rights == "privileged":
+        assert own["privileged"]
+    else:
+        assert own["allowPrivilegeEscalation"] is False
+        assert own["capabilities"] == {
+            "drop": ["ALL"],
+            "add": ["SETGID", "SETUID", "SYS_RESOURCE"],
+        }
+    for container in pod["initContainers"]:
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert "runAsUser" not in container["securityContext"]
+    assert pod["securityContext"]["runAsUser"] == 1000
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="starts as root, as the container does")
+def test_command_of_the_trainer_raises_the_limit_and_drops_root(generate: Any) -> None:
+    trainer, _ = trainer_and_pod(generate())
+    shell, options, script, name, limit_kib, user, *program = trainer["command"]
+    assert (limit_kib, user, program) == (str(1 << 36), "1000", ["python", "/app/train.py"])
+    shown = (
+        "id -u; id -G; ulimit -l; grep -E '^(Cap(Prm|Eff|Inh|Amb)|NoNewPrivs)' /proc/self/status"
+    )
+    done = subprocess.run(
+        [shell, options, script, name, "64", user, "/bin/sh", "-c", shown],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    uid, groups, limit, *status = done.stdout.splitlines()
+    assert (uid, groups, limit) == ("1000", "1000", "64")
+    rights = {line.split()[0]: int(line.split()[1], 16) for line in status}
+    assert rights.pop("NoNewPrivs:") == 1
+    assert set(rights.values()) == {0}
+
+
+MACHINES = [
+    ("v4", None, "4x8x4", 32, 4, "ct4p-hightpu-4t"),
+    ("v5e", None, "2x4", 2, 4, "ct5lp-hightpu-4t"),
+    ("v5e", "ct5lp-hightpu-8t", "2x4", 1, 8, "ct5lp-hightpu-8t"),
+    ("v5e", "ct5lp-hightpu-1t", "1x1", 1, 1, "ct5lp-hightpu-1t"),
+    ("v5p", None, "4x4x12", 48, 4, "ct5p-hightpu-4t"),
+    ("v6e", "ct6e-standard-8t", "2x4", 1, 8, "ct6e-standard-8t"),
+    ("v6e", None, "16x16", 64, 4, "ct6e-standard-4t"),
+    ("tpu7x", None, "2x2x1", 1, 4, "tpu7x-standard-4t"),
+    ("tpu7x", None, "4x4x8", 32, 4, "tpu7x-standard-4t"),
+]
+
+
+@pytest.mark.parametrize(("tpu_type", "machine", "topology", "hosts", "chips", "label"), MACHINES)
+def test_machine_gives_the_chips_of_a_host(
+    tpu_type: str,
+    machine: str | None,
+    topology: str,
+    hosts: int,
+    chips: int,
+    label: str,
+    generate: Any,
+) -> None:
+    changes = {"tpu_type": tpu_type, "topology": topology, "hosts": str(hosts)}
+    changes |= {"ramdisk": "200Gi"} | ({} if machine is None else {"machine_type": machine})
+    trainer, pod = trainer_and_pod(generate(**changes))
+    assert trainer["resources"]["limits"] == {"google.com/tpu": str(chips)}
+    assert pod["nodeSelector"]["node.kubernetes.io/instance-type"] == label
+    (devices,) = [e["value"] for e in trainer["env"] if e["name"] == "ECKPT_DEVICES_PER_HOST"]
+    assert int(devices) == chips * (2 if tpu_type == "tpu7x" else 1)
+
+
+def test_pods_and_daemonset_take_the_nodes_of_the_job_alone(generate: Any) -> None:
+    more = ["--toleration", "team=a:NoSchedule", "--toleration", "b:NoExecute"]
+    more += ["--node-selector", "team=a", "--node-pools", "p0,p1,p2"]
+    manifests = generate("daemonset", *more, reservation="mine")
+    specs = pod_specs(manifests)
+    assert len(specs) == 2
+    for spec in specs:
+        assert spec["nodeSelector"] == {
+            "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
+            "cloud.google.com/gke-tpu-topology": "2x4",
+            "node.kubernetes.io/instance-type": "ct5lp-hightpu-4t",
+            "cloud.google.com/reservation-name": "mine",
+            "team": "a",
+        }
+        assert spec["tolerations"] == [
+            {"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"},
+            {"key": "team", "operator": "Equal", "value": "a", "effect": "NoSchedule"},
+            {"key": "b", "operator": "Exists", "effect": "NoExecute"},
+        ]
+        required = spec["affinity"]["nodeAffinity"][
+            "requiredDuringSchedulingIgnoredDuringExecution"
+        ]
+        assert required["nodeSelectorTerms"] == [
+            {
+                "matchExpressions": [
+                    {
+                        "key": "cloud.google.com/gke-nodepool",
+                        "operator": "In",
+                        "values": ["p0", "p1", "p2"],
+                    }
+                ]
+            }
+        ]
+    for manifest in manifests:
+        check_manifest(manifest)
+
+
+def test_spot_nodes_leave_a_save_what_their_kubelet_gives(generate: Any) -> None:
+    manifests = generate("daemonset", "--spot")
+    for spec in pod_specs(manifests):
+        assert spec["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
+        assert spec["tolerations"][1]["key"] == "cloud.google.com/gke-spot"
+    trainer, pod = trainer_and_pod(manifests)
+    values = {each["name"]: each.get("value") for each in trainer["env"]}
+    assert pod["terminationGracePeriodSeconds"] == 15
+    assert float(values["ECKPT_PREEMPTION_GRACE_S"]) == 10
+
+
+def test_paths_of_two_jobs_on_a_node_have_nothing_in_common(generate: Any) -> None:
+    """Job B's smaller --ramdisk once made A's tmpfs smaller."""
+    found: list[set[str]] = []
+    for name, namespace in (("a", "x"), ("b", "x"), ("a", "y")):
+        manifests = generate(name=name, namespace=namespace)
+        volumes = [volume for spec in pod_specs(manifests) for volume in spec["volumes"]]
+        paths = {volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume}
+        root = f"/var/lib/eckpt/{namespace}.{name}"
+        assert paths == {root, f"{root}/ramdisk/data", f"{root}/events"}
+        (mount,) = pod_specs([one(manifests, "DaemonSet")])[0]["initContainers"]
+        values = {each["name"]: each["value"] for each in mount["env"]}
+        assert values["RAMDISK"] == f"{root}/ramdisk"
+        found.append(paths)
+    assert not found[0] & found[1]
+    assert not found[0] & found[2]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_event_log_outlives_a_pod_as_the_ramdisk_does(source: str, generate: Any) -> None:
+    trainer, pod = trainer_and_pod(generate(source))
+    values = {each["name"]: each.get("value") for each in trainer["env"]}
+    if source != "daemonset":
+        assert values["ECKPT_EVENT_LOG"] == "/ramdisk/events"
+        return
+    assert values["ECKPT_EVENT_LOG"] == "/events"
+    (mount,) = [each for each in trainer["volumeMounts"] if each["mountPath"] == "/events"]
+    (volume,) = [each for each in pod["volumes"] if each["name"] == mount["name"]]
+    assert volume["hostPath"] == {
+        "path": "/var/lib/eckpt/default.train/events",
+        "type": "Directory",
+    }
+
+
+def test_metrics_are_read_by_the_prometheus_that_was_named(generate: Any) -> None:
+    manifests = generate()
+    spec = one(manifests, "PodMonitoring")["spec"]
+    trainer, _ = trainer_and_pod(manifests)
+    (port,) = [each for each in trainer["ports"] if each["name"] == spec["endpoints"][0]["port"]]
+    values = {each["name"]: each.get("value") for each in trainer["env"]}
+    assert int(values["ECKPT_METRICS_PORT"]) == port["containerPort"]
+    (bound,) = [each for each in trainer["env"] if each["name"] == "ECKPT_BIND_HOST"]
+    assert bound["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    ours = generate(prometheus_namespace="monitoring")
+    assert "PodMonitoring" not in [each["kind"] for each in ours]
+    assert "'kubernetes.io/metadata.name': 'monitoring'" in str(one(ours, "NetworkPolicy", "train"))
+
+
+def test_host_network_hears_the_machine_and_no_policy(generate: Any) -> None:
+    manifests = generate("daemonset", "--host-network")
+    trainer, pod = trainer_and_pod(manifests)
+    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert "hostNetwork" not in pod_specs([one(manifests, "DaemonSet")])[0]
+    values = {each["name"]: each.get("value") for each in trainer["env"]}
+    assert values["ECKPT_PREEMPTION_NOTICE"] == "gce"
+    policy = one(manifests, "NetworkPolicy")["spec"]
+    assert policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": 7412}]}]
+    values = {each["name"]: each.get("value") for each in trainer_and_pod(generate())[0]["env"]}
+    assert values["ECKPT_PREEMPTION_NOTICE"] == "sigterm"

@@ -87,7 +87,6 @@ class Cluster:
                 "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
                 "JAX_PLATFORMS": "cpu",
                 "JAX_NUM_CPU_DEVICES": environ.get("ECKPT_DEVICES_PER_HOST", "1"),
-                "GCE_METADATA_HOST": "127.0.0.1:9",  # no server: notices are SIGTERM
                 **environ,
                 **changes,
             },
@@ -102,6 +101,7 @@ class Cluster:
     def _here(self, text: str, node: int) -> str:
         for there, here in (
             ("/ramdisk", str(self.ramdisk(node) / "data")),
+            ("/events", str(self.ramdisk(node) / "events")),
             ("/etc/eckpt", str(self._root / "secret")),
             ("/app/train.py", str(self.program)),
             ("gs://bucket", str(self.bucket)),
@@ -118,6 +118,7 @@ class Cluster:
                 container,
                 first_node + index,
                 ECKPT_PEER_PORT="0",
+                ECKPT_METRICS_PORT="0",
                 ECKPT_COORDINATOR_ADDRESS=re.sub(
                     ":8476$", f":{coordinator}", container.environ["ECKPT_COORDINATOR_ADDRESS"]
                 ),
@@ -177,7 +178,8 @@ def new_cluster(
 
     def make(name: str, source: str, **changes: str) -> Cluster:
         shape = {"slices": str(SLICES), "hosts": "1", "topology": "2x2", "state": "2Mi"}
-        assert eckpt_here(*words(source, **shape, ramdisk="64Mi", **changes)) == 0
+        shape |= {"ramdisk": "64Mi", "tpu_rights": "none"}
+        assert eckpt_here(*words(source, **shape, **changes)) == 0
         (ramdisk / name).mkdir()
         clusters.append(Cluster(ramdisk / name, manifests_in(capsys.readouterr().out)))
         return clusters[-1]
@@ -231,11 +233,47 @@ def test_job_on_other_nodes_gets_its_ram_from_the_daemonset(
     assert min(int(began) for began, _ in moved) > 0
 
 
+def command_of_the_page(words: str) -> list[str]:
+    """Return the command with ``words`` that the page gives for a pod of the DaemonSet."""
+    text = (GKE / "README.md").read_text().replace("\\\n", " ")
+    (line,) = [each for each in text.splitlines() if each.startswith("kubectl") and words in each]
+    kubectl, command = line.split(" -- ")
+    assert kubectl == "kubectl exec POD -c serve"
+    return command.split()
+
+
+def test_commands_of_the_page_show_steps_and_free_them(
+    new_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = new_cluster("seen", "daemonset")
+    (pod,) = pod_specs([one(cluster.manifests, "DaemonSet")])
+    environ = started(pod["containers"][0], {}, pod_ip="127.0.0.1").environ
+
+    def in_pod(words: str) -> tuple[int, str]:
+        process = cluster.start(StartedContainer(command_of_the_page(words), environ), 0)
+        output, _ = process.communicate(timeout=LONG_S)
+        return process.returncode, output
+
+    cluster.start_trainers()
+    cluster.wait_for_saves()
+    status, output = in_pod("eckpt doctor --clean")
+    assert status == 1
+    assert "stays: in use by process" in output
+    cluster.kill_all()
+    cluster.start_servers()
+    status, output = in_pod("eckpt ls")
+    assert status == 0, output
+    assert "train" in output
+    status, output = in_pod("eckpt doctor --clean")
+    assert status == 0, output
+    assert "removed: process_0000" in output
+    assert not (cluster.ramdisk(0) / "data" / "eckpt" / "train").exists()
+    assert complete_in(cluster.ramdisk(1)) >= 0, "the next host's is freed there"
+    assert (cluster.ramdisk(0) / "events" / "events_00000.jsonl").stat().st_size > 0
+
+
 @pytest.mark.slow
 def test_drain_in_the_daemonset_saves_what_ram_had(new_cluster: Callable[..., Cluster]) -> None:
-    (block,) = re.findall(r"```sh\n(.*?)```", (GKE / "README.md").read_text(), re.S)
-    kubectl, command = block.replace("\\\n", " ").split(" -- ")
-    assert kubectl == "kubectl exec POD"
     cluster = new_cluster("drained", "daemonset")
     cluster.start_trainers()
     cluster.wait_for_saves()
@@ -243,7 +281,8 @@ def test_drain_in_the_daemonset_saves_what_ram_had(new_cluster: Callable[..., Cl
     (pod,) = pod_specs([one(cluster.manifests, "DaemonSet")])
     environ = started(pod["containers"][0], {}, pod_ip="127.0.0.1").environ
     cluster.start_servers()
-    drain = cluster.start(StartedContainer(command.split(), environ), 1)
+    command = command_of_the_page("eckpt export --drain")
+    drain = cluster.start(StartedContainer(command, environ), 1)
     output, _ = drain.communicate(timeout=LONG_S)
     assert drain.returncode == 0, output
     (step,) = re.findall(r"drained step (\d+) to ", output)
@@ -308,22 +347,24 @@ def test_mounting_container_makes_the_tmpfs_once(tmp_path: Path) -> None:
     )[0]["initContainers"]
     shell, options, script = container["command"]
     names = {variable["name"] for variable in container["env"]}
-    assert (shell, options, names) == ("/bin/sh", "-euc", {"RAMDISK", "SIZE_BYTES", "OWNER"})
+    assert (shell, options) == ("/bin/sh", "-euc")
+    assert names == {"RAMDISK", "EVENTS", "SIZE_BYTES", "OWNER"}
     again = 'echo kept > "$RAMDISK/data/step"; SIZE_BYTES=8388608\n' + script
     shown = (
         'cat "$RAMDISK/data/step"; grep " $RAMDISK " /proc/self/mountinfo;'
-        ' stat -c "%a %n" "$RAMDISK/data"'
+        ' stat -c "%a %n" "$RAMDISK/data" "$EVENTS"'
     )
     done = subprocess.run(
         [*OWN_MOUNTS, shell, options, f"{script}\n{again}\n{shown}"],
         env={"PATH": os.environ["PATH"], "RAMDISK": str(tmp_path / "ramdisk")}
+        | {"EVENTS": str(tmp_path / "events")}
         | {"SIZE_BYTES": "4194304", "OWNER": "0:0"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    kept, mount, mode = done.stdout.splitlines()
+    kept, mount, *modes = done.stdout.splitlines()
     assert kept == "kept"
     assert re.search(r" - tmpfs eckpt .*size=8192k", mount)
-    assert mode.startswith("700 ")
+    assert [mode.split()[0] for mode in modes] == ["700", "700"]

@@ -55,6 +55,7 @@ def test_mount_script_gives_away_nothing_behind_a_link(tmp_path: Path, link: str
         env={
             "PATH": f"{programs}:{os.environ['PATH']}",
             "RAMDISK": str(ramdisk),
+            "EVENTS": str(tmp_path / "events"),
             "SIZE_BYTES": "1048576",
             "OWNER": f"{OWNER}:{OWNER}",
         },

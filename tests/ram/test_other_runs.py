@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 
 import pytest
-from looks import eckpt_here
+from looks import USAGE_EXIT_CODE, eckpt_here
 from other_processes import other_process
 from tiers_support import make_old, open_tier
 
@@ -123,6 +124,44 @@ def test_clean_names_the_process_that_has_a_run(
         assert eckpt_here(*arguments, "--run-id", "alive") == 1
         assert "stays: in use by process" in capsys.readouterr().out
         assert names(ramdisk) == ["alive"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (TimeoutError("timed out"), "does not answer, and may live: timed out"),
+        (socket.gaierror(socket.EAI_AGAIN, "try again"), "cannot be resolved now: try again"),
+    ],
+)
+def test_served_run_stays_while_a_peer_may_live(
+    ramdisk: Path,
+    error: OSError,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    leave(ramdisk, "done", 60)
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    name = "getaddrinfo" if isinstance(error, socket.gaierror) else "create_connection"
+    monkeypatch.setattr(socket, name, fail)
+    words = ["doctor", "--clean", "--served", "--local-dir", str(ramdisk), "--run-id", "done"]
+    assert eckpt_here(*words, "--peers", "127.0.0.1:7411", "--older-than", "0", "--yes") == 1
+    assert said in capsys.readouterr().out
+    assert names(ramdisk) == ["done"]
+
+
+@pytest.mark.parametrize("left_out", ["--clean", "--run-id", "--peers"])
+def test_served_needs_a_run_and_its_peers(
+    ramdisk: Path, left_out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = {"--clean": [], "--run-id": ["done"], "--peers": ["127.0.0.1:7411"]}
+    del words[left_out]
+    given = [word for name, values in words.items() for word in (name, *values)]
+    assert eckpt_here("doctor", "--served", "--local-dir", str(ramdisk), *given) == USAGE_EXIT_CODE
+    assert "--served needs --clean" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("age", ["", "x", "-1", "1w", "nan", "1e9"])

@@ -175,6 +175,18 @@ def test_clean_by_root_removes_another_users_run(
     assert not (shared / RUN_ID).exists()
 
 
+def test_served_run_of_another_user_is_not_freed(
+    shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Root could, but this option is for the run's own user."""
+    assert as_user(JOB, shared, "open") == "[7] 0o700"
+    words = ["doctor", "--clean", "--served", "--local-dir", str(shared), "--run-id", RUN_ID]
+    words += ["--peers", "none.invalid:7411", "--older-than", "0", "--yes"]
+    assert eckpt_here(*words) == 1
+    assert f"belongs to user {JOB}" in capsys.readouterr().err
+    assert (shared / RUN_ID / "process_00000").is_dir()
+
+
 def test_clean_follows_no_link_to_another_users_run(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

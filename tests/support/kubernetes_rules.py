@@ -44,10 +44,44 @@ _CHECKPOINT_CONFIGURATION = jsonschema.Draft202012Validator(
     }
 )
 
+_POD_MONITORING = jsonschema.Draft202012Validator(
+    {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["apiVersion", "kind", "metadata", "spec"],
+        "properties": {
+            "apiVersion": {"const": "monitoring.googleapis.com/v1"},
+            "kind": {},
+            "metadata": {"type": "object"},
+            "spec": {
+                "type": "object",
+                "additionalProperties": False,
+                "required": ["selector", "endpoints"],
+                "properties": {
+                    "selector": {"type": "object", "required": ["matchLabels"]},
+                    "endpoints": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "required": ["port"],
+                            "properties": {
+                                "port": {"type": "string"},
+                                "interval": {"type": "string", "pattern": "^[0-9]+s$"},
+                            },
+                        },
+                    },
+                },
+            },
+        },
+    }
+)
+
 SOURCES: dict[str, list[str]] = {
     "daemonset": [],
-    "in-place": ["--restart-agent-image", "registry.example/agent:1"],
-    "gke-driver": [],
+    # There the event log is in the ramdisk.
+    "in-place": ["--restart-agent-image", "registry.example/agent:1", "--ramdisk", "61Gi"],
+    "gke-driver": ["--ramdisk", "61Gi"],
 }
 _OPTIONS = {
     "--name": "train",
@@ -84,6 +118,8 @@ def check_manifest(manifest: Manifest) -> None:
     try:
         if kind == "CheckpointConfiguration":
             _CHECKPOINT_CONFIGURATION.validate(manifest)
+        elif kind == "PodMonitoring":
+            _POD_MONITORING.validate(manifest)
         elif kind == "JobSet":
             _JOBSET.validate(manifest)
             _check_metadata(manifest["metadata"])

@@ -7,12 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+from launch_support import free_port
+from looks import eckpt_here
 from memory_holdings import MemoryHoldings
 from served_tiers import later, open_tier, save_shards
 from transfer_support import RUN_ID, SAVE, SECRET, fetch_all, random_shards
@@ -192,6 +195,51 @@ def test_directory_that_is_served_is_not_removed(ramdisk: Path) -> None:
     reader.close()
     assert remove_run(left)
     assert not tier.path.exists()
+
+
+def test_server_gives_back_the_memory_of_a_run_that_was_freed(
+    ramdisk: Path, tmp_path: Path, client: TransferClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tier = open_tier(ramdisk, signer=Signer.of(RunSecret(RUN_ID, SECRET, given=True)))
+    digest = save_shards(tier, later(1), random_shards(2_000_000, 3))
+    secret_file = tmp_path / "secret"
+    secret_file.write_bytes(SECRET + b"\n")
+    secret_file.chmod(0o600)
+    server = start_serve(ramdisk, "--secret-file", str(secret_file), secret=None)
+    free = ["doctor", "--clean", "--served", "--local-dir", str(ramdisk), "--run-id", RUN_ID]
+    free += ["--older-than", "0", "--yes", "--peers"]
+    try:
+        assert server.stdout is not None
+        address = server.stdout.readline().split()[1]
+        fetch_all(client, address, digest)  # the server has the slot mapped
+        assert eckpt_here(*free, "none.invalid:7411") == 1
+        assert "stays: in use by process" in capsys.readouterr().out
+        tier.close()
+        trainer = address.rpartition("@")[2]  # whatever answers there may be a trainer
+        assert eckpt_here(*free, f"none.invalid:7411,{trainer}") == 1
+        assert f"stays: a process answers at {trainer}" in capsys.readouterr().out
+        assert eckpt_here(*free, f"none.invalid:7411,127.0.0.1:{free_port()}") == 0
+        assert "removed: process_00000" in capsys.readouterr().out
+        assert not (ramdisk / RUN_ID).exists()
+        deadline_s = time.monotonic() + 60
+        while held := deleted_files(server.pid):
+            assert time.monotonic() < deadline_s, held
+            time.sleep(0.05)
+        assert server.poll() is None
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def deleted_files(pid: int) -> list[str]:
+    """Return what a process has open or mapped of files that are removed."""
+    mapped = [
+        line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "slot_" in line
+    ]
+    opened = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()]
+    return [
+        each for each in (*mapped, *opened) if each.endswith("(deleted)") and "process_" in each
+    ]
 
 
 def test_reader_needs_a_directory(ramdisk: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import signal
 import time
 from collections.abc import Generator
@@ -20,6 +21,8 @@ from emergency_ckpt.tools.offline.draining.last import DrainPlaces, LastDrain
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 
+LET_GO_S = 2.0
+"""Time between two looks whether directories were removed."""
 _LONGEST_INTERVAL_S = 60.0
 
 
@@ -33,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " run's secret. Prints one line, 'serving IDENTITY@HOST:PORT', and runs until SIGINT"
         " or SIGTERM. Put that text into the job's extra_holders: with the identity, which is"
         " new at each start, only this server is accepted; without it, any that knows the"
-        " secret. The directories are not deleted meanwhile. With --drain-to it drains the RAM"
-        " of a job that is over."
+        " secret. The directories are not deleted meanwhile, but by 'eckpt doctor --clean"
+        " --served'. With --drain-to it drains the RAM of a job that is over."
     )
     parser.add_argument("--local-dir", type=Path, required=True, help="the ramdisk directory")
     parser.add_argument("--run-id", required=True, help="the run whose saves are served")
@@ -134,16 +137,30 @@ def _serve(args: argparse.Namespace, stopping: SignalFlag, hurrying: SignalFlag)
         with server:
             print(f"serving {server.contact}", flush=True)
             if args.drain_to:
-                _serve_and_drain(args, server.address, secret, stopping, hurrying)
+                _serve_and_drain(args, holdings, server.address, secret, stopping, hurrying)
             else:
-                stopping.wait()
+                _stopped(stopping, holdings)
     finally:
         holdings.close()
     return 0
 
 
+def _stopped(stopping: SignalFlag, holdings: ReadOnlyRamdisk, within_s: float = math.inf) -> bool:
+    """Wait for ``within_s`` seconds; return True when told to stop.
+
+    Meanwhile the memory of directories that ``eckpt doctor --clean`` removed is given back.
+    """
+    end_s = time.monotonic() + within_s
+    while (left_s := end_s - time.monotonic()) > 0:
+        if stopping.wait(min(left_s, LET_GO_S)):
+            return True
+        holdings.let_go()
+    return False
+
+
 def _serve_and_drain(
     args: argparse.Namespace,
+    holdings: ReadOnlyRamdisk,
     own: str,
     secret: bytes,
     stopping: SignalFlag,
@@ -164,10 +181,10 @@ def _serve_and_drain(
     with TransferClient(run_id=args.run_id, secret=secret) as client:
         last = LastDrain(places, own, client)
         if args.drain_after is None:
-            stopping.wait()
+            _stopped(stopping, holdings)
         else:
             interval_s = min(max(args.drain_after / 60, 1.0), _LONGEST_INTERVAL_S)
-            while not stopping.wait(interval_s):
+            while not _stopped(stopping, holdings, interval_s):
                 last.poll(time.monotonic(), args.drain_after)
         if args.drain_at_stop is not None:
             last.at_end(args.drain_at_stop, hurrying)

@@ -1,6 +1,7 @@
 """Manifests for the engines on which jobs run, each made from one typed description.
 
-1. ``gke_job`` describes a job on GKE and names every fault of the description at once.
+1. ``gke_job`` describes a job on GKE and names every fault of the description at once; ``tpus`` has
+   the machine types and topologies.
 2. ``trainer_pod`` makes the pod of one host, and ``jobset`` the JobSet of them; ``ramdisk_daemon``
    makes the DaemonSet that mounts the ramdisk, and ``access`` accounts and network policies.
 3. ``manifests`` puts them together and writes YAML.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emergency_ckpt.tools.deploy.gke_job import PEER_PORT, SERVE_PORT, GkeJob
+from emergency_ckpt.tools.deploy.gke_job import METRICS_PORT, PEER_PORT, SERVE_PORT, GkeJob
 from emergency_ckpt.tools.deploy.ramdisk_daemon import COMPONENT
 from emergency_ckpt.tools.deploy.trainer_pod import SECRET_KEY, Manifest
 
@@ -11,7 +11,7 @@ _ATTEMPT = "jobset.sigs.k8s.io/in-place-restart-attempt"
 
 def service_account(job: GkeJob) -> Manifest:
     """Return the account of the job's pods, to which access to the bucket is bound."""
-    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _metadata(job)}
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata_of(job)}
 
 
 def secret(job: GkeJob) -> list[Manifest]:
@@ -22,7 +22,7 @@ def secret(job: GkeJob) -> list[Manifest]:
         {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": {**_metadata(job), "name": job.secret_name},
+            "metadata": {**metadata_of(job), "name": job.secret_name},
             "immutable": True,
             "stringData": {SECRET_KEY: job.secret.decode()},
         }
@@ -30,26 +30,37 @@ def secret(job: GkeJob) -> list[Manifest]:
 
 
 def network_policies(job: GkeJob) -> list[Manifest]:
-    """Return who may connect to the job's pods: its trainers, and the servers of its ramdisks.
+    """Return who may connect to the pods: trainers, the servers of the ramdisks, and Prometheus.
 
     Trainers are open to each other at every port, because the runtimes of TPU slices choose some of
     theirs; the peers' port and the coordinator's are among them. They go out where they want.
-    Servers ask whether trainers are there, and fetch from each other what they drain.
+    Servers ask whether trainers are there, and fetch from each other what they drain. No policy
+    holds for a trainer on the host's network, nor knows one: servers then are open to all, who
+    still have to prove that they know the run's secret.
     """
     trainers, servers = (
         {"podSelector": {"matchLabels": job.labels(component)}}
         for component in ("trainer", COMPONENT)
     )
-    to_trainers: list[Manifest] = [{"from": [trainers]}]
-    if job.ramdisk_source != "daemonset":
-        return [_policy(job, "trainer", job.name, to_trainers)]
-    to_trainers.append({"from": [servers], "ports": [{"protocol": "TCP", "port": PEER_PORT}]})
-    ports = [{"protocol": "TCP", "port": SERVE_PORT}]
-    to_servers: list[Manifest] = [{"from": [trainers, servers], "ports": ports}]
-    return [
-        _policy(job, "trainer", job.name, to_trainers),
-        _policy(job, COMPONENT, f"{job.name}-{COMPONENT}", to_servers),
+    watchers = {"kubernetes.io/metadata.name": job.prometheus_namespace}
+    to_trainers: list[Manifest] = [
+        {"from": [trainers]},
+        {"from": [{"namespaceSelector": {"matchLabels": watchers}}], "ports": _tcp(METRICS_PORT)},
     ]
+    to_servers: Manifest = {"ports": _tcp(SERVE_PORT)}
+    if not job.host_network:
+        to_servers = {"from": [trainers, servers], **to_servers}
+    policies: list[Manifest] = []
+    if job.ramdisk_source == "daemonset":
+        to_trainers.append({"from": [servers], "ports": _tcp(PEER_PORT)})
+        policies.append(_policy(job, COMPONENT, f"{job.name}-{COMPONENT}", [to_servers]))
+    if not job.host_network:
+        policies.insert(0, _policy(job, "trainer", job.name, to_trainers))
+    return policies
+
+
+def _tcp(port: int) -> list[Manifest]:
+    return [{"protocol": "TCP", "port": port}]
 
 
 def restart_agent_access(job: GkeJob) -> list[Manifest]:
@@ -63,7 +74,7 @@ def restart_agent_access(job: GkeJob) -> list[Manifest]:
         {
             "apiVersion": f"{api}/v1",
             "kind": "Role",
-            "metadata": _metadata(job),
+            "metadata": metadata_of(job),
             "rules": [
                 {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]},
                 {
@@ -76,7 +87,7 @@ def restart_agent_access(job: GkeJob) -> list[Manifest]:
         {
             "apiVersion": f"{api}/v1",
             "kind": "RoleBinding",
-            "metadata": _metadata(job),
+            "metadata": metadata_of(job),
             "subjects": [{"kind": "ServiceAccount", "name": job.name, "namespace": job.namespace}],
             "roleRef": {"apiGroup": api, "kind": "Role", "name": job.name},
         },
@@ -137,7 +148,7 @@ def _policy(job: GkeJob, component: str, name: str, ingress: list[Manifest]) -> 
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": {**_metadata(job), "name": name},
+        "metadata": {**metadata_of(job), "name": name},
         "spec": {
             "podSelector": {"matchLabels": job.labels(component)},
             "policyTypes": ["Ingress"],
@@ -146,7 +157,8 @@ def _policy(job: GkeJob, component: str, name: str, ingress: list[Manifest]) -> 
     }
 
 
-def _metadata(job: GkeJob) -> Manifest:
+def metadata_of(job: GkeJob) -> Manifest:
+    """Return the metadata of an object that is called after the job."""
     return {
         "name": job.name,
         "namespace": job.namespace,

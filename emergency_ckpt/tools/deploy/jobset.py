@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emergency_ckpt.tools.deploy.gke_job import REPLICATED_JOB, GkeJob
+from emergency_ckpt.tools.deploy.gke_job import NODE_POOL, REPLICATED_JOB, GkeJob
 from emergency_ckpt.tools.deploy.trainer_pod import (
     BAD_CONFIGURATION_EXIT_CODE,
     COORDINATOR,
@@ -11,7 +11,6 @@ from emergency_ckpt.tools.deploy.trainer_pod import (
 )
 
 EXCLUSIVE_TOPOLOGY = "alpha.jobset.sigs.k8s.io/exclusive-topology"
-NODE_POOL = "cloud.google.com/gke-nodepool"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 _IN_PLACE_BACKOFF_LIMIT = 2147483647
@@ -25,16 +24,15 @@ def jobset(job: GkeJob) -> Manifest:
     labels = job.labels("trainer")
     if job.queue is not None:
         labels[QUEUE_LABEL] = job.queue
+    metadata: Manifest = {"name": job.name, "namespace": job.namespace, "labels": labels}
+    if job.hosts > 1:
+        # One slice is one node pool, and no other slice's pods go there. Slices of one host share
+        # a pool: each takes all chips of its node.
+        metadata["annotations"] = {EXCLUSIVE_TOPOLOGY: NODE_POOL}
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": {
-            "name": job.name,
-            "namespace": job.namespace,
-            "labels": labels,
-            # One slice is one node pool, and no other slice's pods go there.
-            "annotations": {EXCLUSIVE_TOPOLOGY: NODE_POOL},
-        },
+        "metadata": metadata,
         "spec": {
             # Names resolve before pods are ready: they wait for each other in their start.
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},

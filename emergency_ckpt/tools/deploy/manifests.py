@@ -7,16 +7,17 @@ from collections.abc import Sequence
 import yaml
 
 from emergency_ckpt.tools.deploy.access import (
+    metadata_of,
     network_policies,
     restart_agent_access,
     secret,
     service_account,
 )
-from emergency_ckpt.tools.deploy.gke_job import GkeJob
+from emergency_ckpt.tools.deploy.gke_job import GOOGLE_PROMETHEUS, GkeJob, tolerations_of
 from emergency_ckpt.tools.deploy.jobset import jobset
 from emergency_ckpt.tools.deploy.quantity import format_quantity
 from emergency_ckpt.tools.deploy.ramdisk_daemon import ramdisk_daemon
-from emergency_ckpt.tools.deploy.trainer_pod import TPU_TOLERATION, Manifest
+from emergency_ckpt.tools.deploy.trainer_pod import Manifest
 
 _WIDTH_CHARS = 110
 
@@ -24,6 +25,8 @@ _WIDTH_CHARS = 110
 def manifests(job: GkeJob) -> list[Manifest]:
     """Return the objects of ``job`` in the order in which they are to be made."""
     objects = [service_account(job), *secret(job), *network_policies(job)]
+    if job.prometheus_namespace == GOOGLE_PROMETHEUS:
+        objects.append(_pod_monitoring(job))
     match job.ramdisk_source:
         case "daemonset":
             objects += ramdisk_daemon(job)
@@ -43,6 +46,19 @@ def as_yaml(objects: Sequence[Manifest], comments: Sequence[str] = ()) -> str:
     )
 
 
+def _pod_monitoring(job: GkeJob) -> Manifest:
+    """Return what has Google's collectors read the metrics of each trainer."""
+    return {
+        "apiVersion": "monitoring.googleapis.com/v1",
+        "kind": "PodMonitoring",
+        "metadata": metadata_of(job),
+        "spec": {
+            "selector": {"matchLabels": job.labels("trainer")},
+            "endpoints": [{"port": "metrics", "interval": "15s"}],
+        },
+    }
+
+
 def _checkpoint_configuration(job: GkeJob) -> Manifest:
     """Return the configuration of GKE's driver, which is one for a cluster.
 
@@ -55,8 +71,8 @@ def _checkpoint_configuration(job: GkeJob) -> Manifest:
         "metadata": {"name": job.name},
         "spec": {
             "cloudStorageBucketName": job.directory.removeprefix("gs://").partition("/")[0],
-            "nodeSelector": job.node_selector,
-            "tolerations": [TPU_TOLERATION],
+            "nodeSelector": job.node_labels,
+            "tolerations": tolerations_of(job),
             "inMemoryVolumeSize": format_quantity(job.ramdisk_bytes),
         },
     }

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from emergency_ckpt.tools.deploy.gke_job import SERVE_PORT, GkeJob
 from emergency_ckpt.tools.deploy.trainer_pod import (
-    HOST_DATA,
-    HOST_RAMDISK,
+    HOST_EVENTS,
+    RAMDISK_DATA,
     RAMDISK_MOUNT,
-    TPU_TOLERATION,
     USER_ID,
     Manifest,
+    events_mount,
+    host_directory,
+    on_its_nodes,
     pod_security,
+    root_security,
     secret_mount,
     secret_volume,
     server,
 )
 
 COMPONENT = "ramdisk"
-_PARENT = HOST_RAMDISK.rpartition("/")[0]
 _SERVE_GRACE_S = 10
 
 MOUNT_SCRIPT = """\
@@ -29,10 +31,13 @@ else
   mount -t tmpfs -o "$options,huge=within_size" eckpt "$RAMDISK" ||
     mount -t tmpfs -o "$options" eckpt "$RAMDISK"
 fi
-mkdir -p -m 0700 "$RAMDISK/data"
-chown -h "$OWNER" "$RAMDISK/data"
+for directory in "$RAMDISK/data" "$EVENTS"; do
+  mkdir -p -m 0700 "$directory"
+  chown -h "$OWNER" "$directory"
+done
 """
-"""Mounts the tmpfs once in the life of a node; a later start changes its size and keeps its files.
+"""Mounts the job's own tmpfs once in the life of a node, and makes the directory of its event log
+on the node's disk; a later start changes the size of the tmpfs and keeps its files.
 
 Nothing inside the owner's directory is touched: a link may lie there. Large pages are left out
 where the kernel has none. The remount fails, and changes nothing, when less is asked for than is
@@ -72,13 +77,15 @@ def _pod(job: GkeJob) -> Manifest:
         "serviceAccountName": job.name,
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": _SERVE_GRACE_S,
-        "nodeSelector": job.node_selector,
-        "tolerations": [TPU_TOLERATION],
+        **on_its_nodes(job),
         "securityContext": pod_security(),
         "initContainers": [_mounter(job)],
         "containers": [_server(job)],
         "volumes": [
-            {"name": "host", "hostPath": {"path": _PARENT, "type": "DirectoryOrCreate"}},
+            {
+                "name": "host",
+                "hostPath": {"path": host_directory(job), "type": "DirectoryOrCreate"},
+            },
             secret_volume(job),
             {"name": "tmp", "emptyDir": {}},
         ],
@@ -97,26 +104,26 @@ def _mounter(job: GkeJob) -> Manifest:
         "image": job.image,
         "command": ["/bin/sh", "-euc", MOUNT_SCRIPT],
         "env": [
-            {"name": "RAMDISK", "value": HOST_RAMDISK},
+            {"name": "RAMDISK", "value": f"{host_directory(job)}/{RAMDISK_DATA.partition('/')[0]}"},
+            {"name": "EVENTS", "value": f"{host_directory(job)}/{HOST_EVENTS}"},
             {"name": "SIZE_BYTES", "value": str(job.ramdisk_bytes)},
             {"name": "OWNER", "value": f"{USER_ID}:{USER_ID}"},
         ],
-        "securityContext": {
-            "privileged": True,
-            "runAsNonRoot": False,
-            "runAsUser": 0,
-            "readOnlyRootFilesystem": True,
-        },
+        "securityContext": root_security(),
         "volumeMounts": [
-            {"name": "host", "mountPath": _PARENT, "mountPropagation": "Bidirectional"}
+            {
+                "name": "host",
+                "mountPath": host_directory(job),
+                "mountPropagation": "Bidirectional",
+            }
         ],
     }
 
 
 def _server(job: GkeJob) -> Manifest:
-    subdirectory = HOST_DATA.removeprefix(f"{_PARENT}/")
     mounts: list[Manifest] = [
-        {"name": "host", "mountPath": RAMDISK_MOUNT, "subPath": subdirectory},
+        {"name": "host", "mountPath": RAMDISK_MOUNT, "subPath": RAMDISK_DATA},
+        *(mount | {"name": "host", "subPath": HOST_EVENTS} for mount in events_mount(job)),
         secret_mount(),
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  the pod's own
     ]

@@ -8,10 +8,13 @@ from typing import Any
 
 from emergency_ckpt.tools.deploy.gke_job import (
     COORDINATOR_PORT,
+    METRICS_PORT,
+    NODE_POOL,
     PEER_PORT,
     REPLICATED_JOB,
     SERVE_PORT,
     GkeJob,
+    tolerations_of,
 )
 from emergency_ckpt.tools.deploy.quantity import format_quantity
 from emergency_ckpt.tools.launch.environment import HOST_INDEX_VARIABLE
@@ -28,10 +31,12 @@ SECRET_MOUNT = "/etc/eckpt"  # noqa: S105  a path
 SECRET_KEY = "secret"  # noqa: S105  the name of a file
 SECRET_MODE = 0o440
 """With the pod's group: root owns the files of a Secret, and the trainer is not root."""
-HOST_RAMDISK = "/var/lib/eckpt/ramdisk"
-HOST_DATA = f"{HOST_RAMDISK}/data"
-"""Made on the mounted tmpfs. A pod that asks for it cannot start while that is not mounted, and
-write to the node's disk instead."""
+RAMDISK_DATA = "ramdisk/data"
+"""Below ``host_directory``, on the mounted tmpfs. A pod that asks for it cannot start while that is
+not mounted, and write to the node's disk instead."""
+HOST_EVENTS = "events"
+"""Below ``host_directory``: on the node's disk, where it outlives pods, DaemonSet and RAM."""
+EVENTS_MOUNT = "/events"
 GKE_DRIVER = "multitier-checkpoint.csi.storage.gke.io"
 
 BAD_CONFIGURATION_EXIT_CODE = os.EX_CONFIG
@@ -40,7 +45,16 @@ IN_PLACE_EXIT_CODE = 101
 """Exit status by which the restart agent asks for all containers of its pod to start again."""
 _AGENT_PROBE_PORT = 8081
 
-TPU_TOLERATION = {"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}
+LOCKED_MEMORY_KIB = 1 << 36
+"""The limit that Google's pages name. 1 << 36 KiB are more than any host has."""
+LOCKED_MEMORY_SCRIPT = """\
+ulimit -l "$1"
+user=$2
+shift 2
+exec setpriv --reuid "$user" --regid "$user" --clear-groups --inh-caps -all --no-new-privs "$@"
+"""
+"""Only root may raise the limit: a container gives its capabilities to no other user. What follows
+has the limit, the pod's user and no capability."""
 
 
 def trainer_pod(job: GkeJob) -> Manifest:
@@ -52,21 +66,39 @@ def trainer_pod(job: GkeJob) -> Manifest:
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": job.grace_period_s
         + (math.ceil(job.drain_s) if in_place else 0),
-        "nodeSelector": job.node_selector,
-        "tolerations": [TPU_TOLERATION],
+        **on_its_nodes(job),
         "securityContext": pod_security(),
     }
+    if job.host_network:
+        # The names of the headless service are still resolved by the cluster.
+        spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     spec["initContainers"] = [
         *([_last_server(job), _restart_agent(job)] if in_place else []),
         _doctor(job),
     ]
     spec["containers"] = [_trainer(job)]
     spec["volumes"] = [
-        _ramdisk_volume(job),
+        *_host_volumes(job),
         secret_volume(job),
         {"name": "tmp", "emptyDir": {}},
     ]
     return {"metadata": {"labels": job.labels("trainer")}, "spec": spec}
+
+
+def host_directory(job: GkeJob) -> str:
+    """Return the directory of ``job`` on each of its nodes. No other job has it."""
+    return f"/var/lib/eckpt/{job.namespace}.{job.name}"
+
+
+def on_its_nodes(job: GkeJob) -> Manifest:
+    """Return the part of a pod's spec that chooses its node."""
+    found: Manifest = {"nodeSelector": job.node_labels, "tolerations": tolerations_of(job)}
+    if job.node_pools:
+        pools = {"key": NODE_POOL, "operator": "In", "values": list(job.node_pools)}
+        terms = {"nodeSelectorTerms": [{"matchExpressions": [pools]}]}
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+        found["affinity"] = {"nodeAffinity": required}
+    return found
 
 
 def pod_security() -> Manifest:
@@ -89,6 +121,15 @@ def container_security() -> Manifest:
     }
 
 
+def root_security(privileged: bool = True) -> Manifest:
+    """Return the security context of a container that starts as root."""
+    rights: Manifest = {"privileged": True}
+    if not privileged:
+        add = ["SETGID", "SETUID", "SYS_RESOURCE"]
+        rights = container_security() | {"capabilities": {"drop": ["ALL"], "add": add}}
+    return rights | {"runAsNonRoot": False, "runAsUser": 0, "readOnlyRootFilesystem": True}
+
+
 def secret_volume(job: GkeJob) -> Manifest:
     """Return the volume with the run's secret."""
     return {
@@ -99,6 +140,9 @@ def secret_volume(job: GkeJob) -> Manifest:
             "items": [{"key": SECRET_KEY, "path": SECRET_KEY}],
         },
     }
+
+
+_POD_IP: Manifest = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 
 
 def secret_mount() -> Manifest:
@@ -123,7 +167,7 @@ def server(job: GkeJob, service: str, mounts: list[Manifest], *drain: str) -> Ma
             *("--trainers", f"{job.name}:{PEER_PORT}", *drain),
         ],
         "env": [
-            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            _POD_IP,
             {"name": "PYTHONUNBUFFERED", "value": "1"},
             {"name": "HOME", "value": "/tmp"},  # noqa: S108  the pod's own
         ],
@@ -156,10 +200,11 @@ def _trainer(job: GkeJob) -> Manifest:
         "ports": [
             {"name": "coordinator", "containerPort": COORDINATOR_PORT},
             {"name": "peers", "containerPort": PEER_PORT},
+            {"name": "metrics", "containerPort": METRICS_PORT},
         ],
         "resources": resources,
         "securityContext": container_security(),
-        "volumeMounts": _mounts(),
+        "volumeMounts": [*_mounts(), *events_mount(job)],
     }
     if job.ramdisk_source == "in-place":
         # One that hangs when its pod ends must leave the rest of the grace period to the drain.
@@ -173,6 +218,12 @@ def _trainer(job: GkeJob) -> Manifest:
                 "exitCodes": {"operator": "NotIn", "values": [0, BAD_CONFIGURATION_EXIT_CODE]},
             }
         ]
+    if job.tpu_rights != "none":
+        container["command"] = [
+            *("/bin/sh", "-euc", LOCKED_MEMORY_SCRIPT, "sh"),
+            *(str(LOCKED_MEMORY_KIB), str(USER_ID), *container["command"]),
+        ]
+        container["securityContext"] = root_security(job.tpu_rights == "privileged")
     return container
 
 
@@ -206,6 +257,13 @@ def _mounts() -> list[Manifest]:
     ]
 
 
+def events_mount(job: GkeJob) -> list[Manifest]:
+    """Return the mount of the event log where it is not in the ramdisk."""
+    if job.ramdisk_source != "daemonset":
+        return []
+    return [{"name": "events", "mountPath": EVENTS_MOUNT}]
+
+
 def _place_in_the_job(job: GkeJob) -> list[Manifest]:
     """Return the variables that ``launch.environment.JobEnvironment`` reads.
 
@@ -218,8 +276,9 @@ def _place_in_the_job(job: GkeJob) -> list[Manifest]:
         {"name": "ECKPT_SLICE_COUNT", "value": str(job.slices)},
         _from_annotation("ECKPT_SLICE_INDEX", "jobset.sigs.k8s.io/job-index"),
         _from_annotation(HOST_INDEX_VARIABLE, "batch.kubernetes.io/job-completion-index"),
-        {"name": "ECKPT_DEVICES_PER_HOST", "value": str(job.chips_per_host)},
+        {"name": "ECKPT_DEVICES_PER_HOST", "value": str(job.devices_per_host)},
         {"name": "ECKPT_LOCAL_DIR", "value": LOCAL_DIR},
+        _POD_IP | {"name": "ECKPT_BIND_HOST"},
     ]
 
 
@@ -229,8 +288,11 @@ def _settings(job: GkeJob) -> list[Manifest]:
         "ECKPT_RUN_ID": job.run_name,
         "ECKPT_SECRET_FILE": f"{SECRET_MOUNT}/{SECRET_KEY}",
         "ECKPT_PEER_PORT": str(PEER_PORT),
-        "ECKPT_PREEMPTION_NOTICE": "gce",
-        "ECKPT_PREEMPTION_GRACE_S": str(job.preemption_grace_s),
+        "ECKPT_METRICS_PORT": str(METRICS_PORT),
+        "ECKPT_EVENT_LOG": EVENTS_MOUNT if events_mount(job) else f"{RAMDISK_MOUNT}{EVENTS_MOUNT}",
+        # The kubelet's; the machine's own are heard on the host's network alone.
+        "ECKPT_PREEMPTION_NOTICE": "gce" if job.host_network else "sigterm",
+        "ECKPT_PREEMPTION_GRACE_S": str(job.grace_s),
         "ECKPT_HANG_TIMEOUT_S": str(job.hang_timeout_s),
         "ECKPT_LOCAL_KEEP_LAST_N": str(job.keep_steps),
         "ECKPT_PLACEMENT": job.placement,
@@ -249,15 +311,21 @@ def _from_annotation(name: str, annotation: str) -> Manifest:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def _ramdisk_volume(job: GkeJob) -> Manifest:
+def _host_volumes(job: GkeJob) -> list[Manifest]:
     match job.ramdisk_source:
         case "daemonset":
-            return {"name": "ramdisk", "hostPath": {"path": HOST_DATA, "type": "Directory"}}
+            return [
+                {
+                    "name": name,
+                    "hostPath": {"path": f"{host_directory(job)}/{place}", "type": "Directory"},
+                }
+                for name, place in (("ramdisk", RAMDISK_DATA), ("events", HOST_EVENTS))
+            ]
         case "in-place":
             size = format_quantity(job.ramdisk_bytes)
-            return {"name": "ramdisk", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
+            return [{"name": "ramdisk", "emptyDir": {"medium": "Memory", "sizeLimit": size}}]
         case "gke-driver":
-            return {"name": "ramdisk", "csi": {"driver": GKE_DRIVER}}
+            return [{"name": "ramdisk", "csi": {"driver": GKE_DRIVER}}]
 
 
 def _restart_agent(job: GkeJob) -> Manifest:

@@ -89,7 +89,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_timeout(parser, 20.0)
     parser.add_argument("--strict", action="store_true", help="warnings give exit status 1 too")
     add_json(parser)
-    mend = parser.add_argument_group("make room, or pages")
+    _add_mending(parser.add_argument_group("make room, or pages"))
+
+
+def _add_mending(mend: argparse._ArgumentGroup) -> None:  # pyright: ignore[reportPrivateUsage]
     either = mend.add_mutually_exclusive_group()
     either.add_argument(
         "--clean",
@@ -97,6 +100,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="list the leftover runs in --local-dir, with size and age, and the steps in --dir that"
         " were rolled back or superseded. REMOVES nothing without --yes. A run stays while a live"
         " process owns or serves one of its directories",
+    )
+    mend.add_argument(
+        "--served",
+        action="store_true",
+        help="with --clean, --run-id and --peers: remove a finished run although 'eckpt serve' has"
+        " it, which then gives its memory back. Refused while a process of the run is on this host,"
+        " answers at --peers, or may live there: name the ports of its trainers",
     )
     either.add_argument(
         "--reserve",
@@ -144,6 +154,9 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError([problem], target="eckpt doctor")
     if args.yes and not args.clean:
         raise ConfigError(["--yes needs --clean"], target="eckpt doctor")
+    if args.served and not (args.clean and args.run_id and args.peers):
+        problem = "--served needs --clean, --run-id, and --peers of the run's trainers"
+        raise ConfigError([problem], target="eckpt doctor")
     if args.json and (args.clean or args.reserve):
         raise ConfigError(["--clean and --reserve print no JSON"], target="eckpt doctor")
     if args.run_id is not None:

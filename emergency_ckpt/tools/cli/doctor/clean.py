@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import socket
 import time
 
 from emergency_ckpt import run_secret
+from emergency_ckpt.core.address import format_address, parse_address, split_holder
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.errors import ConfigError, LocalTierError
@@ -79,7 +81,7 @@ def _clean_ramdisk(args: argparse.Namespace) -> int:
             print(f"no run {args.run_id!r} in {args.local_dir}")
             return 1
     now_s = time.time()
-    outcomes = [_outcome(left, now_s, args.older_than, remove=args.yes) for left in runs]
+    outcomes = [_outcome(left, now_s, args) for left in runs]
     for left, (text, _) in zip(runs, outcomes, strict=True):
         age_s, mib = max(left.age_s(now_s), 0), left.size_bytes / (1 << 20)
         print(f"{left.run_id}  {mib:.1f} MiB  {tables.age(age_s)} old  {text}")
@@ -87,14 +89,44 @@ def _clean_ramdisk(args: argparse.Namespace) -> int:
     return 1 if stays else 0
 
 
-def _outcome(left: LeftRun, now_s: float, older_than_s: float, *, remove: bool) -> tuple[str, bool]:
+def _outcome(left: LeftRun, now_s: float, args: argparse.Namespace) -> tuple[str, bool]:
     """Return the outcome for a run in words, and True when it was removed."""
+    stays = ""
     if (holder := holder_of(left)) is not None:
-        return f"stays: in use by {holder.describe()}", False
-    if left.age_s(now_s) < older_than_s:
-        return "stays: not old enough (--older-than)", False
-    if not remove:
+        stays = f"in use by {holder.describe()}"
+    elif left.age_s(now_s) < args.older_than:
+        stays = "not old enough (--older-than)"
+    elif args.served:
+        found = (_sign_of_life(peer, args.timeout) for peer in args.peers)
+        stays = next((each for each in found if each), "")
+    if stays:
+        return f"stays: {stays}", False
+    if not args.yes:
         return "would be removed (--yes)", False
-    if remove_run(left):
-        return "removed", True
+    if remove_run(left, although_served=args.served):
+        return f"removed: {', '.join(path.name for path in left.directories)}", True
     return "stays: a process has it, or there is something else in it", False
+
+
+def _sign_of_life(peer: str, timeout_s: float) -> str:
+    """Return why a process may live at ``peer``, empty when none can. Blocks.
+
+    Only a host whose process has ended refuses a connection; a silent one may live.
+    """
+    host, port = parse_address(split_holder(peer)[1])
+    try:
+        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        # A headless service without pods, or none any more, has no address.
+        gone = error.errno in (socket.EAI_NONAME, socket.EAI_NODATA)
+        return "" if gone else f"{host} cannot be resolved now: {error.strerror}"
+    for *_, place in places:
+        address = format_address(str(place[0]), port)
+        try:
+            socket.create_connection((str(place[0]), port), timeout_s).close()
+        except ConnectionRefusedError:
+            continue
+        except OSError as error:
+            return f"{address} does not answer, and may live: {error}"
+        return f"a process answers at {address}"
+    return ""
