@@ -90,6 +90,10 @@ class RamdiskFull(LocalTierError):
     """The ramdisk has no room for what must be reserved. Raised before a byte is written."""
 
 
+class MemoryLimitReached(RamdiskFull):
+    """The ramdisk has room, but the job may not take as much memory: the kernel would kill it."""
+
+
 class SlotBusy(LocalTierError):
     """No slot may be written now: each is lent to JAX arrays or holds the last complete step."""
 

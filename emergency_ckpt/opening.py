@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 from absl import logging
 
 from emergency_ckpt.background import Failures
@@ -45,6 +46,7 @@ from emergency_ckpt.start import (
     PeerProbe,
     StorageProbe,
     config_warnings,
+    device_warnings,
 )
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
@@ -119,7 +121,8 @@ class Opened:
 
     def _open(self, start: str) -> None:
         config, process, events = self.config, self.process, self.events
-        for text in config_warnings(config, process[0]):
+        devices = device_warnings(jax.local_device_count(), os.environ)
+        for text in [*config_warnings(config, process[0]), *devices]:
             events.emit("start.warning", text=text)
         self._storage: _Storage | None = None
         self.member = member = Membership(config, process, start, events, self._look_at_storage)

@@ -6,15 +6,17 @@ The step log of the persistent directory is read, and a free directory is claime
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.peers import Known, Peers
 from emergency_ckpt.cluster.timelines import told_of_wait
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.step_log import greatest_number
+from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import (
     CheckpointError,
     ConfigError,
@@ -30,6 +32,8 @@ from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import LOCAL
 
+_COUNT = re.compile(r"(\d{1,6})(?:\(x\d{1,6}\))?", re.ASCII)
+"""A number of Slurm's, equal on all nodes: ``8(x4)``."""
 LAUNCHED_COUNT = "ECKPT_PROCESS_COUNT"
 """Number of processes that ``eckpt launch`` has started; set for each of them."""
 
@@ -66,6 +70,27 @@ def config_warnings(config: Config, process_index: int) -> list[str]:
                 " for a disk; use a directory on a tmpfs such as /dev/shm"
             )
     return warnings
+
+
+def device_warnings(device_count: int, environ: Mapping[str, str]) -> list[str]:
+    """Return a line where Slurm gave this node more GPUs than its tasks see devices.
+
+    ``jax.distributed.initialize`` takes one GPU for each task of Slurm. Only the first task of a
+    node says so. ``device_count``: of this process.
+    """
+    gpus = _COUNT.fullmatch(environ.get("SLURM_GPUS_ON_NODE", ""))
+    tasks = _COUNT.fullmatch(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    if gpus is None or tasks is None or environ.get("SLURM_LOCALID") != "0":
+        return []
+    gpu_count, task_count = int(gpus[1]), int(tasks[1])
+    if device_count * task_count >= gpu_count:
+        return []
+    return [
+        f"Slurm gave this node {gpu_count} GPUs, and its tasks ({task_count}) have"
+        f" {count_text(device_count, 'device', 'devices')} each: the other GPUs do nothing; start a"
+        f" task for each GPU (--ntasks-per-node={gpu_count}), or let one task take all"
+        f" (JAX_LOCAL_DEVICE_IDS=0,...,{gpu_count - 1})"
+    ]
 
 
 def _job_warnings(config: Config) -> list[str]:

@@ -16,7 +16,7 @@ from benchmarks.common import contenders, traffic
 from benchmarks.common import state as model
 from benchmarks.common.job import Orders
 from benchmarks.common.ramdisk import PeakWatch
-from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.simulated_job import initialize_job
 
 PyTree = Any

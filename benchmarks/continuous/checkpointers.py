@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 from benchmarks.common import state as model
 from benchmarks.continuous.study import Orders
 from emergency_ckpt import EmergencyCheckpointer, Event
-from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.job_environment import JobEnvironment
 
 PyTree = Any
 _WHOLE = ("save.complete", "persistent.complete")

@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from benchmarks.common import state as model
 from benchmarks.continuous.checkpointers import Ours, PlainOrbax, Watch
 from benchmarks.continuous.study import OFF, ORBAX_CONTINUOUS, Orders
-from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.simulated_job import initialize_job
 
 PyTree = Any

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax
 
-from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.simulated_job import initialize_job, share_compiled_programs
 
 

@@ -81,8 +81,8 @@ class Slurm:
         nodes = _SLICES * _HOSTS_PER_SLICE
         changes = {
             "1": f"#SBATCH --nodes={nodes}-{nodes + 1}",
-            "2": f"nodes={nodes}",
-            "3": f"train=({shlex.join(program)})",
+            "3": f"nodes={nodes}",
+            "5": f"train=({shlex.join(program)})",
         }
         text = _TEMPLATE.read_text()
         for number, line in changes.items():
@@ -104,7 +104,7 @@ class Slurm:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self._cluster.wipe(node)
-        ends = folder / f"ends-{job}"
+        ends = folder / f"ends-{job}.0"
         self._wait(log, lambda: any(path.stat().st_size for path in ends.iterdir()))
         noticed_s = time.time()
         self._wait(log, lambda: "life 0 ended" in log.read_text(errors="replace"))

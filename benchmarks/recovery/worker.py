@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from benchmarks.common import contenders
 from benchmarks.recovery import phases, place
 from emergency_ckpt.tools.demo import model
-from emergency_ckpt.tools.launch.environment import report_step
+from emergency_ckpt.tools.launch.progress_file import report_step
 
 SAVE_EVERY = 5
 _SEQUENCES_PER_DEVICE = 8

@@ -1,4 +1,4 @@
-"""A training loop for ``train.sbatch``: one process on each node, restarted by the batch script."""
+"""A training loop for ``train.sbatch``: one process on each node, or for each GPU."""
 
 from __future__ import annotations
 

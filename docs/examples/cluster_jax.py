@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.job_environment import JobEnvironment
 
 env, last_step = os.environ, 100
 job = JobEnvironment.from_environ()

@@ -9,7 +9,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.tools.launch.environment import JobEnvironment, report_step
+from emergency_ckpt.tools.job_environment import JobEnvironment
+from emergency_ckpt.tools.launch.progress_file import report_step
 from emergency_ckpt.tools.simulated_job import initialize_job
 
 job = JobEnvironment.from_environ() if JobEnvironment.present() else None

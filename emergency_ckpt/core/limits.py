@@ -89,6 +89,8 @@ MAX_TOTAL_DOCUMENTS_AT_LIMIT: Final = 16
 MAX_QUARANTINE_RECORDS: Final = 64
 MAX_MOUNTS_CHARS: Final = 4 << 20
 """Maximum for the kernel's list of mounts."""
+MAX_GROUP_FILE_BYTES: Final = 64 << 10
+"""Maximum for what the kernel lists of a control group."""
 
 # Values in the coordination service
 

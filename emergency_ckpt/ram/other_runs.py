@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from emergency_ckpt import files
 from emergency_ckpt.core.limits import MAX_RUNS, NAME_PATTERN
-from emergency_ckpt.errors import RamdiskFull
+from emergency_ckpt.errors import MemoryLimitReached, RamdiskFull
 from emergency_ckpt.ram import locks as claims
 from emergency_ckpt.ram.locks import Claim, Holder
 
@@ -118,11 +118,14 @@ class OtherRuns:
     def with_room(self, work: Callable[[], T]) -> T:
         """Call ``work``; while it raises RamdiskFull, remove an old run and call it again.
 
-        RamdiskFull when no run may be removed. ``work`` must leave nothing when it fails.
+        RamdiskFull when no run may be removed. ``work`` must leave nothing when it fails. A memory
+        limit of the job is no reason to remove a run: its pages count elsewhere.
         """
         while True:
             try:
                 return work()
+            except MemoryLimitReached:
+                raise
             except RamdiskFull as error:
                 if self.give_room():
                     continue

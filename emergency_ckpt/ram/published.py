@@ -15,10 +15,12 @@ from absl import logging
 from emergency_ckpt import _native, files
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.limits import SMALL_FILES_BYTES
+from emergency_ckpt.core.memory_limit import fits_limits
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors
 from emergency_ckpt.core.timeline import Timeline, newest, number_of
 from emergency_ckpt.errors import NotHeld, StepNotFound
 from emergency_ckpt.ram import locks as claims
+from emergency_ckpt.ram.memory_groups import limits_on_pages
 from emergency_ckpt.ram.process_directory import ProcessDirectory, QuarantineRecord
 from emergency_ckpt.ram.process_files import Published, file_name
 from emergency_ckpt.ram.slot_choice import SlotState
@@ -196,7 +198,7 @@ class HeldCopies:
         return self._has_room(self._slots_at_rest + 1)
 
     def _has_room(self, wanted: int) -> bool:
-        """Return True when the ramdisk has room for ``wanted`` slots that are not lent."""
+        """Return True when ramdisk and memory limit have room for ``wanted`` slots, not lent."""
         with self._lock:
             slots, dir_fd = list(self._own.slots), self._own.claim.dir_fd
             largest = max((slot.size_bytes for slot in slots), default=0)
@@ -205,7 +207,8 @@ class HeldCopies:
             free = files.free_bytes(dir_fd)
         processes = max(len(claims.process_directories(self._own.claim.path.parent)), 1)
         documents = self._missing_document_bytes()
-        return processes * (missing * largest + holes + documents + SMALL_FILES_BYTES) <= free
+        needed = processes * (missing * largest + holes + documents + SMALL_FILES_BYTES)
+        return needed <= free and fits_limits(needed, limits_on_pages(self._own.claim.path))[0]
 
     def _missing_document_bytes(self) -> int:
         """Return the room that host states of saves to come take beside those that are here."""

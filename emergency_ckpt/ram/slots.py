@@ -17,8 +17,10 @@ import numpy.typing as npt
 
 from emergency_ckpt import files
 from emergency_ckpt._native import Mapping
-from emergency_ckpt.errors import CorruptData, LocalTierError, RamdiskFull
+from emergency_ckpt.core.memory_limit import fits_limits
+from emergency_ckpt.errors import CorruptData, LocalTierError, MemoryLimitReached, RamdiskFull
 from emergency_ckpt.ram.locks import Claim
+from emergency_ckpt.ram.memory_groups import limits_on_pages
 from emergency_ckpt.ram.process_files import (
     ProcessFiles,
     Published,
@@ -226,8 +228,12 @@ def whole_pages(size_bytes: int) -> int:
     return max(-(-size_bytes // mmap.PAGESIZE), 1) * mmap.PAGESIZE
 
 
-def check_room(claim: Claim, needed_bytes: int) -> None:
-    """Raise RamdiskFull with both sizes unless ``needed_bytes`` are free."""
+def check_room(claim: Claim, needed_bytes: int, processes: int = 1) -> None:
+    """Raise RamdiskFull with both sizes unless ``needed_bytes`` are free.
+
+    MemoryLimitReached where they are, but a memory limit does not allow as many new pages to each
+    of ``processes``, which are about to make theirs on this host.
+    """
     available = files.free_bytes(claim.dir_fd)
     if needed_bytes > available:
         raise RamdiskFull(
@@ -238,6 +244,15 @@ def check_room(claim: Claim, needed_bytes: int) -> None:
             actual=f"{available} bytes free",
             hint="enlarge the ramdisk: each process needs two slots of the state that it stores,"
             " and the host states of two saves, its own and those of its buddies",
+        )
+    fits, reason = fits_limits(needed_bytes * processes, limits_on_pages(claim.path))
+    if not fits:
+        raise MemoryLimitReached(
+            "reserve slots in",
+            str(claim.path),
+            reason,
+            hint="give the job or its container more memory (Slurm: --mem): what it has in the"
+            " ramdisk counts in it, beside the program",
         )
 
 

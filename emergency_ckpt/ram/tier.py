@@ -223,7 +223,10 @@ class LocalTier(HeldCopies):
         if needed > 0:
             # A slot beyond those at rest makes way for host states.
             freed = sum(slot.size_bytes for slot in [*too_large, *kept[self._slots_at_rest :]])
-            check_room(self._own.claim, needed + SMALL_FILES_BYTES - freed)
+            places = claims.process_directories(self._run_dir)
+            waiting = sum(not any(place.glob("slot_*.bin")) for place in places)
+            needed += SMALL_FILES_BYTES - freed
+            check_room(self._own.claim, needed, processes=max(waiting, 1))
         return target, missing, kept, too_large
 
     def prefault_in_background(self, reserve_bytes: int | None = None) -> None:

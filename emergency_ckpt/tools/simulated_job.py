@@ -16,7 +16,7 @@ supervisor ends the survivors of a dead process at once; without one this bounds
 
 
 class SimulatedProcess(Protocol):
-    """This process's place in a job; ``launch.environment.JobEnvironment`` implements it."""
+    """This process's place in a job; ``job_environment.JobEnvironment`` implements it."""
 
     @property
     def coordinator_address(self) -> str: ...

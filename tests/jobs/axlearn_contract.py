@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from job_process import Iterator, JobProcess
 
 from emergency_ckpt.axlearn import EmergencyCheckpointer
-from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.job_environment import JobEnvironment
 
 PHRASE = "checkpoint tree dtypes or shapes"
 

@@ -22,7 +22,7 @@ from job_process import JobProcess, run_program
 from readme_blocks import readme_block
 
 from emergency_ckpt.axlearn import EmergencyCheckpointer
-from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.job_environment import JobEnvironment
 
 STOP, LAST_SAVED, END = 44, 95, 99
 

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.job_environment import JobEnvironment
 
 _ENV = JobEnvironment.from_environ()
 _PER_SLICE = _ENV.process_count // int(sys.argv[2])

@@ -13,7 +13,7 @@ import numpy as np
 from job_process import JobProcess, mesh_of, run_program
 
 from emergency_ckpt import CheckpointerConfig
-from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.job_environment import JobEnvironment
 
 LAST = 12
 WIDTH = 4

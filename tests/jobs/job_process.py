@@ -21,7 +21,7 @@ from running_jobs import PASSED_VARIABLE, results_path
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
 from emergency_ckpt.cluster import Coordinator
 from emergency_ckpt.cluster.coordination import connect
-from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.simulated_job import initialize_job
 
 _OUT_TIMEOUT_S = 200.0

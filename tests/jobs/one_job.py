@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from job_process import Iterator, JobProcess, differences, mesh_of, run_program, specs_on, state_at
 
-from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.job_environment import JobEnvironment
 
 
 def plain_state(step: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from grain.experimental import ElasticIterator
 from job_process import JobProcess, mesh_of, run_program
 
 from emergency_ckpt import remaps
-from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.job_environment import JobEnvironment
 
 SIZE = 96
 GLOBAL_BATCH = 12

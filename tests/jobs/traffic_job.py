@@ -9,7 +9,7 @@ import os
 
 from counting_proxy import URLS_VARIABLE
 
-from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.job_environment import JobEnvironment
 
 if URLS_VARIABLE in os.environ:  # before the clients are imported
     _URL = os.environ[URLS_VARIABLE].split()[JobEnvironment.from_environ().process_index]

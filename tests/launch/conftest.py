@@ -15,7 +15,7 @@ from launch_support import JobSpec, MakeSpec
 # Every program starts with this: one integer step, kept in the host's RAM.
 PRELUDE = """
 import os, signal, subprocess, sys, time
-from emergency_ckpt.tools.launch.environment import report_step
+from emergency_ckpt.tools.launch.progress_file import report_step
 from launch_support import JobEnvironment
 
 env = JobEnvironment.from_environ()

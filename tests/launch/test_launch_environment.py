@@ -72,7 +72,7 @@ def test_inconsistent_values_are_refused(changes: dict[str, str], problem: str) 
 
 
 def test_report_step_without_a_supervisor_does_nothing() -> None:
-    program = "from emergency_ckpt.tools.launch.environment import report_step; report_step(3)"
+    program = "from emergency_ckpt.tools.launch.progress_file import report_step; report_step(3)"
     environ = {"PYTHONPATH": ":".join(sys.path)}
     subprocess.run([sys.executable, "-c", program], env=environ, check=True, timeout=60)
 
@@ -80,7 +80,7 @@ def test_report_step_without_a_supervisor_does_nothing() -> None:
 def test_launcher_never_imports_jax() -> None:
     program = (
         "import sys\n"
-        "import emergency_ckpt.tools.launch.supervisor, emergency_ckpt.tools.launch.environment\n"
+        "import emergency_ckpt.tools.launch.supervisor, emergency_ckpt.tools.job_environment\n"
         "import emergency_ckpt.tools.cli.launch, emergency_ckpt.tools.cli.main\n"
         "assert not {'jax', 'jaxlib', 'orbax', 'numpy'} & set(sys.modules), 'imported'\n"
     )

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from emergency_ckpt.tools.launch.environment import report_step
+from emergency_ckpt.tools.launch.progress_file import report_step
 from launch_support import JobEnvironment
 
 env = JobEnvironment.from_environ()

@@ -15,7 +15,7 @@ from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.ram.mounts import file_system_of
-from emergency_ckpt.start import LAUNCHED_COUNT, config_warnings
+from emergency_ckpt.start import LAUNCHED_COUNT, config_warnings, device_warnings
 
 
 def mesh_of(*shape: int) -> Mesh:
@@ -46,6 +46,35 @@ def test_config_warnings_doubtful_setting_is_named(settings: dict[str, Any], sai
 def test_config_warnings_job_wide_ones_come_from_process_0() -> None:
     settings = config(local_save_every=0)
     assert config_warnings(settings, 1) == []
+
+
+@pytest.mark.parametrize(
+    ("devices", "tasks", "gpus", "local", "is_said"),
+    [
+        (1, "1(x4)", "8", "0", True),
+        (8, "1(x4)", "8", "0", False),
+        (1, "8(x4)", "8", "0", False),
+        (1, "8", "8", "0", False),
+        (1, "4", "8", "0", True),
+        (1, "4", "8", "1", False),  # one task of a node says it for all
+        (1, "4(x2),3", "8", "0", False),  # not known for this node
+        (1, "1", "", "0", False),
+        (1, "1", "eight", "0", False),
+        (1, "", "8", "0", False),
+    ],
+)
+def test_device_warnings_gpus_without_a_task_are_named(
+    devices: int, tasks: str, gpus: str, local: str, is_said: bool
+) -> None:
+    environ = {
+        "SLURM_STEP_TASKS_PER_NODE": tasks,
+        "SLURM_GPUS_ON_NODE": gpus,
+        "SLURM_LOCALID": local,
+    }
+    warnings = device_warnings(devices, environ)
+    assert len(warnings) == is_said
+    assert all("--ntasks-per-node=8" in line for line in warnings)
+    assert device_warnings(devices, {}) == []
 
 
 def test_file_system_of_takes_the_innermost_and_newest_mount(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
-from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.launch.faults import parse_fault
 from emergency_ckpt.tools.launch.job import JobEvent, JobResult, JobSpec
 from emergency_ckpt.tools.launch.process_set import ProcessSet, ReservedPort

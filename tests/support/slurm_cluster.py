@@ -27,8 +27,11 @@ SlurmctldPidFile={root}/slurmctld.pid
 SlurmctldLogFile={root}/slurmctld.log
 SlurmdLogFile={root}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin={task_plugin}
 SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+DefMemPerNode=200
+GresTypes=gpu
 SlurmdParameters=config_overrides
 MpiDefault=none
 ReturnToService=2
@@ -40,6 +43,15 @@ InactiveLimit=0
 {nodes}
 PartitionName=all Nodes=n[0-4] Default=YES MaxTime=INFINITE State=UP
 """
+# As on most sites: a job is held to its memory, and has little unless it asks for more.
+_GROUPS = """
+CgroupPlugin=cgroup/v1
+CgroupMountpoint=/sys/fs/cgroup
+ConstrainRAMSpace=yes
+AllowedSwapSpace=0
+"""
+HOLDS_TO_MEMORY = bool(os.environ.get("TEST_SLURM_GROUPS"))
+"""Jobs are held to their memory: ``enter.py`` could make a control group."""
 # Each node has a host name and a /dev/shm of its own, as another machine would.
 _NODE = 'mount -t tmpfs -o size="$2" ram /dev/shm && hostname "$1" && exec slurmd -D -N "$1"'
 
@@ -51,14 +63,22 @@ class SlurmCluster:
         """Start all daemons; return when all nodes are idle."""
         self._root = root
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self._without_daemon: dict[str, str] = {}  # their mount namespaces
         root.mkdir()
         (root / "state").mkdir()
         nodes = "\n".join(
             f"NodeName={name} NodeHostname={name} NodeAddr={name} Port={17001 + index}"
-            " CPUs=2 RealMemory=1000 State=UNKNOWN"
+            " CPUs=2 RealMemory=2000 Gres=gpu:2 State=UNKNOWN"
             for index, name in enumerate(NODES)
         )
-        Path("/etc/slurm/slurm.conf").write_text(_CONFIG.format(root=root, nodes=nodes))
+        settings = Path("/etc/slurm")
+        plugin = "task/cgroup" if HOLDS_TO_MEMORY else "task/none"
+        text = _CONFIG.format(root=root, nodes=nodes, task_plugin=plugin)
+        (settings / "slurm.conf").write_text(text)
+        gpus = (f"Name=gpu File={device}\n" for device in ("/dev/null", "/dev/zero"))
+        (settings / "gres.conf").write_text("".join(gpus))
+        if HOLDS_TO_MEMORY:
+            (settings / "cgroup.conf").write_text(_GROUPS)
         self._munged = _start_munge(root)
         controller = ["unshare", "--uts", "sh", "-c", "hostname n0 && exec slurmctld -D -i"]
         self._controller = subprocess.Popen(
@@ -81,6 +101,13 @@ class SlurmCluster:
         for pid in [*self.pids_on(name), self._nodes[name].pid]:
             _kill(pid)
         self._nodes.pop(name).wait()
+        self._without_daemon.pop(name, None)
+
+    def lose_daemon(self, name: str) -> None:
+        """End a node's slurmd alone; what it has started lives on until the node is lost."""
+        self._without_daemon[name] = os.readlink(f"/proc/{self._nodes[name].pid}/ns/mnt")
+        _kill(self._nodes[name].pid)
+        self._nodes[name].wait()
 
     def wipe(self, name: str) -> None:
         """Empty a node's RAM, as after an exchange of the machine behind a name."""
@@ -97,7 +124,7 @@ class SlurmCluster:
         Only those whose command line has ``program``, which is theirs and not of a shell.
         """
         daemon = self._nodes[name].pid
-        place = os.readlink(f"/proc/{daemon}/ns/mnt")
+        place = self._without_daemon.get(name) or os.readlink(f"/proc/{daemon}/ns/mnt")
         found: list[int] = []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdecimal() or int(entry.name) == daemon:

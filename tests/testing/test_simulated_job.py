@@ -13,7 +13,7 @@ PROGRAM = """
 import json, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.simulated_job import initialize_job
 
 env = JobEnvironment.from_environ()

@@ -1,4 +1,4 @@
-"""``eckpt launch``: a multi-slice training job on this machine, restarted when it dies."""
+"""``eckpt launch``: a job of simulated hosts on this machine, restarted when it dies."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ faults: words separated by spaces, several --fault options fire in order, each o
   resume-after-s=1.5   with signal=STOP: continue them after this many seconds
   exact                hold the processes at exactly this step until the fault fires
 
-The program reads its place in the job with emergency_ckpt.tools.launch.environment.JobEnvironment
-.from_environ() and reports its steps with report_step(step) of the same module.
+The program reads its place in the job with emergency_ckpt.tools.job_environment.JobEnvironment
+.from_environ(), and reports its steps with emergency_ckpt.tools.launch.progress_file.report_step.
 """
 
 
@@ -47,7 +47,11 @@ EXAMPLE = "eckpt launch --slices 2 --fault 'step=23 kill=slice:1 lose-ram' -- py
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``launch``."""
     parser.usage = "eckpt launch [options] -- PROGRAM [ARGUMENT ...]"
-    parser.description = "Start one process per host, and all of them again when one dies."
+    parser.description = (
+        "A torchrun for one machine, for tests and demonstrations: starts one process per simulated"
+        " host, and all of them again when one dies; a configuration error ends the job at once."
+        " On a cluster its engine starts them; see deploy/."
+    )
     parser.epilog = _EPILOG
     parser.add_argument("--slices", type=int, default=2, help="data-parallel replicas")
     parser.add_argument("--hosts-per-slice", type=int, default=2, help="processes of a slice")

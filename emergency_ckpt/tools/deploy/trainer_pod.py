@@ -17,7 +17,7 @@ from emergency_ckpt.tools.deploy.gke_job import (
     tolerations_of,
 )
 from emergency_ckpt.tools.deploy.quantity import format_quantity
-from emergency_ckpt.tools.launch.environment import HOST_INDEX_VARIABLE
+from emergency_ckpt.tools.job_environment import HOST_INDEX_VARIABLE
 
 Manifest = dict[str, Any]
 """A Kubernetes object, or a part of one. The tests hold each against its schema, strictly."""
@@ -265,7 +265,7 @@ def events_mount(job: GkeJob) -> list[Manifest]:
 
 
 def _place_in_the_job(job: GkeJob) -> list[Manifest]:
-    """Return the variables that ``launch.environment.JobEnvironment`` reads.
+    """Return the variables that ``job_environment.JobEnvironment`` reads.
 
     JAX's own detection of Kubernetes takes the pods of one Job for all processes, which are those
     of one slice. So the id of a process is made from both indices, and the count is written out.

@@ -15,8 +15,8 @@ from types import TracebackType
 
 from emergency_ckpt.errors import DeadlineExceeded
 from emergency_ckpt.run_secret import LAUNCHER_VARIABLE
+from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.launch import janitor
-from emergency_ckpt.tools.launch.environment import JobEnvironment
 from emergency_ckpt.tools.launch.job import EventSink, JobEvent, JobSpec, ProcessExit
 from emergency_ckpt.tools.launch.job_layout import JobLayout
 from emergency_ckpt.tools.launch.logs import LogFollower

@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+PATH_VARIABLE = "ECKPT_PROGRESS_PATH"
+"""Set by the supervisor: ``JobEnvironment.progress_path``."""
 
 NO_STEP = -1
 """No step was reported; as a hold: do not wait."""
@@ -75,3 +80,33 @@ class ProgressFile:
         """Unmap the file; it stays on disk."""
         self._words.release()
         self._mapping.close()
+
+
+def report_step(step: int) -> None:
+    """Report to the supervisor that this process has reached ``step``.
+
+    Call it once per step, at the end. It is one memory write (about 0.2 us), never a system call,
+    and does nothing without a supervisor. It blocks only for an ``exact`` fault at this step, for
+    at most ``progress_file.HOLD_LIMIT_S`` seconds.
+
+    Raises:
+      OSError: the progress file cannot be mapped (first call only).
+    """
+    _reporter(step)
+
+
+def _open_and_report(step: int) -> None:
+    global _reporter  # noqa: PLW0603 - the environment of a process is one for all its modules
+    with _opening:
+        if _reporter is _open_and_report:
+            path = os.environ.get(PATH_VARIABLE)
+            _reporter = ProgressFile(Path(path)).report if path else _report_nowhere
+    _reporter(step)
+
+
+def _report_nowhere(step: int) -> None:
+    """Do nothing: there is no supervisor."""
+
+
+_opening = threading.Lock()
+_reporter: Callable[[int], None] = _open_and_report

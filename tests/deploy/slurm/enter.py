@@ -4,14 +4,19 @@ Makes a mount, process and network namespace over an overlay of ``/``, installs 
 in it, and runs the program there. All of it ends with the program, and nothing is left behind: what
 is written outside of the repository lies on a tmpfs that only the namespace has. Ends with 77, and
 says why, where this cannot be done; else with the program's status.
+
+Where this process may make a memory control group of version 1, the program sees one of its own as
+the only one, and ``GROUPS`` is set in its environment: Slurm then holds jobs to their memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 NOT_POSSIBLE = 77
@@ -19,6 +24,7 @@ PACKAGES = (
     "slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge", "iproute2",
 )  # fmt: skip
 NODES = 5
+GROUPS = "TEST_SLURM_GROUPS"
 ROOT = Path("/mnt")
 TOOLS = ("unshare", "mount", "chroot", "apt-get")
 INSTALL_TIMEOUT_S = 600
@@ -36,7 +42,9 @@ def main(arguments: list[str]) -> int:
         if arguments[0] in stages:
             return stages[arguments[0]](arguments[1:])
         _check_machine()
-        return subprocess.call([*_UNSHARE, *_stage("--in-namespace"), *arguments])
+        with _memory_group() as group:
+            enter = [*_UNSHARE, *(["--cgroup"] if group else []), *_stage("--in-namespace")]
+            return subprocess.call([*enter, *arguments], env={**os.environ, GROUPS: group})
     except NotPossible as problem:
         print(f"test-slurm: cannot run here: {problem}", file=sys.stderr)
         return NOT_POSSIBLE
@@ -45,6 +53,30 @@ def main(arguments: list[str]) -> int:
 def address(node: int) -> str:
     """Return the address of a node, on the namespace's own loopback device."""
     return f"10.77.0.{10 + node}"
+
+
+@contextlib.contextmanager
+def _memory_group() -> Generator[str]:
+    """Enter a new memory group, and remove it with all below it; yield its folder, or ""."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = [line.split(":", 2)[2] for line in lines if line.split(":")[1] == "memory"]
+    above = Path("/sys/fs/cgroup/memory", *(path.lstrip("/") for path in own))
+    group = above / f"test-slurm-{os.getpid()}"
+    try:
+        if not own:
+            raise FileNotFoundError("no memory group of version 1")
+        group.mkdir()
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError as error:
+        print(f"test-slurm: jobs are not held to their memory: {error}", file=sys.stderr)
+        yield ""
+        return
+    try:
+        yield str(group)
+    finally:
+        (above / "cgroup.procs").write_text(str(os.getpid()))
+        for folder, _, _ in os.walk(group, topdown=False):
+            os.rmdir(folder)
 
 
 def _stage(name: str) -> list[str]:
@@ -77,6 +109,11 @@ def _in_namespace(program: list[str]) -> int:
     _require("mount", "-t", "tmpfs", "shm", str(root / "dev/shm"))
     _require("mount", "-t", "proc", "proc", str(root / "proc"))
     _require("mount", "--rbind", "/sys", str(root / "sys"))
+    if os.environ.get(GROUPS):
+        groups = root / "sys/fs/cgroup"
+        _require("mount", "-t", "tmpfs", "groups", str(groups))
+        (groups / "memory").mkdir()
+        _require("mount", "-t", "cgroup", "-o", "memory", "memory", str(groups / "memory"))
     # The overlay shows one file system, and none of the changes made to it from now on.
     for needed in (Path.cwd(), Path(sys.prefix), Path(sys.base_prefix)):
         place = root / needed.relative_to("/")

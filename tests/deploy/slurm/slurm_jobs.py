@@ -11,13 +11,13 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from places import ROOT
-from slurm_cluster import NODES, SlurmCluster
+from slurm_cluster import HOLDS_TO_MEMORY, NODES, SlurmCluster
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -27,6 +27,16 @@ PROCESSES = 4
 STEPS = 40
 LOCAL_EVERY = 5
 PERSISTENT_EVERY = 15
+PROGRAM = """
+echo "task $SLURM_PROCID begins by script ${SLURM_RESTART_COUNT:-0}"
+sleep "$1"
+"""
+"""Takes the arguments of the trainer behind its own, and saves nothing."""
+RAM_PROGRAM = ROOT / "tests/deploy/slurm/ram_program.py"
+SLOT_MIB = 28
+"""Two of a process take most of a node's ramdisk."""
+MEMORY_MIB = 130
+"""Room for the program and its slots once, and not twice."""
 
 
 class Job:
@@ -47,19 +57,36 @@ class Job:
         pause_s: float = 0.0,
         width: int = 1024,
         nodes: int = 4,
+        tasks_per_node: int = 1,
+        gpus: int = 0,
         crash: str = "0:0",
+        program: Sequence[str] = (),
+        path: Path = Path(sys.executable).parent,
     ) -> Job:
-        """Submit the template with its three lines changed."""
-        program = [
-            *(sys.executable, str(TRAINER), f"--slices={nodes // 2}", f"--steps={STEPS}"),
+        """Submit the template with its lines changed.
+
+        Args:
+          program: another one than the trainer.
+          path: where programs are looked for first.
+        """
+        program = program or [
+            *(
+                sys.executable,
+                str(TRAINER),
+                f"--slices={nodes * tasks_per_node // 2}",
+                f"--steps={STEPS}",
+            ),
             *(f"--local-every={LOCAL_EVERY}", f"--persistent-every={PERSISTENT_EVERY}"),
             *(f"--pause-s={pause_s}", f"--width={width}"),
         ]
         changes = {
             "change 1": f"#SBATCH --nodes={nodes}-{nodes + 1}",
-            "change 2": f"nodes={nodes}",
-            "change 3": f"train=({shlex.join(program)})",
+            "change 3": f"nodes={nodes}",
+            "change 4": f"tasks_per_node={tasks_per_node}",
+            "change 5": f"train=({shlex.join(program)})",
         }
+        if gpus:
+            changes["change 2"] = f"#SBATCH --gres=gpu:{gpus}"
         lines = TEMPLATE.read_text().splitlines()
         for index, line in enumerate(lines):
             for mark, change in changes.items():
@@ -67,7 +94,7 @@ class Job:
                     lines[index] = change
         (self.folder / "train.sbatch").write_text("\n".join(lines) + "\n")
         env = {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{path}:{os.environ['PATH']}",
             "JAX_PLATFORMS": "cpu",
             "PYTHONUNBUFFERED": "1",
             "TEST_CRASH": crash,
@@ -89,7 +116,7 @@ class Job:
 
     def wait_for_end(self) -> str:
         """Return the state in which the job ended."""
-        ends = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        ends = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 
         def state() -> str:
             return self._cluster.job(self.job_id)["JobState"]
@@ -172,6 +199,107 @@ def test_slurm_task_killed_restarts_on_same_nodes(
     assert job.wait_for_end() == "COMPLETED", job.log
     assert job.nodes_of_lives() == [["n0", "n1", "n2", "n3"]] * 2
     _check_resumed(job, undisturbed, newest)
+
+
+def test_slurm_two_tasks_a_node_restart_from_ram(
+    cluster: SlurmCluster, undisturbed: Job, job: Job
+) -> None:
+    """Each slice has a node, with a task for each of its GPUs."""
+    job.submit(pause_s=0.5, nodes=2, tasks_per_node=2, gpus=2)
+    job.wait_for(r"saved step 10 to RAM")
+    newest = job.newest_in_ram()
+    os.kill(cluster.pids_on("n1", TRAINER.name)[0], signal.SIGKILL)
+    cluster.wipe("n1")
+    assert job.wait_for_end() == "COMPLETED", job.log
+    assert job.nodes_of_lives() == [["n0", "n1"]] * 2
+    assert "the other GPUs do nothing" not in job.log
+    _check_resumed(job, undisturbed, newest)
+
+
+def test_slurm_gpus_without_a_task_are_said(undisturbed: Job, job: Job) -> None:
+    """A task alone on a node is told to take all GPUs; where JAX has fewer, the start says so."""
+    job.submit(gpus=2)
+    assert job.wait_for_end() == "COMPLETED", job.log
+    assert job.log.count("Slurm gave this node 2 GPUs") == PROCESSES
+    assert job.log.count("takes GPUs 0,1") == PROCESSES
+    assert job.digests() == undisturbed.digests()
+
+
+@pytest.mark.skipif(not HOLDS_TO_MEMORY, reason="jobs are not held to their memory here")
+def test_slurm_memory_of_a_dead_life_is_reused(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Its pages count in the job: there is no room for as many again, and no need."""
+    job = _reserve_in_memory(cluster, tmp_path, MEMORY_MIB)
+    assert job.wait_for_end() in ("COMPLETED", "OUT_OF_MEMORY"), job.log
+    assert re.search(": finished$", job.log, re.M), job.log
+    found = re.findall(r"process \d: found (\d) slots, (\d+) MiB", job.log)
+    assert [slots for slots, _ in found].count("2") == PROCESSES, job.log
+    assert all(int(mib) + 2 * SLOT_MIB > MEMORY_MIB for _, mib in found), job.log
+    assert len(job.nodes_of_lives()) == 2
+    assert "Out Of Memory" not in job.log
+
+
+@pytest.mark.skipif(not HOLDS_TO_MEMORY, reason="jobs are not held to their memory here")
+def test_slurm_memory_limit_is_named_before_a_kill(cluster: SlurmCluster, tmp_path: Path) -> None:
+    job = _reserve_in_memory(cluster, tmp_path, 2 * SLOT_MIB + 14)
+    assert job.wait_for_end() in ("FAILED", "OUT_OF_MEMORY"), job.log
+    assert re.search(r"MemoryLimitReached: .*the memory limit of cgroup .* are left for", job.log)
+    assert "Out Of Memory" not in job.log
+    assert "given up because 3 lives in a row" in job.log
+
+
+def _reserve_in_memory(cluster: SlurmCluster, folder: Path, memory_mib: int) -> Job:
+    """Submit a job that reserves slots in little memory.
+
+    Slurm with cgroup v1 may call it OUT_OF_MEMORY: it takes a batch step that came to the limit
+    for one that was killed, also where the kernel killed nothing.
+    """
+    cluster.wait_until_idle()
+    for name in NODES:
+        cluster.wipe(name)
+    job = Job(cluster, folder / folder.name)
+    program = [sys.executable, str(RAM_PROGRAM), str(SLOT_MIB)]
+    return job.submit(f"--mem={memory_mib}", program=program, path=_programs(folder))
+
+
+def _programs(folder: Path) -> Path:
+    """Write a trainer that saves nothing and an ``eckpt`` that only says what it was asked for."""
+    texts = {"eckpt": 'echo "$1 by script ${SLURM_RESTART_COUNT:-0}"', "program": PROGRAM}
+    for name, text in texts.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("moment", "task_s"),
+    [
+        pytest.param(r"life 0 on", 40, id="before_the_tasks"),
+        pytest.param(r"task 0 begins", 60, id="while_they_run"),
+        pytest.param(r"task 0 begins", 8, id="they_end_unnoticed"),
+    ],
+)
+def test_slurm_lost_slurmd_leaves_one_script(
+    cluster: SlurmCluster, tmp_path: Path, moment: str, task_s: int
+) -> None:
+    """The slurmd of the first node dies, and the batch script and the task there live on."""
+    cluster.wait_until_idle()
+    job = Job(cluster, tmp_path / tmp_path.name)
+    programs = _programs(tmp_path)
+    job.submit(program=[str(programs / "program"), str(task_s)], path=programs)
+    job.wait_for(moment)
+    cluster.lose_daemon("n0")
+    assert job.wait_for_end() == "COMPLETED", job.log
+    job.wait_for(rf"{job.job_id}\.0: (ends: the job was requeued|finished)")
+    restarts = cluster.job(job.job_id)["Restarts"]
+    cluster.lose_node("n0")
+    cluster.start_node("n0")
+    finished = re.findall(r"\.(\d): finished$", job.log, re.M)
+    assert finished == [restarts], job.log
+    # Until the requeue the old script may try again. Then it begins nothing, and leaves RAM alone.
+    begun = re.findall(r"task 0 begins by script (\d)$", job.log, re.M)
+    assert begun == sorted(begun), job.log
+    assert begun.count(restarts) == 1, job.log
+    assert set(re.findall(r"doctor by script (\d)$", job.log, re.M)) == {restarts}, job.log
 
 
 def test_slurm_node_down_spare_takes_place(

@@ -3,8 +3,7 @@
 1. ``machine``: versions, the native engine; ``network``: the secret, addresses, peers.
 2. ``storage_check``: a small file is written, read and removed; the clock; the size of the newest
    step.
-3. ``ramdisk_check``: file system, owner, room for the slots, pages; ``memory``: what the host has
-   left.
+3. ``ramdisk_check``: file system, owner, room for the slots, pages, and the memory that is left.
 4. ``copies``: those of the newest step in RAM, and what a lost host would cost.
 
 Only the check of storage writes, and it removes what it has written. ``--clean`` (``clean``) and

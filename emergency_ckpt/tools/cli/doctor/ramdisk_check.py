@@ -6,13 +6,15 @@ import os
 from pathlib import Path
 
 from emergency_ckpt import files
+from emergency_ckpt.core.memory_limit import MemoryLimit, fits_limits, tightest
 from emergency_ckpt.core.wording import size_text
+from emergency_ckpt.ram.memory_groups import memory_limits
 from emergency_ckpt.ram.mounts import RAM_FILE_SYSTEMS, Mount, mount_of
 from emergency_ckpt.ram.other_runs import left_runs
 from emergency_ckpt.ram.ownership import open_local_dir, open_run_directory
 from emergency_ckpt.tools.cli.doctor.findings import Finding
-from emergency_ckpt.tools.cli.doctor.memory import available_bytes
 
+_MEMORY = Path("/proc/meminfo")
 _SHMEM_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _LARGE = frozenset({"always", "within_size", "advise"})
 
@@ -125,19 +127,29 @@ def _pages(mount: Mount | None) -> Finding:
 
 
 def _memory(mount: Mount | None, needed_bytes: int | None, held_bytes: int) -> Finding:
-    free_bytes, source = available_bytes()
-    text = f"{size_text(free_bytes)} of memory available ({source})"
-    measured = {"available_bytes": free_bytes}
+    limits = [_host_limit(), *memory_limits()]
+    least = tightest(limits) or limits[0]
+    text = f"{size_text(least.left_bytes)} of memory available ({least.name})"
+    measured = {"available_bytes": least.left_bytes}
     if needed_bytes is None or mount is None or mount.kind not in RAM_FILE_SYSTEMS:
         return Finding("memory", "ok", text, measured=measured)
     new_bytes = max(needed_bytes - held_bytes, 0)
-    if free_bytes >= new_bytes:
+    if fits_limits(new_bytes, limits)[0]:
         return Finding("memory", "ok", text, measured=measured)
     mend = (
         f"The slots take {size_text(new_bytes)} of it: give the host or its container more memory,"
         " or store fewer copies (placement striped(2))."
     )
     return Finding("memory", "failure", text, mend, measured)
+
+
+def _host_limit() -> MemoryLimit:
+    """Return what the kernel says is available, page cache included, the files of a tmpfs not."""
+    for line in _MEMORY.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return MemoryLimit("the host", int(value.split()[0]) << 10)
+    return MemoryLimit("the host", 0)
 
 
 def _held(local_dir: Path, run_id: str | None) -> tuple[int, int]:

@@ -1,19 +1,16 @@
-"""The environment variables that the supervisor sets for each process of a job.
+"""The environment variables by which a process of a job finds its place, whoever starts it.
 
-A trainer needs two names of this module: ``JobEnvironment.from_environ()`` at its start and
-``report_step(step)`` in its loop. It does not import JAX.
+An engine's template sets them, and so does ``eckpt launch``. It does not import JAX.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.launch.progress_file import ProgressFile
 
 _PREFIX = "ECKPT_"
 HOST_INDEX_VARIABLE = f"{_PREFIX}HOST_INDEX"
@@ -105,36 +102,6 @@ class JobEnvironment:
         if problems:
             raise ConfigError(problems, target="the job environment")
         return cls(**values)  # type: ignore[arg-type]
-
-
-def report_step(step: int) -> None:
-    """Report to the supervisor that this process has reached ``step``.
-
-    Call it once per step, at the end. It is one memory write (about 0.2 us), never a system call,
-    and does nothing without a supervisor. It blocks only for an ``exact`` fault at this step, for
-    at most ``progress_file.HOLD_LIMIT_S`` seconds.
-
-    Raises:
-      OSError: the progress file cannot be mapped (first call only).
-    """
-    _reporter(step)
-
-
-def _open_and_report(step: int) -> None:
-    global _reporter  # noqa: PLW0603 - the environment of a process is one for all its modules
-    with _opening:
-        if _reporter is _open_and_report:
-            path = os.environ.get(_variable("progress_path"))
-            _reporter = ProgressFile(Path(path)).report if path else _report_nowhere
-    _reporter(step)
-
-
-def _report_nowhere(step: int) -> None:
-    """Do nothing: there is no supervisor."""
-
-
-_opening = threading.Lock()
-_reporter: Callable[[int], None] = _open_and_report
 
 
 def _variable(name: str) -> str:
