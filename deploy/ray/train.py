@@ -25,7 +25,7 @@ from emergency_ckpt import EmergencyCheckpointer, Event
 from emergency_ckpt.errors import ConfigError
 
 STEPS = "steps"
-"""Folder of the persistent tier, in Ray's folder of the run: Ray takes checkpoints from there only."""
+"""Folder of the persistent tier in Ray's folder of the run; Ray takes no other checkpoints."""
 
 
 class Batches:

@@ -44,7 +44,7 @@ from ray.train import CheckpointConfig, Result  # noqa: E402
 from emergency_ckpt.errors import ConfigError  # noqa: E402
 
 WORKERS, LAST, SAVE_EVERY, STORE_EVERY, KEPT = 4, 40, 4, 8, 2
-RUN_TIMEOUT_S = 400.0
+RUN_TIMEOUT_S = 600.0
 
 
 class Notes:
@@ -175,7 +175,7 @@ class World:
             ".validate_storage_marker",
         }
         assert self.steps_of(name) == [int(path.name) for path, _ in listed]
-        assert [path for ram in self.ram.values() for path in ram.iterdir()] == []
+        assert [path for ram in self.ram.values() for path in ram.glob("*")] == []
 
 
 def _all_at(notes: Notes, step: int) -> bool:
