@@ -75,7 +75,7 @@ class Reports:
     def begin(self, ckpt: EmergencyCheckpointer, state: jax.Array) -> None:
         """Tell what an earlier life saved and could not tell. Collective."""
         stored = ckpt.steps.survey(state).persistent
-        if stored:
+        if stored and not ray.train.get_context().get_world_rank():
             self._complete = stored[-1]
             self._metrics[stored[-1]] = dict(ckpt.steps.describe(stored[-1]).metrics or {})
         self.tell()
@@ -138,13 +138,14 @@ def train(config: dict[str, Any]) -> None:
             is_last = step == config["last_step"]
             is_stored = is_last or step % config["store_every"] == 0
             metrics = {"loss": float(loss)} if is_stored else None
+            if is_stored:
+                reports.tell()  # by now storage has the step before
             ckpt.save(step=step, state=weights, host_state=data, force=is_last, metrics=metrics)
             reports.saved(step, metrics)
             config.get("after_step", print)(step)
             is_preempted = ckpt.reached_preemption(step)
             if is_last or is_preempted:
                 ckpt.wait_until_finished()
-            if is_stored or is_preempted:
                 reports.tell()
             if is_preempted and not is_last:
                 # A loop that returns is finished for Ray; one that raises is started again.
