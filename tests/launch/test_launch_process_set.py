@@ -28,7 +28,8 @@ def janitors_of(pid: int) -> list[int]:
 
 
 def test_start_watch_kill_wait(make_spec: MakeSpec) -> None:
-    with ProcessSet(make_spec("train(10); time.sleep(600)")) as processes:
+    spec = make_spec("train(10); time.sleep(600)")
+    with ProcessSet(spec) as processes:
         wait_until(lambda: max(processes.steps) == 10, "a process has reached the last step")
         assert processes.running == (0, 1)
         with pytest.raises(DeadlineExceeded, match="process 0"):
@@ -40,6 +41,7 @@ def test_start_watch_kill_wait(make_spec: MakeSpec) -> None:
         assert str(death) == "process 1 on host 1 ended with signal SIGKILL"
         assert processes.running == (0,)
     assert processes.exits[0].returncode == -signal.SIGTERM
+    assert list(spec.private_dir.glob("life_*")) == [], "a life leaves nothing in RAM"
 
 
 def test_hold_is_there_before_the_process_is(make_spec: MakeSpec) -> None:

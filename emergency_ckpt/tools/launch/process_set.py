@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -112,6 +113,7 @@ class ProcessSet:
         self._holds = holds or {}
         self._on_event = on_event
         self._processes: list[_HostProcess] = []
+        self._progress_dir = spec.private_dir / f"life_{restart_count:03d}"
         self._reserves: SlotReserves | None = None
         self._janitor = subprocess.Popen(
             [sys.executable, "-I", "-S", janitor.__file__],
@@ -214,10 +216,12 @@ class ProcessSet:
         return self.exits
 
     def close(self) -> None:
-        """Release ports, maps and the janitor, which kills processes that have not ended."""
+        """Release ports, files and the janitor, which kills processes that have not ended."""
         if self._reserves is not None:
             self._reserves.close()
         self._port.close()
+        if self._progress_dir.exists():
+            shutil.rmtree(self._progress_dir)
         for process in self._processes:
             process.progress.close()
             if process.follower is not None:
@@ -227,8 +231,7 @@ class ProcessSet:
         self._janitor.wait(_JANITOR_EXIT_S)
 
     def _start_all(self) -> None:
-        progress_dir = self.spec.private_dir / f"life_{self.restart_count:03d}"
-        for directory in (progress_dir, self.spec.life_dir(self.restart_count)):
+        for directory in (self._progress_dir, self.spec.life_dir(self.restart_count)):
             directory.mkdir(parents=True, exist_ok=True)
         for host in self.topology.host_of_process:
             self.spec.ramdisk(host).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -236,7 +239,8 @@ class ProcessSet:
             # First, because each process takes its slot over as far as it has become by then.
             self._reserves = SlotReserves(self.spec, self.topology)
         for index, host in enumerate(self.topology.host_of_process):
-            environment = self._environment(index, host, progress_dir / f"progress_{index:05d}")
+            progress_path = self._progress_dir / f"progress_{index:05d}"
+            environment = self._environment(index, host, progress_path)
             self._processes.append(self._start(environment, host))
             self._emit("process.started", process=index, host=host, pid=self.pids[index])
 
