@@ -33,10 +33,6 @@ _CHANGES = (
 _NEEDS_ROOM = frozenset({"posix_fallocate", "pwrite", "write"})
 
 
-class FullRam(OSError):
-    """The ramdisk of the host has no room now."""
-
-
 def os_module() -> ModuleType:
     """Return the module that stands for ``os``: real files, and a point before each change."""
     module = ModuleType("os")
