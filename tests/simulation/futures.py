@@ -1,8 +1,5 @@
 """``concurrent.futures`` as the simulated processes see it."""
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 from collections import deque

@@ -1,8 +1,5 @@
 """The operating system as the simulated processes see it: files, names, random bytes."""
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 import errno

@@ -1,8 +1,5 @@
 """``threading`` and ``time`` as the simulated processes see them."""
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 import contextlib
@@ -38,12 +35,7 @@ class Lock:
             left_s = None if deadline_s is None else deadline_s - scheduler.now_s
             if left_s is not None and left_s <= 0:
                 return False
-            self._waiting.append(task)
-            try:
-                scheduler.block(left_s)
-            finally:
-                if task in self._waiting:
-                    self._waiting.remove(task)
+            scheduler.wait_among(self._waiting, left_s)
         self._owner = task
         return True
 
@@ -109,22 +101,18 @@ class Condition:
         self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        scheduler = sim.scheduler
-        task = scheduler.here()
         depth = getattr(self._lock, "_depth", 1)
-        self._waiters.append(task)
         if isinstance(self._lock, RLock):
             self._lock._depth = 1
         self._lock.release()
         try:
-            woken = scheduler.block(None if timeout is None else max(timeout, 0))
+            return sim.scheduler.wait_among(
+                self._waiters, None if timeout is None else max(timeout, 0)
+            )
         finally:
-            if task in self._waiters:
-                self._waiters.remove(task)
             self._lock.acquire()
             if isinstance(self._lock, RLock):
                 self._lock._depth = depth
-        return woken
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
         deadline_s = None if timeout is None else sim.scheduler.now_s + timeout
@@ -175,13 +163,7 @@ class Event:
             left_s = None if deadline_s is None else deadline_s - scheduler.now_s
             if left_s is not None and left_s <= 0:
                 break
-            task = scheduler.here()
-            self._waiters.append(task)
-            try:
-                scheduler.block(left_s)
-            finally:
-                if task in self._waiters:
-                    self._waiters.remove(task)
+            scheduler.wait_among(self._waiters, left_s)
         return self._set
 
 
