@@ -50,9 +50,6 @@ class Lock:
             chosen = int(scheduler.random.random() * len(self._waiting))
             scheduler.wake(self._waiting.pop(chosen))
 
-    def locked(self) -> bool:
-        return self._owner is not None
-
     def __enter__(self) -> bool:
         return self.acquire()
 
@@ -81,9 +78,6 @@ class RLock(Lock):
         if self._depth <= 0:
             self._depth = 0
             super().release()
-
-    def _is_owned(self) -> bool:
-        return self._owner is sim.scheduler.current
 
 
 class Condition:
@@ -167,32 +161,6 @@ class Event:
         return self._set
 
 
-class Semaphore:
-    """``threading.Semaphore``."""
-
-    def __init__(self, value: int = 1) -> None:
-        self._value = value
-        self._changed = Condition(Lock())
-
-    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._value > 0, timeout if blocking else 0):
-                return False
-            self._value -= 1
-            return True
-
-    def release(self, n: int = 1) -> None:
-        with self._changed:
-            self._value += n
-            self._changed.notify(n)
-
-    def __enter__(self) -> bool:
-        return self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
 class Thread:
     """``threading.Thread``: a task of the process that starts it."""
 
@@ -241,8 +209,6 @@ class Thread:
     @property
     def ident(self) -> int | None:
         return None if self._task is None else self._task.number
-
-    native_id = ident
 
 
 class _MainThread(Thread):
@@ -308,8 +274,6 @@ def threading_module() -> ModuleType:
         RLock=RLock,
         Condition=Condition,
         Event=Event,
-        Semaphore=Semaphore,
-        BoundedSemaphore=Semaphore,
         Thread=Thread,
         local=Local,
         get_ident=lambda: sim.scheduler.here().number,
