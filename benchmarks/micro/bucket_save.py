@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.against:
         return _measure(options)
-    with FakeGcs(buckets=[_BUCKET], process=True) as gcs:
+    with FakeGcs(buckets=[_BUCKET]) as gcs:
         # The clients read their environment when they are imported.
         environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
         given = sys.argv[1:] if arguments is None else arguments

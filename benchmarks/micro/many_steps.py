@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     with (
         tempfile.TemporaryDirectory(prefix="eckpt-many-steps-") as scratch,
-        FakeGcs(buckets=[_BUCKET], process=True) as gcs,
+        FakeGcs(buckets=[_BUCKET]) as gcs,
     ):
         for name, place in (("disk", scratch), ("bucket", f"gs://{_BUCKET}")):
             environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}

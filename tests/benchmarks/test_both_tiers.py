@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
-from benchmarks import ROOT
+from benchmark_runs import run_benchmark
+
 from benchmarks.micro import both_tiers
 
 SAVES, MIB = 3, 8
 
 
 def test_way_is_measured_save_by_save() -> None:
-    command = [sys.executable, "-m", both_tiers.__name__, "--platform=cpu", "--only=both tiers"]
-    command += [f"--mib={MIB}", "--leaves=5", f"--saves={SAVES}"]
-    run = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT
+    told = run_benchmark(
+        both_tiers.__name__,
+        *("--platform=cpu", "--only=both tiers", "--leaves=5", f"--mib={MIB}", f"--saves={SAVES}"),
     )
-    assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout.splitlines()[-1])
+    found = json.loads(told.splitlines()[-1])
     assert len(found["rows"]) == SAVES
     for row in found["rows"]:
         assert 0 < row["save"] <= row["save"] + row["step"] <= row["whole"]

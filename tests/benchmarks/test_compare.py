@@ -1,13 +1,11 @@
 """One small real comparison: all contenders, real processes, losses. No figure is judged."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from benchmark_runs import refusal, run_benchmark
 
-from benchmarks import ROOT
 from benchmarks.common.contenders import modes
 from benchmarks.common.job import plan_shape
 from benchmarks.common.lives import Place, RoundFailed, run_round
@@ -33,29 +31,13 @@ def outcome(
     """What a run printed, where it wrote, and who took part."""
     names: str = request.param
     out = tmp_path_factory.mktemp("bench_out")
-    run = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "benchmarks.compare",
-                "--jobs",
-                f"2x1x{MIB}/{LEAVES}",
-                "--rounds",
-                "1",
-            ),
-            *("--saves", str(SAVES), "--restores", "slice,halves,storage", "--limits-mib", "8"),
-            *("--timeout-s", "240", "--out", str(out), "--date", "2001-02-03"),
-            *("--storage", str(out), "--contenders", names),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-        cwd=ROOT,
+    told = run_benchmark(
+        "benchmarks.compare",
+        *("--jobs", f"2x1x{MIB}/{LEAVES}", "--rounds", "1", "--contenders", names),
+        *("--saves", str(SAVES), "--restores", "slice,halves,storage", "--limits-mib", "8"),
+        *("--timeout-s", "240", "--out", str(out), "--storage", str(out), "--date", "2001-02-03"),
     )
-    assert run.returncode == 0, run.stderr
-    return run.stdout, out, names.split(",")
+    return told, out, names.split(",")
 
 
 @pytest.mark.timeout(600)
@@ -167,10 +149,7 @@ def test_restored_bytes_were_verified_each_tier_written_alone(
 def test_what_cannot_be_run_is_refused_before_it_starts(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as refusal:
-        compare.main(arguments)
-    assert refusal.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in refusal(compare.main, arguments, capsys)
 
 
 def test_failing_process_ends_the_round_with_its_log(tmp_path: Path) -> None:

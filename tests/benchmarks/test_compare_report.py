@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from benchmark_runs import rows_of
 
 from benchmarks.common import job
 from benchmarks.compare import report
@@ -158,10 +159,7 @@ def test_missing_figure_is_a_dash_and_a_refusal_has_its_reason() -> None:
     assert summaries["plain"]["stall"]["median"] is None
     assert report.ratios(summaries, "ours")["plain"]["stall"] is None
     table, refusals = report.table(summaries, "ours").split("\n\n")
-    cells = {
-        row[0]: row[1:]
-        for row in ([c.strip() for c in line.strip("|").split("|")] for line in table.splitlines())
-    }
+    cells = {row[0]: row[1:] for row in rows_of(table)}
     assert cells["stall: in save, arrays ready, median, ms"] == ["300", "-", "-"]
     assert cells["restore, each slice lost another host, s"] == ["cannot", "-", "-"]
     assert cells["save to storage, until whole, s"] == ["-", "4", "-"]
@@ -206,9 +204,9 @@ def test_table_as_a_whole() -> None:
         "ours": report.summarize([_round(scale=0.1), _round(scale=0.3)]),
         "other": report.summarize([_round(scale=1.0)]),
     }
-    lines = report.table(summaries, "ours").partition("\n\n")[0].splitlines()
-    assert len({len(line) for line in lines}) == 1
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    table = report.table(summaries, "ours").partition("\n\n")[0]
+    assert len({len(line) for line in table.splitlines()}) == 1
+    cells = rows_of(table)
     assert cells[0] == ["median (least to most)", "ours", "other", "other / ours"]
     assert cells[2] == ["stall: in save, arrays ready, median, ms", "60 (30 to 90)", "300", "5x"]
     assert cells[6] == ["until published in RAM, s", "0.4 (0.2 to 0.6)", "2", "5x"]
@@ -216,10 +214,7 @@ def test_table_as_a_whole() -> None:
 
 def test_limits_table_shows_the_spread_over_rounds() -> None:
     text = report.limits_table([{"memcpy": 8.0}, {"memcpy": 12.0}, {"memcpy": 10.0}])
-    assert [cell.strip() for cell in text.splitlines()[-1].strip("|").split("|")] == [
-        "memcpy",
-        "10 (8 to 12)",
-    ]
+    assert rows_of(text)[-1] == ["memcpy", "10 (8 to 12)"]
 
 
 def test_state_is_cut_into_equal_leaves_that_divide_over_hosts() -> None:

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+from benchmark_runs import refusal, rows_of
 
 from benchmarks.continuous import __main__ as continuous
 from benchmarks.continuous import report, study
@@ -98,8 +99,7 @@ def test_what_a_failure_costs() -> None:
 
 def test_tables_as_a_whole() -> None:
     summaries = _summaries()
-    text = report.study_table(summaries)
-    rows = [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines()]
+    rows = rows_of(report.study_table(summaries))
     assert rows[2] == ["off", "-", "-", "1000", "0.00", "-", "0", "0"]
     assert rows[3] == ["local-every", "3", "3", "1100", "10.00", "1", "6", "3"]
     losses = report.loss_table(report.expectations(summaries, [3.0], 128))
@@ -142,10 +142,7 @@ def test_each_variant_has_the_tiers_that_it_names(
 def test_what_cannot_be_studied_is_refused_before_it_starts(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as refusal:
-        continuous.main(arguments)
-    assert refusal.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in refusal(continuous.main, arguments, capsys)
 
 
 def test_losses_are_finite_for_any_time_between_failures() -> None:

@@ -1,14 +1,12 @@
 """The study of continuous saving, small and for real. No figure is judged."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmark_runs import run_benchmark
 
-from benchmarks import ROOT
 from benchmarks.continuous import study
 
 STEPS, EVERY = 200, 20
@@ -17,31 +15,15 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def _study(out: Path, variants: tuple[str, ...], hosts: int) -> tuple[str, dict[str, Any]]:
-    run = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "benchmarks.continuous",
-                "--hosts-per-slice",
-                str(hosts),
-                "--mib",
-                "4",
-            ),
-            *("--rounds", "1", "--steps", str(STEPS), "--every", str(EVERY)),
-            *("--warm-up-steps", "10", "--mtbf-h", "1,24", "--leaves", "4", "--timeout-s", "240"),
-            *("--training-cores", "1", "--variants", ",".join(variants)),
-            *("--out", str(out), "--date", "2001-02-03"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-        cwd=ROOT,
+    told = run_benchmark(
+        "benchmarks.continuous",
+        *("--hosts-per-slice", str(hosts), "--mib", "4", "--leaves", "4", "--timeout-s", "240"),
+        *("--rounds", "1", "--steps", str(STEPS), "--every", str(EVERY)),
+        *("--warm-up-steps", "10", "--mtbf-h", "1,24", "--training-cores", "1"),
+        *("--variants", ",".join(variants), "--out", str(out), "--date", "2001-02-03"),
     )
-    assert run.returncode == 0, run.stderr
     assert (out / "continuous.png").read_bytes().startswith(b"\x89PNG")
-    return run.stdout, json.loads((out / "continuous.json").read_text())
+    return told, json.loads((out / "continuous.json").read_text())
 
 
 @pytest.mark.slow

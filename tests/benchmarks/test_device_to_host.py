@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from benchmark_runs import refusal, run_benchmark
 
-from benchmarks import ROOT
 from benchmarks.micro import device_to_host
 
 ROUNDS = 2
 
 
 def test_every_way_is_measured_and_cpu_figures_called_worthless(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                device_to_host.__name__,
-                "--platform",
-                "cpu",
-                "--mib",
-                "8",
-                "--leaves",
-                "5",
-            ),
-            *("--staging-mib", "3", "--device-copy-mib", "4", "--rounds", str(ROUNDS)),
-            *("--out", str(tmp_path)),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        cwd=ROOT,
+    text = run_benchmark(
+        device_to_host.__name__,
+        *("--platform", "cpu", "--mib", "8", "--leaves", "5", "--rounds", str(ROUNDS)),
+        *("--staging-mib", "3", "--device-copy-mib", "4", "--out", str(tmp_path)),
     )
-    assert run.returncode == 0, run.stderr
     result = json.loads((tmp_path / "device_to_host.json").read_text())
     assert result["absent"] == {device_to_host.PLAIN: "no GPU"}
     rates = result["bandwidth_gb_per_s"]
@@ -65,12 +45,11 @@ def test_every_way_is_measured_and_cpu_figures_called_worthless(tmp_path: Path) 
         device_to_host.DEVICE_COPY,
         device_to_host.ORBAX,
     ]
-    assert "these figures mean nothing" in run.stdout
+    assert "these figures mean nothing" in text
     for name in [*rates, *result["absent"], *result["seconds"]]:
-        assert f"  {name} " in run.stdout
+        assert f"  {name} " in text
 
 
 def test_leaf_without_a_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        device_to_host.main(["--mib", "1", "--leaves", str(2**20)])
-    assert "at least one value" in capsys.readouterr().err
+    arguments = ["--mib", "1", "--leaves", str(2**20)]
+    assert "at least one value" in refusal(device_to_host.main, arguments, capsys)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from benchmark_runs import refusal
 
 from benchmarks.micro import pages
 
@@ -21,6 +22,5 @@ def test_each_cost_is_measured_and_nothing_is_left(
 
 
 def test_ramdisk_without_room_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        pages.main(["--ramdisk", "/dev/shm", "--mib", str(1 << 30)])
-    assert "choose a smaller state" in capsys.readouterr().err
+    arguments = ["--ramdisk", "/dev/shm", "--mib", str(1 << 30)]
+    assert "choose a smaller state" in refusal(pages.main, arguments, capsys)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmark_runs import rows_of
 
 from benchmarks.compare import readme_table
 from benchmarks.compare.readme_table import BEGIN, END
@@ -41,8 +42,7 @@ DOCUMENT = {
 
 
 def test_medians_are_shown_with_how_many_times_ours_they_are() -> None:
-    lines = [line for line in readme_table.section(DOCUMENT).splitlines() if "| " in line]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    cells = [row for row in rows_of(readme_table.section(DOCUMENT)) if len(row) > 1]
     assert cells[0] == ["job", "", "ours", "orbax-emergency", "orbax"]
     stall, computed, ready, published, stored = cells[2:]
     assert stall == [
@@ -102,8 +102,7 @@ def test_readme_and_results_have_the_marks() -> None:
 def test_summary_has_the_first_job_alone() -> None:
     lines = readme_table.summary(DOCUMENT).splitlines()
     assert "A state of 1 GiB on 2 slices" in lines[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[4:]]
-    assert rows[0] == ["stall: in save, arrays ready", "2 ms", "100 ms (50x)", "-"]
+    assert rows_of(lines[4])[0] == ["stall: in save, arrays ready", "2 ms", "100 ms (50x)", "-"]
 
 
 def test_tables_say_what_the_stall_is_and_what_is_none() -> None:

@@ -92,7 +92,7 @@ def test_program_without_stop_keeps_its_last_save_in_a_bucket(
     tmp_path: Path, ramdisk: Path
 ) -> None:
     """Its clients work in pools and loops of their own."""
-    with FakeGcs(buckets=["bucket"], process=True) as gcs:
+    with FakeGcs(buckets=["bucket"]) as gcs:
         env = {**os.environ, **gcs.environment()}
         done = run_program(tmp_path, OPEN + SAVE, "gs://bucket/run", ramdisk, env)
         assert done.returncode == 0, done.stderr

@@ -224,7 +224,7 @@ def run_on_bucket(gcs: FakeGcs, directory: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_doctor_bucket_is_tried_and_left_as_it_was() -> None:
-    with FakeGcs(buckets=["bucket"], process=True) as gcs:
+    with FakeGcs(buckets=["bucket"]) as gcs:
         code, checks = run_on_bucket(gcs, "gs://bucket/run")
         assert code == 0
         assert "generation preconditions are honoured" in checks["storage"]["text"]

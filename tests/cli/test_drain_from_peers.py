@@ -148,7 +148,7 @@ def test_drain_is_refused_while_a_peer_trains(
 
 
 def test_drain_into_a_bucket_writes_what_ram_has(quarters: list[Path], secret: bytes) -> None:
-    with FakeGcs(buckets=["bucket"], process=True) as gcs:
+    with FakeGcs(buckets=["bucket"]) as gcs:
         env = {**gcs.environment(), SECRET_VARIABLE: secret.decode()}
         ram: list[Any] = [word for host in quarters for word in ("--local-dir", host)]
         places = [*ram, "--dir", "gs://bucket/run", "--run-id", RUN_ID]

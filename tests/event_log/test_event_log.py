@@ -51,6 +51,13 @@ def opened(directory: Path, process: int | None = 3, limit_bytes: int = LIMIT) -
     return open_event_log(directory, process, limit_bytes=limit_bytes)
 
 
+def write_log(directory: Path, *events: Event, process: int | None = 3) -> None:
+    log = opened(directory, process)
+    for each in events:
+        log(each)
+    log.close()
+
+
 def steps(history: EventHistory) -> list[int]:
     return [each.fields["step"] for each in history.events if each.name == "save.complete"]
 
@@ -65,9 +72,7 @@ def wait_for(directory: Path, count: int) -> EventHistory:
 
 
 def test_log_line_has_place_and_fields(tmp_path: Path) -> None:
-    log = opened(tmp_path / "made" / "deep")
-    log(event(7, tier="local", seconds=0.5))
-    log.close()
+    write_log(tmp_path / "made" / "deep", event(7, tier="local", seconds=0.5))
     (path,) = (tmp_path / "made" / "deep").iterdir()
     assert path.name == "events_00003.jsonl"
     assert json.loads(path.read_bytes()) == {
@@ -83,10 +88,7 @@ def test_log_line_has_place_and_fields(tmp_path: Path) -> None:
 
 
 def test_log_normal_stop_loses_nothing(tmp_path: Path) -> None:
-    log = opened(tmp_path)
-    for number in range(5000):
-        log(event(number))
-    log.close()
+    write_log(tmp_path, *map(event, range(5000)))
     found = read_events(tmp_path)
     assert steps(found) == list(range(5000))
     assert (found.bad_lines, found.is_cut) == (0, False)
@@ -94,9 +96,7 @@ def test_log_normal_stop_loses_nothing(tmp_path: Path) -> None:
 
 def test_log_restart_appends_beside_other_processes(tmp_path: Path) -> None:
     for number, process in enumerate([3, 4, 3, None]):
-        log = opened(tmp_path, process)
-        log(event(number))
-        log.close()
+        write_log(tmp_path, event(number), process=process)
     assert steps(read_events(tmp_path)) == [0, 1, 2, 3]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "events_00003.jsonl",
@@ -181,14 +181,10 @@ def test_log_sigkill_loses_a_bounded_tail(tmp_path: Path) -> None:
 
 
 def test_log_line_cut_by_a_kill_is_the_only_loss(tmp_path: Path) -> None:
-    log = opened(tmp_path)
-    log(event(1))
-    log.close()
+    write_log(tmp_path, event(1))
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes() + b'{"time_s": 5.0, "na')
-    log = opened(tmp_path)
-    log(event(2))
-    log.close()
+    write_log(tmp_path, event(2))
     found = read_events(tmp_path)
     assert (steps(found), found.bad_lines) == ([1, 2], 1)
 
@@ -196,9 +192,7 @@ def test_log_line_cut_by_a_kill_is_the_only_loss(tmp_path: Path) -> None:
 def test_log_twin_of_a_process_has_its_own_file(tmp_path: Path) -> None:
     first = started_writer(tmp_path)
     wait_for(tmp_path, 1)
-    log = opened(tmp_path)
-    log(event(-5))
-    log.close()
+    write_log(tmp_path, event(-5))
     killed_at(first, 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "events_00003-2.jsonl",
@@ -313,17 +307,13 @@ class _Rude:
     [1 << 80, float("nan"), "\udc80", b"\xff", {1: {2: (3,)}}, _Rude(), {"a", 1}, Path("/x"), None],
 )
 def test_log_takes_any_value(tmp_path: Path, value: object) -> None:
-    log = opened(tmp_path)
-    log(event(1, value=value))
-    log.close()
+    write_log(tmp_path, event(1, value=value))
     (line,) = read_events(tmp_path).events
     assert "value" in line.fields
 
 
 def test_log_cuts_fields_that_are_too_long(tmp_path: Path) -> None:
-    log = opened(tmp_path)
-    log(event(1, text="x" * 2 * MAX_LINE_BYTES))
-    log.close()
+    write_log(tmp_path, event(1, text="x" * 2 * MAX_LINE_BYTES))
     (line,) = read_events(tmp_path).events
     assert line.fields["text"].startswith("'xxx")
     assert len(line.fields["text"]) == 500
@@ -365,16 +355,12 @@ def test_tail_gives_each_event_once(tmp_path: Path, tail: LogTail) -> None:
 
 
 def test_tail_waits_for_a_whole_line(tmp_path: Path, tail: LogTail) -> None:
-    log = opened(tmp_path / "log")
-    log(event(1))
-    log.close()
+    write_log(tmp_path / "log", event(1))
     (path,) = (tmp_path / "log").iterdir()
     whole = path.read_bytes()
     path.write_bytes(whole[:20])
     assert tail.read_new() == []
     path.write_bytes(whole + whole[:20])
     assert [each.fields["step"] for each in tail.read_new()] == [1]
-    log = opened(tmp_path / "log")
-    log(event(2))
-    log.close()
+    write_log(tmp_path / "log", event(2))
     assert [each.fields["step"] for each in tail.read_new()] == [2]

@@ -1,12 +1,11 @@
-"""Replay a trace of a job against the actions of ``StepLog.tla``: each event is one, or is refused.
+"""Replay a log against the actions of ``StepLog.tla``: each event is one, or is refused.
 
-A trace is what can be seen from outside: the versions of the log, the files of the steps, what was
-reported, and the ends of lives. An event is a dict with a ``kind``; ``KINDS`` lists them with their
-fields. A version or a record holds its chain as FORMAT.md says. ``replay`` raises with the first
-event that no action of the model allows, and with the reason of each action.
+An event is what can be seen in storage: a version of the log, or the files of its steps. It is a
+dict with a ``kind``; ``KINDS`` lists them with their fields. A version holds its chain as FORMAT.md
+says. ``replay`` raises with the first event that no action of the model allows, and with the reason
+of each action.
 
-The names of the actions are those of the model. What cannot be seen from outside, such as a slot
-that is written again, has no action here. This module shares no code with the package.
+The names of the actions are those of the model. This module shares no code with the package.
 """
 
 from __future__ import annotations
@@ -21,23 +20,13 @@ Save = tuple[int, str]
 Chain = Mapping[str, Any]
 
 KINDS: dict[str, tuple[str, ...]] = {
-    "life": ("incarnation", "hosts", "reach"),
     "version": ("number", "incarnation", "chain", "steps"),
     "files": ("present",),
-    "complete": ("host", "step", "incarnation"),
-    "stored": ("step", "incarnation"),
-    "record": ("host", "chain"),
-    "wiped": ("host",),
-    "restored": ("process", "incarnation", "step", "saved_in", "hosts", "reach", "requested"),
 }
 """Fields of each kind of event.
 
-``life``: an incarnation begins on ``hosts``; ``reach``: its processes reached storage. ``version``:
-of the log; ``steps``: (step, incarnation, state). ``files``: the saves whose files are all there,
-in the step's folder or aside. ``complete``: a process on ``host`` reported a save in RAM.
-``stored``: one in storage was reported. ``record``: the chain in the RAM of ``host``. ``wiped``:
-``host`` lost its RAM. ``restored``: a process of ``incarnation`` began from (``step``,
-``saved_in``); step None: from nothing.
+``version``: of the log; ``steps``: (step, incarnation, state). ``files``: the saves whose files are
+all there, in the step's folder or aside.
 """
 
 
@@ -57,8 +46,6 @@ class State:
     Attributes:
       number, incarnation, chain, entries: of the newest version; 0 and empty before the first.
       present: the saves whose files were all there when they were looked at last.
-      stored: reported saves in storage. complete: by host, the newest reported save in its RAM.
-      chains: by host, the chain in its RAM. restored: by incarnation, where it began.
     """
 
     number: int = 0
@@ -66,11 +53,6 @@ class State:
     chain: Chain | None = None
     entries: dict[Save, str] = field(default_factory=dict)
     present: frozenset[Save] = frozenset()
-    stored: set[Save] = field(default_factory=set)
-    complete: dict[str, Save] = field(default_factory=dict)
-    chains: dict[str, Chain | None] = field(default_factory=dict)
-    restored: dict[str, Save | None] = field(default_factory=dict)
-    lives: set[str] = field(default_factory=set)
 
 
 class Action(NamedTuple):
@@ -224,7 +206,7 @@ def _append(state: State, event: Event) -> None:
     state.chain, state.entries = event["chain"], _entries(event)
 
 
-# Files and reports.
+# Files.
 
 
 def _saves(pairs: Iterable[Iterable[Any]]) -> frozenset[Save]:
@@ -241,85 +223,6 @@ def _look(state: State, event: Event) -> None:
     state.present = _saves(event["present"])
 
 
-def _stored(state: State, event: Event) -> str:
-    save = (event["step"], event["incarnation"])
-    is_superseded = any(step >= save[0] for step, _ in state.entries)
-    return "" if is_superseded else "it was reported, and no version has listed it"
-
-
-def _complete(state: State, event: Event) -> None:
-    state.complete[event["host"]] = (event["step"], event["incarnation"])
-
-
-def _wipe(state: State, event: Event) -> None:
-    state.complete.clear()  # what is left on other hosts may lack a part
-    state.chains.pop(event["host"], None)
-
-
-# Lives.
-
-
-def _life(state: State, event: Event) -> str:
-    incarnation = event["incarnation"]
-    known = [state.complete[host][1] for host in event["hosts"] if host in state.complete]
-    chains = [state.chains.get(host) for host in event["hosts"]]
-    known += [chain["head"] for chain in chains if chain is not None]
-    if event["reach"]:
-        known += [state.incarnation] if state.incarnation else []
-        known += [chain["head"] for chain in [state.chain] if chain is not None]
-    newer = [each for each in known if number_of(each) >= number_of(incarnation)]
-    if newer and life_of(newer[0]) != incarnation:
-        return f"its number is not greater than that of {newer[0]}, which was known"
-    return ""
-
-
-def _take(state: State, event: Event) -> str:
-    incarnation, hosts = event["incarnation"], event["hosts"]
-    save = None if event["step"] is None else (event["step"], event["saved_in"])
-    other = state.restored.get(incarnation, save)
-    if other != save:
-        return f"another process of {incarnation} restored {other}"
-    if event["requested"]:
-        return ""
-    chain = newest(
-        [*(state.chains.get(host) for host in hosts), state.chain if event["reach"] else None]
-    )
-    if save is not None and not on_chain(save, chain):
-        return f"{save} was rolled back, as {(chain or {}).get('head')} has on record"
-    reported = [state.complete[host] for host in hosts if host in state.complete]
-    if not state.complete.keys() <= set(hosts):
-        reported = []  # a part may have been on a host that is absent
-    if event["reach"]:
-        reported += [each for each, kind in state.entries.items() if kind == "complete"]
-    lost = [each for each in reported if on_chain(each, chain)]
-    least = max(lost, default=None)
-    if least is not None and (save is None or save[0] < least[0]):
-        return f"{least} was reported complete, and counts"
-    return ""
-
-
-def _begin(state: State, event: Event) -> None:
-    save = None if event["step"] is None else (event["step"], event["saved_in"])
-    state.restored[event["incarnation"]] = save
-
-
-def _always(state: State, event: Event) -> str:
-    del state, event
-    return ""
-
-
-def _record(state: State, event: Event) -> None:
-    state.chains[event["host"]] = event["chain"]
-
-
-def _note_stored(state: State, event: Event) -> None:
-    state.stored.add((event["step"], event["incarnation"]))
-
-
-def _note_life(state: State, event: Event) -> None:
-    state.lives.add(event["incarnation"])
-
-
 ACTIONS: tuple[Action, ...] = (
     Action("ListStep", "version", _version(_list_step), _append),
     Action(
@@ -328,12 +231,6 @@ ACTIONS: tuple[Action, ...] = (
     Action("Unlist", "version", _version(_only(("removing",), "")), _append),
     Action("Claim", "version", _version(_claim), _append),
     Action("DeleteFile", "files", _files, _look),
-    Action("ListStep", "stored", _stored, _note_stored),
-    Action("Learn", "complete", _always, _complete),
-    Action("Learn", "record", _always, _record),
-    Action("Crash", "wiped", _always, _wipe),
-    Action("BeginTraining", "life", _life, _note_life),
-    Action("Take", "restored", _take, _begin),
 )
 
 

@@ -29,10 +29,6 @@ ROLLED_BACK = {
 Event = dict[str, Any]
 
 
-def life(incarnation: str, *, reach: bool = True) -> Event:
-    return {"kind": "life", "incarnation": incarnation, "hosts": ["a", "b"], "reach": reach}
-
-
 def version(
     number: int, incarnation: str, *steps: tuple[int, str, str], chain: Any = None
 ) -> Event:
@@ -44,44 +40,21 @@ def files(*saves: tuple[int, str]) -> Event:
     return {"kind": "files", "present": list(saves)}
 
 
-def stored(step: int, incarnation: str) -> Event:
-    return {"kind": "stored", "step": step, "incarnation": incarnation}
-
-
-def complete(host: str, step: int, incarnation: str) -> Event:
-    return {"kind": "complete", "host": host, "step": step, "incarnation": incarnation}
-
-
-def restored(process: int, incarnation: str, step: int | None, saved_in: str, **more: Any) -> Event:
-    found = {"process": process, "incarnation": incarnation, "step": step, "saved_in": saved_in}
-    base = {"kind": "restored", "hosts": ["a", "b"], "reach": True, "requested": False}
-    return {**base, **found, **more}
-
-
 def first_life() -> Iterator[Event]:
     """Yield two saves in storage, of which retention removes the older."""
-    yield life(ONE)
     yield version(1, ONE)
     yield version(2, ONE, (1, ONE, "complete"))
     yield files((1, ONE))
-    yield stored(1, ONE)
-    yield complete("a", 2, ONE)
-    yield complete("b", 2, ONE)
     yield version(3, ONE, (1, ONE, "complete"), (2, ONE, "complete"))
     yield files((1, ONE), (2, ONE))
 
 
 def rollback() -> Iterator[Event]:
-    """Yield a restore of step 1 as the user requests, and a save of step 2 anew."""
-    yield life(TWO)
-    for process in range(2):
-        yield restored(process, TWO, 1, ONE, requested=True)
-    yield {"kind": "record", "host": "a", "chain": ROLLED_BACK}
+    """Yield the claim of a life that continues from step 1, and its save of step 2 anew."""
     yield version(4, TWO, (1, ONE, "complete"), (2, ONE, "aside"), chain=ROLLED_BACK)
     yield version(
         5, TWO, (1, ONE, "complete"), (2, ONE, "aside"), (2, TWO, "complete"), chain=ROLLED_BACK
     )
-    yield stored(2, TWO)
     yield files((1, ONE), (2, ONE), (2, TWO))
 
 
@@ -104,7 +77,7 @@ def test_replay_takes_saves_a_removal_and_a_rollback() -> None:
     for each in (removal[0], removal[2]):
         each["steps"].append(aside)
     names = replay.replay([*first_life(), *rollback(), *removal])
-    assert {"Claim", "ListStep", "MarkRemoving", "Unlist", "Learn", "Take"} <= set(names)
+    assert {"Claim", "ListStep", "MarkRemoving", "Unlist", "DeleteFile"} == set(names)
 
 
 def again(*, parent: int) -> list[Event]:
@@ -127,13 +100,13 @@ def test_replay_refuses_a_step_back_that_no_chain_continues_from() -> None:
 def test_replay_takes_what_a_claim_finds_unlisted() -> None:
     found = version(4, TWO, (1, ONE, "complete"), (2, ONE, "complete"), (3, ONE, "complete"))
     look = files((1, ONE), (2, ONE), (3, ONE))
-    assert replay.replay([*first_life(), life(TWO), look, found])[-1] == "Claim"
+    assert replay.replay([*first_life(), look, found])[-1] == "Claim"
 
 
 def test_replay_refuses_a_version_written_twice() -> None:
     """Create without precondition: the table of one who has read an older version."""
     stale = version(3, TWO, (1, ONE, "complete"))
-    assert "version 3 follows 3" in refused([*first_life(), life(TWO), stale])
+    assert "version 3 follows 3" in refused([*first_life(), stale])
     lost = version(4, ONE, (1, ONE, "complete"), (3, ONE, "complete"))
     assert "goes from 'complete' to ''" in refused([*first_life(), lost])
 
@@ -141,16 +114,8 @@ def test_replay_refuses_a_version_written_twice() -> None:
 @pytest.mark.parametrize("late", [ONE, OTHER_ONE])
 def test_replay_refuses_a_version_of_an_older_life(late: str) -> None:
     trace = [*first_life(), *rollback()]
-    table = [*trace[-3]["steps"], (3, late, "complete")]
+    table = [*trace[-2]["steps"], (3, late, "complete")]
     assert "was on record" in refused([*trace, version(6, late, *table, chain=ROLLED_BACK)])
-
-
-def test_replay_refuses_order_by_clock() -> None:
-    """A life without a greater number, and a restore of what was rolled back."""
-    assert "not greater than" in refused([*first_life(), life(OTHER_ONE)])
-    trace = [*first_life(), *rollback()]
-    three = "000000000003-dddddddddddddddd"
-    assert "was rolled back" in refused([*trace, restored(0, three, 2, ONE)])
 
 
 def test_replay_refuses_a_chain_that_goes_back() -> None:
@@ -161,31 +126,17 @@ def test_replay_refuses_a_chain_that_goes_back() -> None:
 def test_replay_refuses_a_marker_before_the_data() -> None:
     """A claim takes what has both markers and lacks a host state."""
     found = version(4, TWO, (1, ONE, "complete"), (2, ONE, "complete"), (3, ONE, "complete"))
-    trace = [*first_life(), life(TWO), found, files((1, ONE), (2, ONE))]
+    trace = [*first_life(), found, files((1, ONE), (2, ONE))]
     assert "behind what was removed: [(3" in refused(trace)
 
 
 def test_replay_refuses_to_drop_a_step_that_is_there() -> None:
     dropped = version(4, TWO, (2, ONE, "complete"))
-    assert "it drops (1" in refused([*first_life(), life(TWO), dropped])
+    assert "it drops (1" in refused([*first_life(), dropped])
 
 
 def test_replay_refuses_a_removal_before_its_version() -> None:
     assert "behind what was removed" in refused([*first_life(), files((2, ONE))])
-
-
-def test_replay_refuses_two_restores_of_different_steps() -> None:
-    trace = [*first_life(), life(TWO), restored(0, TWO, 2, ONE), restored(1, TWO, 1, ONE)]
-    assert "another process" in refused(trace)
-
-
-def test_replay_refuses_the_loss_of_a_reported_step() -> None:
-    trace = [*first_life(), life(TWO)]
-    assert "was reported complete" in refused([*trace, restored(0, TWO, 1, ONE)])
-    assert "was reported complete" in refused([*trace, restored(0, TWO, 1, ONE, reach=False)])
-    replay.replay([*trace, {"kind": "wiped", "host": "a"}, restored(0, TWO, 1, ONE, reach=False)])
-    report = stored(3, ONE)
-    assert "no version has listed" in refused([*first_life(), report])
 
 
 def test_replay_refuses_an_event_without_its_fields() -> None:

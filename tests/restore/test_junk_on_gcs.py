@@ -19,7 +19,7 @@ REQUESTS_BESIDES = 60
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("count", [20, 200, pytest.param(2000, marks=pytest.mark.slow)])
 def test_steps_of_a_bucket_among_junk_are_the_signed_ones(count: int) -> None:
-    with FakeGcs(buckets=["bucket"], process=True) as gcs:
+    with FakeGcs(buckets=["bucket"]) as gcs:
         environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
         done = subprocess.run(
             [sys.executable, str(PROGRAM), str(count)],

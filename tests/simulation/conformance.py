@@ -4,9 +4,6 @@
 that the product does something else.
 """
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 import json

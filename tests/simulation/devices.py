@@ -4,9 +4,6 @@ Each process has one device. A leaf is split over the hosts of a slice or held w
 these devices memory given to an array is its buffer, as on CPU, so a slot is lent.
 """
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 import functools

@@ -1,8 +1,5 @@
 """``concurrent.futures`` as the simulated processes see it."""
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 from collections import deque
@@ -14,10 +11,6 @@ from scheduler import Killed
 from threads import Event, Thread
 
 
-class CancelledError(Exception):
-    """``concurrent.futures.CancelledError``."""
-
-
 class Future:
     """``concurrent.futures.Future``."""
 
@@ -25,8 +18,6 @@ class Future:
         self._done = Event()
         self._value: Any = None
         self._error: BaseException | None = None
-        self._cancelled = False
-        self._calls: list[Callable[[Any], object]] = []
 
     def __class_getitem__(cls, _: Any) -> Any:
         return cls
@@ -49,23 +40,12 @@ class Future:
             raise TimeoutError
         return self._error
 
-    def add_done_callback(self, call: Callable[[Any], object]) -> None:
-        if self.done():
-            call(self)
-        else:
-            self._calls.append(call)
-
     def set_result(self, value: Any) -> None:
         self._value = value
-        self._finish()
+        self._done.set()
 
     def set_exception(self, error: BaseException | None) -> None:
         self._error = error
-        self._finish()
-
-    def _finish(self) -> None:
-        for call in self._calls:
-            call(self)
         self._done.set()
 
 
@@ -126,7 +106,6 @@ def futures_module() -> ModuleType:
     vars(module).update(
         Future=Future,
         ThreadPoolExecutor=ThreadPoolExecutor,
-        CancelledError=CancelledError,
         TimeoutError=TimeoutError,
     )
     return module

@@ -1,8 +1,5 @@
 """One history: a job's lives on simulated hosts, with faults in them and between them."""
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 import gc

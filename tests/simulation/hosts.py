@@ -1,8 +1,5 @@
 """Simulated machines: ramdisk, address, clock, and bits that flip in RAM."""
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 import shutil

@@ -4,9 +4,6 @@ Each module of ``emergency_ckpt`` is imported while ``sys.modules`` has the simu
 under the names that it imports. Nothing in the product knows of it.
 """
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 import collections

@@ -1,8 +1,5 @@
 """The judgement on each life of a history: what must hold, and what must not have happened."""
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 import os

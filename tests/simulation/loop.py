@@ -1,8 +1,5 @@
 """The training loop of each simulated process in one life of the job."""
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 import traceback

@@ -5,9 +5,6 @@ that fail with it; `make simulate-mutants` runs these with the defect in place.
 Each function changes the imported product, in this process alone.
 """
 
-# pyright: basic
-# It changes methods of classes whose parts have types that are of no use here.
-
 from __future__ import annotations
 import __future__
 

@@ -1,8 +1,5 @@
 """The native module's transfers over simulated sockets."""
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 import errno

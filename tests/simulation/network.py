@@ -4,9 +4,6 @@ A connection has two pipes. Bytes arrive in pieces whose sizes the seed decides.
 connection reset, or silent: what is sent is lost and nothing comes.
 """
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 import errno
@@ -45,14 +42,7 @@ class Pipe:
 
     def wait(self, timeout_s: float | None) -> None:
         """Block until something changes; TimeoutError."""
-        task = sim.scheduler.here()
-        self.waiting.append(task)
-        try:
-            woken = sim.scheduler.block(timeout_s)
-        finally:
-            if task in self.waiting:
-                self.waiting.remove(task)
-        if not woken:
+        if not sim.scheduler.wait_among(self.waiting, timeout_s):
             raise TimeoutError("timed out")
 
 

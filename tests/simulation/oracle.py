@@ -4,9 +4,6 @@
 fall below. The bytes of every shard are compared with what the life that saved it had.
 """
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 import hashlib

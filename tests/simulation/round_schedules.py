@@ -4,9 +4,6 @@ Calls are slow, lose their effect or their reply; a process pauses, leaves, or i
 call; rules raise. Every wait must end, and no two processes may end with different values.
 """
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 import random

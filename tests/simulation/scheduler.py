@@ -5,9 +5,6 @@ A *point* is a call at which another thread may run: a lock, a wait, a sleep, a 
 file, a message. Code between two points runs undisturbed.
 """
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 import heapq
@@ -206,6 +203,16 @@ class Scheduler:
             heapq.heappush(self._timers, (at_s, next(self._order), task, task.token))
         self._switch(task)
         return task.woken
+
+    def wait_among(self, waiters: list[Task], timeout_s: float | None) -> bool:
+        """Block as one of ``waiters``, who are woken by others, or until ``timeout_s``."""
+        task = self.here()
+        waiters.append(task)
+        try:
+            return self.block(timeout_s)
+        finally:
+            if task in waiters:
+                waiters.remove(task)
 
     def wake(self, task: Task) -> None:
         """End the ``block`` of ``task``; nothing happens when it has ended already."""

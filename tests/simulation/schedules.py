@@ -1,8 +1,5 @@
 """The command line of a program that tries schedules: ``SEEDS [FIRST]``."""
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 import sys

@@ -3,9 +3,6 @@
 It may be slow, lose a call or its reply, or end with the process that runs it.
 """
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 from collections.abc import Callable

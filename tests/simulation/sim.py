@@ -1,8 +1,5 @@
 """The scheduler of the simulation that runs now; one at a time in an operating system process."""
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 from scheduler import Scheduler

@@ -5,9 +5,6 @@ and TensorStore write with threads of their own, are in files of this module: ea
 its boxes below a temporary name, and the first writer renames the step when all have.
 """
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 import errno

@@ -3,9 +3,6 @@
 Every process is a writer, and runs the product's own save; what is written is left out.
 """
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 import json

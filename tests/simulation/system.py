@@ -1,8 +1,5 @@
 """The operating system as the simulated processes see it: files, names, random bytes."""
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 import errno
@@ -31,10 +28,6 @@ _CHANGES = (
 )
 """Calls before which a process may be killed, and which a full or lost file system refuses."""
 _NEEDS_ROOM = frozenset({"posix_fallocate", "pwrite", "write"})
-
-
-class FullRam(OSError):
-    """The ramdisk of the host has no room now."""
 
 
 def os_module() -> ModuleType:

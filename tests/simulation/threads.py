@@ -1,8 +1,5 @@
 """``threading`` and ``time`` as the simulated processes see them."""
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 import contextlib
@@ -38,12 +35,7 @@ class Lock:
             left_s = None if deadline_s is None else deadline_s - scheduler.now_s
             if left_s is not None and left_s <= 0:
                 return False
-            self._waiting.append(task)
-            try:
-                scheduler.block(left_s)
-            finally:
-                if task in self._waiting:
-                    self._waiting.remove(task)
+            scheduler.wait_among(self._waiting, left_s)
         self._owner = task
         return True
 
@@ -57,9 +49,6 @@ class Lock:
         if self._waiting:
             chosen = int(scheduler.random.random() * len(self._waiting))
             scheduler.wake(self._waiting.pop(chosen))
-
-    def locked(self) -> bool:
-        return self._owner is not None
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -90,9 +79,6 @@ class RLock(Lock):
             self._depth = 0
             super().release()
 
-    def _is_owned(self) -> bool:
-        return self._owner is sim.scheduler.current
-
 
 class Condition:
     """``threading.Condition``."""
@@ -109,22 +95,18 @@ class Condition:
         self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        scheduler = sim.scheduler
-        task = scheduler.here()
         depth = getattr(self._lock, "_depth", 1)
-        self._waiters.append(task)
         if isinstance(self._lock, RLock):
             self._lock._depth = 1
         self._lock.release()
         try:
-            woken = scheduler.block(None if timeout is None else max(timeout, 0))
+            return sim.scheduler.wait_among(
+                self._waiters, None if timeout is None else max(timeout, 0)
+            )
         finally:
-            if task in self._waiters:
-                self._waiters.remove(task)
             self._lock.acquire()
             if isinstance(self._lock, RLock):
                 self._lock._depth = depth
-        return woken
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
         deadline_s = None if timeout is None else sim.scheduler.now_s + timeout
@@ -175,40 +157,8 @@ class Event:
             left_s = None if deadline_s is None else deadline_s - scheduler.now_s
             if left_s is not None and left_s <= 0:
                 break
-            task = scheduler.here()
-            self._waiters.append(task)
-            try:
-                scheduler.block(left_s)
-            finally:
-                if task in self._waiters:
-                    self._waiters.remove(task)
+            scheduler.wait_among(self._waiters, left_s)
         return self._set
-
-
-class Semaphore:
-    """``threading.Semaphore``."""
-
-    def __init__(self, value: int = 1) -> None:
-        self._value = value
-        self._changed = Condition(Lock())
-
-    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._value > 0, timeout if blocking else 0):
-                return False
-            self._value -= 1
-            return True
-
-    def release(self, n: int = 1) -> None:
-        with self._changed:
-            self._value += n
-            self._changed.notify(n)
-
-    def __enter__(self) -> bool:
-        return self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 class Thread:
@@ -259,8 +209,6 @@ class Thread:
     @property
     def ident(self) -> int | None:
         return None if self._task is None else self._task.number
-
-    native_id = ident
 
 
 class _MainThread(Thread):
@@ -326,8 +274,6 @@ def threading_module() -> ModuleType:
         RLock=RLock,
         Condition=Condition,
         Event=Event,
-        Semaphore=Semaphore,
-        BoundedSemaphore=Semaphore,
         Thread=Thread,
         local=Local,
         get_ident=lambda: sim.scheduler.here().number,

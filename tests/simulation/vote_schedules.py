@@ -5,9 +5,6 @@ others are slow, leave, refuse or are killed at times. A save has one final outc
 only with the ballots of all, every wait ends, and the keys are bounded.
 """
 
-# pyright: basic
-# It stands for modules whose parts have no types of their own.
-
 from __future__ import annotations
 
 import random

@@ -128,7 +128,7 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     root = Path(tempfile.mkdtemp(prefix="eckpt-soak-", dir=base))
-    with FakeGcs(buckets=["bucket"], process=True) as gcs:
+    with FakeGcs(buckets=["bucket"]) as gcs:
         os.environ.update(gcs.environment())
         _load()
         lanes = [_fork_lane(lane, options, gcs, root) for lane in range(options.lanes)]

@@ -8,18 +8,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-Z_95 = 1.959964
 RIGHT = ("recovered", "nothing left", "begun anew")
 
 
-def wilson(good: int, of: int, z: float = Z_95) -> tuple[float, float]:
-    """Return Wilson's interval of a proportion; (0, 1) of nothing."""
+def wilson(good: int, of: int) -> tuple[float, float]:
+    """Return Wilson's interval of a proportion at 95%; (0, 1) of nothing."""
+    from scipy.stats import binomtest  # noqa: PLC0415 - not in each life of the soak
+
     if of == 0:
         return 0.0, 1.0
-    share, spread = good / of, z * z / of
-    middle = share + spread / 2
-    half = z * math.sqrt(share * (1 - share) / of + spread / (4 * of))
-    return max(0.0, (middle - half) / (1 + spread)), min(1.0, (middle + half) / (1 + spread))
+    low, high = binomtest(good, of).proportion_ci(method="wilson")
+    return low, high
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -217,7 +217,7 @@ def test_config_required_storage_needs_a_directory() -> None:
 
 @pytest.fixture(scope="module")
 def tries() -> dict[str, Any]:
-    with FakeGcs(buckets=["bucket"], process=True) as gcs:
+    with FakeGcs(buckets=["bucket"]) as gcs:
         environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
         done = subprocess.run(
             [sys.executable, str(PROGRAM)],

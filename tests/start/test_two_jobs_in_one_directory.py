@@ -456,7 +456,7 @@ def test_version_of_hostile_values_is_passed_over(world: World, values: dict[str
 
 
 def test_two_runs_that_claim_a_bucket_at_once_one_is_told() -> None:
-    with FakeGcs(buckets=["bucket"], process=True) as gcs:
+    with FakeGcs(buckets=["bucket"]) as gcs:
         environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
         out = subprocess.run(
             [sys.executable, str(PROGRAM)], env=environ, stdout=subprocess.PIPE, check=True

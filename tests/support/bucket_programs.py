@@ -14,7 +14,7 @@ from places import JOBS
 
 def printed_beside_bucket(program: str, *arguments: str, timeout_s: float = 500.0) -> Any:
     """Run a program beside an empty bucket ``bucket``; return the JSON of its last line. Blocks."""
-    with FakeGcs(buckets=["bucket"], process=True) as gcs:
+    with FakeGcs(buckets=["bucket"]) as gcs:
         # The clients read their environment when they are imported.
         environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
         command = [sys.executable, str(JOBS / program), *arguments]

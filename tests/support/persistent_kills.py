@@ -64,7 +64,7 @@ def place_for_jobs() -> Iterator[tuple[Path, FakeGcs]]:
     """A root for jobs, and a bucket that they find by their environment."""
     with (
         pytest.MonkeyPatch.context() as patch,
-        FakeGcs(buckets=["bucket"], process=True) as gcs,
+        FakeGcs(buckets=["bucket"]) as gcs,
         job_root() as root,
     ):
         for name, value in gcs.environment().items():

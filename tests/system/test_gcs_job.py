@@ -24,7 +24,7 @@ METADATA_BYTES = 160_000  # directories, markers, checksums, documents, nodes of
 
 @pytest.fixture
 def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]:
-    with FakeGcs(buckets=["bucket"], process=True) as server:
+    with FakeGcs(buckets=["bucket"]) as server:
         for name, value in server.environment().items():
             monkeypatch.setenv(name, value)
         yield server

@@ -40,7 +40,7 @@ def started(
 ) -> Generator[subprocess.Popen[str]]:
     """The program, what it says in pipes; over, one way or another, before the server is."""
     command = [sys.executable, str(PROGRAM), end, target, str(ram), str(exit_timeout_s)]
-    with FakeGcs(buckets=["bucket"], process=True) as gcs:
+    with FakeGcs(buckets=["bucket"]) as gcs:
         environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
         with subprocess.Popen(command, env=environ, text=True, **PIPES) as process:
             try:

@@ -27,7 +27,7 @@ UNREACHABLE = {"data_down", "stalled", "trickling", "down"}
 
 
 def run(program: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    with FakeGcs(buckets=["bucket"], process=True) as gcs, job_root() as root:
+    with FakeGcs(buckets=["bucket"]) as gcs, job_root() as root:
         for name, value in gcs.environment().items():
             monkeypatch.setenv(name, value)
         spec = spec_of(root, "storage_faults_job.py", program, slices=1, hosts=2)

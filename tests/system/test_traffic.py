@@ -23,7 +23,7 @@ CONTROL_BYTES = 64 << 10
 
 @pytest.fixture
 def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]:
-    with FakeGcs(buckets=["bucket"], process=True) as server:
+    with FakeGcs(buckets=["bucket"]) as server:
         for name, value in server.environment().items():
             monkeypatch.setenv(name, value)
         yield server

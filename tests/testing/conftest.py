@@ -12,7 +12,7 @@ from gcs_real_clients import BUCKET, Client
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[FakeGcs]:
-    with FakeGcs(buckets=[BUCKET], process=True) as gcs:
+    with FakeGcs(buckets=[BUCKET]) as gcs:
         yield gcs
 
 
@@ -26,33 +26,21 @@ def gcs(server: FakeGcs) -> Iterator[FakeGcs]:
 
 @pytest.fixture(scope="session")
 def start_client(server: FakeGcs) -> Iterator[Callable[[str], Client]]:
-    """Makes client processes; those that tests share are found again by their name."""
+    """Makes client processes; they are found again by their name."""
     started: dict[str, Client] = {}
-    extra: list[Client] = []
 
-    def start(name: str, *, shared: bool = True) -> Client:
-        if not shared:
-            extra.append(Client(name, server.environment()))
-            return extra[-1]
+    def start(name: str) -> Client:
         if name not in started:
-            started[name] = Client(name, server.environment())
+            started[name] = Client(name.partition(" ")[0], server.environment())
         return started[name]
 
     yield start
-    for client in (*started.values(), *extra):
+    for client in started.values():
         client.close()
 
 
-@pytest.fixture(params=["tensorstore", "gcsfs", "storage"])
+@pytest.fixture(params=["tensorstore", "gcsfs"])
 def client(request: pytest.FixtureRequest, start_client: Callable[[str], Client]) -> Client:
-    return start_client(request.param)
-
-
-@pytest.fixture(params=["gcsfs", "storage"])
-def chunking_client(
-    request: pytest.FixtureRequest, start_client: Callable[[str], Client]
-) -> Client:
-    """The clients that upload in several chunks; TensorStore never does."""
     return start_client(request.param)
 
 

@@ -22,7 +22,7 @@ for step in (10, 20):
 
 @pytest.fixture(scope="module")
 def gcs() -> Iterator[FakeGcs]:
-    with FakeGcs(buckets=["bucket"], process=True) as server:
+    with FakeGcs(buckets=["bucket"]) as server:
         env = {**os.environ, **server.environment(), "JAX_PLATFORMS": "cpu"}
         env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         subprocess.run([sys.executable, "-c", FILL], env=env, check=True, timeout=120)

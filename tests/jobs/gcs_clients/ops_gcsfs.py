@@ -48,10 +48,6 @@ def write_chunks(bucket: str, name: str, data: bytes, chunk_bytes: int) -> None:
             file.write(data[start : start + 100_001])
 
 
-def pipe_chunks(bucket: str, name: str, data: bytes, chunk_bytes: int) -> None:
-    _fs().pipe_file(f"{bucket}/{name}", data, chunksize=chunk_bytes, consistency="md5")
-
-
 def write_new_chunks(bucket: str, name: str, data: bytes, chunk_bytes: int) -> str:
     try:
         with _fs().open(f"{bucket}/{name}", "xb", block_size=chunk_bytes) as file:
@@ -59,37 +55,3 @@ def write_new_chunks(bucket: str, name: str, data: bytes, chunk_bytes: int) -> s
     except FileExistsError:
         return "not stored"
     return "stored"
-
-
-def tree(bucket: str, top: str) -> dict[str, object]:
-    """What a checkpoint's directories need: nested listing, glob, move, copy, merge, remove."""
-    fs = _fs()
-    root = f"{bucket}/{top}"
-    for name in ("a/1", "a/2", "b/c/3", "4"):
-        fs.pipe_file(f"{root}/{name}", name.encode())
-    listed = sorted(path.removeprefix(root) for path in fs.ls(root, detail=False))
-    globbed = sorted(path.removeprefix(root) for path in fs.glob(f"{root}/**/[13]"))
-    fs.mv(f"{root}/4", f"{root}/b/5")
-    fs.cp(f"{root}/a/1", f"{root}/b/6")
-    fs.merge(f"{root}/b/7", [f"{root}/a/1", f"{root}/a/2"])
-    fs.setxattrs(f"{root}/b/7", colour="blue")
-    result = {
-        "listed": listed,
-        "globbed": globbed,
-        "is_dir": [fs.isdir(f"{root}/a"), fs.isdir(f"{root}/a/1"), fs.isdir(f"{root}/zz")],
-        "merged": fs.cat_file(f"{root}/b/7"),
-        "colour": fs.getxattr(f"{root}/b/7", "colour"),
-    }
-    fs.rm(f"{root}/a", recursive=True)
-    result["left"] = sorted(path.removeprefix(root) for path in fs.find(root))
-    fs.rm(root, recursive=True)
-    result["end"] = fs.exists(root)
-    return result
-
-
-def buckets() -> list[str]:
-    fs = _fs()
-    fs.mkdir("made-by-gcsfs")
-    found = [name.rstrip("/") for name in fs.ls("", detail=False)]
-    fs.rmdir("made-by-gcsfs")
-    return found

@@ -17,9 +17,8 @@ def _state(step: int) -> dict[str, object]:
     }
 
 
-def save_steps(directory: str, steps: list[int], keep: int) -> list[int]:
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
-    with ocp.CheckpointManager(directory, options=options) as manager:
+def save_steps(directory: str, steps: list[int]) -> list[int]:
+    with ocp.CheckpointManager(directory) as manager:
         for step in steps:
             manager.save(step, args=ocp.args.StandardSave(_state(step)))
         manager.wait_until_finished()
@@ -40,13 +39,9 @@ def epath_work(directory: str) -> dict[str, object]:
     (top / "sub").mkdir(parents=True)
     (top / "sub" / "marker.json").write_text("{}")
     (top / "empty").write_bytes(b"")
-    result = {
+    return {
         "exists": [top.exists(), (top / "sub").is_dir(), (top / "none").exists()],
         "children": sorted(path.name for path in top.iterdir()),
         "text": (top / "sub" / "marker.json").read_text(),
         "size": (top / "empty").stat().length,
     }
-    (top / "sub" / "marker.json").unlink()
-    top.rmtree()
-    result["end"] = top.exists()
-    return result

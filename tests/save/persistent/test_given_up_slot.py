@@ -14,7 +14,7 @@ from places import JOBS
 
 def test_slot_that_tensorstore_still_sends_is_not_written(ramdisk: Path) -> None:
     """Four local saves of other values come before storage takes the bytes of the first."""
-    with FakeGcs(buckets=["bucket"], process=True) as gcs:
+    with FakeGcs(buckets=["bucket"]) as gcs:
         # The clients read their environment when they are imported.
         environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
         command = [sys.executable, str(JOBS / "given_up_slot_program.py"), str(ramdisk)]

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture
 def gcs() -> Iterator[FakeGcs]:
-    with FakeGcs(buckets=["bucket"], process=True) as server:
+    with FakeGcs(buckets=["bucket"]) as server:
         yield server
 
 

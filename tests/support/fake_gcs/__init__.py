@@ -1,8 +1,8 @@
 """A Google Cloud Storage server for tests: in memory, on 127.0.0.1, with faults on request.
 
-TensorStore, gcsfs, google-cloud-storage and Orbax work against it unchanged::
+TensorStore, gcsfs and Orbax work against it unchanged::
 
-    with FakeGcs(buckets=["bucket"], process=True) as gcs:
+    with FakeGcs(buckets=["bucket"]) as gcs:
         subprocess.run([...], env={**os.environ, **gcs.environment()})
         gcs.add_fault(FaultRule(kind="status", status_code=503, target="bucket/x*", count=2))
         print(bytes_served(gcs.requests()))
@@ -12,12 +12,13 @@ neither preconditions nor generation parameters, so concurrent writers lose keys
 ``fake-gcs-server`` is a Go program without faults, and its one wrapper on PyPI is a 33 MB binary of
 unknown upkeep; Google's ``storage-testbench`` is not on PyPI. None logs requests with their bytes.
 
-Not supported: object versions, soft delete, folders (HNS), ACLs, IAM, signed URLs, gRPC,
-decompressive transcoding, ``fields``. Every credential is accepted.
+It has what saves and restores ask for, and refuses the rest: lists, reads, uploads in one request
+and in chunks, deletions and rewrites, with preconditions on generations. Every credential is
+accepted.
 
-Reading order: resources, store, listing, uploads (state); routes, multipart, ``*_api``, api (one
-request, one reply); faults, request_log, admin; server (HTTP); serving, control (start and use).
-All but the last three are pure.
+Reading order: resources, store, listing, uploads (state); routes, multipart, api (one request, one
+reply); faults, request_log, admin; server (HTTP); serving, control (start and use). All but the
+last three are pure.
 """
 
 from fake_gcs.control import FakeGcsError, GcsControl
@@ -28,7 +29,6 @@ from fake_gcs.request_log import (
     bytes_served,
     round_trips,
 )
-from fake_gcs.resources import Limits
 from fake_gcs.serving import FakeGcs
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "FaultRule",
     "FaultState",
     "GcsControl",
-    "Limits",
     "RequestRecord",
     "bytes_received",
     "bytes_served",

@@ -1,31 +1,11 @@
-"""The process of ``FakeGcs(process=True)``: options as JSON in, one line out.
-
-The line is the URL, or the error.
-"""
+"""The process of ``FakeGcs``."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 
-import msgspec
-
-from fake_gcs.control import FakeGcsError
-from fake_gcs.serving import ServeOptions, serve_in_foreground
-
-
-def main() -> int:
-    options = msgspec.json.decode(sys.argv[1], type=ServeOptions)
-    try:
-        serve_in_foreground(options, _announce)
-    except FakeGcsError as error:
-        _announce(str(error))
-        return 1
-    return 0
-
-
-def _announce(line: str) -> None:
-    print(line, flush=True)
-
+from fake_gcs.serving import serve
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    asyncio.run(serve(sys.argv[1:]))

@@ -12,11 +12,12 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from emergency_ckpt.errors import CheckpointError
-from fake_gcs.admin import API_PREFIX, FaultStates, LogPage, RuleAdded
+from fake_gcs.admin import API_PREFIX
 from fake_gcs.faults import FaultRule, FaultState
 from fake_gcs.request_log import RequestRecord
 
 _JSON = {"Content-Type": "application/json"}
+_TIMEOUT_S = 30.0
 
 
 class FakeGcsError(CheckpointError):
@@ -26,18 +27,16 @@ class FakeGcsError(CheckpointError):
 class GcsControl:
     """The faults, log and objects of the server at ``url``. Its requests get no faults, no log.
 
-    Every method blocks for one local round trip, at most ``timeout_s`` seconds, and raises
-    FakeGcsError. Thread-safe.
+    Every method blocks for one local round trip, and raises FakeGcsError. Thread-safe.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
+    def __init__(self, url: str) -> None:
         self.url = url
-        self._timeout_s = timeout_s
 
     def environment(self) -> dict[str, str]:
         """Return the environment of a process whose GCS clients use this server.
 
-        Set it before TensorStore, gcsfs or google-cloud-storage are imported.
+        Set it before TensorStore, gcsfs or Orbax are imported.
         """
         exempt = {"127.0.0.1", "localhost"}
         return {
@@ -59,7 +58,7 @@ class GcsControl:
     def add_fault(self, rule: FaultRule) -> int:
         """Add the rule after the existing ones; return its id."""
         body = self._call("POST", "/_fake/faults", msgspec.json.encode(rule))
-        return msgspec.json.decode(body, type=RuleAdded).rule_id
+        return msgspec.json.decode(body, type=int)
 
     def remove_fault(self, rule_id: int) -> None:
         self._call("DELETE", f"/_fake/faults?rule_id={rule_id}")
@@ -69,7 +68,7 @@ class GcsControl:
 
     def fault_states(self) -> list[FaultState]:
         """Return the active rules with the number of requests that each has matched and hit."""
-        return msgspec.json.decode(self._call("GET", "/_fake/faults"), type=FaultStates).rules
+        return msgspec.json.decode(self._call("GET", "/_fake/faults"), type=list[FaultState])
 
     @contextmanager
     def fault(self, rule: FaultRule) -> Generator[int]:
@@ -82,25 +81,15 @@ class GcsControl:
 
     # Request log
 
-    def requests(self, since: int = 0) -> list[RequestRecord]:
-        """Return the finished requests with ``index >= since``, in the order of their end."""
-        found: list[RequestRecord] = []
-        while True:
-            page = self._call("GET", f"/_fake/requests?since={since}")
-            records = msgspec.json.decode(page, type=LogPage).records
-            if not records:
-                return found
-            found += records
-            since = records[-1].index + 1
+    def requests(self) -> list[RequestRecord]:
+        """Return the finished requests, in the order of their end."""
+        found = self._call("GET", "/_fake/requests")
+        return msgspec.json.decode(found, type=list[RequestRecord])
 
     def clear_requests(self) -> None:
         self._call("DELETE", "/_fake/requests")
 
     # Objects
-
-    def create_bucket(self, name: str) -> None:
-        body = msgspec.json.encode({"name": name})
-        self._call("POST", f"{API_PREFIX}/storage/v1/b", body)
 
     def put_object(self, bucket: str, name: str, data: bytes) -> int:
         """Store ``data`` in place of any object of that name; return its generation."""
@@ -110,10 +99,6 @@ class GcsControl:
 
     def object_bytes(self, bucket: str, name: str) -> bytes:
         return self._call("GET", f"{_object_path(bucket, name)}?alt=media")
-
-    def object_fields(self, bucket: str, name: str) -> dict[str, Any]:
-        """Return the object's JSON resource."""
-        return _fields(self._call("GET", _object_path(bucket, name)))
 
     def delete_object(self, bucket: str, name: str) -> None:
         self._call("DELETE", _object_path(bucket, name))
@@ -132,7 +117,7 @@ class GcsControl:
 
     def _call(self, method: str, path: str, body: bytes | None = None) -> bytes:
         # http.client, because urllib.request may use a proxy.
-        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=self._timeout_s)
+        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=_TIMEOUT_S)
         try:
             connection.request(method, path, body, _JSON if body is not None else {})
             reply = connection.getresponse()

@@ -16,12 +16,12 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from fake_gcs.admin import ADMIN_PREFIX, Admin
+from fake_gcs.api import GcsApi
 from fake_gcs.faults import FaultPlan, FaultRule, Throttles
-from fake_gcs.request_log import RequestLog, RequestRecord
-from fake_gcs.resources import MIB, GcsError, Limits
-from fake_gcs.rest.api import GcsApi
-from fake_gcs.rest.multipart import upload_attributes
-from fake_gcs.rest.routes import (
+from fake_gcs.multipart import upload_attributes
+from fake_gcs.request_log import RequestRecord
+from fake_gcs.resources import GcsError
+from fake_gcs.routes import (
     ApiReply,
     ApiRequest,
     Route,
@@ -31,8 +31,7 @@ from fake_gcs.rest.routes import (
 from fake_gcs.store import GcsStore
 
 _HEAD_BYTES = 64 * 1024  # contains the name in the JSON part of an upload
-_SLICE_BYTES = MIB
-_FRAMING_BYTES = MIB  # maximum framing of a multipart body
+_SLICE_BYTES = 1 << 20
 _TRICKLE_STEP_S = 0.05
 _STOP_S = 1.0
 
@@ -44,7 +43,6 @@ class _Exchange:
     http: web.BaseRequest
     raw_path: str
     query: dict[str, str]
-    client: str
     operation: str = "unknown"
     target: str = ""
     rule: FaultRule | None = None
@@ -54,35 +52,24 @@ class _Exchange:
 
 
 class GcsServer:
-    """One server on the running event loop. Call ``start`` and ``stop`` on that loop only.
+    """One server on the running event loop. Call ``start`` and ``stop`` on that loop only."""
 
-    Args:
-      limits: bounds of the store and the log.
-      io_timeout_s: maximum wait in seconds for the next bytes of a request, or for room to send.
-    """
-
-    def __init__(self, limits: Limits | None = None, *, io_timeout_s: float = 60.0) -> None:
-        self._limits = limits or Limits()
-        self._io_timeout_s = io_timeout_s
-        self._api = GcsApi(GcsStore(lambda: time.time_ns() // 1000, self._limits))
-        self._faults = FaultPlan(self._limits.fault_rules)
-        self._log = RequestLog(self._limits.log_records)
+    def __init__(self, buckets: list[str]) -> None:
+        self._api = GcsApi(GcsStore(lambda: time.time_ns() // 1000, buckets))
+        self._faults = FaultPlan()
+        self._log: list[RequestRecord] = []
         self._throttles = Throttles()
         self._admin = Admin(self._api, self._faults, self._log)
         self._runner: web.ServerRunner | None = None
 
-    def create_bucket(self, name: str) -> None:
-        """Make a bucket before ``start``; afterwards send a request."""
-        self._api.store.create_bucket(name, {})
-
-    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Listen and return the URL. OSError when the address cannot be bound."""
-        listener = socket.create_server((host, port), backlog=512)
+    async def start(self) -> str:
+        """Listen on a free port and return the URL."""
+        listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         server = web.Server(self._serve, access_log=None, auto_decompress=False)
         self._runner = web.ServerRunner(server, shutdown_timeout=_STOP_S)
         await self._runner.setup()
         await web.SockSite(self._runner, listener, backlog=512).start()
-        return f"http://{host}:{listener.getsockname()[1]}"
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
     async def stop(self) -> None:
         """Stop listening and end all connections, within about a second."""
@@ -92,7 +79,7 @@ class GcsServer:
 
     async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
         raw_path, query = split_target(http.raw_path)
-        exchange = _Exchange(http, raw_path, query, _client_of(http))
+        exchange = _Exchange(http, raw_path, query)
         if raw_path.startswith(ADMIN_PREFIX):
             body = await self._read_body(exchange, b"", None)
             reply = self._admin.handle(self._request(exchange, body))
@@ -100,7 +87,7 @@ class GcsServer:
         began_s, began = time.time(), time.monotonic()
         try:
             return await self._exchange(exchange)
-        except (TimeoutError, ConnectionError):
+        except ConnectionError:
             _abort(http)
             return web.Response()
         finally:
@@ -108,24 +95,22 @@ class GcsServer:
 
     async def _exchange(self, exchange: _Exchange) -> web.StreamResponse:
         http = exchange.http
-        try:
-            head = await self._read_head(exchange)
-            self._identify(exchange, head)
-            rule = exchange.rule = self._faults.pick(
-                http.method, _decoded(http.raw_path), exchange.operation, exchange.target
-            )
-            if rule is not None and rule.delay_s > 0:
-                await asyncio.sleep(rule.delay_s)
-            while rule is not None and rule.kind == "hold" and self._faults.in_force(rule):
-                await asyncio.sleep(_TRICKLE_STEP_S)
-            if rule is not None and rule.kind == "reset" and rule.after_bytes is None:
-                _abort(http)
-                return web.Response()
-            body = await self._read_body(exchange, head, rule)
-        except GcsError as error:
-            return await self._send(exchange, ApiReply.refusal(error), None)
+        head = await self._read_head(exchange)
+        self._identify(exchange, head)
+        rule = exchange.rule = self._faults.pick(
+            http.method, _decoded(http.raw_path), exchange.operation, exchange.target
+        )
+        if rule is not None and rule.delay_s > 0:
+            await asyncio.sleep(rule.delay_s)
+        while rule is not None and rule.kind == "hold" and self._faults.in_force(rule):
+            await asyncio.sleep(_TRICKLE_STEP_S)
+        if rule is not None and rule.kind == "reset" and rule.after_bytes is None:
+            _abort(http)
+            return web.Response()
+        body = await self._read_body(exchange, head, rule)
         if rule is not None and rule.kind == "status":
-            return await self._send(exchange, _injected(rule), None)
+            error = GcsError(rule.status_code, "injected", "Injected by a fault rule.")
+            return await self._send(exchange, ApiReply.refusal(error), None)
         reply = self._api.handle(self._request(exchange, body))
         if rule is not None and rule.kind == "lose_reply":
             _abort(http)
@@ -181,7 +166,6 @@ class GcsServer:
         """Return ``head`` and the rest of the body, read slowly when the rule trickles."""
         if not exchange.http.can_read_body:
             return head
-        limit = self._limits.object_bytes + _FRAMING_BYTES
         step = _SLICE_BYTES
         if rule is not None and rule.is_slow:
             step = _trickle_bytes(rule)
@@ -189,8 +173,6 @@ class GcsServer:
         body = bytearray(head)
         while data := await self._read_some(exchange, step):
             body += data
-            if len(body) > limit:
-                raise GcsError(413, "uploadTooLarge", f"A body has {limit} bytes at most.")
             if rule is not None and rule.is_slow:
                 await self._trickle(rule, len(data))
         return bytes(body)
@@ -206,8 +188,7 @@ class GcsServer:
             await asyncio.sleep(min(left_s, _TRICKLE_STEP_S))
 
     async def _read_some(self, exchange: _Exchange, count: int) -> bytes:
-        async with asyncio.timeout(self._io_timeout_s):
-            data = await exchange.http.content.read(count)
+        data = await exchange.http.content.read(count)
         exchange.bytes_in += len(data)
         return data
 
@@ -220,8 +201,6 @@ class GcsServer:
             response.content_length = len(reply.body)
         await response.prepare(http)
         exchange.status = reply.status
-        if http.method == "HEAD":
-            return response
         view = memoryview(reply.body)
         end, step = len(view), _SLICE_BYTES
         if rule is not None and rule.kind in ("truncate", "reset"):
@@ -230,8 +209,7 @@ class GcsServer:
             step = _trickle_bytes(rule)
         for start in range(0, end, step):
             piece = view[start : min(start + step, end)]
-            async with asyncio.timeout(self._io_timeout_s):
-                await response.write(piece)
+            await response.write(piece)
             exchange.bytes_out += len(piece)
             if rule is not None and rule.is_slow:
                 await self._trickle(rule, len(piece))
@@ -243,8 +221,7 @@ class GcsServer:
         self, http: web.BaseRequest, response: web.StreamResponse, *, hard: bool
     ) -> None:
         """End the connection during the reply, after the written bytes have left this process."""
-        async with asyncio.timeout(self._io_timeout_s):
-            await response.drain()
+        await response.drain()
         if hard:
             # A reset discards unread bytes, so the client gets time to read.
             await asyncio.sleep(_TRICKLE_STEP_S)
@@ -263,19 +240,6 @@ def _abort(http: web.BaseRequest) -> None:
     http.transport.abort()
 
 
-def _client_of(http: web.BaseRequest) -> str:
-    peer = http.transport.get_extra_info("peername") if http.transport is not None else None
-    return f"{peer[0]}:{peer[1]}" if peer else ""
-
-
-def _injected(rule: FaultRule) -> ApiReply:
-    headers = {}
-    if rule.retry_after_s is not None:
-        headers["Retry-After"] = str(round(rule.retry_after_s))
-    error = GcsError(rule.status_code, "injected", "Injected by a fault rule.", headers)
-    return ApiReply.refusal(error)
-
-
 def _trickle_bytes(rule: FaultRule) -> int:
     return max(1, min(_SLICE_BYTES, int(rule.bytes_per_s * _TRICKLE_STEP_S)))
 
@@ -289,7 +253,6 @@ def _record(exchange: _Exchange, began_s: float, seconds: float) -> RequestRecor
     http = exchange.http
     asked = http.headers.get("Range") or http.headers.get("Content-Range") or ""
     return RequestRecord(
-        index=0,
         time_s=began_s,
         seconds=seconds,
         method=http.method,
@@ -300,7 +263,5 @@ def _record(exchange: _Exchange, began_s: float, seconds: float) -> RequestRecor
         bytes_in=exchange.bytes_in,
         bytes_out=exchange.bytes_out,
         range_header=asked,
-        client=exchange.client,
-        user_agent=http.headers.get("User-Agent", "")[:200],
         fault=exchange.rule.kind if exchange.rule is not None else None,
     )

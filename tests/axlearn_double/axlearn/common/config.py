@@ -75,10 +75,6 @@ class ConfigBase:
             setattr(self, name, value)
         return self
 
-    def clone(self, **values: Any) -> Any:
-        """A copy with other values."""
-        return copy.deepcopy(self).set(**values)
-
 
 @dataclass_transform(kw_only_default=True)
 def config_class(cls: type[T]) -> type[T]:
@@ -101,11 +97,6 @@ class InstantiableConfig(ConfigBase, Generic[T]):
         for field in dataclasses.fields(self):  # pyright: ignore
             if isinstance(getattr(self, field.name), RequiredFieldValue):
                 raise RequiredFieldMissingError(f"{type(self)}: {field.name} is not set")
-
-
-def maybe_instantiate(value: Any) -> Any:
-    """What a config builds; anything else as it is."""
-    return value.instantiate() if isinstance(value, InstantiableConfig) else value
 
 
 class Configurable:

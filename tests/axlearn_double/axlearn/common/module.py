@@ -18,7 +18,7 @@ class Module(Configurable):
 
     def __init__(self, cfg: Any, *, parent: Module | None) -> None:
         super().__init__(cfg)
-        self._parent = parent
+        del parent
 
     def __getattr__(self, name: str) -> Any:
         # Parts are attributes of their parent; there are none here.

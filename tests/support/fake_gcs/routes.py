@@ -19,10 +19,10 @@ from fake_gcs.resources import GcsError
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The operation and objects of a request. ``to_*``: destination of a copy, rewrite or move."""
+    """The operation and objects of a request. ``to_*``: destination of a rewrite."""
 
     operation: str
-    bucket: str = ""
+    bucket: str
     name: str = ""
     to_bucket: str = ""
     to_name: str = ""
@@ -57,10 +57,7 @@ class ApiReply:
 
     @classmethod
     def refusal(cls, error: GcsError) -> ApiReply:
-        if error.status == 304:
-            return cls(304, error.headers)
-        reply = cls.json(error.resource(), error.status)
-        return cls(reply.status, {**reply.headers, **error.headers}, reply.body)
+        return cls(304) if error.status == 304 else cls.json(error.resource(), error.status)
 
 
 def json_object(body: bytes) -> dict[str, Any]:
@@ -78,64 +75,30 @@ def split_target(raw_target: str) -> tuple[str, dict[str, str]]:
     return path, dict(parse_qsl(query, keep_blank_values=True))
 
 
-def _pattern(template: str) -> re.Pattern[str]:
-    expression = re.sub(r"\{(\w+)\*\}", r"(?P<\1>.+)", template)
-    return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", expression))
-
-
-_OBJECT = "/storage/v1/b/{bucket}/o/{name}"
+_BUCKET = "/storage/v1/b/{bucket}"
+_OBJECT = _BUCKET + "/o/{name}"
 _ROUTES = [
-    (_pattern(template), operations)
+    (re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", template)), operations)
     for template, operations in (
-        ("/storage/v1/b", {"GET": "buckets.list", "POST": "buckets.insert"}),
-        (
-            "/storage/v1/b/{bucket}",
-            {"GET": "buckets.get", "DELETE": "buckets.delete", "PATCH": "buckets.patch"},
-        ),
-        ("/storage/v1/b/{bucket}/storageLayout", {"GET": "buckets.layout"}),
-        ("/storage/v1/b/{bucket}/o", {"GET": "objects.list"}),
-        (
-            _OBJECT,
-            {
-                "GET": "objects.get",
-                "DELETE": "objects.delete",
-                "PATCH": "objects.patch",
-                "PUT": "objects.update",
-            },
-        ),
-        (_OBJECT + "/compose", {"POST": "objects.compose"}),
-        (_OBJECT + "/copyTo/b/{to_bucket}/o/{to_name}", {"POST": "objects.copy"}),
+        (_BUCKET, {"GET": "buckets.get"}),
+        (_BUCKET + "/storageLayout", {"GET": "buckets.layout"}),
+        (_BUCKET + "/o", {"GET": "objects.list"}),
+        (_OBJECT, {"GET": "objects.get", "DELETE": "objects.delete"}),
         (_OBJECT + "/rewriteTo/b/{to_bucket}/o/{to_name}", {"POST": "objects.rewrite"}),
-        (_OBJECT + "/moveTo/o/{to_name}", {"POST": "objects.move"}),
-        (
-            "/upload/storage/v1/b/{bucket}/o",
-            {"POST": "objects.insert", "PUT": "objects.insert", "DELETE": "uploads.cancel"},
-        ),
-        ("/download/storage/v1/b/{bucket}/o/{name}", {"GET": "objects.media"}),
-        ("/batch(?:/storage/v1)?", {"POST": "batch"}),
-        # The XML API's address of an object, which is also its public URL.
-        ("/{bucket}/{name*}", {"GET": "objects.media", "HEAD": "objects.media"}),
+        ("/upload" + _BUCKET + "/o", {"POST": "objects.insert", "PUT": "objects.insert"}),
+        ("/download" + _OBJECT, {"GET": "objects.media"}),
     )
 ]
 
 
 def find_route(method: str, raw_path: str, query: Mapping[str, str]) -> Route:
-    """Return the route. GcsError 404: unknown path, 405: wrong method, 400: invalid encoding."""
+    """Return the route. GcsError 404: an unknown path or method."""
     for pattern, operations in _ROUTES:
         match = pattern.fullmatch(raw_path)
-        if match is None:
-            continue
-        operation = operations.get(method)
-        if operation is None:
-            raise GcsError(405, "methodNotAllowed", f"{method} is not supported at this address.")
-        try:
-            names = {
-                key: unquote(value, errors="strict") for key, value in match.groupdict().items()
-            }
-        except UnicodeDecodeError as error:
-            raise GcsError(400, "invalid", "The path is not percent-encoded UTF-8.") from error
-        return Route(_refine(operation, query), **names)
-    raise GcsError(404, "notFound", "The fake server does not know this address.")
+        if match is not None and method in operations:
+            names = {key: unquote(value) for key, value in match.groupdict().items()}
+            return Route(_refine(operations[method], query), **names)
+    raise GcsError(404, "notFound", f"The fake server does not know {method} of this address.")
 
 
 def _refine(operation: str, query: Mapping[str, str]) -> str:
