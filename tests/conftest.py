@@ -35,7 +35,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 # ruff: noqa: E402 - these import what the lines above must precede
 import warm_start
 from places import AXLEARN_DOUBLE
-from tiers_support import open_tier
+from tiers_support import close_tiers, open_tier
 from world import World
 
 from emergency_ckpt.ram import LocalTier
@@ -63,17 +63,16 @@ def world() -> Iterator[World]:
 
 @pytest.fixture
 def ramdisk() -> Iterator[Path]:
-    """A directory on tmpfs, of one test."""
+    """A directory on tmpfs, of one test; tiers that are still open at its end are closed."""
     path = Path(tempfile.mkdtemp(prefix="eckpt-test-", dir="/dev/shm"))
     yield path
+    close_tiers()
     shutil.rmtree(path)
 
 
 @pytest.fixture
-def tier(ramdisk: Path) -> Iterator[LocalTier]:
-    tier = open_tier(ramdisk)
-    yield tier
-    tier.close()
+def tier(ramdisk: Path) -> LocalTier:
+    return open_tier(ramdisk)
 
 
 @pytest.fixture

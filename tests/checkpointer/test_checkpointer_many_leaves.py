@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from world import World, same
+from world import World, finish, same
 
 from emergency_ckpt.errors import InvalidState
 
@@ -82,8 +82,7 @@ def test_saved_is_what_the_state_was_at_the_call(world: World, interval: int) ->
             state = {**train(state), "keys": jax.random.split(jax.random.key(step), 3)}
             assert checkpointer.save(step=step, state=state)
         train(state)
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
     if interval:
         world.lose_ram()
     with world.open_both() as checkpointer:
@@ -124,8 +123,7 @@ def test_deleted_leaf_among_many_is_named(world: World) -> None:
             state["layers"][PER_KIND - 1][kind].delete()
             with pytest.raises(InvalidState, match=f"layers/{PER_KIND - 1}/{kind}.*deleted"):
                 checkpointer.save(step=step, state=state)
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
     with world.open() as checkpointer:
         step, restored = checkpointer.restore(state=state_of(world, 0))
     assert step == 2

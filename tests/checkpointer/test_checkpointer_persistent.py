@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from world import World, same, save_all
+from world import World, finish, same, save_all
 
 from emergency_ckpt.errors import InvalidState, PersistentTierError, SaveFailed
 
@@ -133,8 +133,7 @@ def test_metrics_of_numpy_and_jax_are_kept_as_numbers(world: World) -> None:
     metrics = {"loss": np.float32(0.5), "top": jnp.int32(3), "each": np.array([1, 2])}
     with world.open_both() as checkpointer:
         assert checkpointer.save(step=2, state=world.state(2), metrics=metrics)
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
         found = checkpointer.steps.describe(2).metrics
     assert found == {"loss": 0.5, "top": 3, "each": [1, 2]}
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from world import LONG_S, World, logged, same, save_all
+from world import LONG_S, World, finish, logged, same, save_all
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import CheckpointError, StateMismatch, StepNotFound
@@ -306,8 +306,7 @@ def test_save_before_the_restore_comes_first(saved: World, point: str | None) ->
         assert checkpointer.save(step=3, state=saved.state(3), host_state={"at": 3})
         assert "save.published" not in saved.names() or point is None
         gate.open()
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
         assert "save.complete" in saved.names()
         check(checkpointer, saved, 3)
         (told,) = unused(saved)

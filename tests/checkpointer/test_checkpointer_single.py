@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from faults import coordinated_by
 from memory_coordination import MemoryService
-from world import LONG_S, World, logged, same, save_all, small_tmpfs
+from world import LONG_S, World, finish, logged, same, save_all, small_tmpfs
 
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.errors import (
@@ -100,8 +100,7 @@ def test_no_mesh_and_no_devices_arrays_at_all(world: World) -> None:
     state = {"weights": np.arange(5.0), "step": 4}
     with world.open_both(mesh=None, save_every=1) as checkpointer:
         checkpointer.save(step=4, state=state)
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
     with world.open_both(mesh=None) as checkpointer:
         step, back = checkpointer.restore(state={"weights": np.zeros(5), "step": 0})
         assert step == 4
@@ -139,8 +138,7 @@ def test_force_saves_in_every_tier_that_is_on(world: World) -> None:
         assert checkpointer.save(step=7, state=world.state(7), force=True)
         assert not checkpointer.save(step=7, state=world.state(7), force=True), "it is saved"
         assert not checkpointer.save(step=6, state=world.state(6), force=True), "time goes on"
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
         assert checkpointer.all_steps() == [7]
     world.lose_ram()
     with world.open_both() as checkpointer:
@@ -158,8 +156,7 @@ def test_after_a_restore_the_run_goes_back_and_saves_again(world: World) -> None
         assert not checkpointer.save(step=4, state=world.state(4))
         changed = {**world.state(8), "host": -1}
         assert checkpointer.save(step=8, state=changed)
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
         step, state = checkpointer.restore(state=world.state(0))
         assert step == 8
         assert same(state, changed)
@@ -295,8 +292,7 @@ def test_ramdisk_without_room_for_saves_stops_no_restore(world: World) -> None:
         with world.open_both(local_save_every=0) as checkpointer:
             state = {"w": np.ones(size, np.uint8)}
             assert checkpointer.save(step=2, state=state, host_state={"at": 2})
-            checkpointer.wait_until_finished()
-            checkpointer.check_for_errors()
+            finish(checkpointer)
         (world.ramdisk / "filler").write_bytes(bytes(12 << 20))
         with world.open_both() as checkpointer:
             host = {"at": 0}

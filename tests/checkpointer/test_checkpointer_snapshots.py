@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from world import LONG_S, World, same
+from world import LONG_S, World, finish, same
 
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import SaveFailed
@@ -50,8 +50,7 @@ def test_wait_for_arrays_still_computed_is_no_stall(world: World, settings: Any)
         array: Any = long_step(start)
         assert not array.is_ready()
         assert checkpointer.save(step=2, state={"w": array}, force=True)
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
     captured = [e.fields for e in world.events if e.name == "save.captured"]
     spent = {
         tier: [each for each in captured if (each["step"], each["tier"]) == (2, tier)]
@@ -84,8 +83,7 @@ def test_both_tiers_have_what_was_donated_after_the_save(
             donate(state)
             # Where JAX hands out the array's own memory, the step could not have it yet.
             assert state["w"].is_deleted() or settings.get("buffers") != PINNED
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
     with world.open_both() as checkpointer:
         step, state = checkpointer.restore(state=world.state(0))
         assert step == 5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from emergency_ckpt.cluster.shard_source import HostStateInbox
@@ -30,6 +32,19 @@ def held(inbox: HostStateInbox, *steps: int) -> list[int]:
             continue
         found.append(step)
     return found
+
+
+def test_inbox_waits_for_all_and_names_who_is_missing() -> None:
+    inbox = HostStateInbox()
+    inbox.put(save_id(1), 0, b"zero")
+    with pytest.raises(DeadlineExceeded, match="missing: process 2") as caught:
+        inbox.wait_for(save_id(1), [0, 2], SOON_S)
+    assert caught.value.missing == ("process 2",)
+    thread = threading.Thread(target=inbox.put, args=(save_id(1), 2, b"two"))
+    thread.start()
+    assert inbox.wait_for(save_id(1), [0, 2], 60.0) == {0: b"zero", 2: b"two"}
+    thread.join()
+    assert inbox.wait_for(save_id(1), [], SOON_S) == {}
 
 
 @pytest.mark.parametrize("pushed_first", [True, False])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 import pytest
 from damage import damaged
-from memory_coordination import MemoryService
+from memory_coordination import MemoryService, everywhere
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster import left_processes, peers, start_agreement
@@ -164,13 +163,9 @@ def together(
 
     def run(process: int) -> object:
         member: Any = service.member(process)
-        try:
-            return call(Tampered(member, part, data) if process == liar else member)
-        except CheckpointError as error:
-            return error
+        return call(Tampered(member, part, data) if process == liar else member)
 
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(run, range(count)))
+    return everywhere(count, run)
 
 
 DATA = pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)

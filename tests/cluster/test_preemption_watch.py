@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from memory_coordination import MemoryService
+from memory_coordination import MemoryService, everywhere
 
 from emergency_ckpt.cluster.preemption import PreemptionWatch, SignalNotices
 from emergency_ckpt.cluster.round import run_on_all
-from emergency_ckpt.errors import CheckpointError, RamdiskFull
+from emergency_ckpt.errors import RamdiskFull
 
 
 class SyncManager:
@@ -56,13 +55,9 @@ def agree(
 
     def go_on(process: int) -> object:
         member, watch = service.member(process), found[process]
-        try:
-            return run_on_all(member, "ready", lambda: work(process), watch, 10.0)
-        except CheckpointError as error:
-            return error
+        return run_on_all(member, "ready", lambda: work(process), watch, 10.0)
 
-    with ThreadPoolExecutor(len(found)) as pool:
-        return list(pool.map(go_on, range(len(found))))
+    return everywhere(len(found), go_on)
 
 
 def test_failure_on_one_is_known_to_all_and_numbers_are_agreed() -> None:

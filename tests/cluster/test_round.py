@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from memory_coordination import MemoryCoordinator, MemoryService
+from memory_coordination import MemoryCoordinator, MemoryService, everywhere
 
 from emergency_ckpt.cluster import Cell, Coordinator, LeftProcesses, Round, Rule, Series
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
@@ -24,14 +24,10 @@ def together(
 ) -> list[bytes | Exception]:
     """What each process's part of one round returns or raises."""
 
-    def one(process: int) -> bytes | Exception:
-        try:
-            return hold(Round(service.member(process), "round", LONG_S, **more), process)
-        except Exception as error:  # noqa: BLE001 - it is the result
-            return error
+    def one(process: int) -> bytes:
+        return hold(Round(service.member(process), "round", LONG_S, **more), process)
 
-    with ThreadPoolExecutor(service.process_count) as pool:
-        return list(pool.map(one, range(service.process_count)))
+    return everywhere(service.process_count, one)
 
 
 def sum_of(said: Mapping[int, bytes]) -> bytes:

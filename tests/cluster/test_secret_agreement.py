@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from memory_coordination import MemoryService
+from memory_coordination import MemoryService, everywhere
 
 from emergency_ckpt.cluster.secret_agreement import Agreed, Exchange, agree_secret, forget_exchange
 from emergency_ckpt.core.secret.derived_keys import RunSecret
-from emergency_ckpt.errors import CheckpointError, ConfigError, DeadlineExceeded, ForgedValue
+from emergency_ckpt.errors import ConfigError, DeadlineExceeded, ForgedValue
 from emergency_ckpt.run_secret import OwnSecret
 
 LONG_S = 60.0
@@ -33,19 +31,6 @@ def file(tmp_path: Path) -> str:
     path.write_bytes(SECRET)
     path.chmod(0o600)
     return str(path)
-
-
-def everywhere(count: int, call: Callable[[int], Any]) -> list[Any]:
-    """What ``call`` gives or raises for each process, all at once."""
-
-    def outcome(process: int) -> Any:
-        try:
-            return call(process)
-        except CheckpointError as error:
-            return error
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(outcome, range(count)))
 
 
 def agree(

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
 import pytest
-from memory_coordination import MemoryService
+from memory_coordination import MemoryService, everywhere
 
 from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded
 
 LONG_S = 60.0
 SOON_S = 0.2
-
-
-def everywhere(count: int, work: Any) -> list[Any]:
-    def one(process: int) -> Any:
-        try:
-            return work(process)
-        except Exception as error:  # noqa: BLE001 - judged by the test
-            return error
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(one, range(count)))
 
 
 def test_start_with_equal_settings_has_one_name() -> None:

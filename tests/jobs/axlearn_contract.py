@@ -248,15 +248,3 @@ def an_exception_in_the_loop(world: JobProcess) -> Any:
         iterator = Iterator(world.process)
         found, _ = checkpointer.restore(state={**specs(), "input_iter": iterator})
     return {"passed": passed, "found": found, "right": iterator.is_at(3, world.process)}
-
-
-PROGRAMS: dict[str, Callable[[JobProcess], Any]] = {
-    program.__name__: program
-    for program in (
-        nothing_is_there,
-        structure_is_exact,
-        one_process_fails,
-        policies_are_asked_once,
-        an_exception_in_the_loop,
-    )
-}

@@ -18,7 +18,7 @@ import numpy as np
 from axlearn.common.checkpointer import every_n_steps_policy, indexed_steps, read_state_spec
 from axlearn.common.config import config_for_function
 from axlearn.common.trainer import WIDTH, SpmdTrainer, TrainerConfig
-from job_process import JobProcess, run_program
+from job_process import JobProcess, programs_of, run_program
 from readme_blocks import readme_block
 
 from emergency_ckpt.axlearn import EmergencyCheckpointer
@@ -193,7 +193,7 @@ PROGRAMS: dict[str, Callable[[JobProcess], Any]] = {
         resumed,
         as_the_readme_says,
     )
-} | axlearn_contract.PROGRAMS
+} | programs_of(vars(axlearn_contract))
 
 if __name__ == "__main__":
     run_program(PROGRAMS)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from job_process import Iterator, JobProcess, mesh_of, run_program
+from job_process import Iterator, JobProcess, finish, mesh_of, run_program
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt import EmergencyCheckpointer
@@ -142,8 +142,7 @@ def _run(
                 world.meeting.barrier(f"look/{name}/{calls_made}", 60)
                 if str(calls_made) in world.meeting.list(f"stop/{name}"):
                     stop_at = calls_made + 20
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
+        finish(ckpt)
         world.meet()
     seen = {
         "calls_made": calls_made,

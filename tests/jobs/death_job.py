@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from job_process import Iterator, JobProcess, mesh_of, run_program
+from job_process import Iterator, JobProcess, finish, mesh_of, run_program
 
 from emergency_ckpt.errors import CheckpointError
 
@@ -32,8 +32,7 @@ def killed_before_a_collective(world: JobProcess) -> Any:
     config = world.config("killed", mesh=mesh, save_timeout_s=120)
     with config.instantiate() as ckpt:
         ckpt.save(step=5, state={"mean": mean}, host_state=iterator.at(5))
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
+        finish(ckpt)
         if world.process == VICTIM:
             os.kill(os.getpid(), signal.SIGKILL)
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from job_process import JobProcess, mesh_of, run_program
+from job_process import JobProcess, mesh_of, programs_of, run_program
 from restoring import lose, newest_manifest, process_dir, restore, train
 
 from emergency_ckpt import _native
@@ -108,17 +108,5 @@ def tie_is_settled_by_storage(world: JobProcess) -> Any:
     return seen(world, "witness", mesh=mesh_of(2), on_divergence="stop", **settings)
 
 
-PROGRAMS = {
-    program.__name__: program
-    for program in (
-        one_of_three,
-        one_of_three_striped,
-        majority_is_lost,
-        tie_warns,
-        tie_stops,
-        tie_is_settled_by_storage,
-    )
-}
-
 if __name__ == "__main__":
-    run_program(PROGRAMS)
+    run_program(programs_of(globals()))

@@ -29,6 +29,7 @@ from job_process import (  # noqa: E402
     JobProcess,
     differences,
     mesh_of,
+    programs_of,
     run_program,
     specs_on,
     state_at,
@@ -196,10 +197,5 @@ def restore_then_from_ram(world: JobProcess) -> Any:
     return [restore(world), restore(world)]
 
 
-PROGRAMS = {
-    program.__name__: program
-    for program in (save, save_only_primary, restore_then_from_ram, slow_bucket)
-}
-
 if __name__ == "__main__":
-    run_program(PROGRAMS)
+    run_program(programs_of(globals()))

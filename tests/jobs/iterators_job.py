@@ -10,7 +10,7 @@ import grain_data
 import jax
 import jax.numpy as jnp
 import numpy as np
-from job_process import JobProcess, mesh_of, run_program
+from job_process import JobProcess, finish, mesh_of, run_program
 
 from emergency_ckpt import CheckpointerConfig
 from emergency_ckpt.tools.job_environment import JobEnvironment
@@ -104,8 +104,7 @@ def train(world: JobProcess, name: str, pipelines: Pipelines) -> Any:
             seen = batches(iterators)
             iterators["epoch"] = step
             ckpt.save(step=step, state=state_on(world, step), host_state=iterators)
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
+        finish(ckpt)
         world.meet()
     return len(seen)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import os
 import sys
@@ -192,7 +193,29 @@ class JobProcess:
         return [fields for name, fields in self.events if name == event]
 
 
-def run_program(programs: dict[str, Callable[[JobProcess], Any]]) -> None:
+def finish(ckpt: EmergencyCheckpointer) -> None:
+    """Wait for all that is being saved; raise what failed."""
+    ckpt.wait_until_finished()
+    ckpt.check_for_errors()
+
+
+Program = Callable[[JobProcess], Any]
+
+
+def programs_of(module: dict[str, Any]) -> dict[str, Program]:
+    """Return what a module defines with ``world`` as the only parameter, by name, in its order.
+
+    Names that begin with ``_`` are parts of others.
+    """
+    return {
+        name: value
+        for name, value in module.items()
+        if inspect.isfunction(value) and value.__module__ == module["__name__"]
+        if not name.startswith("_") and list(inspect.signature(value).parameters) == ["world"]
+    }
+
+
+def run_program(programs: dict[str, Program]) -> None:
     """Run every program in this process; write what each returned, or its error, as JSON.
 
     Written before and after each program, so that those before a crash have their outcomes.

@@ -18,7 +18,16 @@ from typing import Any
 from buffered import with_buffers
 from crashes import RESTORE_RETURNED, Kill
 from fake_gcs import FaultRule, GcsControl
-from job_process import Iterator, JobProcess, differences, mesh_of, run_program, specs_on, state_at
+from job_process import (
+    Iterator,
+    JobProcess,
+    differences,
+    finish,
+    mesh_of,
+    run_program,
+    specs_on,
+    state_at,
+)
 
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
 from emergency_ckpt.core.save.snapshot_plan import Buffers
@@ -156,8 +165,7 @@ def crash_in_save(world: JobProcess, kill: Kill, **settings: Any) -> None:
         ckpt.restore(state=specs_on(mesh), host_state=iterator)
         for step in (COMPLETE - 5, COMPLETE, TRIED):
             ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
-            ckpt.wait_until_finished()
-            ckpt.check_for_errors()
+            finish(ckpt)
             world.meet()
 
 
@@ -261,8 +269,7 @@ def save_on(world: JobProcess, ckpt: EmergencyCheckpointer, mesh: Any, step: int
     iterator = Iterator(world.process)
     for later in (step + 5, step + 10):
         ckpt.save(step=later, state=state_at(later, mesh), host_state=iterator.at(later))
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
+        finish(ckpt)
     # Other processes may still be writing for the persistent tier.
     world.meet()
     return ckpt.all_steps()

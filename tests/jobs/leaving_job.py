@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from job_process import Iterator, JobProcess, mesh_of, run_program, state_at
+from job_process import Iterator, JobProcess, mesh_of, programs_of, run_program, state_at
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import CheckpointError
@@ -72,7 +72,5 @@ def _outcome(ckpt: EmergencyCheckpointer) -> str:
     return ""
 
 
-PROGRAMS = {program.__name__: program for program in (one_raises, all_end, one_skips)}
-
 if __name__ == "__main__":
-    run_program(PROGRAMS)
+    run_program(programs_of(globals()))

@@ -6,6 +6,7 @@ hosts that are lost. All are of one run.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from job_process import Iterator, JobProcess, differences, mesh_of, run_program, specs_on, state_at
+from job_process import (
+    Iterator,
+    JobProcess,
+    differences,
+    finish,
+    mesh_of,
+    programs_of,
+    run_program,
+    specs_on,
+    state_at,
+)
 from restarts import HOLDERS_VARIABLE, RUN_ID
 
 from emergency_ckpt import CheckpointerConfig
@@ -32,16 +43,15 @@ def config_in(world: JobProcess, name: str, **settings: Any) -> CheckpointerConf
     return world.config(name, **settings)
 
 
-def train(world: JobProcess, **settings: Any) -> None:
+def train(world: JobProcess) -> None:
     """Train in the world ``base`` until somebody ends it: saves are complete when reported."""
-    mesh = settings.setdefault("mesh", mesh_of(world.slices))
+    mesh = mesh_of(world.slices)
     iterator = Iterator(world.process)
-    with config_in(world, "base", **settings).instantiate() as ckpt:
+    with config_in(world, "base", mesh=mesh).instantiate() as ckpt:
         ckpt.restore(state=specs_on(mesh), host_state=iterator)
         for step in range(1, STEPS):
             ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
-            ckpt.wait_until_finished()
-            ckpt.check_for_errors()
+            finish(ckpt)
             report_step(step)
 
 
@@ -76,37 +86,9 @@ def first_of_the_old(payloads: Sequence[Any], process: int, count: int) -> Any:
     return payloads[2 * process]
 
 
-def everything_kept(world: JobProcess) -> Any:
-    return restore(world, "everything_kept")
-
-
-def a_host_lost(world: JobProcess) -> Any:
-    return restore(world, "a_host_lost")
-
-
-def a_slice_lost(world: JobProcess) -> Any:
-    return restore(world, "a_slice_lost")
-
-
-def both_slices_half_lost(world: JobProcess) -> Any:
-    return restore(world, "both_slices_half_lost")
-
-
-def a_step_made_up(world: JobProcess) -> Any:
-    return restore(world, "a_step_made_up")
-
-
 def after_drain(world: JobProcess) -> Any:
     """All RAM is lost; ``eckpt export --drain`` was run on the hosts of one slice."""
     return restore(world, "after_drain", dir=str(world.root / "drained"))
-
-
-def two_slices_lost(world: JobProcess) -> Any:
-    return restore(world, "two_slices_lost")
-
-
-def all_copies_lost(world: JobProcess) -> Any:
-    return restore(world, "all_copies_lost")
 
 
 def without_host_state(world: JobProcess) -> Any:
@@ -138,8 +120,7 @@ def primary_is_another_slice(world: JobProcess) -> Any:
     with config_in(world, "saved", **settings).instantiate() as ckpt:
         state = {**state_at(5, mesh), **of_one_process()}
         ckpt.save(step=5, state=state, host_state=iterator.at(5))
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
+        finish(ckpt)
         world.meet()
     with config_in(world, "empty", **settings).instantiate() as ckpt:
         zeros = jax.tree.map(jnp.zeros_like, of_one_process())
@@ -163,24 +144,11 @@ def of_one_process() -> dict[str, Any]:
     return {"counter": jnp.int32(7), "scale": jnp.arange(3.0)}
 
 
-PROGRAMS = {
-    program.__name__: program
-    for program in (
-        train,
-        everything_kept,
-        a_host_lost,
-        a_slice_lost,
-        both_slices_half_lost,
-        a_step_made_up,
-        after_drain,
-        two_slices_lost,
-        all_copies_lost,
-        without_host_state,
-        with_host_state,
-        from_servers,
-        primary_is_another_slice,
-    )
-}
+WORLDS = (
+    *("everything_kept", "a_host_lost", "a_slice_lost", "both_slices_half_lost"),
+    *("a_step_made_up", "two_slices_lost", "all_copies_lost"),
+)
+PROGRAMS = programs_of(globals()) | {name: functools.partial(restore, name=name) for name in WORLDS}
 
 if __name__ == "__main__":
     assert len(sys.argv) > 3, "name the programs: train does not end by itself"

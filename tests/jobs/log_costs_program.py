@@ -19,7 +19,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "support")]
 # ruff: noqa: E402 - these import what the lines above must precede
 
 import msgspec
-from world import World
+from world import World, finish
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.core.step_log import Table
@@ -80,8 +80,7 @@ def main(directory: str, ramdisk: str, steps: int) -> None:
                 assert ckpt is not None
                 found = steps + 1 + (which == "second save")
                 ckpt.save(step=found, state=world.state(found))
-                ckpt.wait_until_finished()
-                ckpt.check_for_errors()
+                finish(ckpt)
             case "removal":
                 assert ckpt is not None
                 found = ckpt.steps.remove(steps)

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from job_process import JobProcess, mesh_of, run_program
+from job_process import JobProcess, finish, mesh_of, programs_of, run_program
 from restoring import lose
 
 LEAVES = 20_000
@@ -85,8 +85,7 @@ def train(world: JobProcess, name: str, **settings: Any) -> None:
             state = train_step(state)
             assert ckpt.save(step=step, state=state)
         train_step(state)
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
+        finish(ckpt)
         world.meet()
 
 
@@ -142,7 +141,5 @@ def all_ram_lost(world: JobProcess) -> Any:
     return restore(world, "all_ram_lost", **storage)
 
 
-PROGRAMS = {program.__name__: program for program in (host_lost, all_ram_lost)}
-
 if __name__ == "__main__":
-    run_program(PROGRAMS)
+    run_program(programs_of(globals()))

@@ -7,7 +7,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from job_process import Iterator, JobProcess, differences, mesh_of, run_program, specs_on, state_at
+from job_process import (
+    Iterator,
+    JobProcess,
+    differences,
+    finish,
+    mesh_of,
+    programs_of,
+    run_program,
+    specs_on,
+    state_at,
+)
 
 from emergency_ckpt.tools.job_environment import JobEnvironment
 
@@ -76,8 +86,7 @@ def save(world: JobProcess, name: str, state_of: Any, **settings: Any) -> None:
         assert ckpt.restore(state=state_of(0), host_state=iterator)[0] is None
         for step in range(1, 13):
             ckpt.save(step=step, state=state_of(step), host_state=iterator.at(step))
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
+        finish(ckpt)
         assert ckpt.all_steps() == [5, 10]
 
 
@@ -98,7 +107,5 @@ def restore(world: JobProcess, name: str, specs: Any, wrong: Any, **settings: An
     return found
 
 
-PROGRAMS = {program.__name__: program for program in (no_mesh, one_slice, slices_in_one_process)}
-
 if __name__ == "__main__":
-    run_program(PROGRAMS)
+    run_program(programs_of(globals()))

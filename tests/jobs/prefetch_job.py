@@ -11,7 +11,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from job_process import Iterator, JobProcess, differences, mesh_of, run_program, specs_on, state_at
+from job_process import (
+    Iterator,
+    JobProcess,
+    differences,
+    finish,
+    mesh_of,
+    programs_of,
+    run_program,
+    specs_on,
+    state_at,
+)
 from restoring import damage_newest, lose, process_dir, train
 
 from emergency_ckpt import EmergencyCheckpointer
@@ -102,8 +112,7 @@ def saved_and_restored(
     for step in steps:
         iterator = Iterator(world.process).at(step)
         ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator)
-    ckpt.wait_until_finished()
-    ckpt.check_for_errors()
+    finish(ckpt)
     return restore(world, ckpt, specs_on(mesh))
 
 
@@ -217,8 +226,7 @@ def _save_comes_first(world: JobProcess, name: str, pause_s: float = 0.0) -> Any
         time.sleep(pause_s)
         iterator = Iterator(world.process).at(15)
         ckpt.save(step=15, state=state_at(15, mesh), host_state=iterator)
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
+        finish(ckpt)
         seen = restore(world, ckpt, specs_on(mesh))
         world.meet()
     return seen
@@ -252,20 +260,5 @@ def host_state_refused(world: JobProcess) -> Any:
     return [told, stayed, then]
 
 
-PROGRAMS = {
-    program.__name__: program
-    for program in (
-        slice_lost,
-        source_damaged,
-        one_asks_for_another_state,
-        one_has_no_cache,
-        copies_lost_where_there_is_no_cache,
-        one_never_prefetches,
-        save_comes_first,
-        save_comes_first_late_on_one,
-        host_state_refused,
-    )
-}
-
 if __name__ == "__main__":
-    run_program(PROGRAMS)
+    run_program(programs_of(globals()))

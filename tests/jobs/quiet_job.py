@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 from jax._src import distributed
-from job_process import Iterator, JobProcess, mesh_of, run_program, specs_on, state_at
+from job_process import Iterator, JobProcess, finish, mesh_of, run_program, specs_on, state_at
 
 from emergency_ckpt.transfer import TransferClient
 
@@ -115,8 +115,7 @@ def saving(world: JobProcess) -> dict[str, Any]:
             with Watch() as watch:
                 started = ckpt.save(step=step, state=state, host_state=host_state)
             here = {"coordination": coordination.here(), "transfer": transfer.here()}
-            ckpt.wait_until_finished()
-            ckpt.check_for_errors()
+            finish(ckpt)
             steps[step] = {
                 "started": started,
                 "modules": sorted(watch.modules),

@@ -13,7 +13,7 @@ import grain.python as grain
 import jax
 import numpy as np
 from grain.experimental import ElasticIterator
-from job_process import JobProcess, mesh_of, run_program
+from job_process import JobProcess, finish, mesh_of, programs_of, run_program
 
 from emergency_ckpt import remaps
 from emergency_ckpt.tools.job_environment import JobEnvironment
@@ -67,8 +67,7 @@ def _life(world: JobProcess, kind: str, rounds: int | None) -> Any:
         step = SAVED if found is None else found + 1
         host_state = {"data": iterator, "epoch": step}
         ckpt.save(step=step, state=state_on(world, step), host_state=host_state, force=True)
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
+        finish(ckpt)
         world.meet()
     return {
         "found": found,
@@ -96,8 +95,6 @@ def sliced_rest(world: JobProcess) -> Any:
     return _life(world, "sliced", None)
 
 
-PROGRAMS = {p.__name__: p for p in (elastic_some, elastic_rest, sliced_some, sliced_rest)}
-
 if __name__ == "__main__":
     assert len(sys.argv) > 3, "name the programs"
-    run_program(PROGRAMS)
+    run_program(programs_of(globals()))

@@ -7,115 +7,107 @@ Each program returns what its process saw; ``test_restore.py`` judges.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from job_process import Iterator, JobProcess, differences, mesh_of, run_program, specs_on, state_at
+from job_process import (
+    Iterator,
+    JobProcess,
+    Program,
+    differences,
+    finish,
+    mesh_of,
+    programs_of,
+    run_program,
+    specs_on,
+    state_at,
+)
 from restoring import damage_newest, lose, newest_manifest, process_dir, restore, train
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import CheckpointError
 
+Fault = Callable[[JobProcess, str], None]
 
-def nothing_lost(world: JobProcess) -> Any:
-    train(world, "intact", range(1, 11))
-    return restore(world, "intact")
+
+def after(fault: Fault, **of_restore: Any) -> Program:
+    """Train to step 10, let ``fault`` happen to the ramdisks, and restore."""
+
+    def program(world: JobProcess) -> Any:
+        train(world, world.program, range(1, 11))
+        world.meet()
+        fault(world, world.program)
+        world.meet()
+        return restore(world, world.program, **of_restore)
+
+    return program
+
+
+def lost(*hosts: int) -> Fault:
+    return lambda world, name: lose(world, name, *hosts)
+
+
+def damaged(*hosts: int) -> Fault:
+    """The newest step has a damaged shard at each of ``hosts``."""
+
+    def fault(world: JobProcess, name: str) -> None:
+        if world.process in hosts:
+            damage_newest(process_dir(world, name, world.process))
+
+    return fault
 
 
 def slice_lost(world: JobProcess) -> Any:
-    train(world, "slice", range(1, 11))
-    lose(world, "slice", 2, 3)
-    first = restore(world, "slice")
+    first = after(lost(2, 3))(world)
     # The fetched copies count: now the other slice may go.
-    lose(world, "slice", 0, 1)
-    return [first, restore(world, "slice")]
-
-
-def half_lost(world: JobProcess) -> Any:
-    train(world, "half", range(1, 11))
-    lose(world, "half", 0, 3)
-    return restore(world, "half")
-
-
-def permuted(world: JobProcess) -> Any:
-    train(world, "permuted", range(1, 11))
-    world.meet()
-    return restore(world, "permuted", host=3 - world.process)
-
-
-def permuted_and_lost(world: JobProcess) -> Any:
-    train(world, "permlost", range(1, 11))
-    lose(world, "permlost", 1)
-    return restore(world, "permlost", host=(world.process + 1) % world.count)
+    lose(world, "slice_lost", 0, 1)
+    return [first, restore(world, "slice_lost")]
 
 
 def slices_swapped(world: JobProcess) -> Any:
-    train(world, "swapped", range(1, 11))
-    return restore(world, "swapped", mesh=mesh_of(world.slices, [1, 0]))
-
-
-def corrupt_shard(world: JobProcess) -> Any:
-    train(world, "corrupt", range(1, 11))
-    world.meet()
-    if world.process == 1:
-        damage_newest(process_dir(world, "corrupt", 1))
-    world.meet()
-    return restore(world, "corrupt")
+    return after(lost(), mesh=mesh_of(world.slices, [1, 0]))(world)
 
 
 def mended_and_lost(world: JobProcess) -> Any:
     """A damaged shard is mended by a peer; then the peer goes, and the mended copy must do."""
-    train(world, "mended", range(1, 11))
-    world.meet()
-    if world.process == 1:
-        damage_newest(process_dir(world, "mended", 1))
-    first = restore(world, "mended")
-    lose(world, "mended", 2, 3)
-    return [first, restore(world, "mended")]
+    first = after(damaged(1))(world)
+    lose(world, "mended_and_lost", 2, 3)
+    return [first, restore(world, "mended_and_lost")]
 
 
-def corrupt_everywhere(world: JobProcess) -> Any:
-    """The same shard is damaged on both slices: the older whole step is taken."""
-    train(world, "corrupt2", range(1, 11))
-    world.meet()
-    damage_newest(process_dir(world, "corrupt2", world.process))
-    world.meet()
-    return restore(world, "corrupt2")
-
-
-def truncated_manifest(world: JobProcess) -> Any:
-    train(world, "truncated", range(1, 11))
-    world.meet()
+def truncate_manifest(world: JobProcess, name: str) -> None:
     if world.process == 2:
-        path = newest_manifest(process_dir(world, "truncated", 2))
+        path = newest_manifest(process_dir(world, name, 2))
         path.write_bytes(path.read_bytes()[:-40])
-    world.meet()
-    return restore(world, "truncated")
 
 
-def missing_manifest_everywhere(world: JobProcess) -> Any:
-    """Both holders of one part lost the newest manifest: the older step is whole."""
-    train(world, "nomanifest", range(1, 11))
-    world.meet()
+def remove_manifests(world: JobProcess, name: str) -> None:
+    """Both holders of one part lose the newest manifest: the older step is whole."""
     if world.process in (1, 3):
-        newest_manifest(process_dir(world, "nomanifest", world.process)).unlink()
-    world.meet()
-    return restore(world, "nomanifest")
+        newest_manifest(process_dir(world, name, world.process)).unlink()
 
 
-def host_state_missing(world: JobProcess) -> Any:
+def remove_host_state(world: JobProcess, name: str) -> None:
     """Tensors of step 10 are whole, the host state of process 1 is held nowhere."""
-    train(world, "nohoststate", range(1, 11))
-    world.meet()
-    for path in process_dir(world, "nohoststate", world.process).glob(
-        "host_state/*-10/process_00001_of_*.json"
-    ):
+    held = process_dir(world, name, world.process)
+    for path in held.glob("host_state/*-10/process_00001_of_*.json"):
         path.unlink()
-    world.meet()
-    return restore(world, "nohoststate")
+
+
+def keep_one_step_each(world: JobProcess, name: str) -> None:
+    """Slice 0 holds step 10 alone, slice 1 step 5 alone: 10 is whole, and newer."""
+    directory = process_dir(world, name, world.process)
+    newest = newest_manifest(directory)
+    if world.process in (2, 3):
+        newest.unlink()
+    else:
+        for path in directory.glob("slot_*.manifest.json"):
+            if path != newest:
+                path.unlink()
 
 
 def two_incarnations(world: JobProcess) -> Any:
@@ -154,32 +146,13 @@ def put_back_leftovers(world: JobProcess, name: str) -> None:
     world.meet()
 
 
-def two_steps_on_different_hosts(world: JobProcess) -> Any:
-    """Slice 0 holds step 10 alone, slice 1 step 5 alone: 10 is whole, and newer."""
-    train(world, "mixed", range(1, 11))
-    world.meet()
-    directory = process_dir(world, "mixed", world.process)
-    newest = newest_manifest(directory)
-    if world.process in (2, 3):
-        newest.unlink()
-    else:
-        for path in directory.glob("slot_*.manifest.json"):
-            if path != newest:
-                path.unlink()
-    world.meet()
-    return restore(world, "mixed")
-
-
 def other_mesh(world: JobProcess) -> Any:
     """Saved on (2, 2), restored on one slice of four hosts: boxes intersect."""
-    train(world, "mesh", range(1, 11))
-    return restore(world, "mesh", mesh=mesh_of(1))
+    return after(lost(), mesh=mesh_of(1))(world)
 
 
 def other_mesh_after_loss(world: JobProcess) -> Any:
-    train(world, "meshlost", range(1, 11), mesh=mesh_of(2))
-    lose(world, "meshlost", 1, 2)
-    return restore(world, "meshlost", mesh=mesh_of(1))
+    return after(lost(1, 2), mesh=mesh_of(1))(world)
 
 
 def nothing_anywhere(world: JobProcess) -> Any:
@@ -192,12 +165,6 @@ def more_lost_than_copies(world: JobProcess) -> Any:
     train(world, "deep", range(1, 8), **settings)
     lose(world, "deep", 0, 2)
     return restore(world, "deep", **settings)
-
-
-def unrecoverable(world: JobProcess) -> Any:
-    train(world, "gone", range(1, 11))
-    lose(world, "gone", 0, 2)
-    return restore(world, "gone")
 
 
 def requested_step(world: JobProcess) -> Any:
@@ -254,28 +221,27 @@ def live_run_is_kept(world: JobProcess) -> Any:
     return restore(world, "live")
 
 
-def drift(world: JobProcess) -> Any:
-    """One process is configured otherwise: all say so, at the start."""
+def refused_start(world: JobProcess, name: str, **settings: Any) -> dict[str, str]:
     try:
-        world.config("drift", local_save_every=5 + (world.process == 2)).instantiate()
+        world.config(name, **settings).instantiate()
     except CheckpointError as error:
         return {"error": type(error).__name__, "text": str(error)}
-    raise AssertionError("the drift was not seen")
+    raise AssertionError("the fault was not seen")
+
+
+def drift(world: JobProcess) -> Any:
+    """One process is configured otherwise: all say so, at the start."""
+    return refused_start(world, "drift", local_save_every=5 + (world.process == 2))
 
 
 def one_ramdisk_unusable(world: JobProcess) -> Any:
     """The ramdisk of one process is a file: every process gets an error, nobody waits."""
+    settings: dict[str, Any] = {}
     if world.process == 1:
         path = world.root / "not_a_directory"
         path.write_text("")
         settings = {"local_dir": str(path)}
-    else:
-        settings = {}
-    try:
-        world.config("unusable", **settings).instantiate()
-    except CheckpointError as error:
-        return {"error": type(error).__name__, "text": str(error)}
-    raise AssertionError("the fault was not seen")
+    return refused_start(world, "unusable", **settings)
 
 
 def restore_twice(world: JobProcess) -> Any:
@@ -312,8 +278,7 @@ def keyword_construction(world: JobProcess) -> Any:
         forced = ckpt.save(
             step=3, state=state_at(3, mesh), host_state={"at": world.process}, force=True
         )
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
+        finish(ckpt)
         world.meet()
     with EmergencyCheckpointer(**settings) as ckpt:
         host_state: dict[str, int] = {}
@@ -328,37 +293,15 @@ def keyword_construction(world: JobProcess) -> Any:
     }
 
 
-PROGRAMS = {
-    program.__name__: program
-    for program in (
-        nothing_lost,
-        slice_lost,
-        half_lost,
-        permuted,
-        permuted_and_lost,
-        slices_swapped,
-        corrupt_shard,
-        mended_and_lost,
-        corrupt_everywhere,
-        truncated_manifest,
-        missing_manifest_everywhere,
-        host_state_missing,
-        two_incarnations,
-        two_steps_on_different_hosts,
-        other_mesh,
-        other_mesh_after_loss,
-        nothing_anywhere,
-        more_lost_than_copies,
-        unrecoverable,
-        requested_step,
-        state_mismatch,
-        another_run,
-        live_run_is_kept,
-        drift,
-        one_ramdisk_unusable,
-        restore_twice,
-        keyword_construction,
-    )
+PROGRAMS = programs_of(globals()) | {
+    "nothing_lost": after(lost()),
+    "corrupt_shard": after(damaged(1)),
+    "corrupt_everywhere": after(damaged(0, 1, 2, 3)),
+    "truncated_manifest": after(truncate_manifest),
+    "missing_manifest_everywhere": after(remove_manifests),
+    "host_state_missing": after(remove_host_state),
+    "two_steps_on_different_hosts": after(keep_one_step_each),
+    "unrecoverable": after(lost(0, 2)),
 }
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from job_process import Iterator, JobProcess, differences, mesh_of, specs_on, state_at
+from job_process import Iterator, JobProcess, differences, finish, mesh_of, specs_on, state_at
 
 from emergency_ckpt.errors import CheckpointError
 
@@ -19,8 +19,7 @@ def train(world: JobProcess, name: str, steps: range, **settings: Any) -> None:
         ckpt.restore(state=specs_on(mesh), host_state=iterator)
         for step in steps:
             ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
+        finish(ckpt)
         world.meet()
 
 

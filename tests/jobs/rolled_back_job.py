@@ -5,7 +5,17 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from job_process import Iterator, JobProcess, differences, mesh_of, run_program, specs_on, state_at
+from job_process import (
+    Iterator,
+    JobProcess,
+    differences,
+    finish,
+    mesh_of,
+    programs_of,
+    run_program,
+    specs_on,
+    state_at,
+)
 from restoring import lose
 
 AWAY = (2, 3)
@@ -25,8 +35,7 @@ def _train(
         for step in range((since or 0) + 1, last + 1):
             state = state_at(step + life, mesh)
             ckpt.save(step=step, state=state, host_state=iterator.at(step + life))
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
+        finish(ckpt)
         world.meet()
     return found
 
@@ -92,8 +101,7 @@ def newer_step_abandoned(world: JobProcess) -> Any:
         since, _ = ckpt.restore(5, state=specs_on(mesh), host_state=iterator)
         state, place = state_at(8 + NEW_LIFE, mesh), iterator.at(8 + NEW_LIFE)
         ckpt.save(step=8, state=state, host_state=place, force=True)
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
+        finish(ckpt)
         world.meet()
     _back(world, "newer")
     return [since, _found(world, "newer"), _found(world, "newer")]
@@ -109,7 +117,5 @@ def only_storage_has_the_new(world: JobProcess) -> Any:
     return [since, first, _found(world, "stored_new", **storage)]
 
 
-PROGRAMS = {p.__name__: p for p in (same_step, newer_step_abandoned, only_storage_has_the_new)}
-
 if __name__ == "__main__":
-    run_program(PROGRAMS)
+    run_program(programs_of(globals()))

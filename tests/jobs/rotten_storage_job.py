@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorstore
-from job_process import JobProcess, mesh_of, run_program
+from job_process import JobProcess, mesh_of, programs_of, run_program
 from restoring import lose, restore, train
 
 
@@ -45,7 +45,5 @@ def other_mesh(world: JobProcess) -> Any:
     return [restore(world, "other", mesh=mesh_of(1), **more) for _ in range(2)]
 
 
-PROGRAMS = {program.__name__: program for program in (same_mesh, other_mesh)}
-
 if __name__ == "__main__":
-    run_program(PROGRAMS)
+    run_program(programs_of(globals()))

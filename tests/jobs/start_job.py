@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 import jax
-from job_process import JobProcess, mesh_of, run_program, state_at
+from job_process import JobProcess, finish, mesh_of, programs_of, run_program, state_at
 from persistent_steps import complete_steps, life, writer_of
 
 from emergency_ckpt.storage import PersistentTier
@@ -126,28 +126,10 @@ def many_lives(world: JobProcess) -> Any:
     config = world.config("many_lives", **settings, run_id="lives", mesh=mesh)
     with config.instantiate() as checkpointer:
         saved = checkpointer.save(step=1, state=state_at(1, mesh))
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
         whole = complete_steps(str(directory))
     return {"saved": saved, "whole": whole}
 
 
-PROGRAMS = {
-    program.__name__: program
-    for program in (
-        another_dir,
-        another_interval,
-        invalid_at_one,
-        another_secret,
-        no_secret_at_one,
-        made_up,
-        launched,
-        storage_refuses,
-        closed_port,
-        directory_of_another_run,
-        many_lives,
-    )
-}
-
 if __name__ == "__main__":
-    run_program(PROGRAMS)
+    run_program(programs_of(globals()))

@@ -13,7 +13,16 @@ from types import FrameType
 from typing import Any
 
 from fake_gcs import FaultRule, GcsControl
-from job_process import Iterator, JobProcess, differences, mesh_of, run_program, specs_on, state_at
+from job_process import (
+    Iterator,
+    JobProcess,
+    differences,
+    mesh_of,
+    programs_of,
+    run_program,
+    specs_on,
+    state_at,
+)
 
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import CheckpointError
@@ -359,18 +368,5 @@ def one_writer_fails(world: JobProcess) -> Any:
     return {**results, "at_storage": still_at_storage()}
 
 
-PROGRAMS = {
-    program.__name__: program
-    for program in (
-        usual_saves,
-        more_saves,
-        usual_restores,
-        more_restores,
-        no_bucket,
-        one_writer_fails,
-        hung_storage,
-    )
-}
-
 if __name__ == "__main__":
-    run_program(PROGRAMS)
+    run_program(programs_of(globals()))

@@ -9,7 +9,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from job_process import Iterator, JobProcess, differences, mesh_of, run_program, specs_on, state_at
+from job_process import (
+    Iterator,
+    JobProcess,
+    differences,
+    finish,
+    mesh_of,
+    programs_of,
+    run_program,
+    specs_on,
+    state_at,
+)
 from restoring import damage_newest, lose, process_dir, restore, train
 
 from emergency_ckpt.core.placement.placement_policies import Striped
@@ -160,34 +170,12 @@ def restored_state_outlives_saves(world: JobProcess) -> Any:
         _, state = ckpt.restore(state=specs_on(mesh), host_state=iterator)
         for step in range(11, 31):
             ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
+        finish(ckpt)
         wrong = differences(state, 10, mesh)
         second, again = ckpt.restore(state=specs_on(mesh), host_state=iterator)
         world.meet()
     return {"step": second, "differences": wrong + differences(again, 30, mesh)}
 
 
-PROGRAMS = {
-    program.__name__: program
-    for program in (
-        nothing_lost,
-        host_lost,
-        one_of_each_group_lost,
-        a_group_lost,
-        persistent_after_a_group_lost,
-        three_copies_of_four,
-        more_copies_than_slices,
-        one_copy_of_two_slices,
-        small_leaves_everywhere,
-        slices_swapped,
-        other_mesh,
-        other_copies,
-        partners_did_not_save,
-        damaged_copy,
-        restored_state_outlives_saves,
-    )
-}
-
 if __name__ == "__main__":
-    run_program(PROGRAMS)
+    run_program(programs_of(globals()))

@@ -37,6 +37,7 @@ LAYOUT = lay_out(LEAVES, SHARDS)
 W_SHARD = 3
 """Number of the first shard of params/w: 4096 bytes, float32."""
 assert LAYOUT.shards[W_SHARD].shard == SHARDS[0][0]
+_opened: list[LocalTier] = []
 
 
 def open_tier(
@@ -50,7 +51,8 @@ def open_tier(
     other_runs: OtherRuns | None = None,
     signer: Signer | None = None,
 ) -> LocalTier:
-    return LocalTier.open(
+    """Open a tier, which ``close_tiers`` closes where its owner has not."""
+    tier = LocalTier.open(
         ramdisk,
         run_id,
         Writer(process_index=process_index, process_count=4, slice_index=0, hostname="host-0"),
@@ -62,6 +64,13 @@ def open_tier(
         other_runs=other_runs,
         signer=signer,
     )
+    _opened.append(tier)
+    return tier
+
+
+def close_tiers() -> None:
+    while _opened:
+        _opened.pop().close()
 
 
 def save_id(step: int, incarnation: str = "000000000001-first", run_id: str = RUN_ID) -> SaveId:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from job_process import JobProcess, mesh_of, run_program
+from job_process import JobProcess, finish, mesh_of, programs_of, run_program
 from restoring import lose, process_dir, restore, train
 
 from emergency_ckpt.transfer import wire
@@ -123,8 +123,7 @@ def small_ramdisk(world: JobProcess) -> Any:
         ckpt.restore(state=small_state(0, mesh))
         for step in STEPS:
             ckpt.save(step=step, state=small_state(step, mesh))
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
+        finish(ckpt)
     world.meet()
     for path in process_dir(world, "small", world.process).glob("slot_*.bin"):
         with path.open("r+b") as file:
@@ -138,14 +137,9 @@ def small_ramdisk(world: JobProcess) -> Any:
         gc.collect()  # what is lent is given back
         for later in range(11, 21):
             ckpt.save(step=later, state=small_state(later, mesh))
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
+        finish(ckpt)
         return {"step": step, "same": same, "loads": len(world.named("restore.loaded"))}
 
 
-PROGRAMS = {
-    program.__name__: program for program in (resets, silence, refusal, loaded, small_ramdisk)
-}
-
 if __name__ == "__main__":
-    run_program(PROGRAMS)
+    run_program(programs_of(globals()))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from etils.epath import backend
-from job_process import JobProcess, run_program
+from job_process import JobProcess, programs_of, run_program
 from restoring import restore, train
 
 STEP = 5
@@ -56,7 +56,5 @@ def slow_folder(world: JobProcess) -> Any:
     return {**found, "complete": complete, "was_there": slow.was_there if slow else []}
 
 
-PROGRAMS = {program.__name__: program for program in (slow_folder,)}
-
 if __name__ == "__main__":
-    run_program(PROGRAMS)
+    run_program(programs_of(globals()))

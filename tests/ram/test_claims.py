@@ -46,7 +46,6 @@ def test_live_owner_keeps_its_directory(ramdisk: Path) -> None:
         tier.close()
     again = open_tier(ramdisk)  # its owner is dead, its lock with it
     assert again.path.name == "process_00000"
-    again.close()
 
 
 def test_permuted_processes_find_a_directory_each(ramdisk: Path) -> None:
@@ -58,8 +57,6 @@ def test_permuted_processes_find_a_directory_each(ramdisk: Path) -> None:
     assert_whole(other, digest, 1)
     third = open_tier(ramdisk, process_index=2)
     assert third.path.name == "process_00002.1"
-    other.close()
-    third.close()
 
 
 def test_processes_that_start_together_get_a_directory_each(ramdisk: Path) -> None:
@@ -123,7 +120,6 @@ def test_orphans_are_offered_until_they_are_released(ramdisk: Path) -> None:
     assert held_steps(tier) == [1]
     assert names(ramdisk) == ["process_00000"]
     assert view.tobytes() == shard_bytes(2)[W_SHARD]
-    tier.close()
 
 
 def b_document() -> bytes:
@@ -144,7 +140,6 @@ def test_orphans_newer_than_the_restored_save_are_invalidated(ramdisk: Path) -> 
     mine.close()
     again = open_tier(ramdisk, process_index=1)
     assert held_steps(again) == []
-    again.close()
 
 
 def test_orphan_that_is_served_stays_when_released(ramdisk: Path) -> None:
@@ -156,7 +151,6 @@ def test_orphan_that_is_served_stays_when_released(ramdisk: Path) -> None:
     with other_process(ramdisk, "serve", RUN_ID):
         second.release_orphans()
         assert len(names(ramdisk)) == 2
-    second.close()
 
 
 def test_claim_on_directory_deleted_meanwhile_does_not_count(ramdisk: Path) -> None:
@@ -234,7 +228,6 @@ def test_link_in_place_of_a_process_directory_is_not_followed(ramdisk: Path) -> 
     tier = open_tier(ramdisk)
     assert tier.path.name == "process_00000.1"
     assert list(elsewhere.iterdir()) == []
-    tier.close()
 
 
 def test_link_in_place_of_the_run_is_an_error(ramdisk: Path) -> None:

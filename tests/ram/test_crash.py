@@ -41,8 +41,7 @@ def killed_at(ramdisk: Path, point: str) -> None:
 
 
 @pytest.mark.parametrize("point", BEFORE_PUBLISH + AFTER_PUBLISH)
-def test_kill_leaves_the_previous_save_whole(ramdisk: Path, point: str) -> None:
-    tier = open_tier(ramdisk)
+def test_kill_leaves_the_previous_save_whole(ramdisk: Path, tier: LocalTier, point: str) -> None:
     digest = complete_save(tier, 1)
     write_save(tier, 0)  # an old save in the slot that will be written
     tier.publish_host_state(save_id(1), 0, 4, document(1))
@@ -65,7 +64,6 @@ def test_kill_leaves_the_previous_save_whole(ramdisk: Path, point: str) -> None:
     again.protect([save_id(1)])
     del digest
     _save_again(again)
-    again.close()
 
 
 def _save_again(tier: LocalTier) -> None:
@@ -78,8 +76,7 @@ def _save_again(tier: LocalTier) -> None:
     }
 
 
-def test_killed_again_and_again_the_complete_save_stays(ramdisk: Path) -> None:
-    tier = open_tier(ramdisk)
+def test_killed_again_and_again_the_complete_save_stays(ramdisk: Path, tier: LocalTier) -> None:
     digest = complete_save(tier, 1)
     tier.close()
     for point in ["half_copied", "staged", "published", "copied", "invalidated"]:
@@ -87,7 +84,6 @@ def test_killed_again_and_again_the_complete_save_stays(ramdisk: Path) -> None:
     again = open_tier(ramdisk)
     assert_whole(again, digest, 1)
     assert held_steps(again) == [1]
-    again.close()
 
 
 def test_end_without_close_is_clean(ramdisk: Path) -> None:
@@ -101,7 +97,6 @@ def test_end_without_close_is_clean(ramdisk: Path) -> None:
     assert (child.returncode, child.stderr) == (0, "")
     again = open_tier(ramdisk)
     assert held_steps(again) == [1]
-    again.close()
 
 
 def test_kill_in_the_first_save_leaves_an_empty_tier(ramdisk: Path) -> None:
@@ -114,4 +109,3 @@ def test_kill_in_the_first_save_leaves_an_empty_tier(ramdisk: Path) -> None:
     write_save(again, 2)
     with pytest.raises(SlotBusy):
         write_save(again, 3)
-    again.close()

@@ -22,6 +22,7 @@ from tiers_support import (
     RUN_ID,
     W_SHARD,
     assert_whole,
+    close_tiers,
     complete_save,
     document,
     fill,
@@ -62,6 +63,7 @@ def small() -> Iterator[Ramdisk]:
     mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(path)]
     mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
     yield Ramdisk(path, mounted)
+    close_tiers()
     if mounted:
         subprocess.run(["umount", "-l", str(path)], check=True)
     shutil.rmtree(path)
@@ -80,7 +82,6 @@ def test_slots_that_do_not_fit_are_refused_and_take_nothing(small: Ramdisk) -> N
         assert str(before) in str(caught.value)
     digest = write_save(tier, 1)
     assert_whole(tier, digest, 1)
-    tier.close()
 
 
 def test_growing_beyond_the_room_keeps_what_is_published(small: Ramdisk) -> None:
@@ -96,7 +97,6 @@ def test_growing_beyond_the_room_keeps_what_is_published(small: Ramdisk) -> None
     sizes = {path.stat().st_size for path in tier.path.glob("slot_?.bin")}
     assert sizes == {12288}
     assert_whole(tier, digest, 2)
-    tier.close()
 
 
 def test_saves_go_on_in_reserved_slots_when_the_ramdisk_is_full(small: Ramdisk) -> None:
@@ -126,7 +126,6 @@ def test_saves_go_on_in_reserved_slots_when_the_ramdisk_is_full(small: Ramdisk) 
         (small.path / "filler").unlink()
     newest = complete_save(tier, 4)
     assert_whole(tier, newest, 4)
-    tier.close()
 
 
 def test_slot_more_that_does_not_fit_fails_the_save_only(small: Ramdisk) -> None:
@@ -145,7 +144,6 @@ def test_slot_more_that_does_not_fit_fails_the_save_only(small: Ramdisk) -> None
     del view
     complete_save(tier, 3)
     assert held_steps(tier) == [2, 3]
-    tier.close()
 
 
 def test_reserve_without_room_removes_the_oldest_other_run(small: Ramdisk) -> None:
@@ -168,7 +166,6 @@ def test_reserve_without_room_removes_the_oldest_other_run(small: Ramdisk) -> No
     ):
         tier.reserve(6 * size)
     assert {path.name for path in small.path.iterdir()} == {"new", RUN_ID}
-    tier.close()
 
 
 def test_read_only_ramdisk_is_an_error(small: Ramdisk) -> None:
@@ -216,7 +213,6 @@ def test_sparse_slot_is_wholly_reserved_once_it_is_published(small: Ramdisk) -> 
         second.copy([])
         with second.sparse_file() as file:
             assert file is None  # reserved by now: its mapping may be written
-    tier.close()
 
 
 def test_sparse_slot_without_room_is_removed(small: Ramdisk) -> None:
@@ -231,7 +227,6 @@ def test_sparse_slot_without_room_is_removed(small: Ramdisk) -> None:
     assert not list(tier.path.glob("slot_*"))
     (small.path / "filler").unlink()
     assert_whole(tier, complete_save(tier, 2), 2)
-    tier.close()
 
 
 @pytest.mark.parametrize("has_room", [True, False])
@@ -250,4 +245,3 @@ def test_slot_beside_lent_memory_is_made_where_there_is_room(
     made = has_room or not small.mounted
     assert held_steps(tier) == ([4, 5, 6] if made else [5, 6])
     assert view.tobytes() == shard_bytes(1)[W_SHARD]
-    tier.close()

@@ -32,14 +32,6 @@ from emergency_ckpt.ram import LocalTier, build_contents
 MANIFEST, SLOT = "slot_0.manifest.json", "slot_0.bin"
 
 
-def truncate_manifest(path: Path) -> None:
-    os.truncate(path / MANIFEST, 100)
-
-
-def empty_manifest(path: Path) -> None:
-    (path / MANIFEST).write_bytes(b"")
-
-
 def flip_in_manifest(path: Path) -> None:
     data = bytearray((path / MANIFEST).read_bytes())
     data[len(data) // 2] ^= 4
@@ -62,75 +54,42 @@ def manifest_of_another_run(path: Path) -> None:
     other.close()
 
 
-def manifest_as_link(path: Path) -> None:
-    outside = path.parent.parent / "outside.json"
-    shutil.move(path / MANIFEST, outside)
-    (path / MANIFEST).symlink_to(outside)
+def moved_behind_a_link(file: Path) -> None:
+    outside = file.parents[2] / f"outside{file.suffix}"
+    shutil.move(file, outside)
+    file.symlink_to(outside)
 
 
-def manifest_as_pipe(path: Path) -> None:
-    (path / MANIFEST).unlink()
-    os.mkfifo(path / MANIFEST)
+def replaced(file: Path, make: Callable[[Path], None]) -> None:
+    file.unlink()
+    make(file)
 
 
-def manifest_as_directory(path: Path) -> None:
-    (path / MANIFEST).unlink()
-    (path / MANIFEST).mkdir()
+def hole_larger_than_the_ramdisk(file: Path) -> None:
+    status = os.statvfs(file)
+    os.truncate(file, status.f_blocks * status.f_frsize * 2)
 
 
-def slot_gone(path: Path) -> None:
-    (path / SLOT).unlink()
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "manifest truncated": lambda path: os.truncate(path / MANIFEST, 100),
+    "manifest empty": lambda path: os.truncate(path / MANIFEST, 0),
+    "manifest flipped": flip_in_manifest,
+    "manifest huge": huge_manifest,
+    "manifest of another run": manifest_of_another_run,
+    "manifest as link": lambda path: moved_behind_a_link(path / MANIFEST),
+    "manifest as pipe": lambda path: replaced(path / MANIFEST, os.mkfifo),
+    "manifest as directory": lambda path: replaced(path / MANIFEST, os.mkdir),
+    "slot gone": lambda path: (path / SLOT).unlink(),
+    "slot truncated": lambda path: os.truncate(path / SLOT, 4096),
+    "slot empty": lambda path: os.truncate(path / SLOT, 0),
+    "slot as link": lambda path: moved_behind_a_link(path / SLOT),
+    "slot as pipe": lambda path: replaced(path / SLOT, os.mkfifo),
+    "slot as directory": lambda path: replaced(path / SLOT, os.mkdir),
+    "slot with a hole": lambda path: hole_larger_than_the_ramdisk(path / SLOT),
+}
 
 
-def slot_truncated(path: Path) -> None:
-    os.truncate(path / SLOT, 4096)
-
-
-def slot_empty(path: Path) -> None:
-    os.truncate(path / SLOT, 0)
-
-
-def slot_as_link(path: Path) -> None:
-    outside = path.parent.parent / "outside.bin"
-    shutil.move(path / SLOT, outside)
-    (path / SLOT).symlink_to(outside)
-
-
-def slot_as_pipe(path: Path) -> None:
-    (path / SLOT).unlink()
-    os.mkfifo(path / SLOT)
-
-
-def slot_as_directory(path: Path) -> None:
-    (path / SLOT).unlink()
-    (path / SLOT).mkdir()
-
-
-def slot_with_a_hole_larger_than_the_ramdisk(path: Path) -> None:
-    status = os.statvfs(path)
-    os.truncate(path / SLOT, status.f_blocks * status.f_frsize * 2)
-
-
-DAMAGE: list[Callable[[Path], None]] = [
-    truncate_manifest,
-    empty_manifest,
-    flip_in_manifest,
-    huge_manifest,
-    manifest_of_another_run,
-    manifest_as_link,
-    manifest_as_pipe,
-    manifest_as_directory,
-    slot_gone,
-    slot_truncated,
-    slot_empty,
-    slot_as_link,
-    slot_as_pipe,
-    slot_as_directory,
-    slot_with_a_hole_larger_than_the_ramdisk,
-]
-
-
-@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_damage_is_quarantined_and_the_other_save_stays(
     ramdisk: Path, damage: Callable[[Path], None]
 ) -> None:
@@ -158,8 +117,7 @@ def test_damage_is_quarantined_and_the_other_save_stays(
         assert outside.stat().st_size > 0
 
 
-def test_flipped_bit_in_the_slot_shows_at_verify(ramdisk: Path) -> None:
-    tier = open_tier(ramdisk)
+def test_flipped_bit_in_the_slot_shows_at_verify(ramdisk: Path, tier: LocalTier) -> None:
     digest = write_save(tier, 1)
     tier.close()
     with open(tier.path / SLOT, "r+b") as file:
@@ -170,12 +128,10 @@ def test_flipped_bit_in_the_slot_shows_at_verify(ramdisk: Path) -> None:
     again = open_tier(ramdisk)
     assert held_steps(again) == [1]
     assert [shard for shard, _ in again.verify(digest, range(6))] == [4]
-    again.close()
 
 
 @pytest.mark.parametrize("name", ["ledger.json", "owner.lock"])
-def test_damaged_small_files(ramdisk: Path, name: str) -> None:
-    tier = open_tier(ramdisk)
+def test_damaged_small_files(ramdisk: Path, tier: LocalTier, name: str) -> None:
     complete_save(tier, 1)
     tier.close()
     (tier.path / name).write_bytes(b"\x00garbage")
@@ -183,11 +139,9 @@ def test_damaged_small_files(ramdisk: Path, name: str) -> None:
     assert held_steps(again) == [1]
     expected = None if name == "ledger.json" else save_id(1)
     assert again.held()[2] == expected
-    again.close()
 
 
-def test_leftover_temporaries_are_removed(ramdisk: Path) -> None:
-    tier = open_tier(ramdisk)
+def test_leftover_temporaries_are_removed(ramdisk: Path, tier: LocalTier) -> None:
     tier.publish_host_state(save_id(1), 0, 4, document(1))
     tier.close()
     places = [tier.path, tier.path / "quarantine", *(tier.path / "host_state").iterdir()]
@@ -196,7 +150,6 @@ def test_leftover_temporaries_are_removed(ramdisk: Path) -> None:
     again = open_tier(ramdisk)
     assert not list(tier.path.rglob(".tmp-*"))
     assert again.quarantined == ()
-    again.close()
 
 
 def test_random_bytes_anywhere_never_stop_an_open(ramdisk: Path) -> None:
@@ -220,11 +173,9 @@ def test_random_bytes_anywhere_never_stop_an_open(ramdisk: Path) -> None:
         victim.write_bytes(bytes(data[: rng.randint(1, len(data))]))
     tier = open_tier(ramdisk)
     tier.held()
-    tier.close()
 
 
-def test_host_states_of_another_name_are_not_believed(ramdisk: Path) -> None:
-    tier = open_tier(ramdisk)
+def test_host_states_of_another_name_are_not_believed(ramdisk: Path, tier: LocalTier) -> None:
     tier.publish_host_state(save_id(1), 0, 4, document(1))
     tier.publish_host_state(save_id(1), 1, 4, document(1, 1))
     tier.publish_host_state(save_id(2), 0, 4, document(2))
@@ -241,7 +192,6 @@ def test_host_states_of_another_name_are_not_believed(ramdisk: Path) -> None:
     again = open_tier(ramdisk)
     assert [(held.save.step, held.owner) for held in again.held()[1]] == [(1, 0), (1, 1), (2, 0)]
     assert len(again.quarantined) == 4
-    again.close()
 
 
 def test_pushes_are_checked(tier: LocalTier) -> None:

@@ -103,8 +103,7 @@ def test_jax_arrays_on_lent_memory_keep_values_and_return_it(tier: LocalTier) ->
     assert max(held_steps(tier)) == step
 
 
-def test_lent_memory_is_safe_after_close_too(ramdisk: Path) -> None:
-    tier = open_tier(ramdisk)
+def test_lent_memory_is_safe_after_close_too(ramdisk: Path, tier: LocalTier) -> None:
     digest = complete_save(tier, 1)
     view = tier.lend(digest, W_SHARD)
     tier.close()
@@ -115,7 +114,6 @@ def test_lent_memory_is_safe_after_close_too(ramdisk: Path) -> None:
     for step in range(2, 6):
         complete_save(again, step)
     assert view.tobytes() == shard_bytes(1)[W_SHARD]
-    again.close()
 
 
 def test_views_may_die_in_any_collection_of_any_thread(tier: LocalTier) -> None:
@@ -244,8 +242,7 @@ def write_again(tier: LocalTier, step: int) -> str:
     return digest
 
 
-def test_mended_copy_is_the_one_that_the_next_life_finds(ramdisk: Path) -> None:
-    tier = open_tier(ramdisk)
+def test_mended_copy_is_the_one_that_the_next_life_finds(ramdisk: Path, tier: LocalTier) -> None:
     digest = write_save(tier, 1)
     damage(tier, digest, 0, W_SHARD)
     assert [shard for shard, _ in tier.verify(digest, range(6))] == [W_SHARD]
@@ -255,7 +252,6 @@ def test_mended_copy_is_the_one_that_the_next_life_finds(ramdisk: Path) -> None:
     tier.close()
     again = open_tier(ramdisk)
     assert_whole(again, digest, 1)
-    again.close()
 
 
 def test_crash_before_the_damaged_slot_is_dropped_costs_nothing(ramdisk: Path) -> None:
@@ -271,7 +267,6 @@ def test_crash_before_the_damaged_slot_is_dropped_costs_nothing(ramdisk: Path) -
     again = open_tier(ramdisk)
     assert_whole(again, digest, 1)
     assert manifests(again) == {"slot_1.manifest.json"}
-    again.close()
 
 
 def test_damage_of_one_copy_leaves_another_of_its_digest(ramdisk: Path) -> None:
@@ -311,25 +306,21 @@ def write_part(tier: LocalTier, step: int) -> str:
     return digest
 
 
-def test_slot_with_more_than_a_later_one_is_found_again(ramdisk: Path) -> None:
-    tier = open_tier(ramdisk)
+def test_slot_with_more_than_a_later_one_is_found_again(ramdisk: Path, tier: LocalTier) -> None:
     whole, part = write_save(tier, 1), write_part(tier, 1)
     tier.close()
     again = open_tier(ramdisk)
     assert {held.digest for held in again.held()[0]} == {whole, part}
     assert_whole(again, whole, 1)
-    again.close()
 
 
-def test_slot_with_less_than_a_later_one_is_not_found_again(ramdisk: Path) -> None:
-    tier = open_tier(ramdisk)
+def test_slot_with_less_than_a_later_one_is_not_found_again(ramdisk: Path, tier: LocalTier) -> None:
     part, whole = write_part(tier, 1), write_again(tier, 1)
     assert {held.digest for held in tier.held()[0]} == {whole, part}, "a peer may read it yet"
     tier.close()
     again = open_tier(ramdisk)
     assert {held.digest for held in again.held()[0]} == {whole}
     assert_whole(again, whole, 1)
-    again.close()
 
 
 def test_keep_only_leaves_other_saves(tier: LocalTier) -> None:

@@ -148,8 +148,7 @@ def test_save_of_another_run_is_refused(tier: LocalTier) -> None:
         tier.begin_write(save_id(1, run_id="other"), 0)
 
 
-def test_saves_survive_the_next_life(ramdisk: Path) -> None:
-    tier = open_tier(ramdisk)
+def test_saves_survive_the_next_life(ramdisk: Path, tier: LocalTier) -> None:
     first, second = complete_save(tier, 1), complete_save(tier, 2)
     inodes = {(tier.path / name).stat().st_ino for name in TWO_SLOTS}
     tier.close()
@@ -165,7 +164,6 @@ def test_saves_survive_the_next_life(ramdisk: Path) -> None:
     complete_save(again, 3)
     assert {(tier.path / name).stat().st_ino for name in TWO_SLOTS} == inodes
     assert again.quarantined == ()
-    again.close()
 
 
 def test_every_save_found_is_protected_until_restore_has_decided(ramdisk: Path) -> None:
@@ -179,7 +177,6 @@ def test_every_save_found_is_protected_until_restore_has_decided(ramdisk: Path) 
     again.protect([save_id(2)])
     again.begin_write(save_id(3, "019b"), LAYOUT.size_bytes).abort()
     assert held_steps(again) == [2]
-    again.close()
 
 
 def test_empty_state_has_slots_too(tier: LocalTier) -> None:
@@ -218,15 +215,12 @@ def test_free_slot_that_earlier_life_left_too_large_is_made_anew(ramdisk: Path) 
     sizes = sorted(path.stat().st_size for path in again.path.glob("slot_?.bin"))
     assert sizes == [12288, 1 << 20]
     assert_whole(again, digest, 1)
-    again.close()
 
 
-def test_slot_that_is_too_small_grows_when_it_is_written(ramdisk: Path) -> None:
-    tier = open_tier(ramdisk)
+def test_slot_that_is_too_small_grows_when_it_is_written(tier: LocalTier) -> None:
     tier.reserve(1)
     digest = write_save(tier, 1)
     assert_whole(tier, digest, 1)
-    tier.close()
 
 
 def test_prefault_changes_no_byte(tier: LocalTier) -> None:
@@ -239,7 +233,6 @@ def test_prefault_changes_no_byte(tier: LocalTier) -> None:
     again = open_tier(tier.path.parent.parent)
     assert_whole(again, digest, 1)
     assert_whole(again, second, 2)
-    again.close()
 
 
 def test_invalidate_newer_takes_out_what_must_not_look_newer(tier: LocalTier) -> None:
@@ -255,8 +248,7 @@ def test_invalidate_newer_takes_out_what_must_not_look_newer(tier: LocalTier) ->
     assert tier.held()[:2] == ((), ())
 
 
-def test_restore_takes_back_what_was_known_to_be_complete(ramdisk: Path) -> None:
-    tier = open_tier(ramdisk)
+def test_restore_takes_back_what_was_known_to_be_complete(ramdisk: Path, tier: LocalTier) -> None:
     complete_save(tier, 40)
 
     def known_after(than: SaveId) -> SaveId | None:
@@ -273,7 +265,6 @@ def test_restore_takes_back_what_was_known_to_be_complete(ramdisk: Path) -> None
     assert known_after(save_id(40, "000000000002-second")) == save_id(40, "000000000002-second")
     assert known_after(save_id(35)) == save_id(35)
     assert known_after(SaveId(30, "", RUN_ID)) is None  # of the persistent tier
-    tier.close()
 
 
 def test_note_complete_prunes_host_states_of_older_saves(tier: LocalTier) -> None:
@@ -313,7 +304,6 @@ def test_modes_keep_others_out(tier: LocalTier) -> None:
 def test_missing_directory_is_made(ramdisk: Path) -> None:
     tier = open_tier(ramdisk / "a" / "b")
     assert tier.path == ramdisk / "a" / "b" / RUN_ID / "process_00000"
-    tier.close()
 
 
 def test_what_is_not_a_directory_is_an_error(ramdisk: Path) -> None:

@@ -15,4 +15,3 @@ def test_host_states_of_as_many_steps_as_are_kept(ramdisk: Path) -> None:
         complete_save(tier, step)
     assert [held.save.step for held in tier.held()[0]] == list(range(kept))
     assert [held.save.step for held in tier.held()[1]] == list(range(kept))
-    tier.close()

@@ -14,8 +14,8 @@ from other_processes import other_process
 from tiers_support import complete_save, held_steps, open_tier
 
 from emergency_ckpt.errors import LocalTierError
+from emergency_ckpt.ram import LocalTier, old_lives
 from emergency_ckpt.ram import locks as claims
-from emergency_ckpt.ram import old_lives
 
 LONG_S = 120.0
 
@@ -110,8 +110,7 @@ def test_holder_without_a_record_of_its_own_is_given_time(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid":"x"}', "\x00" * 5000])
-def test_record_that_cannot_be_read_is_no_owner(ramdisk: Path, text: str) -> None:
-    tier = open_tier(ramdisk)
+def test_record_that_cannot_be_read_is_no_owner(tier: LocalTier, text: str) -> None:
     tier.close()
     (tier.path / claims.OWNER_LOCK).write_text(text)
     dir_fd = os.open(tier.path, os.O_RDONLY)

@@ -61,7 +61,6 @@ def test_reserve_removes_only_what_it_needs(ramdisk: Path, monkeypatch: pytest.M
     with pytest.raises(RamdiskFull, match=r"other runs use \d+ bytes of it \(c\)"):
         tier.reserve(1 << 20)
     assert names(ramdisk) == ["c", "run-7"]
-    tier.close()
 
 
 def test_run_with_a_live_process_is_not_removed(ramdisk: Path) -> None:

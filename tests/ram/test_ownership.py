@@ -24,7 +24,7 @@ from tiers_support import (
 
 from emergency_ckpt import files
 from emergency_ckpt.errors import LocalTierError, RamdiskFull
-from emergency_ckpt.ram import ReadOnlyRamdisk, left_runs
+from emergency_ckpt.ram import LocalTier, ReadOnlyRamdisk, left_runs
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
 
@@ -128,8 +128,7 @@ def test_open_through_a_symlinked_directory_is_refused(ramdisk: Path, level: str
         open_tier(local_dir)
 
 
-def test_open_takes_no_file_of_another_user(ramdisk: Path) -> None:
-    tier = open_tier(ramdisk)
+def test_open_takes_no_file_of_another_user(ramdisk: Path, tier: LocalTier) -> None:
     tier.reserve(LAYOUT.size_bytes)
     for step in (1, 2, 3):
         complete_save(tier, step)
@@ -225,4 +224,3 @@ def test_room_is_not_made_of_another_users_run(
     with pytest.raises(RamdiskFull):
         tier.reserve(1 << 20)
     assert (shared / "a-strangers").exists()
-    tier.close()

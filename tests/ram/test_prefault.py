@@ -66,7 +66,6 @@ def test_request_during_an_earlier_one_is_reserved_too(
     tier.prefault_in_background(2 * LARGE_BYTES)
     ended()
     assert slot_sizes(tier) == [2 * LARGE_BYTES] * 2, "also once that thread had ended"
-    tier.close()
 
 
 def test_slots_made_while_others_are_touched_are_touched_too(
@@ -93,7 +92,6 @@ def test_slots_made_while_others_are_touched_are_touched_too(
     goes_on.set()
     ended()
     assert touched.count(LARGE_BYTES) >= 2
-    tier.close()
 
 
 @pytest.mark.parametrize(("published", "newest_bytes"), [(True, LARGE_BYTES), (False, SMALL_BYTES)])
@@ -123,4 +121,3 @@ def test_start_maps_what_its_restore_needs_alone(
     tier.prefault_in_background()
     ended()
     assert len(touched) == 3
-    tier.close()

@@ -75,33 +75,26 @@ def test_save_after_a_removal_makes_it_again(ramdisk: Path, removed: str) -> Non
     for digest, step in zip(digests, (3, 4), strict=True):
         assert_whole(again, digest, step)
     assert again.host_state_bytes(save_id(4), 0, 4) == document(4)
-    again.close()
 
 
-def test_buddys_host_state_after_a_removal_is_kept(ramdisk: Path) -> None:
-    tier = open_tier(ramdisk)
+def test_buddys_host_state_after_a_removal_is_kept(tier: LocalTier) -> None:
     shutil.rmtree(tier.path)
     tier.publish_host_state(save_id(1), 3, 4, document(1, owner=3))
     assert (tier.path / "host_state").exists()
     assert tier.host_state_bytes(save_id(1), 3, 4) == document(1, owner=3)
-    tier.close()
 
 
-def test_read_of_a_cut_slot_is_no_signal(ramdisk: Path) -> None:
-    tier = open_tier(ramdisk)
+def test_read_of_a_cut_slot_is_no_signal(tier: LocalTier) -> None:
     digest = complete_save(tier, 1)
     os.truncate(slot_of(tier, 0), 0)
     with pytest.raises(NotHeld, match="cut"):
         tier.verify(digest, [0])
-    tier.close()
 
 
-def test_lent_memory_survives_the_removal(ramdisk: Path) -> None:
-    tier = open_tier(ramdisk)
+def test_lent_memory_survives_the_removal(tier: LocalTier) -> None:
     view = tier.lend(complete_save(tier, 1), 3)
     before = view.tobytes()
     shutil.rmtree(tier.path)
     for step in (2, 3, 4):
         complete_save(tier, step)
     assert view.tobytes() == before
-    tier.close()

@@ -26,7 +26,7 @@ from tiers_support import (
 )
 
 from emergency_ckpt import files
-from emergency_ckpt.ram import OtherRuns, left_runs
+from emergency_ckpt.ram import LocalTier, OtherRuns, left_runs
 from emergency_ckpt.ram.reserve import has_slots, reserve_slot, slot_sizes
 
 PIECE_BYTES = 8 << 20
@@ -61,7 +61,6 @@ def test_reserved_slot_is_the_one_that_is_written(ramdisk: Path) -> None:
     assert_whole(tier, digest, 1)
     assert slot_files(tier) == {"slot_0.bin"}
     assert _inode(_slot(ramdisk)) == status.st_ino
-    tier.close()
 
 
 def test_half_made_slot_is_filled_by_what_is_received(ramdisk: Path) -> None:
@@ -81,7 +80,6 @@ def test_half_made_slot_is_filled_by_what_is_received(ramdisk: Path) -> None:
     assert _slot(ramdisk).stat().st_blocks * 512 == SIZE_BYTES, "reserved before it counts"
     assert_whole(tier, digest, 1)
     assert _inode(_slot(ramdisk)) == inode
-    tier.close()
 
 
 @pytest.mark.parametrize("nbytes", [3 * 4096, SIZE_BYTES + PIECE_BYTES])
@@ -93,7 +91,6 @@ def test_state_of_another_size_takes_the_slot_too(ramdisk: Path, nbytes: int) ->
     assert_whole(tier, digest, 1)
     sizes = {path.stat().st_size for path in tier.path.glob("slot_?.bin")}
     assert sizes == {nbytes}, "no more RAM than two slots of the state"
-    tier.close()
 
 
 class _HeldMaker:
@@ -134,7 +131,6 @@ def test_owner_that_comes_meanwhile_ends_the_maker(
     tier.close()
     again = open_tier(ramdisk)
     assert_whole(again, digest, 1)
-    again.close()
 
 
 @pytest.mark.parametrize("sparse", [True, False])
@@ -153,7 +149,6 @@ def test_maker_changes_no_byte_of_a_slot_that_has_grown(
     assert np.array_equal(found, data)
     writer.abort()
     assert_whole(tier, complete_save(tier, 2), 2)
-    tier.close()
 
 
 def _kill_maker(ramdisk: Path) -> None:
@@ -186,8 +181,7 @@ def test_killed_maker_leaves_a_slot_and_no_lock(ramdisk: Path) -> None:
     assert reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES) == 0, "it has slots now"
 
 
-def test_directory_with_a_slot_or_an_owner_is_left_alone(ramdisk: Path) -> None:
-    tier = open_tier(ramdisk)
+def test_directory_with_a_slot_or_an_owner_is_left_alone(ramdisk: Path, tier: LocalTier) -> None:
     assert reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES) == 0
     assert slot_files(tier) == set()
     digest = write_save(tier, 1)
@@ -196,7 +190,6 @@ def test_directory_with_a_slot_or_an_owner_is_left_alone(ramdisk: Path) -> None:
     tier = open_tier(ramdisk)
     assert_whole(tier, digest, 1)
     assert slot_files(tier) == {"slot_0.bin"}
-    tier.close()
 
 
 def test_ramdisk_without_room_gets_no_slot(ramdisk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +270,6 @@ def test_maker_out_of_room_leaves_the_step_of_an_owner(
         reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES)
     again = open_tier(ramdisk)
     assert_whole(again, digests[0], 1)
-    again.close()
 
 
 def test_slots_after_a_killed_maker_are_still_made(ramdisk: Path) -> None:
@@ -287,6 +279,5 @@ def test_slots_after_a_killed_maker_are_still_made(ramdisk: Path) -> None:
     assert [reserve_slot(ramdisk, RUN_ID, each, SIZE_BYTES) for each in (0, 1)] == [0, SIZE_BYTES]
     assert has_slots(ramdisk, RUN_ID), "the second is whole"
     _slot(ramdisk, 1).unlink()
-    tier = open_tier(ramdisk)
+    open_tier(ramdisk)
     assert has_slots(ramdisk, RUN_ID), "it has an owner"
-    tier.close()

@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 from forgery import canonical, inner, make_up_step, resealed, step_of, write, write_inside
-from world import World, logged, same, save_all
+from world import OTHER_SECRET, SECRET, World, logged, same, save_all
 
 from emergency_ckpt.core.limits import MAX_INCARNATION_NUMBER
 from emergency_ckpt.errors import RestoreFailed, Unrecoverable
-
-SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
-ANOTHER = "37e5a8c90d6b41f2b8127c5ed49306aa6f81e0359bd4c7127a60fe8d2b95c34e"
 
 
 @pytest.fixture
@@ -68,7 +65,7 @@ def test_altered_manifest_costs_that_step_alone(job: World) -> None:
 def test_changed_secret_is_no_fresh_start_and_costs_nothing(
     job: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ECKPT_SECRET", ANOTHER)
+    monkeypatch.setenv("ECKPT_SECRET", OTHER_SECRET)
     with logged() as lines, pytest.raises(Unrecoverable, match=r"step 4.*knew it to be complete"):
         restored(job)
     assert [line for line in lines if "it was signed with another secret" in line]
@@ -82,7 +79,7 @@ def test_changed_secret_with_the_step_in_storage_goes_on(
     monkeypatch.setenv("ECKPT_SECRET", SECRET)
     with world.open_both() as ckpt:
         save_all(ckpt, world, 2)
-    monkeypatch.setenv("ECKPT_SECRET", ANOTHER)
+    monkeypatch.setenv("ECKPT_SECRET", OTHER_SECRET)
     with world.open_both() as ckpt:
         assert ckpt.restore(state=world.state(0), host_state={"at": 0})[0] == 2
         save_all(ckpt, world, 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -10,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forgery import write_sealed
 from looks import Tree, tree_of
 from persistent_steps import complete_steps, life
-from world import World, same, save_all
+from world import OTHER_SECRET, SECRET, STORAGE, World, restored, same, save_all
 
 from emergency_ckpt.errors import DirectoryInUse, NewerFormat, PersistentTierError
 from emergency_ckpt.storage import PersistentTier
 
-STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
-SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
-OTHER = "37e5a8c90d6b41f2b8127c5ed49306aa6f81e0359bd4c7127a60fe8d2b95c34e"
 Version = dict[str, Any]
 
 
@@ -39,34 +36,15 @@ def outside(world: World) -> Path:
     return world.persistent.with_name("outside")
 
 
-def versions(world: World) -> list[Path]:
-    return sorted((world.persistent / "host_state" / "log").glob("*.json"))
-
-
-def write(path: Path, version: Version, **fields: Any) -> None:
-    """A file of which the digest is right."""
-    value = json.dumps(version, separators=(",", ":"))
-    digest = hashlib.sha256(value.encode()).hexdigest()
-    head = json.dumps({"format": 1, "digest": digest, **fields}, separators=(",", ":"))
-    path.write_text(f'{head[:-1]},"version":{value}}}')
-
-
 def add(world: World, change: Callable[[Version], None] = lambda _: None, **fields: Any) -> Path:
     """One more version, changed, after the newest."""
-    newest = versions(world)[-1]
+    newest = world.versions()[-1]
     version = json.loads(newest.read_bytes())["version"]
     version["number"] += 1
     change(version)
     path = newest.with_name(f"{int(newest.stem) + 1:012d}.json")
-    write(path, version, **fields)
+    write_sealed(path, "version", version, **fields)
     return path
-
-
-def restored(world: World, step: int | None = None, **settings: Any) -> int | None:
-    with world.open_both(**{**STORAGE, **settings}) as ckpt:
-        found, state = ckpt.restore(step, state=world.state(0))
-        assert found is None or same(state, world.state(found))
-        return found
 
 
 def damage_named(world: World) -> list[str]:
@@ -221,7 +199,7 @@ def test_version_signed_with_another_secret_is_named(
     signed: World, monkeypatch: pytest.MonkeyPatch, required: bool
 ) -> None:
     """Taken, as unsigned ones are, and refused where all must be signed. Nothing is lost."""
-    monkeypatch.setenv("ECKPT_SECRET", OTHER)
+    monkeypatch.setenv("ECKPT_SECRET", OTHER_SECRET)
     with signed.open_both(**STORAGE) as ckpt:
         ckpt.restore(2, state=signed.state(0))
     signed.lose_ram()
@@ -241,10 +219,10 @@ def test_version_signed_with_another_secret_is_named(
 
 @pytest.mark.parametrize("required", [False, True])
 def test_version_altered_after_it_was_signed_is_refused(signed: World, required: bool) -> None:
-    newest = versions(signed)[-1]
+    newest = signed.versions()[-1]
     file = json.loads(newest.read_bytes())
     file["version"]["steps"] = file["version"]["steps"][:1]
-    write(newest, file["version"], signature=file["signature"])
+    write_sealed(newest, "version", file["version"], signature=file["signature"])
     assert restored(signed, require={"signed"} if required else ()) == 4
     assert any("it was altered after it had been signed" in r for r in damage_named(signed))
 
@@ -265,7 +243,7 @@ def test_log_that_is_a_link_elsewhere_is_read_as_any_folder(saved: World) -> Non
 
 @pytest.mark.parametrize("what", ["folder", "device"])
 def test_version_that_is_no_file_is_passed_over(saved: World, what: str) -> None:
-    newest = versions(saved)[-1]
+    newest = saved.versions()[-1]
     path = newest.with_name(f"{int(newest.stem) + 1:012d}.json")
     if what == "folder":
         path.mkdir()
@@ -277,7 +255,7 @@ def test_version_that_is_no_file_is_passed_over(saved: World, what: str) -> None
 
 def test_version_whose_path_is_an_error_is_not_passed_over(saved: World) -> None:
     """What it says is not known; it may have rolled steps back."""
-    newest = versions(saved)[-1]
+    newest = saved.versions()[-1]
     path = newest.with_name(f"{int(newest.stem) + 1:012d}.json")
     path.symlink_to(path)
     before = stored(saved)

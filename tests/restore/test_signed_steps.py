@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from world import World, logged, same, save_all
+from forgery import write_sealed
+from world import OTHER_SECRET, SECRET, STORAGE, World, finish, logged, restored, same, save_all
 
 from emergency_ckpt.errors import ConfigError, Unrecoverable
 
-STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
-SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
-OTHER = "37e5a8c90d6b41f2b8127c5ed49306aa6f81e0359bd4c7127a60fe8d2b95c34e"
 REAL, FORGED = 6, 1_000_000
 NAMES = ("marker.json", "checksums.json")
 
@@ -33,20 +31,8 @@ def saved(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
-def restored(world: World, step: int | None = None, **settings: Any) -> int | None:
-    with world.open_both(**{**STORAGE, **settings}) as ckpt:
-        return ckpt.restore(step, state=world.state(0))[0]
-
-
 def documents(world: World, step: int) -> Path:
     return world.persistent / "host_state" / str(step)
-
-
-def write_unsigned(path: Path, value: dict[str, Any], kind: str = "marker") -> None:
-    """A file of which every plain digest is right."""
-    encoded = json.dumps(value, separators=(",", ":"))
-    digest = hashlib.sha256(encoded.encode()).hexdigest()
-    path.write_text(f'{{"format":1,"digest":"{digest}","{kind}":{encoded}}}')
 
 
 def forge(world: World, step: int = FORGED) -> None:
@@ -58,28 +44,24 @@ def forge(world: World, step: int = FORGED) -> None:
     document = documents(world, step) / "process_00000_of_00001.json"
     document.write_bytes(document.read_bytes().replace(b'"step":6', b'"step":%d' % step))
     marker["digests"] = [hashlib.sha256(document.read_bytes()).hexdigest()]
-    write_unsigned(documents(world, step) / "marker.json", marker)
+    write_sealed(documents(world, step) / "marker.json", "marker", marker)
 
 
 def strip(world: World, step: int) -> None:
     path = documents(world, step) / "marker.json"
-    write_unsigned(path, json.loads(path.read_bytes())["marker"])
+    write_sealed(path, "marker", json.loads(path.read_bytes())["marker"])
     name_in_log(world, step)
 
 
 def name_in_log(world: World, step: int) -> None:
     """Each version that lists ``step`` names its marker as that is now, and is not signed."""
     digest = hashlib.sha256((documents(world, step) / "marker.json").read_bytes()).hexdigest()
-    for path in versions(world):
+    for path in world.versions():
         version = json.loads(path.read_bytes())["version"]
         for entry in version.get("steps", ()):
             if entry["step"] == step:
                 entry["marker"] = digest
-                write_unsigned(path, version, "version")
-
-
-def versions(world: World) -> list[Path]:
-    return sorted((world.persistent / "host_state" / "log").glob("*.json"))
+                write_sealed(path, "version", version)
 
 
 def is_signed(path: Path) -> bool:
@@ -98,15 +80,15 @@ def unsigned(world: World) -> list[tuple[Any, Any]]:
 
 def test_restore_of_a_signed_step_says_nothing(saved: World) -> None:
     assert is_signed(documents(saved, REAL) / "marker.json")
-    assert all(map(is_signed, versions(saved)))
+    assert all(map(is_signed, saved.versions()))
     assert restored(saved, require={"signed"}) == REAL
     assert unsigned(saved) == []
 
 
 def test_restore_of_a_forged_newer_step_is_named(saved: World) -> None:
     forge(saved)
-    with logged() as lines:
-        assert restored(saved) == FORGED
+    with logged() as lines, saved.open_both(**STORAGE) as ckpt:
+        assert ckpt.restore(state=saved.state(0))[0] == FORGED
     assert unsigned(saved) == [(FORGED, "it is not signed")]
     assert len([line for line in lines if "it is not signed" in line]) == 1
 
@@ -130,13 +112,13 @@ def test_require_signed_passes_over_what_is_not(saved: World, how: Callable[[Wor
 
 def drop_from_log(world: World, step: int) -> None:
     """One more version, not signed, says that ``step`` is being removed."""
-    newest = versions(world)[-1]
+    newest = world.versions()[-1]
     version = json.loads(newest.read_bytes())["version"]
     version["number"] += 1
     for entry in version["steps"]:
         if entry["step"] == step:
             entry["state"] = "removing"
-    write_unsigned(newest.with_name(f"{version['number']:012d}.json"), version, "version")
+    write_sealed(newest.with_name(f"{version['number']:012d}.json"), "version", version)
 
 
 def test_version_that_is_not_signed_is_named(saved: World) -> None:
@@ -154,14 +136,14 @@ def test_require_signed_passes_over_an_unsigned_version(saved: World) -> None:
         save_all(ckpt, saved, 7)
     named = [e.fields["reason"] for e in saved.events if e.name == "persistent.log_damaged"]
     assert any("it is not signed, and require has 'signed'" in reason for reason in named)
-    assert is_signed(versions(saved)[-1])
+    assert is_signed(saved.versions()[-1])
     saved.lose_ram()
     assert restored(saved, require={"signed"}) == 7
 
 
 def test_require_signed_without_a_signed_version_takes_markers(saved: World) -> None:
-    for path in versions(saved):
-        write_unsigned(path, json.loads(path.read_bytes())["version"], "version")
+    for path in saved.versions():
+        write_sealed(path, "version", json.loads(path.read_bytes())["version"])
     assert restored(saved, require={"signed"}) == REAL
 
 
@@ -200,7 +182,7 @@ def test_restore_of_altered_crcs_takes_an_older_step(
 def test_restore_after_the_secret_changed_is_named(
     saved: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ECKPT_SECRET", OTHER)
+    monkeypatch.setenv("ECKPT_SECRET", OTHER_SECRET)
     with pytest.raises(Unrecoverable, match="signed with another secret, and require has 'signed'"):
         restored(saved, require={"signed"})
     with saved.open_both(**STORAGE) as ckpt:
@@ -277,8 +259,7 @@ def test_save_at_an_unsigned_step_writes_it_anew(
     with world.open_both() as ckpt:
         assert ckpt.restore(state=world.state(0))[0] == 2  # from RAM
         assert ckpt.save(step=2, state=world.state(2), host_state={"at": 2}, force=True)
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
+        finish(ckpt)
     assert is_signed(documents(world, 2) / "marker.json")
     world.lose_ram()
     assert restored(world, require={"signed"}) == 2

@@ -30,9 +30,7 @@ def test_host_state_is_captured_once_for_both_tiers(world: World) -> None:
         checkpointer.check_for_errors()
         assert next(drifting.asked) == 2
     found: list[bytes] = []
-    for lose_ram in (False, True):
-        if lose_ram:
-            world.lose_ram()
+    for _ in world.each_tier():
         with world.open_both() as checkpointer:
             restored = Drifting()
             assert checkpointer.restore(state=world.state(0), host_state=restored)[0] == 4

@@ -10,32 +10,13 @@ from typing import Any
 import grain.python as grain
 import numpy as np
 import pytest
-from world import World, logged, same
+from world import World, check_restored, logged, same, save
 
 import emergency_ckpt.orbax.checkpoint as ocp
-from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import CheckpointError, HostStateError
 
 RARE: dict[str, Any] = {"local_save_every": 100, "save_every": 100}
 LAST = 7
-
-
-def save(checkpointer: EmergencyCheckpointer, world: World, step: int, **more: Any) -> bool:
-    return checkpointer.save(step=step, state=world.state(step), host_state={"at": step}, **more)
-
-
-def check_restored(world: World, step: int | None) -> None:
-    """From both tiers, each alone."""
-    for lose_ram in (False, True):
-        if lose_ram:
-            world.lose_ram()
-        with world.open_both() as checkpointer:
-            host: dict[str, int] = {}
-            found, state = checkpointer.restore(state=world.state(0), host_state=host)
-            assert found == step
-            if step is not None:
-                assert host == {"at": step}
-                assert same(state, world.state(step))
 
 
 @pytest.mark.parametrize("is_noticed", [False, True])

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 from faults import DeviceTransfers, SlowStorage, copies_to_slots_fail
-from world import LONG_S, World, same
+from world import LONG_S, World, finish, same
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.core.save.snapshot_plan import Buffers
@@ -143,8 +143,7 @@ def test_storage_gets_the_bits_of_the_captured_step(
         assert slow.reached.wait(LONG_S)
         save_locally(checkpointer, world, 3, 5, 7, 9)
         slow.go_on.set()
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
     assert sources(world) == ["slot"]
     check_stored(world, 2)
 
@@ -157,8 +156,7 @@ def test_storage_alone_gets_the_bits_from_memory_of_its_own(
         assert save(checkpointer, world, 2)
         assert slow.reached.wait(LONG_S)
         slow.go_on.set()
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
     assert sources(world) == ["scratch"]
     check_stored(world, 2)
 
@@ -194,8 +192,7 @@ def test_without_room_for_a_spare_slot_storage_gets_a_copy(
         save_locally(checkpointer, world, *range(3, 13, 2))
         assert slots_of(world) == 2
         slow.go_on.set()
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
     assert sources(world) == ["scratch"]
     check_stored(world, 2)
 
@@ -210,8 +207,7 @@ def test_ramdisk_that_fills_up_meanwhile_costs_a_copy(
         save_locally(checkpointer, world, 1)
         monkeypatch.setattr(LocalTier, "_add_slot", refuse)
         assert save(checkpointer, world, 2)
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
     assert sources(world) == ["scratch"]
     monkeypatch.undo()
     check_stored(world, 2)

@@ -8,30 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from world import World, same, save_all
+from world import World, check_restored, finish, save, save_all
 
-from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.ram import LocalTier
 from emergency_ckpt.storage import DirectoryWriter, PersistentTier
-
-
-def save(checkpointer: EmergencyCheckpointer, world: World, step: int, **settings: Any) -> bool:
-    return checkpointer.save(
-        step=step, state=world.state(step), host_state={"at": step}, **settings
-    )
-
-
-def check_restored(world: World, step: int, value: int | None = None) -> None:
-    """From both tiers, each alone."""
-    for lose_ram in (False, True):
-        if lose_ram:
-            world.lose_ram()
-        with world.open_both() as checkpointer:
-            host: dict[str, int] = {}
-            found, state = checkpointer.restore(state=world.state(0), host_state=host)
-            assert (found, host) == (step, {"at": value or step})
-            assert same(state, world.state(value or step))
 
 
 def preempt() -> None:
@@ -49,8 +30,7 @@ def test_save_step_again_by_force_keeps_it(world: World, waits: bool, is_preempt
         if waits:
             checkpointer.wait_until_finished()
         assert not save(checkpointer, world, 2, force=True)
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
         assert checkpointer.failed_saves == 0
     check_restored(world, 2)
 
@@ -58,16 +38,13 @@ def test_save_step_again_by_force_keeps_it(world: World, waits: bool, is_preempt
 def test_save_preempted_at_restored_step_keeps_it(world: World) -> None:
     with world.open_both() as checkpointer:
         save_all(checkpointer, world, 2)
-    for lose_ram in (False, True):
-        if lose_ram:
-            world.lose_ram()
+    for _ in world.each_tier():
         with world.open_both() as checkpointer:
             assert checkpointer.restore(state=world.state(0), host_state={"at": 0})[0] == 2
             preempt()
             save(checkpointer, world, 2)
             assert not save(checkpointer, world, 2, force=True)
-            checkpointer.wait_until_finished()
-            checkpointer.check_for_errors()
+            finish(checkpointer)
             assert checkpointer.all_steps() == [2]
     check_restored(world, 2)
 
@@ -78,8 +55,7 @@ def test_save_forced_at_step_restored_from_ram_fills_storage(world: World) -> No
     with world.open_both() as checkpointer:
         assert checkpointer.restore(state=world.state(0), host_state={"at": 0})[0] == 3
         assert save(checkpointer, world, 3, force=True)
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
     check_restored(world, 3)
 
 
@@ -165,6 +141,5 @@ def test_save_of_step_stored_under_another_demand_cannot_lose_it(
     with world.open_both() as checkpointer:
         assert checkpointer.restore(state=world.state(0), host_state={"at": 0})[0] == 2
         save(checkpointer, world, 2, force=True)
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
     check_restored(world, 2)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -12,11 +10,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from memory_coordination import MemoryService
+from memory_coordination import MemoryService, everywhere
 
 from emergency_ckpt.cluster.peers import Known, agree_start
 from emergency_ckpt.cluster.process_placement import place_process, topology_of
-from emergency_ckpt.cluster.shard_source import HostStateInbox, holder_name
+from emergency_ckpt.cluster.shard_source import holder_name
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement.placement_policies import Topology
 from emergency_ckpt.errors import (
@@ -31,19 +29,6 @@ from emergency_ckpt.types import SaveId
 
 LONG_S = 60.0
 SOON_S = 0.2
-
-
-def everywhere(count: int, work: Callable[[int], Any]) -> list[Any]:
-    """``work`` on each process at once; an error counts as the result."""
-
-    def one(process: int) -> Any:
-        try:
-            return work(process)
-        except Exception as error:  # noqa: BLE001 - judged by the test
-            return error
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(one, range(count)))
 
 
 Start = Callable[[], tuple[str, Known]]
@@ -124,32 +109,6 @@ def test_process_that_does_not_come_is_named() -> None:
     service = MemoryService(2)
     with pytest.raises(DeadlineExceeded, match="missing: process 1"):
         agree_start(service.member(0), knows(0), SOON_S)
-
-
-def save_id(step: int) -> SaveId:
-    return SaveId(step=step, incarnation="life", run_id="run")
-
-
-def test_inbox_waits_for_all_and_names_who_is_missing() -> None:
-    inbox = HostStateInbox()
-    inbox.put(save_id(1), 0, b"zero")
-    with pytest.raises(DeadlineExceeded, match="missing: process 2") as caught:
-        inbox.wait_for(save_id(1), [0, 2], SOON_S)
-    assert caught.value.missing == ("process 2",)
-    thread = threading.Thread(target=inbox.put, args=(save_id(1), 2, b"two"))
-    thread.start()
-    assert inbox.wait_for(save_id(1), [0, 2], LONG_S) == {0: b"zero", 2: b"two"}
-    thread.join()
-    assert inbox.wait_for(save_id(1), [], SOON_S) == {}
-
-
-def test_inbox_is_bounded() -> None:
-    inbox = HostStateInbox()
-    for step in range(100):
-        inbox.put(save_id(step), 0, b"x")
-    assert inbox.wait_for(save_id(99), [0], SOON_S) == {0: b"x"}
-    with pytest.raises(DeadlineExceeded):
-        inbox.wait_for(save_id(0), [0], SOON_S)
 
 
 def test_holders_have_names() -> None:

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from state_samples import DEVICE_DTYPES, WIDE_DTYPES, assert_same, placed, random_bits
-from world import World
+from world import World, finish
 
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.errors import InvalidState
@@ -30,8 +30,7 @@ def _through(world: World, tier: str, state: Any, like: Any) -> Any:
     every = {"local": {}, "persistent": {"local_save_every": 0, "save_every": 1}}
     with world.open_both(**every[tier]) as checkpointer:
         assert checkpointer.save(step=1, state=state)
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
     with world.open_both(**every[tier]) as checkpointer:
         step, found = checkpointer.restore(state=like)
         assert step == 1

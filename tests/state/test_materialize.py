@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +16,8 @@ from jax.sharding import PartitionSpec as P
 from state_samples import (
     DEVICE_DTYPES,
     WIDE_DTYPES,
+    Layer,
+    Pair,
     assert_same,
     mesh_of,
     placed,
@@ -32,15 +32,6 @@ from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.state import BoxTable, SnapshotRecipe, describe, dtype_named
 from emergency_ckpt.state.materialize import materialize
 from emergency_ckpt.types import ShardId
-
-Pair = collections.namedtuple("Pair", "first second")
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Layer:
-    w: Any
-    b: Any
 
 
 def test_every_container_comes_back() -> None:

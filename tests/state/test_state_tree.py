@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import enum
 from typing import Any
 
@@ -14,21 +12,12 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from state_samples import box_of, mesh_of, shard_of, sharded
+from state_samples import Layer, Pair, box_of, mesh_of, shard_of, sharded
 
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.state import BoxTable, describe
 from emergency_ckpt.state.tree import LeafKind, boxes_by_device
 from emergency_ckpt.types import LeafSpec
-
-Pair = collections.namedtuple("Pair", "first second")
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Layer:
-    w: Any
-    b: Any
 
 
 def paths(state: Any) -> list[str]:

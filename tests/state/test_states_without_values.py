@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import pytest
-from world import World, same, save_all
+from world import World, finish, same, save_all
 
 from emergency_ckpt.errors import InvalidState
 
@@ -58,8 +58,7 @@ def test_specs_are_not_taken_for_arrays(world: World, first: bool) -> None:
 def test_empty_state_is_kept_in_ram_alone(world: World, state: Any) -> None:
     with world.open() as checkpointer:
         assert checkpointer.save(step=1, state=state)
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
         assert checkpointer.restore(state=state) == (1, state)
     with (
         world.open_both(run_id="other", save_every=1) as checkpointer,

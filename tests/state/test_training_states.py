@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import linen, nnx
 from flax.training.train_state import TrainState
-from world import World
+from world import World, finish
 
 from emergency_ckpt import orbax as emergency
 from emergency_ckpt.errors import InvalidState, StateMismatch
@@ -136,8 +136,7 @@ def test_training_state_is_restored_into_a_new_one(world: World, tier: str, buil
     saved, fresh = stepped(build(1)), build(2)
     with world.open_both(mesh=None, save_every=1) as checkpointer:
         assert checkpointer.save(step=1, state=saved)
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
     if tier == "persistent":
         world.lose_ram()
     with world.open_both(mesh=None) as checkpointer:
@@ -182,9 +181,7 @@ def test_training_state_through_the_orbax_face(world: World, build: Build) -> No
     with manager() as first:
         assert first.save(1, args=ocp.args.Composite(state=ocp.args.PyTreeSave(saved)))
         first.wait_until_finished()
-    for lost in (False, True):
-        if lost:
-            world.lose_ram()
+    for _ in world.each_tier():
         with manager() as again:
             assert again.latest_step() == 1
             assert_values(again.restore(None).state, saved, fresh)
@@ -215,9 +212,7 @@ def test_training_state_through_the_axlearn_face(
     first.save(step=1, state=saved)
     first.wait_until_finished()
     first.stop()
-    for lost in (False, True):
-        if lost:
-            world.lose_ram()
+    for _ in world.each_tier():
         again = checkpointer()
         step, found = again.restore(state=fresh)
         again.stop()
@@ -253,8 +248,7 @@ OTHER_KINDS = {
 def test_python_number_takes_any_scalar_of_its_kind(world: World, tier: str) -> None:
     with world.open_both(mesh=None, save_every=1) as checkpointer:
         checkpointer.save(step=1, state={name: case[0] for name, case in NUMBERS.items()})
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
     if tier == "persistent":
         world.lose_ram()
     with world.open_both(mesh=None) as checkpointer:
@@ -270,9 +264,7 @@ def test_python_number_of_another_kind_is_a_mismatch(world: World, case: str) ->
     with world.open_both(mesh=None, save_every=1) as checkpointer:
         checkpointer.save(step=1, state={"x": saved})
         checkpointer.wait_until_finished()
-    for lost in (False, True):
-        if lost:
-            world.lose_ram()
+    for _ in world.each_tier():
         with (
             world.open_both(mesh=None) as checkpointer,
             pytest.raises(StateMismatch, match="x: expected"),

@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded
+
+
+def everywhere(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """What ``work`` returns or raises for each of ``count`` processes, all at once."""
+
+    def one(process: int) -> Any:
+        try:
+            return work(process)
+        except Exception as error:  # noqa: BLE001 - judged by the test
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
 
 
 class MemoryService:

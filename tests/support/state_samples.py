@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +24,16 @@ from emergency_ckpt.state import (
 from emergency_ckpt.state.materialize import materialize
 from emergency_ckpt.state.snapshot import StateStructure
 from emergency_ckpt.types import ShardId
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    w: Any
+    b: Any
+
 
 DEVICE_DTYPES = (
     *("bool", "int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16"),

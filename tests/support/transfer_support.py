@@ -54,6 +54,16 @@ def fetch_all(
     return data, crcs, contents
 
 
+def quick_client(io_timeout_s: float = 60, streams: int = 1) -> TransferClient:
+    return TransferClient(
+        run_id=RUN_ID,
+        secret=SECRET,
+        connect_timeout_s=io_timeout_s,
+        io_timeout_s=io_timeout_s,
+        streams=streams,
+    )
+
+
 def connect(address: str) -> socket.socket:
     host, _, port = address.rpartition("@")[2].rpartition(":")
     return socket.create_connection((host, int(port)), timeout=30)

@@ -64,8 +64,18 @@ class World:
     def lose_ram(self) -> None:
         shutil.rmtree(self.ramdisk)
 
+    def each_tier(self) -> Iterator[str]:
+        """Name the tier that a restore reads; all RAM is lost before the second."""
+        yield "local"
+        self.lose_ram()
+        yield "persistent"
+
     def names(self) -> list[str]:
         return [event.name for event in self.events]
+
+    def versions(self) -> list[Path]:
+        """The files of the step log, oldest first."""
+        return sorted((self.persistent / "host_state" / "log").glob("*.json"))
 
 
 @contextlib.contextmanager
@@ -114,6 +124,12 @@ def same(left: Any, right: Any) -> bool:
     )
 
 
+def finish(checkpointer: EmergencyCheckpointer) -> None:
+    """Wait for all that is being saved; raise what failed."""
+    checkpointer.wait_until_finished()
+    checkpointer.check_for_errors()
+
+
 def save_all(checkpointer: EmergencyCheckpointer, world: World, *steps: int) -> None:
     for step in steps:
         assert checkpointer.save(step=step, state=world.state(step), host_state={"at": step})
@@ -121,6 +137,24 @@ def save_all(checkpointer: EmergencyCheckpointer, world: World, *steps: int) -> 
     checkpointer.check_for_errors()
 
 
+def save(checkpointer: EmergencyCheckpointer, world: World, step: int, **settings: Any) -> bool:
+    return checkpointer.save(
+        step=step, state=world.state(step), host_state={"at": step}, **settings
+    )
+
+
+def check_restored(world: World, step: int | None) -> None:
+    """A restore finds ``step`` whole, host state included: with RAM, and from storage alone."""
+    for _ in world.each_tier():
+        with world.open_both() as checkpointer:
+            host: dict[str, int] = {}
+            found, state = checkpointer.restore(state=world.state(0), host_state=host)
+            assert (found, host) == (step, {} if step is None else {"at": step})
+            assert step is None or same(state, world.state(step))
+
+
+SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
+OTHER_SECRET = "37e5a8c90d6b41f2b8127c5ed49306aa6f81e0359bd4c7127a60fe8d2b95c34e"
 STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
 """Settings of a job that saves to storage alone."""
 

@@ -5,23 +5,17 @@ The programs of ``divergent_job.py`` run in one job; each test here judges one o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import pytest
-from running_jobs import check_whole, job_root, moved, of, run_life, spec_of
+from job_results import Results, results_of
+from running_jobs import check_whole, moved, of
 
 ALL = 2634  # bytes of the state, which each process needs
 SHARD = 32  # bytes of the altered leaf
 
 
-@pytest.fixture(scope="module")
-def results() -> Iterator[list[dict[str, Any]]]:
-    with job_root() as root:
-        yield run_life(spec_of(root, "divergent_job.py", slices=4, hosts=1), root)
+results = results_of("divergent_job.py", slices=4, hosts=1)
 
 
-def test_majority_replaces_an_altered_copy(results: list[dict[str, Any]]) -> None:
+def test_majority_replaces_an_altered_copy(results: Results) -> None:
     first = [pair[0] for pair in of(results, "one_of_three")]
     check_whole(first, 10)
     # Process 2 survived, and yet it does not restore its own bytes.
@@ -38,14 +32,14 @@ def test_majority_replaces_an_altered_copy(results: list[dict[str, Any]]) -> Non
     assert [s["quarantined"] for s in first[:2] + first[3:]] == [[]] * 3
 
 
-def test_mended_copy_has_the_majoritys_bytes(results: list[dict[str, Any]]) -> None:
+def test_mended_copy_has_the_majoritys_bytes(results: Results) -> None:
     then = [pair[1] for pair in of(results, "one_of_three")]
     check_whole(then, 10)
     assert then[2]["local"] == ALL
     assert [s["divergence"] for s in then] == [[]] * 4
 
 
-def test_majority_of_striped_copies_is_restored(results: list[dict[str, Any]]) -> None:
+def test_majority_of_striped_copies_is_restored(results: Results) -> None:
     seen = of(results, "one_of_three_striped")
     check_whole(seen, 10)
     (text,) = seen[0]["divergence"]
@@ -53,13 +47,13 @@ def test_majority_of_striped_copies_is_restored(results: list[dict[str, Any]]) -
     assert [len(s["quarantined"]) for s in seen] == [0, 1, 0, 0]
 
 
-def test_altered_copy_is_not_used_without_the_majority(results: list[dict[str, Any]]) -> None:
+def test_altered_copy_is_not_used_without_the_majority(results: Results) -> None:
     seen = of(results, "majority_is_lost")
     check_whole(seen, 5)
     assert seen[0]["rejected"][0][0] == 10
 
 
-def test_tie_warns_and_names_both_holders(results: list[dict[str, Any]]) -> None:
+def test_tie_warns_and_names_both_holders(results: Results) -> None:
     seen = of(results, "tie_warns")
     assert [s["step"] for s in seen] == [10] * 4
     assert [bool(s["differences"]) for s in seen] == [False, False, True, False]
@@ -70,7 +64,7 @@ def test_tie_warns_and_names_both_holders(results: list[dict[str, Any]]) -> None
     assert text.endswith("; no majority")
 
 
-def test_tie_with_stop_raises_on_all_processes(results: list[dict[str, Any]]) -> None:
+def test_tie_with_stop_raises_on_all_processes(results: Results) -> None:
     first = [pair[0] for pair in of(results, "tie_stops")]
     for seen in first:
         assert seen["error"] == "ReplicasDiffer"
@@ -81,7 +75,7 @@ def test_tie_with_stop_raises_on_all_processes(results: list[dict[str, Any]]) ->
     check_whole([pair[1] for pair in of(results, "tie_stops")], 5)
 
 
-def test_storage_of_the_same_save_settles_a_tie(results: list[dict[str, Any]]) -> None:
+def test_storage_of_the_same_save_settles_a_tie(results: Results) -> None:
     seen = of(results, "tie_is_settled_by_storage")
     check_whole(seen, 10)
     assert seen[0]["peer"] > 0

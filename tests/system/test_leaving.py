@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from job_results import Results, results_of
+from running_jobs import of
 
-import pytest
-from running_jobs import job_root, of, run_life, spec_of
-
-
-@pytest.fixture(scope="module")
-def results() -> Iterator[list[dict[str, Any]]]:
-    with job_root() as root:
-        yield run_life(spec_of(root, "leaving_job.py", hosts=1), root)
+results = results_of("leaving_job.py", hosts=1)
 
 
-def test_save_after_a_process_raised_names_it(results: list[dict[str, Any]]) -> None:
+def test_save_after_a_process_raised_names_it(results: Results) -> None:
     stayed, left = of(results, "one_raises")
     assert stayed["complete"] == left["complete"] == [5]
     assert stayed["stored"] == []
@@ -23,12 +16,12 @@ def test_save_after_a_process_raised_names_it(results: list[dict[str, Any]]) -> 
     assert [said in error for error in stayed["errors"]] == [True] * 2, stayed["errors"]
 
 
-def test_all_that_end_together_lose_no_save(results: list[dict[str, Any]]) -> None:
+def test_all_that_end_together_lose_no_save(results: Results) -> None:
     for seen in of(results, "all_end"):
         assert seen == {"complete": [5, 10], "stored": [5, 10], "errors": []}
 
 
-def test_process_that_skips_saves_costs_one_deadline(results: list[dict[str, Any]]) -> None:
+def test_process_that_skips_saves_costs_one_deadline(results: Results) -> None:
     """The others know it in the saves after that, and wait again once it takes part again."""
     stayed, skipped = of(results, "one_skips")
     assert stayed["complete"] == skipped["complete"] == [5, 25, 30]

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import pytest
-from running_jobs import job_root, run_life, spec_of
+from job_results import Results, results_of
 
 DUE, NOT_DUE = (5, 10, 15, 20), (1, 4, 6, 19)
 # To run anything on the devices, to talk to anybody, or to write to storage leads through these.
@@ -44,23 +40,20 @@ DECIDING = (
 )
 
 
-@pytest.fixture(scope="module")
-def results() -> Iterator[list[dict[str, Any]]]:
-    with job_root() as root:
-        yield run_life(spec_of(root, "quiet_job.py", hosts=1), root)
+results = results_of("quiet_job.py", hosts=1)
 
 
-def saves(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def saves(results: Results) -> Results:
     assert all("value" in result["saving"] for result in results), results
     return [result["saving"]["value"] for result in results]
 
 
-def test_saves_took_place(results: list[dict[str, Any]]) -> None:
+def test_saves_took_place(results: Results) -> None:
     for steps in saves(results):
         assert [int(step) for step, seen in steps.items() if seen["started"]] == list(DUE)
 
 
-def test_no_call_of_the_coordination_service(results: list[dict[str, Any]]) -> None:
+def test_no_call_of_the_coordination_service(results: Results) -> None:
     for steps in saves(results):
         assert [seen["coordination"] for seen in steps.values()] == [{}] * len(steps)
         # The counting works: the vote calls it, in its own thread.
@@ -68,28 +61,28 @@ def test_no_call_of_the_coordination_service(results: list[dict[str, Any]]) -> N
         assert all(steps[str(step)]["coordination elsewhere"] == 0 for step in NOT_DUE)
 
 
-def test_no_call_to_a_peer(results: list[dict[str, Any]]) -> None:
+def test_no_call_to_a_peer(results: Results) -> None:
     for steps in saves(results):
         assert [seen["transfer"] for seen in steps.values()] == [{}] * len(steps)
         assert all(steps[str(step)]["transfer elsewhere"] >= 1 for step in DUE)
         assert all(steps[str(step)]["transfer elsewhere"] == 0 for step in NOT_DUE)
 
 
-def test_nothing_is_run_on_devices_sent_or_written(results: list[dict[str, Any]]) -> None:
+def test_nothing_is_run_on_devices_sent_or_written(results: Results) -> None:
     for steps in saves(results):
         for step, seen in steps.items():
             loud = [name for name in seen["modules"] if name.startswith(LOUD)]
             assert loud == [], step
 
 
-def test_step_without_a_save_touches_nothing(results: list[dict[str, Any]]) -> None:
+def test_step_without_a_save_touches_nothing(results: Results) -> None:
     """State and host state of these steps raise when they are looked at."""
     for steps in saves(results):
         for step in NOT_DUE:
             assert [name for name in steps[str(step)]["modules"] if name not in DECIDING] == []
 
 
-def test_no_process_waits_for_another(results: list[dict[str, Any]]) -> None:
+def test_no_process_waits_for_another(results: Results) -> None:
     for result in results:
         assert result["one_after_the_other"] == {
             "value": {"started": [True, True], "steps": [5, 10]}

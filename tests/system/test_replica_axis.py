@@ -5,22 +5,19 @@ The programs of ``axis_job.py`` run in one job; each test here judges one of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from running_jobs import job_root, of, run_life, spec_of
+from job_results import Results, results_of
+from running_jobs import of
 
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture(scope="module")
-def results() -> Iterator[list[dict[str, Any]]]:
-    with job_root() as root:
-        yield run_life(spec_of(root, "axis_job.py", devices=2), root)
+results = results_of("axis_job.py", devices=2)
 
 
-def same_on_all(results: list[dict[str, Any]], program: str) -> dict[str, Any]:
+def same_on_all(results: Results, program: str) -> dict[str, Any]:
     """What each process found, but for what process 0 alone is told, and the slices by process."""
     found = of(results, program)
     told, slices = (
@@ -41,7 +38,7 @@ def same_on_all(results: list[dict[str, Any]], program: str) -> dict[str, Any]:
     ],
 )
 def test_axis_that_replicates_gives_copies_that_outlive_a_slice(
-    results: list[dict[str, Any]], program: str, copies: dict[str, int], slice_of: str
+    results: Results, program: str, copies: dict[str, int], slice_of: str
 ) -> None:
     found = same_on_all(results, program)
     slices = sorted(set(slice_of))
@@ -52,47 +49,41 @@ def test_axis_that_replicates_gives_copies_that_outlive_a_slice(
     assert found["restored"] == [2, True]
 
 
-def test_leaf_split_on_every_axis_leaves_others_their_copies(
-    results: list[dict[str, Any]],
-) -> None:
+def test_leaf_split_on_every_axis_leaves_others_their_copies(results: Results) -> None:
     found = same_on_all(results, "one leaf on every axis")
     assert (found["slices"], found["single_bytes"]) == (2, [64])
     assert found["survival"] == [{"1": 8, "2": 5}, []]
     assert found["restored"] == [2, True]
 
 
-def test_leaf_split_on_every_axis_is_stored_by_one_slice(results: list[dict[str, Any]]) -> None:
+def test_leaf_split_on_every_axis_is_stored_by_one_slice(results: Results) -> None:
     found = same_on_all(results, "one leaf on every axis, stored")
     assert (found["slices"], found["single_bytes"]) == (1, [64])
     assert found["survival"][0] == {"1": 8, "2": 4, "4": 1}
     assert found["restored"] == [2, True]
 
 
-def test_axis_that_replicates_more_bytes_is_taken(results: list[dict[str, Any]]) -> None:
+def test_axis_that_replicates_more_bytes_is_taken(results: Results) -> None:
     found = same_on_all(results, "more bytes along the second")
     assert found["slice_of"] == [["0"], ["1"], ["0"], ["1"]]
     assert found["single_bytes"] == [64]
 
 
-def test_maxtext_mesh_restores_from_ram_without_a_slice(results: list[dict[str, Any]]) -> None:
+def test_maxtext_mesh_restores_from_ram_without_a_slice(results: Results) -> None:
     for found in of(results, "MaxText"):
         assert found["steps"] == [0, 2]
         assert found["survival"] == [{"2": 4}, ["0", "1"]]
         assert found["restored"]
 
 
-def test_manager_of_a_mesh_of_one_axis_uses_its_replicas(
-    results: list[dict[str, Any]],
-) -> None:
+def test_manager_of_a_mesh_of_one_axis_uses_its_replicas(results: Results) -> None:
     for found in of(results, "manager of a mesh of one axis"):
         assert found["steps"] == [0, 2]
         assert found["survival"] == [{"3": 1}, ["0", "1", "2", "3"]]
         assert found["restored"]
 
 
-def test_maxtext_mesh_without_replicas_saves_to_ram_on_request(
-    results: list[dict[str, Any]],
-) -> None:
+def test_maxtext_mesh_without_replicas_saves_to_ram_on_request(results: Results) -> None:
     assert of(results, "MaxText without replicas") == [{"steps": [0]}] * 4
     for found in of(results, "MaxText without replicas, in RAM"):
         assert found["steps"] == [0, 1, 2]

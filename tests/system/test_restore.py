@@ -1,36 +1,29 @@
 """Every restore scenario, on four real processes: two slices of two hosts.
 
 The programs of ``restore_job.py`` run in one job; each test here judges one of them. All numbers of
-bytes follow from the leaves of ``world.LEAVES``.
+bytes follow from the leaves of ``world.LEAVES``. ``test_lives.py`` renumbers hosts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
-from running_jobs import check_whole, job_root, moved, of, run_life, spec_of
+from job_results import Results, results_of
+from running_jobs import check_whole, moved, of
 
 ALL = 1386  # bytes that each process holds
 REPLICATED = 138  # of these, what every process of a slice holds alike
 
 
-@pytest.fixture(scope="module")
-def results() -> Iterator[list[dict[str, Any]]]:
-    with job_root() as root:
-        yield run_life(spec_of(root, "restore_job.py"), root)
+results = results_of("restore_job.py")
 
 
-def test_survivors_read_only_their_own_ram(results: list[dict[str, Any]]) -> None:
+def test_survivors_read_only_their_own_ram(results: Results) -> None:
     seen = of(results, "nothing_lost")
     check_whole(seen, 10)
     assert moved(seen) == [(ALL, 0)] * 4
 
 
-def test_lost_slice_comes_back_from_its_peer_and_is_holder_again(
-    results: list[dict[str, Any]],
-) -> None:
+def test_lost_slice_comes_back_from_its_peer_and_is_holder_again(results: Results) -> None:
     both = of(results, "slice_lost")
     first, then = [pair[0] for pair in both], [pair[1] for pair in both]
     check_whole(first, 10)
@@ -39,31 +32,13 @@ def test_lost_slice_comes_back_from_its_peer_and_is_holder_again(
     assert moved(then) == [(0, ALL), (0, ALL), (ALL, 0), (ALL, 0)]
 
 
-def test_two_half_lost_slices_make_one_whole_state(results: list[dict[str, Any]]) -> None:
-    seen = of(results, "half_lost")
-    check_whole(seen, 10)
-    assert moved(seen) == [(0, ALL), (ALL, 0), (ALL, 0), (0, ALL)]
-
-
-def test_process_ids_may_be_permuted(results: list[dict[str, Any]]) -> None:
-    seen = of(results, "permuted")
-    check_whole(seen, 10)
-    assert moved(seen) == [(REPLICATED, ALL - REPLICATED)] * 4
-
-
-def test_process_ids_may_be_permuted_and_a_host_lost(results: list[dict[str, Any]]) -> None:
-    seen = of(results, "permuted_and_lost")
-    check_whole(seen, 10)
-    assert moved(seen)[0] == (0, ALL)  # process 0 runs on host 1, which came back empty
-
-
-def test_slices_may_be_swapped(results: list[dict[str, Any]]) -> None:
+def test_slices_may_be_swapped(results: Results) -> None:
     seen = of(results, "slices_swapped")
     check_whole(seen, 10)
     assert moved(seen) == [(ALL, 0)] * 4
 
 
-def test_damaged_shard_comes_from_a_peer_and_is_named(results: list[dict[str, Any]]) -> None:
+def test_damaged_shard_comes_from_a_peer_and_is_named(results: Results) -> None:
     seen = of(results, "corrupt_shard")
     check_whole(seen, 10)
     damaged = seen[1]
@@ -75,61 +50,61 @@ def test_damaged_shard_comes_from_a_peer_and_is_named(results: list[dict[str, An
     assert moved(seen[:1] + seen[2:]) == [(ALL, 0)] * 3
 
 
-def test_mended_copy_is_used_when_the_peer_is_lost(results: list[dict[str, Any]]) -> None:
+def test_mended_copy_is_used_when_the_peer_is_lost(results: Results) -> None:
     first, second = zip(*of(results, "mended_and_lost"), strict=True)
     check_whole(list(first), 10)
     check_whole(list(second), 10)
     assert [s["quarantined"] for s in second] == [[]] * 4
 
 
-def test_shard_damaged_everywhere_leads_to_the_older_step(results: list[dict[str, Any]]) -> None:
+def test_shard_damaged_everywhere_leads_to_the_older_step(results: Results) -> None:
     seen = of(results, "corrupt_everywhere")
     check_whole(seen, 5)
     assert all(s["rejected"][0][0] == 10 for s in seen)
 
 
-def test_truncated_manifest_counts_as_absent(results: list[dict[str, Any]]) -> None:
+def test_truncated_manifest_counts_as_absent(results: Results) -> None:
     seen = of(results, "truncated_manifest")
     check_whole(seen, 10)
     assert moved(seen)[2] == (0, ALL)
 
 
-def test_step_without_some_manifest_is_not_whole(results: list[dict[str, Any]]) -> None:
+def test_step_without_some_manifest_is_not_whole(results: Results) -> None:
     seen = of(results, "missing_manifest_everywhere")
     check_whole(seen, 5)
     assert "held nowhere" in seen[0]["rejected"][0][1]
 
 
-def test_step_without_some_host_state_is_not_whole(results: list[dict[str, Any]]) -> None:
+def test_step_without_some_host_state_is_not_whole(results: Results) -> None:
     seen = of(results, "host_state_missing")
     check_whole(seen, 5)
     assert "1 of 4 host states are held nowhere: process 1" in seen[0]["rejected"][0][1]
 
 
-def test_two_lives_are_never_mixed_into_one_step(results: list[dict[str, Any]]) -> None:
+def test_two_lives_are_never_mixed_into_one_step(results: Results) -> None:
     seen = of(results, "two_incarnations")
     check_whole(seen, 5)
     assert [step for step, _ in seen[0]["rejected"]] == [10, 10]
 
 
-def test_newer_of_two_steps_on_different_hosts(results: list[dict[str, Any]]) -> None:
+def test_newer_of_two_steps_on_different_hosts(results: Results) -> None:
     seen = of(results, "two_steps_on_different_hosts")
     check_whole(seen, 10)
     assert moved(seen) == [(ALL, 0), (ALL, 0), (0, ALL), (0, ALL)]
 
 
 @pytest.mark.parametrize("program", ["other_mesh", "other_mesh_after_loss"])
-def test_another_mesh(results: list[dict[str, Any]], program: str) -> None:
+def test_another_mesh(results: Results, program: str) -> None:
     seen = of(results, program)
     check_whole(seen, 10)
     assert sum(s["peer"] for s in seen) > 0
 
 
-def test_nothing_anywhere_is_a_fresh_start(results: list[dict[str, Any]]) -> None:
+def test_nothing_anywhere_is_a_fresh_start(results: Results) -> None:
     assert of(results, "nothing_anywhere") == [{"step": None, "untouched": True}] * 4
 
 
-def test_persistent_tier_when_ram_lost_too_much(results: list[dict[str, Any]]) -> None:
+def test_persistent_tier_when_ram_lost_too_much(results: Results) -> None:
     seen = of(results, "more_lost_than_copies")
     check_whole(seen, 5, "persistent")
     assert sum(s["persistent"] for s in seen) == 2 * ALL - REPLICATED, (
@@ -137,21 +112,21 @@ def test_persistent_tier_when_ram_lost_too_much(results: list[dict[str, Any]]) -
     )
 
 
-def test_unrecoverable_says_what_is_lost(results: list[dict[str, Any]]) -> None:
+def test_unrecoverable_says_what_is_lost(results: Results) -> None:
     for seen in of(results, "unrecoverable"):
         assert seen["error"] == "Unrecoverable"
         assert "embed[0:16, 0:16]" in seen["text"] or "and 3 more" in seen["text"]
         assert "process 0, 2" in seen["text"]
 
 
-def test_requested_step_and_what_was_newer(results: list[dict[str, Any]]) -> None:
+def test_requested_step_and_what_was_newer(results: Results) -> None:
     both = of(results, "requested_step")
     check_whole([pair[0] for pair in both], 5)
     check_whole([pair[1] for pair in both], 5)
     assert all(pair[2]["error"] == "StepNotFound" for pair in both)
 
 
-def test_state_that_differs_is_named_leaf_by_leaf(results: list[dict[str, Any]]) -> None:
+def test_state_that_differs_is_named_leaf_by_leaf(results: Results) -> None:
     for seen in of(results, "state_mismatch"):
         assert seen["error"] == "StateMismatch"
         assert "embed: expected shape (64, 16), checkpoint has shape (32, 16)" in seen["text"]
@@ -161,25 +136,23 @@ def test_state_that_differs_is_named_leaf_by_leaf(results: list[dict[str, Any]])
     check_whole([seen["then"] for seen in of(results, "state_mismatch")], 10)
 
 
-def test_another_runs_ramdisk_is_neither_restored_nor_removed(
-    results: list[dict[str, Any]],
-) -> None:
+def test_another_runs_ramdisk_is_neither_restored_nor_removed(results: Results) -> None:
     for seen in of(results, "another_run"):
         assert seen["beside"] == {"step": None, "untouched": True}
     check_whole([seen["then"] for seen in of(results, "another_run")], 10)
 
 
-def test_live_runs_ramdisk_is_never_touched(results: list[dict[str, Any]]) -> None:
+def test_live_runs_ramdisk_is_never_touched(results: Results) -> None:
     check_whole(of(results, "live_run_is_kept"), 5)
 
 
-def test_configurations_that_drift_apart(results: list[dict[str, Any]]) -> None:
+def test_configurations_that_drift_apart(results: Results) -> None:
     for seen in of(results, "drift"):
         assert seen["error"] == "ConfigError"
         assert "5 at processes 0, 1, 3; 6 at process 2" in seen["text"]
 
 
-def test_one_unusable_ramdisk_is_everyones_error(results: list[dict[str, Any]]) -> None:
+def test_one_unusable_ramdisk_is_everyones_error(results: Results) -> None:
     seen = of(results, "one_ramdisk_unusable")
     assert [s["error"] for s in seen] == [
         "RestoreFailed",
@@ -190,12 +163,12 @@ def test_one_unusable_ramdisk_is_everyones_error(results: list[dict[str, Any]]) 
     assert all("not_a_directory" in s["text"] for s in seen)
 
 
-def test_second_restore_and_lent_memory(results: list[dict[str, Any]]) -> None:
+def test_second_restore_and_lent_memory(results: Results) -> None:
     wanted = {"first": 10, "second": 25, "wrong": [], "right_place": True}
     assert of(results, "restore_twice") == [wanted] * 4
 
 
-def test_keywords_dicts_and_force(results: list[dict[str, Any]]) -> None:
+def test_keywords_dicts_and_force(results: Results) -> None:
     for process, seen in enumerate(of(results, "keyword_construction")):
         assert seen == {
             "saved": False,

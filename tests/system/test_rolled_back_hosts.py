@@ -5,19 +5,14 @@ Four real processes, two slices of two hosts; each program is judged by a test.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
-from running_jobs import job_root, of, run_life, spec_of
+from job_results import Results, results_of
+from running_jobs import of
 
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.fixture(scope="module")
-def results() -> Iterator[list[dict[str, Any]]]:
-    with job_root() as root:
-        yield run_life(spec_of(root, "rolled_back_job.py"), root)
+results = results_of("rolled_back_job.py")
 
 
 @pytest.mark.parametrize(
@@ -29,7 +24,7 @@ def results() -> Iterator[list[dict[str, Any]]]:
     ],
 )
 def test_returned_hosts_bring_nothing_back(
-    results: list[dict[str, Any]], program: str, step: int, tier: str
+    results: Results, program: str, step: int, tier: str
 ) -> None:
     """Bit for bit, tensors and iterators; nor does the restart after that."""
     for since, first, second in of(results, program):
@@ -39,7 +34,7 @@ def test_returned_hosts_bring_nothing_back(
         assert (first["tier"], second["tier"]) == (tier, "local")
 
 
-def test_abandoned_newer_step_is_named_as_rolled_back(results: list[dict[str, Any]]) -> None:
+def test_abandoned_newer_step_is_named_as_rolled_back(results: Results) -> None:
     for _, first, _ in of(results, "newer_step_abandoned"):
         reasons = [reason for step, reason in first["rejected"] if step == 10]
         assert any("rolled back" in reason for reason in reasons), first["rejected"]

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
-from running_jobs import job_root, of, run_life, spec_of
+from job_results import Results, results_of
+from running_jobs import of
 
-
-@pytest.fixture(scope="module")
-def results() -> Iterator[list[dict[str, Any]]]:
-    with job_root() as root:
-        yield run_life(spec_of(root, "rotten_storage_job.py", hosts=1), root)
+results = results_of("rotten_storage_job.py", hosts=1)
 
 
 @pytest.mark.parametrize("program", ["same_mesh", "other_mesh"])
-def test_older_step_is_taken_now_and_in_the_next_life(
-    results: list[dict[str, Any]], program: str
-) -> None:
+def test_older_step_is_taken_now_and_in_the_next_life(results: Results, program: str) -> None:
     for first, second in of(results, program):
         for seen in (first, second):
             assert (seen["step"], seen["differences"]) == (5, [])

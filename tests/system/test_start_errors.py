@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from running_jobs import job_root, of, run_life, spec_of
+from job_results import Results, results_of
+from running_jobs import of
 
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture(scope="module")
-def seen() -> Iterator[list[dict[str, Any]]]:
-    with job_root() as root:
-        yield run_life(spec_of(root, "start_job.py", slices=2, hosts=1), root)
+seen = results_of("start_job.py", slices=2, hosts=1)
 
 
-def test_start_with_another_dir_names_both_values(seen: list[dict[str, Any]]) -> None:
+def test_start_with_another_dir_names_both_values(seen: Results) -> None:
     for outcome in of(seen, "another_dir"):
         assert outcome["error"] == "ConfigError", outcome
         assert "dir differs between the processes" in outcome["text"]
@@ -26,45 +22,45 @@ def test_start_with_another_dir_names_both_values(seen: list[dict[str, Any]]) ->
         assert "persistent_1' at process 1" in outcome["text"]
 
 
-def test_start_with_another_interval_names_both_values(seen: list[dict[str, Any]]) -> None:
+def test_start_with_another_interval_names_both_values(seen: Results) -> None:
     for outcome in of(seen, "another_interval"):
         assert outcome["error"] == "ConfigError", outcome
         line = "local_save_every differs between the processes: 5 at process 0; 6 at process 1"
         assert line in outcome["text"]
 
 
-def test_start_with_another_secret_fails_on_all(seen: list[dict[str, Any]]) -> None:
+def test_start_with_another_secret_fails_on_all(seen: Results) -> None:
     """Found at the first loss otherwise, when the peers' RAM is needed."""
     for outcome in of(seen, "another_secret"):
         assert outcome["error"] == "ConfigError", outcome
         assert "process 1: has another one than process 0" in outcome["text"]
 
 
-def test_start_without_a_required_secret_is_refused(seen: list[dict[str, Any]]) -> None:
+def test_start_without_a_required_secret_is_refused(seen: Results) -> None:
     for outcome in of(seen, "no_secret_at_one"):
         assert outcome["error"] == "ConfigError", outcome
         assert "require has 'secret', but neither secret_file" in outcome["text"]
 
 
-def test_start_with_a_made_up_secret_warns_once(seen: list[dict[str, Any]]) -> None:
+def test_start_with_a_made_up_secret_warns_once(seen: Results) -> None:
     told = [outcome["warnings"] for outcome in of(seen, "made_up")]
     assert [len(texts) for texts in told] == [1, 0]
     assert "no secret is given" in told[0][0]
     assert 'require={"secret"}' in told[0][0]
 
 
-def test_start_with_a_launchers_secret_warns_of_nothing(seen: list[dict[str, Any]]) -> None:
+def test_start_with_a_launchers_secret_warns_of_nothing(seen: Results) -> None:
     assert [outcome["warnings"] for outcome in of(seen, "launched")] == [[], []]
 
 
-def test_start_with_required_storage_refused_fails_on_all(seen: list[dict[str, Any]]) -> None:
+def test_start_with_required_storage_refused_fails_on_all(seen: Results) -> None:
     errors = [outcome["error"] for outcome in of(seen, "storage_refuses")]
     assert sorted(errors) == ["PersistentTierError", "RestoreFailed"]
     for outcome in of(seen, "storage_refuses"):
         assert "host_state/probe-" in outcome["text"], outcome
 
 
-def test_start_with_a_required_peers_port_closed_fails_on_all(seen: list[dict[str, Any]]) -> None:
+def test_start_with_a_required_peers_port_closed_fails_on_all(seen: Results) -> None:
     first, second = of(seen, "closed_port")
     assert first["error"] == "PeerUnreachable"
     assert re.search("process 1 at .*@127.0.0.1:.* cannot be reached", first["text"])
@@ -72,7 +68,7 @@ def test_start_with_a_required_peers_port_closed_fails_on_all(seen: list[dict[st
     assert "process 0: start process 1 at " in second["text"]
 
 
-def test_start_in_anothers_directory_fails_alike_on_all(seen: list[dict[str, Any]]) -> None:
+def test_start_in_anothers_directory_fails_alike_on_all(seen: Results) -> None:
     first, second = of(seen, "directory_of_another_run")
     assert first == second
     assert first["error"] == "DirectoryInUse", first
@@ -80,13 +76,13 @@ def test_start_in_anothers_directory_fails_alike_on_all(seen: list[dict[str, Any
     assert "take_over_dir=True" in first["text"]
 
 
-def test_first_writer_knows_the_life_that_is_over(seen: list[dict[str, Any]]) -> None:
+def test_first_writer_knows_the_life_that_is_over(seen: Results) -> None:
     """The leader has seen it at the start, and another process writes first."""
     for outcome in of(seen, "many_lives"):
         assert outcome == {"saved": True, "whole": [1]}
 
 
-def test_start_with_an_invalid_setting_fails_on_all(seen: list[dict[str, Any]]) -> None:
+def test_start_with_an_invalid_setting_fails_on_all(seen: Results) -> None:
     for outcome in of(seen, "invalid_at_one"):
         assert outcome["error"] == "ConfigError", outcome
         assert "local_save_every must be a whole number" in outcome["text"]

@@ -6,26 +6,19 @@ typed error too, no process has another step, and the job restores the newest st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
-from running_jobs import job_root, of, run_life, spec_of
+from job_results import Results, results_of
+from running_jobs import of
 
 KEYS = {"plan": "restore/0/answer/0.told/1", "verdict": "restore/0/0/status.told"}
 
 
-@pytest.fixture(scope="module")
-def results() -> Iterator[list[dict[str, Any]]]:
-    with job_root() as root:
-        yield run_life(spec_of(root, "stranger_job.py", hosts=1), root)
+results = results_of("stranger_job.py", hosts=1)
 
 
 @pytest.mark.parametrize("what", KEYS)
 @pytest.mark.parametrize("how", ["written", "replayed"])
-def test_restore_steered_by_a_stranger_is_an_error(
-    results: list[dict[str, Any]], what: str, how: str
-) -> None:
+def test_restore_steered_by_a_stranger_is_an_error(results: Results, what: str, how: str) -> None:
     seen = of(results, f"{what}_{how}")
     assert [s["older"]["step"] for s in seen] == [5, 5], "the stranger has something to replay"
     error = seen[1]["attacked"]
@@ -37,9 +30,7 @@ def test_restore_steered_by_a_stranger_is_an_error(
 
 
 @pytest.mark.parametrize("what", KEYS)
-def test_restore_without_a_deleted_key_is_an_error(
-    results: list[dict[str, Any]], what: str
-) -> None:
+def test_restore_without_a_deleted_key_is_an_error(results: Results, what: str) -> None:
     seen = of(results, f"{what}_deleted")
     error = seen[1]["attacked"]
     assert error.get("error") in ("DeadlineExceeded", "PeerLeft"), error
@@ -49,7 +40,7 @@ def test_restore_without_a_deleted_key_is_an_error(
 
 
 @pytest.mark.parametrize("how", ["written", "moved"])
-def test_vote_with_a_strangers_ballot_is_an_error(results: list[dict[str, Any]], how: str) -> None:
+def test_vote_with_a_strangers_ballot_is_an_error(results: Results, how: str) -> None:
     leader, _ = of(results, f"ballot_{how}")
     assert leader["complete"] == [5]
     (error,) = leader["errors"]
@@ -57,19 +48,19 @@ def test_vote_with_a_strangers_ballot_is_an_error(results: list[dict[str, Any]],
     assert "/10/ballot/1: it has no mark of this start of the job" in error
 
 
-def test_vote_without_a_deleted_ballot_is_incomplete(results: list[dict[str, Any]]) -> None:
+def test_vote_without_a_deleted_ballot_is_incomplete(results: Results) -> None:
     for seen in of(results, "ballot_deleted"):
         assert seen["complete"] == [5]
         (error,) = seen["errors"]
         assert error.startswith("SaveFailed: save step 10 to the local tier: incomplete: ")
 
 
-def test_vote_with_a_deleted_decision_is_complete_for_all(results: list[dict[str, Any]]) -> None:
+def test_vote_with_a_deleted_decision_is_complete_for_all(results: Results) -> None:
     for seen in of(results, "decision_deleted"):
         assert (seen["complete"], seen["errors"]) == ([5, 10, 15], [])
 
 
-def test_made_up_secret_is_nowhere_to_be_read(results: list[dict[str, Any]]) -> None:
+def test_made_up_secret_is_nowhere_to_be_read(results: Results) -> None:
     for seen in of(results, "known_by_reading"):
         assert seen["keys"], "a stranger can read the keys"
         assert (seen["of_the_exchange"], seen["read"]) == (0, False)

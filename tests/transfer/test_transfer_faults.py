@@ -19,6 +19,7 @@ from transfer_support import (
     fetch_all,
     log_in,
     peer_that,
+    quick_client,
     random_shards,
     read_frame,
     read_to_end,
@@ -45,16 +46,6 @@ DIGEST = "ab" * 32
 def fetch_one(client: TransferClient, address: str, nbytes: int, deadline_s: float) -> None:
     into = anonymous_mapping(nbytes)
     client.fetch_shards(address, DIGEST, [ShardTarget(0, nbytes, 0)], into, deadline_s)
-
-
-def quick_client(io_timeout_s: float = 30, streams: int = 1) -> TransferClient:
-    return TransferClient(
-        run_id=RUN_ID,
-        secret=SECRET,
-        connect_timeout_s=io_timeout_s,
-        io_timeout_s=io_timeout_s,
-        streams=streams,
-    )
 
 
 def test_nobody_listens() -> None:

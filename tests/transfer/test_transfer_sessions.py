@@ -20,6 +20,7 @@ from transfer_support import (
     fetch_all,
     log_in,
     peer_that,
+    quick_client,
     random_shards,
     read_exactly,
     read_frame,
@@ -33,7 +34,6 @@ from emergency_ckpt.transfer import (
     FileTarget,
     PartlyMade,
     ShardTarget,
-    TransferClient,
     TransferServer,
     UnprovedPeer,
 )
@@ -58,16 +58,6 @@ def server_of(holdings: MemoryHoldings, security: Security = "aead") -> Transfer
     )
 
 
-def client_of(timeout_s: float = 60) -> TransferClient:
-    return TransferClient(
-        run_id=RUN_ID,
-        secret=SECRET,
-        connect_timeout_s=timeout_s,
-        io_timeout_s=timeout_s,
-        streams=1,
-    )
-
-
 def fetch_through(
     tamper: Tamper,
     security: Security,
@@ -84,7 +74,7 @@ def fetch_through(
     with (
         server_of(holdings, security) as server,
         stranger_between(server.address, tamper, pieces=[n + sealed for n in PIECES]) as address,
-        client_of(timeout_s) as client,
+        quick_client(timeout_s) as client,
     ):
         wanted = [ShardTarget(0, SIZE, 0)]
         client.fetch_shards(address, digest, wanted, into, 60, lambda _, crc: heard.append(crc))
@@ -121,7 +111,7 @@ def test_session_relayed_and_kept_is_of_no_use(
 
     with server_of(holdings, security) as server, peer_that(relay) as address:
         for _ in requests:
-            with client_of(timeout_s=1) as client, pytest.raises(TransferError):
+            with quick_client(io_timeout_s=1) as client, pytest.raises(TransferError):
                 client.inventory(address)
     for answer in answers:
         assert b"the state" not in answer
@@ -256,7 +246,7 @@ def test_request_reflected_at_its_client_is_refused(security: Security) -> None:
 
     with (
         peer_that(behave) as address,
-        client_of() as client,
+        quick_client() as client,
         pytest.raises(AuthenticationFailed, match="not sealed"),
     ):
         client.inventory(address)
@@ -305,7 +295,7 @@ def test_handshake_changed_on_the_way_is_no_proof(
     with (
         server_of(holdings) as server,
         stranger_between(server.address, change) as address,
-        client_of() as client,
+        quick_client() as client,
         pytest.raises(UnprovedPeer),
     ):
         client.inventory(server.contact.partition("@")[0] + "@" + address)
@@ -321,7 +311,7 @@ def test_client_takes_over_the_mode_of_its_server(
     with (
         server_of(holdings, security) as server,
         server_of(holdings, "crc" if security == "aead" else "aead") as other,
-        client_of() as client,
+        quick_client() as client,
     ):
         for each in (server, other):
             assert fetch_all(client, each.contact, digest)[0] == shards
@@ -333,7 +323,7 @@ def test_holder_another_than_asked_for_is_refused(holdings: MemoryHoldings) -> N
         gone, port = first.contact, int(first.address.rpartition(":")[2])
     with (
         TransferServer(holdings, run_id=RUN_ID, secret=SECRET, port=port) as second,
-        client_of() as client,
+        quick_client() as client,
     ):
         with pytest.raises(UnprovedPeer, match="another server of this run"):
             client.inventory(gone)
@@ -356,7 +346,7 @@ def test_shards_of_every_size_arrive(
     """Also into a file, and into one whose first pages exist."""
     shards = random_shards(0, 1, 15, 16, 4 * MIB, 4 * MIB - 1, 4 * MIB + 1, 9 * MIB, *([7] * 1500))
     digest = holdings.add(SAVE, shards)
-    with server_of(holdings, security) as server, client_of() as client:
+    with server_of(holdings, security) as server, quick_client() as client:
         data, crcs, contents = fetch_all(client, server.contact, digest)
         assert data == shards
         if made_bytes is not None:
@@ -387,7 +377,7 @@ def test_request_sealed_for_another_connection_is_refused(
             sent.append(data)
         return [data]
 
-    with stranger_between(server.address, record) as address, client_of() as client:
+    with stranger_between(server.address, record) as address, quick_client() as client:
         client.inventory(address)
     with connect(server.address) as sock:
         log_in(sock)
