@@ -18,7 +18,7 @@ from format_reader import DirectoryFiles, Storage, allows, read_ramdisk, read_st
 from golden_example import ledger, slot_bytes
 from looks import eckpt_here
 from places import GOLDEN
-from world import World, save_all
+from world import STORAGE, World, save_all
 
 from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.core.secret.step_signature import step_signing
@@ -27,7 +27,6 @@ from emergency_ckpt.storage import PersistentTier
 
 SECRET = "a secret for tests, of 32 bytes."
 BOTH: dict[str, Any] = {"save_every": 1, "local_save_every": 1}
-STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
 
 
 def saves(world: World, *steps: int, start: int | None = None, **settings: Any) -> None:

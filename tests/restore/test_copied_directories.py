@@ -9,28 +9,23 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import world as world_of_tests
 from persistent_steps import complete_steps
-from world import World, same, save_all
+from world import STORAGE, World, finish, save_all
 
 from emergency_ckpt.errors import DirectoryInUse, StepNotFound, Unrecoverable
 
-STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
 LIKE = {"w": np.zeros(4, np.float32)}
 
 
-def persist(world: World, *steps: int, start: int | None = None, **settings: Any) -> None:
-    with world.open_both(**{**STORAGE, **settings}) as ckpt:
-        if start is not None:
-            ckpt.restore(start, state=world.state(0))
-        save_all(ckpt, world, *steps)
+def persist(world: World, *steps: int, **settings: Any) -> None:
+    world_of_tests.persist(world, *steps, **settings)
     world.lose_ram()
 
 
 def restored(world: World, step: int | None = None, **settings: Any) -> int | None:
     world.events.clear()
-    with world.open_both(**{**STORAGE, **settings}) as ckpt:
-        found, state = ckpt.restore(step, state=world.state(0))
-        assert found is None or same(state, world.state(found))
+    found = world_of_tests.restored(world, step, **settings)
     world.lose_ram()
     return found
 
@@ -66,8 +61,7 @@ def save_plain_like(world: World, step: int) -> None:
     with world.open_both(**STORAGE) as ckpt:
         ckpt.restore(state=LIKE)
         assert ckpt.save(step=step, state={"w": np.full(4, step, np.float32)})
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
+        finish(ckpt)
     world.lose_ram()
 
 

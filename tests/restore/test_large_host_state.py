@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from world import World
+from world import World, finish
 
 from emergency_ckpt.ram import ReadOnlyRamdisk
 
@@ -28,17 +28,14 @@ def test_large_host_state_returns_everywhere(world: World) -> None:
     with world.open_both() as checkpointer:
         data = Buffered(LARGE)
         assert checkpointer.save(step=2, state=world.state(2), host_state=data)
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
         assert checkpointer.steps.describe(2).host_state == LARGE
     with contextlib.closing(ReadOnlyRamdisk(world.ramdisk, "run")) as reader:
         (held,) = reader.inventory().host_states
         document = reader.host_state_bytes(held.save, held.owner, held.count)
         assert document is not None
         assert len(document) > len(LARGE)
-    for lose_ram in (False, True):
-        if lose_ram:
-            world.lose_ram()
+    for _ in world.each_tier():
         with world.open_both() as checkpointer:
             restored = Buffered()
             assert checkpointer.restore(state=world.state(0), host_state=restored)[0] == 2

@@ -6,7 +6,7 @@ import shutil
 from typing import Any
 
 import pytest
-from world import World, same, save_all
+from world import World, finish, same, save_all
 
 from emergency_ckpt.errors import HostStateError
 
@@ -62,7 +62,6 @@ def test_step_saved_again_beside_its_lost_documents_is_whole(world: World) -> No
     with world.open_both(save_every=1) as ckpt:
         assert ckpt.restore(state=world.state(0), host_state={})[0] == 4
         assert ckpt.save(step=4, state=world.state(4), host_state={}, force=True)
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
+        finish(ckpt)
     world.lose_ram()
     assert restored(world) == (4, "persistent")

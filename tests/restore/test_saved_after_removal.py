@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from world import World, same, save_all
+from world import World, finish, same, save_all
 
 TIERS: list[dict[str, Any]] = [
     {"save_every": 1, "local_save_every": 0},
@@ -22,8 +22,7 @@ def test_newest_step_removed_is_saved_again(world: World, settings: dict[str, An
             ckpt.steps.remove(3)
             assert 3 not in ckpt.all_steps()
             assert ckpt.save(step=3, state=world.state(3))
-            ckpt.wait_until_finished()
-            ckpt.check_for_errors()
+            finish(ckpt)
             assert ckpt.latest_step() == 3
         save_all(ckpt, world, 4)
         assert ckpt.latest_step() == 4

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from served_tiers import open_tier
 from transfer_support import RUN_ID
-from world import World
+from world import World, finish
 
 from emergency_ckpt.core.restore.plan_types import RestorePlan
 from emergency_ckpt.errors import CorruptData
@@ -33,8 +33,7 @@ def persistent(world: World) -> PersistentTier:
         sharding = NamedSharding(world.mesh, P("fsdp"))
         leaves = {f"w{number}": jax.device_put(values + number, sharding) for number in range(4)}
         assert checkpointer.save(step=STEP, state=leaves)
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        finish(checkpointer)
     return PersistentTier(str(world.persistent))
 
 

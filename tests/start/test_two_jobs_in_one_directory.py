@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,24 +15,18 @@ import pytest
 from fake_gcs import FakeGcs
 from persistent_steps import KEPT, LOG_FOLDER, complete_steps, life, writer_of
 from places import JOBS
-from world import World, save_all
+from world import STORAGE, World, save_all
 
 from emergency_ckpt.core.limits import MAX_VERSION
 from emergency_ckpt.core.step_log import Entry, LogWriter, Table, begun
 from emergency_ckpt.errors import DirectoryInUse, SaveFailed
 from emergency_ckpt.storage import LogRead, PersistentTier, StepLog, StorageDirectory
 
-STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
 PROGRAM = JOBS / "claim_program.py"
 
 
 def whole(world: World) -> list[int]:
     return complete_steps(str(world.persistent))
-
-
-def versions(world: World) -> list[Path]:
-    """Those of the step log, oldest first."""
-    return sorted((world.persistent / LOG_FOLDER).glob("*.json"))
 
 
 def version(number: int) -> str:
@@ -184,7 +177,7 @@ def test_append_beside_another_of_its_number_writes_nothing(world: World) -> Non
     assert log.append(second, LogRead()) is None
     assert log.append(first, LogRead()), "the answer was lost"
     assert on_record(world) == first
-    assert len(versions(world)) == 1
+    assert len(world.versions()) == 1
 
 
 @pytest.mark.parametrize("behind", [1, 3, KEPT + 3])
@@ -205,9 +198,9 @@ def test_restart_beside_an_old_listing_goes_on(
         return old if below == LOG_FOLDER else names_in(self, below, deadline_s)
 
     monkeypatch.setattr(StorageDirectory, "names_in", old_names_in)
-    newest = int(versions(world)[-1].stem)
+    newest = int(world.versions()[-1].stem)
     persist(world, behind + 1)
-    assert int(versions(world)[-1].stem) > newest
+    assert int(world.versions()[-1].stem) > newest
     with pytest.raises(DirectoryInUse, match="'run' saves there"):
         world.open_both(**STORAGE, run_id="other")
     assert whole(world) == list(range(1, behind + 2))
@@ -223,7 +216,7 @@ def test_restart_beside_any_hint_of_the_newest_goes_on(world: World, data: bytes
         hint.write_bytes(data)
     persist(world, 3)
     assert whole(world) == [1, 2, 3]
-    assert hint.read_bytes() == str(int(versions(world)[-1].stem)).encode()
+    assert hint.read_bytes() == str(int(world.versions()[-1].stem)).encode()
 
 
 def test_two_jobs_of_one_run_the_older_is_told(world: World) -> None:
@@ -295,7 +288,7 @@ DAMAGED = [b"", b"{", b"x" * 9000]
 def test_damaged_version_stops_no_restart_of_its_run(world: World, data: bytes, which: str) -> None:
     """And no other run begins, whatever is left of the log: the steps have their run's name."""
     persist(world, 1)
-    for path in versions(world)[-1 if which == "newest" else 0 :]:
+    for path in world.versions()[-1 if which == "newest" else 0 :]:
         path.write_bytes(data)
     with pytest.raises(DirectoryInUse, match="'run' saves there"):
         world.open_both(**STORAGE, run_id="other")
@@ -309,7 +302,7 @@ def test_damaged_version_stops_no_restart_of_its_run(world: World, data: bytes, 
 def test_damaged_log_without_steps_is_anybodys(world: World) -> None:
     with world.open_both(**STORAGE):
         pass
-    (path,) = versions(world)
+    (path,) = world.versions()
     path.write_bytes(b"{")
     persist(world, 1, run_id="other")
     assert on_record(world).run_id == "other"
@@ -318,14 +311,14 @@ def test_damaged_log_without_steps_is_anybodys(world: World) -> None:
 def test_version_torn_by_a_crash_leaves_the_one_before(world: World) -> None:
     """As on a file system without hard links."""
     persist(world, 1)
-    newest = versions(world)[-1]
+    newest = world.versions()[-1]
     torn = newest.with_name(version(int(newest.stem) + 1))
     torn.write_bytes(newest.read_bytes()[:40])
     with pytest.raises(DirectoryInUse, match="'run' saves there"):
         world.open_both(**STORAGE, run_id="other")
     persist(world, 2)
     assert torn.read_bytes() == newest.read_bytes()[:40], "no version is written twice"
-    assert versions(world)[-1] > torn
+    assert world.versions()[-1] > torn
     assert whole(world) == [1, 2]
 
 
@@ -341,7 +334,7 @@ def test_names_beside_the_versions_say_nothing(world: World) -> None:
 
 def test_folder_in_the_place_of_a_version_stops_no_restart(world: World) -> None:
     persist(world, 1)
-    newest = versions(world)[-1]
+    newest = world.versions()[-1]
     newest.with_name(version(int(newest.stem) + 1)).mkdir()
     persist(world, 2)
     assert whole(world) == [1, 2]
@@ -410,7 +403,7 @@ def claimed(world: World) -> Table:
 
 def test_version_with_any_flipped_byte_is_passed_over(world: World) -> None:
     table = claimed(world)
-    (path,) = versions(world)
+    (path,) = world.versions()
     data = path.read_bytes()
     for index in range(len(data)):
         damaged = bytearray(data)
@@ -424,7 +417,7 @@ def test_version_with_any_flipped_byte_is_passed_over(world: World) -> None:
 
 def test_version_under_another_number_is_passed_over(world: World) -> None:
     table = claimed(world)
-    (path,) = versions(world)
+    (path,) = world.versions()
     path.with_name(version(2)).write_bytes(path.read_bytes())
     read = log_of(world).read()
     assert (read.table, len(read.faults)) == (table, 1)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from persistent_steps import KEPT, LOG_FOLDER, complete_steps
-from world import World, save_all
+from world import STORAGE, World, finish, save_all
 
 from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.step_log import Table
 from emergency_ckpt.storage import LogRead, StepLog, StorageDirectory
 
 LIFE = "000000000002-0000000000000000"
-STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
 
 
 class LateListings:
@@ -90,8 +88,7 @@ def test_step_saved_again_beside_late_listings_is_the_new_one(
     with world.open_both(**STORAGE) as ckpt:
         assert ckpt.restore(1, state=world.state(0))[0] == 1
         ckpt.save(step=2, state=world.state(102))
-        ckpt.wait_until_finished()
-        ckpt.check_for_errors()
+        finish(ckpt)
     world.lose_ram()
     with world.open_both(**STORAGE) as ckpt:
         step, state = ckpt.restore(state=world.state(0))

@@ -8,14 +8,13 @@ from typing import Any
 import orbax.checkpoint as ocp
 import pytest
 from persistent_steps import complete_steps
-from world import World, same, save_all
+from world import STORAGE, World, same, save_all
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.orbax import checkpoint as face
 from emergency_ckpt.storage import DirectoryWriter, PersistentTier
 
-STORAGE: dict[str, Any] = {"save_every": 1, "local_save_every": 0}
 STAGES = ["write_document", "write_tensors", "finish", "publish"]
 
 
