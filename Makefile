@@ -91,7 +91,7 @@ test-ray: ray-venv
 ray-venv:
 	test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
 	$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--editable . 'ray[train]>=2.60' pytest pytest-timeout || echo 'Ray could not be installed' >&2
+		--editable '.[ray]' pytest pytest-timeout || echo 'Ray could not be installed' >&2
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow $(TEST_FLAGS)
