@@ -7,6 +7,9 @@ INSTALLED = $(VENV)/installed
 EXTRAS ?= demo,test,check
 TF_VENV ?= .venv-tf
 RAY_VENV ?= .venv-ray
+LOWEST_VENV ?= .venv-lowest
+# Rooms that meet the versions of others: dtypes, Orbax, JAX, storage.
+VERSION_TESTS ?= tests/state tests/config tests/checkpointer tests/orbax tests/storage tests/maxtext tests/axlearn
 # Twice the cores of a small machine: tests of jobs wait a good part of their time.
 TEST_WORKERS ?= 4
 MINUTES ?= 60
@@ -23,6 +26,7 @@ CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 help:
 	@echo "make demo    train on a simulated job, lose a slice, and recover"
 	@echo "make test    run the tests"
+	@echo "make test-lowest run VERSION_TESTS with the lowest versions that pyproject.toml admits"
 	@echo "make test-tf run the tests of tf.data iterators, with TensorFlow in its own venv"
 	@echo "make test-ray  run deploy/ray on Ray's local cluster, in its own venv (five minutes)"
 	@echo "make test-slurm   run deploy/slurm on five real slurmd; needs root and Debian (ten minutes)"
@@ -63,6 +67,15 @@ demo: $(INSTALLED)
 test: $(INSTALLED) native-test
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TEST_FLAGS)
 
+# Those of direct requirements; what they need themselves is the newest that fits.
+.PHONY: test-lowest
+test-lowest:
+	test -x $(LOWEST_VENV)/bin/python || $(PYTHON) -m venv $(LOWEST_VENV)
+	$(LOWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(LOWEST_VENV)/bin/uv pip install --quiet --python $(LOWEST_VENV)/bin/python \
+		--resolution lowest-direct --editable '.[demo,test]'
+	$(LOWEST_VENV)/bin/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(VERSION_TESTS) $(TEST_FLAGS)
+
 # TensorFlow is large, and with it etils.epath uses another client for gs://.
 test-tf:
 	$(MAKE) VENV=$(TF_VENV) EXTRAS=demo,test,tf tf-tests
@@ -91,7 +104,7 @@ test-ray: ray-venv
 ray-venv:
 	test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
 	$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--editable . 'ray[train]>=2.60' pytest pytest-timeout || echo 'Ray could not be installed' >&2
+		--editable '.[ray]' pytest pytest-timeout || echo 'Ray could not be installed' >&2
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow $(TEST_FLAGS)

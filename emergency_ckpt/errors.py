@@ -75,7 +75,7 @@ class StateMismatch(CheckpointError, ValueError):
 
 
 class MissingDependency(CheckpointError, ImportError):
-    """A module needs another project that is not installed."""
+    """A module needs another project that is not installed, or in another version."""
 
 
 class InvalidState(CheckpointError):

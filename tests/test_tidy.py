@@ -37,10 +37,11 @@ CALLED_BY_USERS = {
     },
 }
 
-# JAX's coordination client and these parts of Orbax have no public name.
+# What has no public name: JAX's coordination client and key of programs, a Ray worker's context.
 PRIVATE_MODULES = {
-    "cluster/coordination.py": {"jax._src"},
-    "tools/simulated_job.py": {"jax._src"},
+    "cluster/coordination.py": {"jax._src.distributed"},
+    "cluster/notice_sources.py": {"ray.train.v2._internal.execution.context"},
+    "tools/simulated_job.py": {"jax._src.cache_key"},
 }
 
 # Sizes that bound a module's own work. What comes from another process, a file or a bucket is
@@ -215,12 +216,14 @@ def test_public_classes_have_names_of_their_own() -> None:
     assert {name: files for name, files in twice.items() if name not in FACES} == {}
 
 
-def test_private_modules_are_imported_where_documented() -> None:
+def test_private_modules_are_named_where_documented() -> None:
     private = {
         short(path): {
-            name
-            for name in imported_modules(parsed(path))
-            if re.search(r"(^|\.)_(?!_)", name) and not name.startswith("emergency_ckpt.")
+            node.value
+            for node in ast.walk(parsed(path))
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and re.fullmatch(r"\w+(\.\w+)*\._\w+(\.\w+)*", node.value)
         }
         for path in files_of_package()
     }
@@ -228,6 +231,15 @@ def test_private_modules_are_imported_where_documented() -> None:
     architecture = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
     for path in PRIVATE_MODULES:
         assert f"`{path.removesuffix('.py')}`" in architecture
+
+
+def test_no_private_module_of_others_is_imported() -> None:
+    def foreign(_: Path, tree: ast.Module) -> Iterator[str]:
+        for name in imported_modules(tree):
+            if re.search(r"(^|\.)_(?!_)", name) and not name.startswith("emergency_ckpt."):
+                yield f"{name}: use private_names"
+
+    assert found(foreign) == []
 
 
 def test_private_names_are_imported_within_their_folder_only() -> None:

@@ -16,15 +16,18 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 from absl import logging
-from jax._src import distributed  # the only private module used: it has no public name
 
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded
+from emergency_ckpt.private_names import private_module
 
 ERROR_LIMIT_CHARS = 2000
 """Maximum for an error text that one process sends to the others."""
 JOINED_LIMIT_CHARS = 1000
 
 Told = TypeVar("Told")
+
+distributed = private_module("jax._src.distributed", "global_state", project="jax")
+"""Has the client of JAX's coordination service, which has no public name."""
 
 
 class Coordinator(Protocol):

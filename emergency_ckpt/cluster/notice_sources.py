@@ -6,7 +6,6 @@ A source may be absent, hang, lie or raise: that is reported once and costs trai
 from __future__ import annotations
 
 import http.client
-import importlib
 import json
 import os
 import threading
@@ -27,6 +26,7 @@ from emergency_ckpt.core.save.notice_rules import (
 )
 from emergency_ckpt.errors import CoordinationError
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.private_names import private_module
 
 _DEFAULT_HOST = "metadata.google.internal"
 _PATH = "/computeMetadata/v1/instance/"
@@ -200,8 +200,8 @@ class RayTrain:
     interval_s = 1.0
 
     def inspect(self) -> str:
-        context: Any = importlib.import_module(_RAY_CONTEXT).get_train_context()
-        info = context.preemption_context.preemption_info
+        train = private_module(_RAY_CONTEXT, "get_train_context", project="ray")
+        info = train.get_train_context().preemption_context.preemption_info
         return "" if info is None else f"Ray: {info!s:.200}"
 
 

@@ -6,13 +6,18 @@ import os
 from typing import Protocol
 
 import jax
-from jax._src import cache_key
+
+from emergency_ckpt.private_names import private_module
 
 HEARTBEAT_TIMEOUT_S = 100
 """JAX's default. After this silence of one process, in seconds, JAX aborts all processes. A process
 that is only stopped for a while must cost at most ``transfer_timeout_s`` and another attempt. A
 supervisor ends the survivors of a dead process at once; without one this bounds their wait.
 """
+
+_cache_key = private_module(
+    "jax._src.cache_key", "_hash_devices", "_hash_accelerator_config", project="jax"
+)
 
 
 class SimulatedProcess(Protocol):
@@ -53,6 +58,4 @@ def share_compiled_programs() -> None:
     On accelerators it does not differ. Here the kinds of the devices take its place, which JAX
     itself takes where a backend has no fingerprint.
     """
-    by_kind = getattr(cache_key, "_hash_devices", None)
-    if by_kind is not None and hasattr(cache_key, "_hash_accelerator_config"):
-        setattr(cache_key, "_hash_accelerator_config", by_kind)  # noqa: B010 - JAX's own name
+    _cache_key._hash_accelerator_config = _cache_key._hash_devices
