@@ -23,7 +23,7 @@ from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config import Config
 from emergency_ckpt.config.policies import plan_text
-from emergency_ckpt.core.save.snapshot_plan import Buffers, SnapshotSettings
+from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import EventSink
@@ -69,17 +69,6 @@ class SaverParts:
     inbox: HostStateInbox
     before_save: Callable[[int], Callable[[], object] | None]
     inspect: Callable[[], None]
-
-    @property
-    def snapshot_settings(self) -> SnapshotSettings:
-        """Return how this process takes snapshots."""
-        config, buffers = self.config, self.buffers
-        return SnapshotSettings(
-            config.snapshot_mode,
-            config.device_copy_bytes,
-            buffers.staging_bytes,
-            buffers.staging_memory,
-        )
 
     def saves(self, tier: TierName) -> LocalSaves | PersistentSaves | None:
         """Return what carries out the saves to ``tier``; None without that tier."""
@@ -231,7 +220,9 @@ class _SnapshotPlan:
 
     def _recipe(self, wanted: Sequence[ShardId]) -> SnapshotRecipe:
         parts, tree = self._parts, self.placement.tree
-        return SnapshotRecipe(tree, wanted, parts.snapshot_settings, self._copies, parts.inspect)
+        return SnapshotRecipe(
+            tree, wanted, parts.config, parts.buffers, self._copies, parts.inspect
+        )
 
 
 class SaveWork:
