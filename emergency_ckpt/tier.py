@@ -1,7 +1,7 @@
 """A tier: a place that keeps steps of a run. ``ram`` and ``storage`` implement it.
 
-``Tier`` is what a list, a description, an export, a drain and a removal need of either, and
-``StepReader`` is a step that one of them has. Where the two differ:
+``Tier`` is what a list, a description, an export and a removal need of either, and ``StepReader``
+is a step that one of them has. Where the two differ:
 
 | | RAM (``LOCAL``) | storage (``PERSISTENT``) |
 |---|---|---|
@@ -13,9 +13,11 @@
 | a read costs | a copy of memory | requests, each with a deadline and retries |
 | it survives | the end of every process on the host | the loss of all hosts |
 
-What one alone can do is not here: RAM lends its memory to JAX and to peers (``HeldCopies.lend``),
-and a save writes a slot while the bytes arrive (``SlotWriter``); storage is written by several
-processes in stages (``PersistentTier.write_tensors``) and read in ranges (``read_into``).
+What one alone can do is not here: RAM lends its memory to JAX and to peers (``HeldCopies.lend``);
+storage is read in ranges (``PersistentTier.read_into``). Nor is writing, which has no part in
+common: a slot is written while the bytes arrive (``SlotWriter``), and counts by a vote; storage is
+written by several processes in stages (``PersistentTier.write_tensors``), and after the job's end
+by one alone (``PersistentTier.publish``).
 """
 
 from __future__ import annotations
@@ -29,7 +31,6 @@ import numpy.typing as npt
 from emergency_ckpt.core.boxes import intersect, relative, volume, whole
 from emergency_ckpt.core.restore.inventory import HeldHostState
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
-from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.types import Box, LeafSpec, SaveId, TierName
 
@@ -140,18 +141,6 @@ class Tier(Protocol):
         """Return the step; of several saves of it the one that counts, else the newest.
 
         StepNotFound when it is not here; CorruptData when it is here and cannot be used.
-        """
-        ...
-
-    def publish(self, step: StepReader, life: str, chain: Timeline | None = None) -> None:
-        """Copy a whole step from another tier, and make it count; this process writes alone.
-
-        Room is made first, and bytes are read before what they replace is given up. A crash leaves
-        what a crash of a save leaves.
-
-        Args:
-          life: the incarnation that writes.
-          chain: becomes the binding one together with the step.
         """
         ...
 
