@@ -248,7 +248,6 @@ class Opened:
         config, process, member, storage = self.config, self.process, self.member, self._storage
         self._probe = self._storage_probe()
         timelines = Timelines(member.tier, self.events, member.newest_step, member.complete)
-        self.local_saves = self._local_saves(timelines)
         self.preservation: Preservation | None = None
         chain: StoredChain | None = None
         stored: PersistentSaves | None = None
@@ -280,7 +279,7 @@ class Opened:
                 buffers=self.buffers,
                 coordinator=member.coordinator,
                 tier=member.tier,
-                local=self.local_saves,
+                local=self._local_saves(timelines),
                 persistent=stored,
                 preservation=self.preservation,
                 watch=self.watch,

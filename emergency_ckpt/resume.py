@@ -143,7 +143,6 @@ class Resume:
         tier: TierName = PERSISTENT if restored.is_loaded else LOCAL
         parts.saver.continue_from(restored.save, restored.incarnation, tier, keep_newer=keep_newer)
         parts.events.locate(incarnation=restored.incarnation)
-        parts.local_saves.restart_from(restored.save)
         if parts.preservation is not None:
             stored = [each.step for each in restored.rejected if each.tier == PERSISTENT]
             parts.preservation.mark_failed(stored)

@@ -31,7 +31,6 @@ until storage has them. ``SlotCapture`` and ``StorageCapture`` are the two reade
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -92,7 +91,7 @@ class Saver:
             name: TierSchedule(name, plan, parts.failures)
             for name, plan in parts.config.save_plans().items()
         }
-        self._saved = SavedSteps(parts.local, parts.persistent, incarnation, parts.config.run_name)
+        self._saved = SavedSteps(parts.saves, incarnation, parts.config.run_name)
         self._work = SaveWork(parts, self._schedules, self._saved)
         self._newest_due = -1
         self._named_ignored = False
@@ -190,7 +189,7 @@ class Saver:
         if schedule.pauses and not request.must_exist and self._tell_pause(schedule, save):
             return []
         try:
-            snapshot, read, work = self._work.take(name, request)
+            snapshot, read, work, held = self._work.take(name, request)
         except PeerAbsent as error:
             self._give_up(name, save, error)
             return []
@@ -204,11 +203,7 @@ class Saver:
         if read is not None:
             work = chain(read, work)
         self._parts.events.emit("save.started", step=request.step, tier=name)
-        with contextlib.ExitStack() as kept:
-            if name == PERSISTENT:
-                # Until it is over: local saves go on, and with them what is pushed for those.
-                kept.enter_context(self._parts.inbox.kept(save))
-            schedule.start(closing(kept.pop_all(), work))
+        schedule.start(closing(held, work))
         self._begun[name] = save
         return [_Begun(name, snapshot, begun_s, waited_s, snapshot.ready_s)]
 
@@ -241,8 +236,7 @@ class Saver:
         return max(least_s, config.storage_wait_timeout_s)
 
     def _missed(self, name: TierName, save: SaveId, limit_s: float) -> SaveFailed:
-        saves = self._parts.saves(name)
-        waits = saves is not None and saves.waits_for_others
+        waits = self._parts.saves[name].waits_for_others
         why = skip_reason(name, limit_s, waits_for_others=waits)
         return SaveFailed(
             "save", f"step {save.step} to the {name} tier", why.problem, hint=why.hint

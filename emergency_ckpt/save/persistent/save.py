@@ -123,8 +123,9 @@ class PersistentSaves:
         """Return whether this process has done its part of the save under way. From any thread."""
         return self._rounds.is_learning
 
-    def restart(self) -> None:
-        """After a restore: what was saved before it may be behind it."""
+    def restart_from(self, save: SaveId | None) -> None:
+        """After a restore of ``save``: what was saved before it may be behind it."""
+        del save
         self._complete = None
 
     def end_waits(self) -> None:
