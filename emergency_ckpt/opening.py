@@ -24,9 +24,8 @@ from emergency_ckpt.cluster.round import run_on_all
 from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.cluster.timelines import SOON_S, StoredChain, Timelines
 from emergency_ckpt.config import Config, run_id_of
+from emergency_ckpt.core.keys import RunSecret, step_signing
 from emergency_ckpt.core.save.snapshot_plan import Buffers
-from emergency_ckpt.core.secret.derived_keys import RunSecret
-from emergency_ckpt.core.secret.step_signature import step_signing
 from emergency_ckpt.errors import ConfigError, RestoreFailed
 from emergency_ckpt.event_log.log_writer import NO_LOG, life_of, open_event_log
 from emergency_ckpt.events import EventSink

@@ -20,8 +20,7 @@ from looks import eckpt_here
 from places import GOLDEN
 from world import World, save_all
 
-from emergency_ckpt.core.secret.derived_keys import RunSecret
-from emergency_ckpt.core.secret.step_signature import step_signing
+from emergency_ckpt.core.keys import RunSecret, step_signing
 from emergency_ckpt.core.timeline import Life, Timeline
 from emergency_ckpt.storage import PersistentTier
 

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from emergency_ckpt.core.limits import MAX_INCARNATION_NUMBER, MAX_LIVES, MAX_STEP
-from emergency_ckpt.errors import RestoreFailed
+from emergency_ckpt.core.limits import MAX_INCARNATION_NUMBER, MAX_LIVES, MAX_STEP, NAME_PATTERN
+from emergency_ckpt.errors import CorruptData, RestoreFailed
 from emergency_ckpt.types import SaveId
 
 _NUMBER = re.compile(r"([0-9]{12})-")
@@ -222,3 +222,26 @@ def problem_of(timeline: Timeline) -> str:
     if not number_of(timeline.head) or any(a <= b for a, b in itertools.pairwise(lives)):
         return "its lives are not numbered from the newest to the oldest"
     return ""
+
+
+_BRIEF_CHARS = 200
+
+
+def check_save(save: SaveId) -> None:
+    """Raise ``CorruptData`` unless the step and both names of ``save`` are in bounds."""
+    if not 0 <= save.step <= MAX_STEP:
+        problem, actual = "step out of bounds", _number(save.step)
+    elif not NAME_PATTERN.fullmatch(save.run_id):
+        problem, actual = "run id is not a plain name", save.run_id
+    elif not NAME_PATTERN.fullmatch(save.incarnation):
+        problem, actual = "incarnation is not a plain name", save.incarnation
+    else:
+        return
+    raise CorruptData("decode", "identity of a save", problem, actual=actual[:_BRIEF_CHARS])
+
+
+def _number(value: int) -> str:
+    try:
+        return str(value)
+    except ValueError:  # beyond the interpreter's limit for printing
+        return "a number too long to print"

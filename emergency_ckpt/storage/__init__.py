@@ -1,6 +1,6 @@
 """The persistent tier: one sharded copy of a step in Orbax's format, and our marker beside it.
 
-A save, on the processes that ``core.placement.writers`` chooses:
+A save, on the processes that ``placement_policies.writers`` chooses:
 
 1. ``steps.writer`` clears the step's place. A step that counts there is kept under
    another name, and counts until its successor is complete.

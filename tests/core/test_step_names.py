@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emergency_ckpt.core.step_names import (
+from emergency_ckpt.core.step_log import (
     folders_of,
     is_own_name,
     may_be_unknown_step,

@@ -22,7 +22,7 @@ from tiers_support import (
     write_save,
 )
 
-from emergency_ckpt.core.secret.derived_keys import RunSecret
+from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.timeline import Life, Timeline
 from emergency_ckpt.errors import CorruptData, NotSigned
 from emergency_ckpt.ram import LocalTier, ReadOnlyRamdisk, Signer

@@ -16,9 +16,9 @@ import msgspec
 
 from emergency_ckpt.cluster import messages
 from emergency_ckpt.core.address import parse_address
+from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.placement.placement_policies import parse_policy
 from emergency_ckpt.core.restore.inventory import HolderInventory
-from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.step_log import Entry, problem_of
 from emergency_ckpt.core.timeline import Life, Timeline
 from emergency_ckpt.errors import CheckpointError

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from emergency_ckpt import _native
-from emergency_ckpt.core.secret.derived_keys import RunSecret
+from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.timeline import Life, Timeline

@@ -26,8 +26,7 @@ from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import StoredChain
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
-from emergency_ckpt.core.placement.placement_policies import Topology
-from emergency_ckpt.core.placement.writers import host_state_writer, owners_of
+from emergency_ckpt.core.placement.placement_policies import Topology, host_state_writer, owners_of
 from emergency_ckpt.errors import (
     CoordinationError,
     CorruptData,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 
-from emergency_ckpt.core.step_names import (
+from emergency_ckpt.core.step_log import (
     LOOKED_AT_MOST,
     PLAIN,
     folders_of,
