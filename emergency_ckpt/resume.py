@@ -97,7 +97,7 @@ class Resume:
         self, state: PyTree, step: int | None, wants_host_state: bool, tensors_only: bool
     ) -> tuple[RestoreRequest, ProcessPlacement]:
         tree = describe(state, "restore")
-        placement = self._parts.saver.place(tree)
+        placement = self._parts.saver.work.place(tree)
         request = RestoreRequest(
             tree, state, step, wants_host_state, placement.retained, tensors_only
         )
@@ -126,7 +126,7 @@ class Resume:
         """
         lack = "" if restored is None else restored.lack
         try:
-            self._parts.saver.use_placement(
+            self._parts.saver.work.use_placement(
                 placement, host_state_bytes, in_background=restored is not None
             )
         except RamdiskFull as error:

@@ -15,7 +15,7 @@ from absl import logging
 from emergency_ckpt import _native, files
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.limits import SMALL_FILES_BYTES
-from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors
+from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
 from emergency_ckpt.core.timeline import Timeline, newest, number_of
 from emergency_ckpt.errors import NotHeld, StepNotFound
 from emergency_ckpt.ram import locks as claims
@@ -67,6 +67,20 @@ class HeldCopies:
             # Orphans may have been left behind by the chain of this process.
             complete = max(known, key=lambda s: (not self._own.excludes(s), s), default=None)
         return tuple(sorted(tensors)), tuple(sorted(host_states.values())), complete
+
+    def inventory(self, holder: str, process_index: int, address: str) -> HolderInventory:
+        """Return what this process holds, as the ``holder`` that peers reach at ``address``."""
+        tensors, host_states, known_complete = self.held()
+        return HolderInventory(
+            holder=holder,
+            process_index=process_index,
+            address=address,
+            tensors=tensors,
+            host_states=host_states,
+            known_complete=known_complete,
+            timeline=self.timeline,
+            incarnation=self.incarnation,
+        )
 
     @property
     def timeline(self) -> Timeline | None:

@@ -40,7 +40,6 @@ from absl import logging
 
 from emergency_ckpt.background import chain, closing
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
-from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.round import leave_together
 from emergency_ckpt.core.save.save_rules import named_metrics, skip_reason
 from emergency_ckpt.errors import (
@@ -60,7 +59,7 @@ from emergency_ckpt.save.save_work import (
 from emergency_ckpt.save.saved_steps import SavedSteps
 from emergency_ckpt.save.schedule import DueSaves, TierSchedule
 from emergency_ckpt.state.staging import Snapshot
-from emergency_ckpt.state.tree import PyTree, StateTree
+from emergency_ckpt.state.tree import PyTree
 from emergency_ckpt.storage.calls import release_workers
 from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
 
@@ -83,7 +82,11 @@ class _Begun(NamedTuple):
 
 
 class Saver:
-    """Saves to both tiers. For the training thread."""
+    """Saves to both tiers. For the training thread.
+
+    Attributes:
+      work: places states on processes, also those of a restore.
+    """
 
     def __init__(self, parts: SaverParts, incarnation: str) -> None:
         self._parts = parts
@@ -92,7 +95,7 @@ class Saver:
             for name, plan in parts.config.save_plans().items()
         }
         self._saved = SavedSteps(parts.saves, incarnation, parts.config.run_name)
-        self._work = SaveWork(parts, self._schedules, self._saved)
+        self.work = SaveWork(parts, self._schedules, self._saved)
         self._newest_due = -1
         self._named_ignored = False
         self._left = self._heard_at_end = False
@@ -189,7 +192,7 @@ class Saver:
         if schedule.pauses and not request.must_exist and self._tell_pause(schedule, save):
             return []
         try:
-            snapshot, read, work, held = self._work.take(name, request)
+            snapshot, read, work, held = self.work.take(name, request)
         except PeerAbsent as error:
             self._give_up(name, save, error)
             return []
@@ -294,7 +297,7 @@ class Saver:
 
     def _tell_pause(self, schedule: TierSchedule, save: SaveId) -> bool:
         """Leave ``save`` out everywhere, after those that have failed: at the first writer only."""
-        persistent, placement = self._parts.persistent, self._work.placement
+        persistent, placement = self._parts.persistent, self.work.placement
         if persistent is None or placement is None:
             return False
         schedule.start(lambda: persistent.tell_pause(save, placement.writers))
@@ -365,16 +368,6 @@ class Saver:
     def saved(self) -> SavedSteps:
         """Return the steps that this process knows to be complete."""
         return self._saved
-
-    def place(self, tree: StateTree) -> ProcessPlacement:
-        """As ``SaveWork.place``."""
-        return self._work.place(tree)
-
-    def use_placement(
-        self, placement: ProcessPlacement, host_state_bytes: int, *, in_background: bool = False
-    ) -> None:
-        """Save states of this structure, reserve their slots; RamdiskFull when there is no room."""
-        self._work.use_placement(placement, host_state_bytes, in_background=in_background)
 
     # Preemption.
 
@@ -523,7 +516,7 @@ class Saver:
         ended = [schedule.worker.stop(timeout_s) for schedule in self._schedules.values()]
         if self._parts.preservation is not None:
             ended.append(self._parts.preservation.stop(timeout_s))
-        self._work.close()
+        self.work.close()
         if not all(ended):
             # Storage may be silent for hours, and the interpreter's end would wait for its clients.
             release_workers()
