@@ -5,7 +5,7 @@ is a step that one of them has. Where the two differ:
 
 | | RAM (``LOCAL``) | storage (``PERSISTENT``) |
 |---|---|---|
-| it holds | of a step the shards of one process, some host states | whole steps |
+| it holds | of a step the shards of one process, some host states | complete steps |
 | a step counts | once the vote of all processes said so | from the log's version that lists it |
 | who writes it | every process its own part | a set of writers; the first commits |
 | room | slots of a fixed number; the least needed makes way | no bound; retention removes |
@@ -144,7 +144,7 @@ class Tier(Protocol):
         """
         ...
 
-    def remove(self, step: int, life: str) -> None:
+    def remove(self, step: int, incarnation: str) -> None:
         """Remove every save of ``step`` that this process answers for. Idempotent.
 
         Of RAM those in its own directory; of storage all, at the process that writes there, and

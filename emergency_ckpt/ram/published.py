@@ -90,7 +90,7 @@ class HeldCopies:
 
     @property
     def incarnation(self) -> str:
-        """Return the newest life that any of the directories has heard of; empty without one."""
+        """Return the newest incarnation that any of the directories has heard of, or ""."""
         with self._lock:
             return max((p.ledger.incarnation for p in self._directories()), key=number_of)
 
@@ -295,12 +295,14 @@ class HeldCopies:
             raise NotHeld("read", f"host state of process {held.owner}", "it is gone")
         return data
 
-    def remove(self, step: int, life: str = "") -> None:
+    def remove(self, step: int, incarnation: str = "") -> None:
         """Unpublish every save of ``step``, protected or not, with its host states.
 
-        Also in orphans; see ``ProcessDirectory.remove``. LocalTierError. ``life``: of no account.
+        Also in orphans; see ``ProcessDirectory.remove``. LocalTierError.
+
+        ``incarnation``: of no account.
         """
-        del life
+        del incarnation
         self._change_all("remove from", lambda place: place.remove(step))
 
     def invalidate_newer(self, than: SaveId, timeline: Timeline | None = None) -> None:

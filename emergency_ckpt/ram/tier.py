@@ -96,8 +96,8 @@ class LocalTier(HeldCopies):
         process owns, else makes one. Waits up to ``wait_s`` seconds for a directory that a process
         of another ``start`` holds. Damaged files are quarantined, never raised. Until the first
         ``protect`` or ``note_complete`` every save found is protected. ``slots``: number of slots
-        at rest, one more than the whole steps to keep. ``signer``: signs published files; unsigned
-        files are then not used.
+        at rest, one more than the complete steps to keep. ``signer``: signs published files;
+        unsigned files are then not used.
 
         ConfigError for an invalid run id; LocalTierError when the ramdisk cannot be used, or an
         earlier life of the run still holds it. The claim ends with ``close`` or with the process.

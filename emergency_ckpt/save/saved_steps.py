@@ -1,4 +1,4 @@
-"""The steps that one process knows to be whole, and the identities of its next saves."""
+"""The steps that one process knows to be complete, and the identities of its next saves."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SavedSteps:
         return step in (self._found.get(name), self._complete_step(name))
 
     def newest(self) -> int | None:
-        """The newest step that was saved whole or restored in this life; None before the first."""
+        """The newest step that is complete or was restored in this life; None before the first."""
         steps = map(self._complete_step, self._saves)
         return max((step for step in steps if step is not None), default=None)
 

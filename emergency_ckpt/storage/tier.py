@@ -245,10 +245,10 @@ class PersistentTier:
                 return self._directory / found.place.tensors / ITEM
         return None
 
-    def remove(self, step: int, life: str) -> None:
+    def remove(self, step: int, incarnation: str) -> None:
         """Remove ``step`` where this process has the ``writer``; do nothing elsewhere."""
         if self.writer is not None:
-            self.writer.remove([step], life)
+            self.writer.remove([step], incarnation)
 
     def _own_writer(self) -> DirectoryWriter:
         if self.writer is None:

@@ -154,8 +154,8 @@ class MemoryTier:
         self._steps[copy.save.step] = copy
         self._chain = self._chain if chain is None else chain
 
-    def remove(self, step: int, life: str) -> None:
-        del life
+    def remove(self, step: int, incarnation: str) -> None:
+        del incarnation
         self._steps.pop(step, None)
 
 
