@@ -25,9 +25,8 @@ from emergency_ckpt.cluster.round import run_on_all
 from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.cluster.timelines import SOON_S, StoredChain, Timelines
 from emergency_ckpt.config import Config, run_id_of
+from emergency_ckpt.core.keys import RunSecret, step_signing
 from emergency_ckpt.core.save.snapshot_plan import Buffers
-from emergency_ckpt.core.secret.derived_keys import RunSecret
-from emergency_ckpt.core.secret.step_signature import step_signing
 from emergency_ckpt.errors import ConfigError, RestoreFailed
 from emergency_ckpt.event_log.log_writer import NO_LOG, life_of, open_event_log
 from emergency_ckpt.events import EventSink
@@ -251,7 +250,6 @@ class Opened:
         config, process, member, storage = self.config, self.process, self.member, self._storage
         self._probe = self._storage_probe()
         timelines = Timelines(member.tier, self.events, member.newest_step, member.complete)
-        self.local_saves = self._local_saves(timelines)
         self.preservation: Preservation | None = None
         chain: StoredChain | None = None
         stored: PersistentSaves | None = None
@@ -283,7 +281,7 @@ class Opened:
                 buffers=self.buffers,
                 coordinator=member.coordinator,
                 tier=member.tier,
-                local=self.local_saves,
+                local=self._local_saves(timelines),
                 persistent=stored,
                 preservation=self.preservation,
                 watch=self.watch,

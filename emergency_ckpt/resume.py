@@ -97,7 +97,7 @@ class Resume:
         self, state: PyTree, step: int | None, wants_host_state: bool, tensors_only: bool
     ) -> tuple[RestoreRequest, ProcessPlacement]:
         tree = describe(state, "restore")
-        placement = self._parts.saver.place(tree)
+        placement = self._parts.saver.work.place(tree)
         request = RestoreRequest(
             tree, state, step, wants_host_state, placement.retained, tensors_only
         )
@@ -126,7 +126,7 @@ class Resume:
         """
         lack = "" if restored is None else restored.lack
         try:
-            self._parts.saver.use_placement(
+            self._parts.saver.work.use_placement(
                 placement, host_state_bytes, in_background=restored is not None
             )
         except RamdiskFull as error:
@@ -143,7 +143,6 @@ class Resume:
         tier: TierName = PERSISTENT if restored.is_loaded else LOCAL
         parts.saver.continue_from(restored.save, restored.incarnation, tier, keep_newer=keep_newer)
         parts.events.locate(incarnation=restored.incarnation)
-        parts.local_saves.restart_from(restored.save)
         if parts.preservation is not None:
             stored = [each.step for each in restored.rejected if each.tier == PERSISTENT]
             parts.preservation.mark_failed(stored)

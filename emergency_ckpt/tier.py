@@ -1,11 +1,11 @@
 """A tier: a place that keeps steps of a run. ``ram`` and ``storage`` implement it.
 
-``Tier`` is what a list, a description, an export, a drain and a removal need of either, and
-``StepReader`` is a step that one of them has. Where the two differ:
+``Tier`` is what a list, a description, an export and a removal need of either, and ``StepReader``
+is a step that one of them has. Where the two differ:
 
 | | RAM (``LOCAL``) | storage (``PERSISTENT``) |
 |---|---|---|
-| it holds | of a step the shards of one process, some host states | whole steps |
+| it holds | of a step the shards of one process, some host states | complete steps |
 | a step counts | once the vote of all processes said so | from the log's version that lists it |
 | who writes it | every process its own part | a set of writers; the first commits |
 | room | slots of a fixed number; the least needed makes way | no bound; retention removes |
@@ -13,9 +13,11 @@
 | a read costs | a copy of memory | requests, each with a deadline and retries |
 | it survives | the end of every process on the host | the loss of all hosts |
 
-What one alone can do is not here: RAM lends its memory to JAX and to peers (``HeldCopies.lend``),
-and a save writes a slot while the bytes arrive (``SlotWriter``); storage is written by several
-processes in stages (``PersistentTier.write_tensors``) and read in ranges (``read_into``).
+What one alone can do is not here: RAM lends its memory to JAX and to peers (``HeldCopies.lend``);
+storage is read in ranges (``PersistentTier.read_into``). Nor is writing, which has no part in
+common: a slot is written while the bytes arrive (``SlotWriter``), and counts by a vote; storage is
+written by several processes in stages (``PersistentTier.write_tensors``), and after the job's end
+by one alone (``PersistentTier.publish``).
 """
 
 from __future__ import annotations
@@ -29,7 +31,6 @@ import numpy.typing as npt
 from emergency_ckpt.core.boxes import intersect, relative, volume, whole
 from emergency_ckpt.core.restore.inventory import HeldHostState
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
-from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.types import Box, LeafSpec, SaveId, TierName
 
@@ -143,19 +144,7 @@ class Tier(Protocol):
         """
         ...
 
-    def publish(self, step: StepReader, life: str, chain: Timeline | None = None) -> None:
-        """Copy a whole step from another tier, and make it count; this process writes alone.
-
-        Room is made first, and bytes are read before what they replace is given up. A crash leaves
-        what a crash of a save leaves.
-
-        Args:
-          life: the incarnation that writes.
-          chain: becomes the binding one together with the step.
-        """
-        ...
-
-    def remove(self, step: int, life: str) -> None:
+    def remove(self, step: int, incarnation: str) -> None:
         """Remove every save of ``step`` that this process answers for. Idempotent.
 
         Of RAM those in its own directory; of storage all, at the process that writes there, and

@@ -20,9 +20,8 @@ from looks import eckpt_here
 from places import GOLDEN
 from world import STORAGE, World, save_all
 
-from emergency_ckpt.core.secret.derived_keys import RunSecret
-from emergency_ckpt.core.secret.step_signature import step_signing
-from emergency_ckpt.core.timeline import Life, Timeline
+from emergency_ckpt.core.keys import RunSecret, step_signing
+from emergency_ckpt.core.timeline import Ancestor, Timeline
 from emergency_ckpt.storage import PersistentTier
 
 SECRET = "a secret for tests, of 32 bytes."
@@ -380,10 +379,10 @@ def test_reader_reads_the_golden_files(tmp_path: Path) -> None:
 
 LIVES = [f"{number:012d}-{nonce * 16}" for number in range(5) for nonce in "ab"]
 CHAINS = [
-    Timeline(LIVES[8], 7, (Life(LIVES[6], 7), Life(LIVES[2], 4)), 2),
-    Timeline(LIVES[6], 7, (Life(LIVES[5], 7),), -1),
+    Timeline(LIVES[8], 7, (Ancestor(LIVES[6], 7), Ancestor(LIVES[2], 4)), 2),
+    Timeline(LIVES[6], 7, (Ancestor(LIVES[5], 7),), -1),
     Timeline(LIVES[4], -1, (), -1),
-    Timeline(LIVES[8], 3, (Life("000000000002-orbax-5e9d", 3), Life(LIVES[4], 1)), 1),
+    Timeline(LIVES[8], 3, (Ancestor("000000000002-orbax-5e9d", 3), Ancestor(LIVES[4], 1)), 1),
 ]
 
 

@@ -28,7 +28,8 @@ from benchmarks.common.contenders import Session, ready_wait_s
 from benchmarks.common.contenders.orbax_plain import PlainSession
 from benchmarks.common.contenders.ours import OurSession
 from benchmarks.micro.cuda_copy import CudaMissing, PinnedCopy
-from emergency_ckpt.core.save.snapshot_plan import Buffers, SnapshotSettings, StagingMemory
+from emergency_ckpt.config import Config
+from emergency_ckpt.core.save.snapshot_plan import Buffers, StagingMemory
 from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.tree import BoxTable, describe
 
@@ -110,8 +111,7 @@ def _bandwidth(
     nbytes = sum(leaf.nbytes for leaf in state.values())
     pinned = "pinned_host" in {memory.kind for memory in device.addressable_memories()}
     memory: StagingMemory = "pinned_host" if pinned else "pageable"
-    staged = SnapshotSettings("wait", 0, options.staging_mib << 20, memory)
-    recipe = _recipe(state, staged)
+    recipe = _recipe(state, Buffers(options.staging_mib << 20, memory))
     absent: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         ways: dict[str, Callable[[PyTree], None]] = {}
@@ -156,9 +156,11 @@ def _copy_jax_own_way(state: PyTree) -> None:
         np.asarray(leaf)
 
 
-def _recipe(state: PyTree, settings: SnapshotSettings) -> SnapshotRecipe:
+def _recipe(state: PyTree, buffers: Buffers) -> SnapshotRecipe:
     tree = describe(state, "save")
-    return SnapshotRecipe(tree, BoxTable(tree, 1).shards_of(0), settings)
+    return SnapshotRecipe(
+        tree, BoxTable(tree, 1).shards_of(0), Config(snapshot_mode="wait"), buffers
+    )
 
 
 def _read(recipe: SnapshotRecipe, state: PyTree, *, everything: bool) -> None:

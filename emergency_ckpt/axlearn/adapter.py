@@ -156,7 +156,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
 
     @classmethod
     def checkpoint_steps(cls, base_dir: str) -> list[int]:
-        """The whole steps in storage under ``base_dir``, oldest first. Blocks for storage."""
+        """The complete steps in storage under ``base_dir``, oldest first. Blocks for storage."""
         return [
             each.step
             for each in PersistentTier(os.path.join(base_dir, _TENSORS)).found.counting()
@@ -199,7 +199,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
                 self._saving = None
 
     def restore(self, *, step: int | None = None, state: PyTree) -> tuple[int | None, PyTree]:
-        """Bring back the newest whole step, or just ``step``. Collective; blocks.
+        """Bring back the newest complete step, or just ``step``. Collective; blocks.
 
         As ``emergency_ckpt.EmergencyCheckpointer.restore``: iterators in ``state`` are
         repositioned in place; (None, ``state``) when there is nothing.

@@ -14,7 +14,7 @@ from emergency_ckpt.cluster.secret_agreement import MADE_UP, agree_secret, forge
 from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.cluster.start_agreement import settings_digest
 from emergency_ckpt.config import Config
-from emergency_ckpt.core.secret.derived_keys import RunSecret
+from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.paths import resolved

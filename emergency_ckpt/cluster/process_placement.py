@@ -16,6 +16,7 @@ from emergency_ckpt.core.boxes import covers, whole
 from emergency_ckpt.core.placement.placement_policies import (
     AllButPrimary,
     PlacementPolicy,
+    RetainedShards,
     SingleCopies,
     Striped,
     Topology,
@@ -23,10 +24,9 @@ from emergency_ckpt.core.placement.placement_policies import (
     place,
     replicated_bytes,
     single_copies,
+    writers,
 )
-from emergency_ckpt.core.placement.retained_shards import RetainedShards
 from emergency_ckpt.core.placement.striping import HeldLeaves
-from emergency_ckpt.core.placement.writers import writers
 from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.errors import ConfigError, InvalidState

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.core.secret.sealed_values import OpenedValue, open_value, seal_value
+from emergency_ckpt.core.keys import OpenedValue, open_value, seal_value
 from emergency_ckpt.errors import CoordinationError, ForgedValue
 
 _REMEMBERED = 1 << 16

@@ -33,9 +33,8 @@ from emergency_ckpt.cluster.coordination import (
 )
 from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.cluster.sealed_coordination import SealedCoordinator
+from emergency_ckpt.core.keys import OpenedValue, RunSecret, derive_key, open_value, seal_value
 from emergency_ckpt.core.limits import MAX_EXCHANGE_BYTES
-from emergency_ckpt.core.secret.derived_keys import RunSecret, derive_key
-from emergency_ckpt.core.secret.sealed_values import OpenedValue, open_value, seal_value
 from emergency_ckpt.errors import ConfigError, ForgedValue
 from emergency_ckpt.run_secret import (
     OwnSecret,

@@ -119,17 +119,7 @@ class ProcessHoldings:
         self.inbox = HostStateInbox()
 
     def inventory(self) -> HolderInventory:
-        tensors, host_states, known_complete = self._tier.held()
-        return HolderInventory(
-            holder=self.name,
-            process_index=self._process_index,
-            address=self.address,
-            tensors=tensors,
-            host_states=host_states,
-            known_complete=known_complete,
-            timeline=self._tier.timeline,
-            incarnation=self._tier.incarnation,
-        )
+        return self._tier.inventory(self.name, self._process_index, self.address)
 
     def contents_bytes(self, digest: str) -> bytes | None:
         return self._tier.contents_bytes(digest)

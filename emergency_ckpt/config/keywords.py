@@ -12,8 +12,11 @@ if TYPE_CHECKING:
 
     from emergency_ckpt.config.policies import PreservationPolicy, SaveEvery
     from emergency_ckpt.config.settings import HostStateRemap
-    from emergency_ckpt.core.placement.placement_policies import PlacementPolicy
-    from emergency_ckpt.core.placement.writers import PersistentWriters, StorageCompression
+    from emergency_ckpt.core.placement.placement_policies import (
+        PersistentWriters,
+        PlacementPolicy,
+        StorageCompression,
+    )
     from emergency_ckpt.core.restore.majority import OnDivergence
     from emergency_ckpt.core.save.snapshot_plan import SnapshotMode
     from emergency_ckpt.events import Listener

@@ -26,10 +26,11 @@ from emergency_ckpt.config.table import setting, settings_table
 from emergency_ckpt.config.validation import config_problems
 from emergency_ckpt.core.placement.placement_policies import (
     AllButPrimary,
+    PersistentWriters,
     PlacementPolicy,
+    StorageCompression,
     parse_policy,
 )
-from emergency_ckpt.core.placement.writers import PersistentWriters, StorageCompression
 from emergency_ckpt.core.restore.majority import OnDivergence
 from emergency_ckpt.core.save.snapshot_plan import (
     SnapshotMode,

@@ -33,7 +33,7 @@ Key = tuple[int, str]
 
 _RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _WRITER = re.compile(r"[A-Za-z0-9_-]{0,64}")
-_LIFE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_INCARNATION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}|")
 
 
@@ -233,9 +233,9 @@ def _parent_of(table: Table) -> set[Key]:
     chain = table.chain
     if chain is None or not chain.ancestors or table.complete(chain.start_step):
         return set()
-    life = chain.ancestors[0].incarnation
+    parent = chain.ancestors[0].incarnation
     saves = (e for e in table.of(chain.start_step) if e.state == "aside")
-    found = [e.key for e in saves if life_of(e.incarnation) == life]
+    found = [e.key for e in saves if life_of(e.incarnation) == parent]
     return set(found[-1:])
 
 
@@ -285,7 +285,7 @@ def greatest_number(table: Table | None) -> int:
 
 def problem_of(table: Table) -> str:
     """Return the fault of a table from outside; empty when it has none."""
-    names = (_RUN_ID, table.run_id), (_WRITER, table.writer), (_LIFE, table.incarnation)
+    names = (_RUN_ID, table.run_id), (_WRITER, table.writer), (_INCARNATION, table.incarnation)
     is_bounded = 1 <= table.number <= MAX_VERSION and 0 <= table.greatest <= MAX_INCARNATION_NUMBER
     if not is_bounded or number_of(table.incarnation) == 0:
         return "its number or incarnation is out of bounds"

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from emergency_ckpt.core.limits import MAX_INCARNATION_NUMBER, MAX_LIVES, MAX_STEP
-from emergency_ckpt.errors import RestoreFailed
+from emergency_ckpt.core.limits import MAX_INCARNATION_NUMBER, MAX_LIVES, MAX_STEP, NAME_PATTERN
+from emergency_ckpt.errors import CorruptData, RestoreFailed
 from emergency_ckpt.types import SaveId
 
 _NUMBER = re.compile(r"([0-9]{12})-")
@@ -81,8 +81,8 @@ def is_same_save(incarnation: str, other: str) -> bool:
     return incarnation == other or (bool(digest) and digest == digest_of_other)
 
 
-class Life(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A former life: its saves up to ``last_step`` belong to the timeline."""
+class Ancestor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A former incarnation: its saves up to ``last_step`` belong to the timeline."""
 
     incarnation: str
     last_step: int
@@ -101,7 +101,7 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     head: str
     start_step: int
-    ancestors: tuple[Life, ...]
+    ancestors: tuple[Ancestor, ...]
     oldest_step: int
 
     def rejection_reason(self, step: int, incarnation: str) -> str:
@@ -116,12 +116,12 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def last_step(self, incarnation: str) -> int:
         """Return the last step of a life that belongs, or may; -1 when none does."""
-        life, number = life_of(incarnation), number_of(incarnation)
-        if not life or life == self.head or number > self._number:
+        own, number = life_of(incarnation), number_of(incarnation)
+        if not own or own == self.head or number > self._number:
             return MAX_STEP
         if number == self._number:
-            return MAX_STEP if is_plain(life) else -1
-        return self._last_step(life)
+            return MAX_STEP if is_plain(own) else -1
+        return self._last_step(own)
 
     def leaves_behind(self, incarnation: str) -> bool:
         """Return whether the timeline began from nothing after the life of a save.
@@ -139,15 +139,15 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _began_from_nothing(self) -> str:
         return self.ancestors[-1].incarnation if self.ancestors else self.head
 
-    def _last_step(self, life: str) -> int:
-        """Return the last step of an older ``life`` that belongs; -1 when none does."""
-        number = number_of(life)
+    def _last_step(self, incarnation: str) -> int:
+        """Return the last step of an older ``incarnation`` that belongs; -1 when none does."""
+        number = number_of(incarnation)
         links = [each for each in self.ancestors if number_of(each.incarnation) <= number]
         if not links:
             return self.oldest_step
-        if is_plain(life):
+        if is_plain(incarnation):
             return links[0].last_step
-        return next((each.last_step for each in links if each.incarnation == life), -1)
+        return next((each.last_step for each in links if each.incarnation == incarnation), -1)
 
 
 def continued(before: Timeline | None, parent: SaveId | None, incarnation: str) -> Timeline:
@@ -157,15 +157,15 @@ def continued(before: Timeline | None, parent: SaveId | None, incarnation: str) 
     """
     if parent is None:
         return Timeline(life_of(incarnation), -1, (), -1)
-    left = Life(life_of(parent.incarnation), parent.step)
-    older: list[Life] = []
+    left = Ancestor(life_of(parent.incarnation), parent.step)
+    older: list[Ancestor] = []
     oldest_step = parent.step
     # What began from nothing after the parent says nothing of the lives before the parent.
     if before is not None and not before.leaves_behind(left.incarnation):
         oldest_step = min(oldest_step, before.oldest_step)
-        lives = [Life(before.head, parent.step), *before.ancestors]
+        lives = [Ancestor(before.head, parent.step), *before.ancestors]
         older = [
-            Life(each.incarnation, min(each.last_step, parent.step))
+            Ancestor(each.incarnation, min(each.last_step, parent.step))
             for each in lives
             if _precedes(each.incarnation, left.incarnation)
         ]
@@ -175,22 +175,22 @@ def continued(before: Timeline | None, parent: SaveId | None, incarnation: str) 
     return Timeline(life_of(incarnation), parent.step, tuple(lives[:MAX_LIVES]), oldest_step)
 
 
-def _precedes(life: str, other: str) -> bool:
-    """Return whether ``life`` may be an ancestor of ``other``; of equal numbers plain is later."""
-    numbers = number_of(life), number_of(other)
-    is_plain_later = is_plain(other) and not is_plain(life)
+def _precedes(incarnation: str, other: str) -> bool:
+    """Return whether ``incarnation`` may precede ``other``; of equal numbers plain is later."""
+    numbers = number_of(incarnation), number_of(other)
+    is_plain_later = is_plain(other) and not is_plain(incarnation)
     return numbers[0] < numbers[1] or (numbers[0] == numbers[1] and is_plain_later)
 
 
-def is_on_way(save: SaveId, life: str, timeline: Timeline | None) -> bool:
-    """Return whether ``save`` was made in ``life`` or on the path to it; False when unknown.
+def is_on_way(save: SaveId, incarnation: str, timeline: Timeline | None) -> bool:
+    """Return whether ``save`` was made in ``incarnation`` or on the path to it; False when unknown.
 
-    ``timeline``: the newest one; it is that of ``life`` when a restore began that life.
+    ``timeline``: the newest one; it is that of ``incarnation`` when a restore began it.
     """
     made_in = life_of(save.incarnation)
-    if made_in == life or timeline is None or timeline.head != life:
-        return made_in == life
-    is_older = bool(made_in) and number_of(made_in) < number_of(life)
+    if made_in == incarnation or timeline is None or timeline.head != incarnation:
+        return made_in == incarnation
+    is_older = bool(made_in) and number_of(made_in) < number_of(incarnation)
     return is_older and not timeline.rejection_reason(save.step, save.incarnation)
 
 
@@ -222,3 +222,26 @@ def problem_of(timeline: Timeline) -> str:
     if not number_of(timeline.head) or any(a <= b for a, b in itertools.pairwise(lives)):
         return "its lives are not numbered from the newest to the oldest"
     return ""
+
+
+_BRIEF_CHARS = 200
+
+
+def check_save(save: SaveId) -> None:
+    """Raise ``CorruptData`` unless the step and both names of ``save`` are in bounds."""
+    if not 0 <= save.step <= MAX_STEP:
+        problem, actual = "step out of bounds", _number(save.step)
+    elif not NAME_PATTERN.fullmatch(save.run_id):
+        problem, actual = "run id is not a plain name", save.run_id
+    elif not NAME_PATTERN.fullmatch(save.incarnation):
+        problem, actual = "incarnation is not a plain name", save.incarnation
+    else:
+        return
+    raise CorruptData("decode", "identity of a save", problem, actual=actual[:_BRIEF_CHARS])
+
+
+def _number(value: int) -> str:
+    try:
+        return str(value)
+    except ValueError:  # beyond the interpreter's limit for printing
+        return "a number too long to print"

@@ -15,9 +15,9 @@
 6. ``other_runs`` removes the oldest unused run when room is needed; ``deletion`` removes only files
    that this package names.
 
-Guaranteed: a crash at any instant leaves the previous step whole; a published slot is not changed;
-one writer per directory, whose lock ends with its process; no directory is deleted while a process
-owns or serves it;
+Guaranteed: a crash at any instant leaves the previous step complete; a published slot is not
+changed; one writer per directory, whose lock ends with its process; no directory is deleted while a
+process owns or serves it;
 memory lent to JAX is never written, also when its slot is not yet published (``LocalTier.lend``
 counts the arrays with finalizers, and a third slot takes the place of a lent one).
 

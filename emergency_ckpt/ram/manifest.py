@@ -24,8 +24,8 @@ from emergency_ckpt.core.limits import (
     MAX_PATH_CHARS,
     MAX_SHARDS,
 )
-from emergency_ckpt.core.save_identity import check_save
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES, Layout
+from emergency_ckpt.core.timeline import check_save
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.types import (
     SHARD_ALIGNMENT_BYTES,

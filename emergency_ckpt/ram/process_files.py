@@ -26,8 +26,7 @@ from emergency_ckpt.core.limits import (
     NAME_PATTERN,
 )
 from emergency_ckpt.core.restore.inventory import HeldHostState
-from emergency_ckpt.core.save_identity import check_save
-from emergency_ckpt.core.timeline import Timeline, problem_of
+from emergency_ckpt.core.timeline import Timeline, check_save, problem_of
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.ram.deletion import HOST_STATE_DIRECTORY, LEDGER
 from emergency_ckpt.ram.manifest import decode_manifest, end_of

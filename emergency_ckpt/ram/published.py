@@ -16,7 +16,7 @@ from emergency_ckpt import _native, files
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.limits import SMALL_FILES_BYTES
 from emergency_ckpt.core.memory_limit import fits_limits
-from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors
+from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
 from emergency_ckpt.core.timeline import Timeline, newest, number_of
 from emergency_ckpt.errors import NotHeld, StepNotFound
 from emergency_ckpt.ram import locks as claims
@@ -71,6 +71,20 @@ class HeldCopies:
             complete = max(known, key=lambda s: (not self._own.excludes(s), s), default=None)
         return tuple(sorted(tensors)), tuple(sorted(host_states.values())), complete
 
+    def inventory(self, holder: str, process_index: int, address: str) -> HolderInventory:
+        """Return what this process holds, as the ``holder`` that peers reach at ``address``."""
+        tensors, host_states, known_complete = self.held()
+        return HolderInventory(
+            holder=holder,
+            process_index=process_index,
+            address=address,
+            tensors=tensors,
+            host_states=host_states,
+            known_complete=known_complete,
+            timeline=self.timeline,
+            incarnation=self.incarnation,
+        )
+
     @property
     def timeline(self) -> Timeline | None:
         """Return the newest timeline recorded in any of the directories, or None."""
@@ -79,7 +93,7 @@ class HeldCopies:
 
     @property
     def incarnation(self) -> str:
-        """Return the newest life that any of the directories has heard of; empty without one."""
+        """Return the newest incarnation that any of the directories has heard of, or ""."""
         with self._lock:
             return max((p.ledger.incarnation for p in self._directories()), key=number_of)
 
@@ -295,12 +309,14 @@ class HeldCopies:
             raise NotHeld("read", f"host state of process {held.owner}", "it is gone")
         return data
 
-    def remove(self, step: int, life: str = "") -> None:
+    def remove(self, step: int, incarnation: str = "") -> None:
         """Unpublish every save of ``step``, protected or not, with its host states.
 
-        Also in orphans; see ``ProcessDirectory.remove``. LocalTierError. ``life``: of no account.
+        Also in orphans; see ``ProcessDirectory.remove``. LocalTierError.
+
+        ``incarnation``: of no account.
         """
-        del life
+        del incarnation
         self._change_all("remove from", lambda place: place.remove(step))
 
     def invalidate_newer(self, than: SaveId, timeline: Timeline | None = None) -> None:

@@ -18,8 +18,7 @@ from absl import logging
 from emergency_ckpt import files
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
-from emergency_ckpt.core.save_identity import check_save
-from emergency_ckpt.core.timeline import newest, number_of
+from emergency_ckpt.core.timeline import check_save, newest, number_of
 from emergency_ckpt.errors import CorruptData, HostStateError, LocalTierError, NotHeld
 from emergency_ckpt.ram.locks import (
     ReaderClaim,

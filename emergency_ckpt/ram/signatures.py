@@ -14,7 +14,7 @@ import re
 
 import msgspec
 
-from emergency_ckpt.core.secret.derived_keys import RunSecret
+from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.errors import CorruptData, NotSigned
 
 FORMAT_VERSION = 1

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from emergency_ckpt.types import Contents, SaveId
 
 SLOTS_AT_REST = 2
-"""One whole step and one being written; more when more steps are to be kept."""
+"""One complete step and one being written; more when more steps are to be kept."""
 MAX_EXTRA_SLOTS = 2
 """Maximum number of further slots while others are lent."""
 
@@ -22,7 +22,7 @@ class SlotState:
       save: the published save, or None.
       lent: arrays still read its memory.
       in_use: a writer or a peer uses it now.
-      incomplete: ``save`` is known not to be whole on all processes.
+      incomplete: ``save`` is known not to be complete on all processes.
       excluded: ``save`` is not on the chain that the job continues.
     """
 

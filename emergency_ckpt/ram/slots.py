@@ -289,7 +289,7 @@ def make_slot(number: int, claim: Claim, size_bytes: int, *, sparse: bool = Fals
 def open_slot(
     number: int, claim: Claim, place: ProcessFiles
 ) -> tuple[Slot | None, CorruptData | None]:
-    """Open a slot of an earlier life, with its contents if they are whole.
+    """Open a slot of an earlier life, with its contents if they are complete.
 
     The second result is the damage found; it is returned, not raised. A file that can be mapped is
     kept as a free slot. The CRCs of the bytes are not checked here.

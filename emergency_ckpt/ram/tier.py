@@ -15,15 +15,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-import numpy as np
 
 from emergency_ckpt import files
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, SMALL_FILES_BYTES
-from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
-from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import LocalTierError, RamdiskFull, SlotBusy
 from emergency_ckpt.ram import locks as claims
-from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.old_lives import claim_or_wait
 from emergency_ckpt.ram.other_runs import OtherRuns
 from emergency_ckpt.ram.prefault import Prefaulter
@@ -41,8 +37,7 @@ from emergency_ckpt.ram.slot_choice import (
 )
 from emergency_ckpt.ram.slot_writer import SlotWriter
 from emergency_ckpt.ram.slots import Slot, check_room, whole_pages
-from emergency_ckpt.tier import StepReader
-from emergency_ckpt.types import SaveId, ShardId, Writer
+from emergency_ckpt.types import SaveId, Writer
 
 __all__ = ["LocalTier", "SlotWriter"]
 
@@ -101,8 +96,8 @@ class LocalTier(HeldCopies):
         process owns, else makes one. Waits up to ``wait_s`` seconds for a directory that a process
         of another ``start`` holds. Damaged files are quarantined, never raised. Until the first
         ``protect`` or ``note_complete`` every save found is protected. ``slots``: number of slots
-        at rest, one more than the whole steps to keep. ``signer``: signs published files; unsigned
-        files are then not used.
+        at rest, one more than the complete steps to keep. ``signer``: signs published files;
+        unsigned files are then not used.
 
         ConfigError for an invalid run id; LocalTierError when the ramdisk cannot be used, or an
         earlier life of the run still holds it. The claim ends with ``close`` or with the process.
@@ -323,35 +318,6 @@ class LocalTier(HeldCopies):
                     return StorageSource(False, False, str(error))
                 self._spare_slots = 1
             return choice
-
-    def publish(self, step: StepReader, life: str, chain: Timeline | None = None) -> None:
-        """Copy a whole step from another tier into a slot, and note it as complete.
-
-        Its host states are read before a slot is given up, and published after the tensors, as by
-        a save. RamdiskFull, SlotBusy, LocalTierError; errors of ``step`` pass through.
-        """
-        save, documents = step.save, step.host_states()
-        layout = lay_out(
-            list(step.leaves.values()),
-            [
-                (ShardId(path, box), shard_nbytes(leaf, box))
-                for path, leaf in step.leaves.items()
-                for box in step.boxes(path)
-            ],
-        )
-        with self.begin_write(save, layout.size_bytes, allow_extra=True) as writer:
-            crcs: list[int] = []
-            for placed in layout.shards:
-                data = step.read(placed.shard.leaf, placed.shard.box)
-                crcs += writer.copy([(data.reshape(-1).view(np.uint8), placed.offset)])
-            writer.stage(build_contents(save, list(step.leaves.values()), layout, crcs))
-            writer.publish()
-        for owner, data in documents.items():
-            self.publish_host_state(save, owner, len(documents), data)
-        self.note_incarnation(life)
-        if chain is not None:
-            self.follow(chain)
-        self.note_complete(save)
 
     def protect(self, saves: Iterable[SaveId]) -> None:
         """Protect these saves, and no others, from being overwritten."""

@@ -28,7 +28,7 @@ from emergency_ckpt import _native
 from emergency_ckpt.cluster.coordination import deadline_left_s
 from emergency_ckpt.cluster.peers import fetch_contents
 from emergency_ckpt.core.boxes import describe, divide, relative, shape_of, volume
-from emergency_ckpt.core.placement.retained_shards import RetainedShards
+from emergency_ckpt.core.placement.placement_policies import RetainedShards
 from emergency_ckpt.core.restore.inventory import Quarantined
 from emergency_ckpt.core.restore.plan_types import FetchGroup, ProcessPlan, selected
 from emergency_ckpt.core.shard_layout import Layout, lay_out

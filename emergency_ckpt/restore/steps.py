@@ -31,7 +31,7 @@ from emergency_ckpt.types import LeafSpec, TierName
 
 
 class StepDescription(NamedTuple):
-    """The contents of a whole step, as one process can read them.
+    """The contents of a complete step, as one process can read them.
 
     Attributes:
       leaves: every leaf of its state.
@@ -75,7 +75,7 @@ class StepCatalog:
     series: Series = dataclasses.field(default_factory=Series)
 
     def known(self) -> list[int]:
-        """Return the steps known here to be whole, oldest first. Not collective; reads storage.
+        """Return the steps known here to be complete, oldest first. Not collective; reads storage.
 
         Where a tier does not answer within ``LISTING_TIMEOUT_S``, what the others have is all that
         is known. PersistentTierError, CorruptData when they have nothing: that this one has
@@ -99,12 +99,12 @@ class StepCatalog:
         return sorted(steps)
 
     def survey(self, state: PyTree) -> CompleteSteps:
-        """The whole steps of both tiers, by what all processes hold now. Collective; blocks.
+        """The complete steps of both tiers, by what all processes hold now. Collective; blocks.
 
         ``state`` is what would be restored into. Nothing is forgotten, and no save waited for.
 
         Raises:
-          PersistentTierError: storage cannot be reached, and RAM has no whole step.
+          PersistentTierError: storage cannot be reached, and RAM has no complete step.
           HolderUnreachable: what some process holds cannot be read.
           RestoreFailed, DeadlineExceeded: a process failed or did not come.
         """
@@ -141,7 +141,7 @@ class StepCatalog:
 
         Raises:
           RestoreFailed, PersistentTierError, LocalTierError: it may be gone in part then, and is
-          whole nowhere.
+          complete nowhere.
         """
         number = self.removals
         self.removals += 1

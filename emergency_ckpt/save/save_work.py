@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from emergency_ckpt.background import Failures, closing, no_garbage_collection
+from emergency_ckpt.background import Closeable, Failures, no_garbage_collection
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.cluster.process_placement import (
@@ -23,7 +24,7 @@ from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config import Config
 from emergency_ckpt.config.policies import plan_text
-from emergency_ckpt.core.save.snapshot_plan import Buffers, SnapshotSettings
+from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import EventSink
@@ -70,29 +71,20 @@ class SaverParts:
     before_save: Callable[[int], Callable[[], object] | None]
     inspect: Callable[[], None]
 
-    @property
-    def snapshot_settings(self) -> SnapshotSettings:
-        """Return how this process takes snapshots."""
-        config, buffers = self.config, self.buffers
-        return SnapshotSettings(
-            config.snapshot_mode,
-            config.device_copy_bytes,
-            buffers.staging_bytes,
-            buffers.staging_memory,
-        )
-
-    def saves(self, tier: TierName) -> LocalSaves | PersistentSaves | None:
-        """Return what carries out the saves to ``tier``; None without that tier."""
-        return self.local if tier == LOCAL else self.persistent
+    @functools.cached_property
+    def saves(self) -> dict[TierName, LocalSaves | PersistentSaves]:
+        """Return what carries out the saves to each tier."""
+        found: dict[TierName, LocalSaves | PersistentSaves] = {LOCAL: self.local}
+        if self.persistent is not None:
+            found[PERSISTENT] = self.persistent
+        return found
 
     def skip(self, tier: TierName, save: SaveId, why: SaveFailed | None) -> None:
         """Leave ``save`` out of ``tier`` on this process: the others are told in the background.
 
         ``why``: recorded; None when nothing is missed.
         """
-        saves = self.saves(tier)
-        if saves is not None:
-            saves.note_skipped(save)
+        self.saves[tier].note_skipped(save)
         if why is not None:
             self.failures.record(why)
             self.events.emit("save.skipped", step=save.step, tier=tier, reason=why.problem)
@@ -175,12 +167,15 @@ class TierWork(NamedTuple):
     Attributes:
       snapshot: to be started and waited for.
       read: to be done first, before any wait for others; None when ``work`` reads the snapshot.
-      work: the rest. It closes the snapshot.
+      work: the rest.
+      held: closed by the caller at the end, also when nothing of the above was done; it closes the
+        snapshot.
     """
 
     snapshot: Snapshot
     read: Work | None
     work: Work
+    held: Closeable
 
 
 class _SnapshotPlan:
@@ -233,7 +228,9 @@ class _SnapshotPlan:
 
     def _recipe(self, wanted: Sequence[ShardId]) -> SnapshotRecipe:
         parts, tree = self._parts, self.placement.tree
-        return SnapshotRecipe(tree, wanted, parts.snapshot_settings, self._copies, parts.inspect)
+        return SnapshotRecipe(
+            tree, wanted, parts.config, parts.buffers, self._copies, parts.inspect
+        )
 
 
 class SaveWork:
@@ -289,7 +286,7 @@ class SaveWork:
             buddies=placement.buddies,
         )
         local = self._parts.local
-        return TierWork(snapshot, None, closing(capture, lambda: local.run(job)))
+        return TierWork(snapshot, None, lambda: local.run(job), capture)
 
     def _persistent(
         self, plan: _SnapshotPlan, flat: list[Any], request: SaveRequest, payload: Payload
@@ -330,7 +327,11 @@ class SaveWork:
             capture.close(is_written=complete)
 
         read = capture.read if self._writes(placement) else None
-        return TierWork(snapshot, read, closing(capture, work))
+        held = contextlib.ExitStack()
+        held.callback(capture.close)
+        # From now on: local saves go on, and with them what is pushed for those.
+        held.enter_context(self._parts.inbox.kept(request.save))
+        return TierWork(snapshot, read, work, held)
 
     def _run_persistent(self, job: PersistentSave, *, publishes: bool) -> bool:
         persistent, preservation = self._parts.persistent, self._parts.preservation

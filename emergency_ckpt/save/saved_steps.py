@@ -1,4 +1,4 @@
-"""The steps that one process knows to be whole, and the identities of its next saves."""
+"""The steps that one process knows to be complete, and the identities of its next saves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from emergency_ckpt.save.local_save import LocalSaves
 from emergency_ckpt.save.persistent.save import PersistentSaves
-from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
+from emergency_ckpt.types import LOCAL, SaveId, TierName
 
 _AFTER_REMOVAL = 1000
 """Added to the number of a demand for each removal of its step."""
@@ -17,10 +17,12 @@ class SavedSteps:
     """Steps found at a restore or survey, and saved since. For the training thread."""
 
     def __init__(
-        self, local: LocalSaves, persistent: PersistentSaves | None, incarnation: str, run_id: str
+        self,
+        saves: Mapping[TierName, LocalSaves | PersistentSaves],
+        incarnation: str,
+        run_id: str,
     ) -> None:
-        self._local = local
-        self._persistent = persistent
+        self._saves = saves
         self._incarnation = incarnation
         self._run_id = run_id
         self._found: dict[TierName, int] = {}
@@ -42,8 +44,8 @@ class SavedSteps:
         self._forced = (-1, 0)
         self.restored = save
         self._found = {LOCAL: save.step, tier: save.step}
-        if self._persistent is not None:
-            self._persistent.restart()
+        for saves in self._saves.values():
+            saves.restart_from(save)
 
     def note_found(self, newest: Mapping[TierName, int]) -> None:
         """After a survey: the newest step of each tier."""
@@ -51,28 +53,24 @@ class SavedSteps:
 
     def holds(self, name: TierName, step: int) -> bool:
         """Return whether the tier has ``step`` whole: found by a restore or survey, or saved."""
-        complete = self._complete(name)
-        return self._found.get(name) == step or (complete is not None and complete.step == step)
+        return step in (self._found.get(name), self._complete_step(name))
 
     def newest(self) -> int | None:
-        """The newest step that was saved whole or restored in this life; None before the first."""
-        complete = (self._complete(LOCAL), self._complete(PERSISTENT))
-        return max((save.step for save in complete if save is not None), default=None)
+        """The newest step that is complete or was restored in this life; None before the first."""
+        steps = map(self._complete_step, self._saves)
+        return max((step for step in steps if step is not None), default=None)
 
     def forget(self, step: int) -> None:
         """``step`` was removed from both tiers."""
         self._removed[step] += 1
         self._found = {name: found for name, found in self._found.items() if found != step}
-        complete = self._complete(LOCAL)
-        if complete is not None and complete.step == step:
-            self._local.restart_from(None)
-        complete = self._complete(PERSISTENT)
-        if self._persistent is not None and complete is not None and complete.step == step:
-            self._persistent.restart()
+        for name, saves in self._saves.items():
+            if self._complete_step(name) == step:
+                saves.restart_from(None)
 
-    def _complete(self, name: TierName) -> SaveId | None:
-        saves = self._local if name == LOCAL else self._persistent
-        return None if saves is None else saves.last_complete
+    def _complete_step(self, name: TierName) -> int | None:
+        complete = self._saves[name].last_complete
+        return None if complete is None else complete.step
 
     def identity(self, step: int, *, forced: bool) -> SaveId:
         """The identity of the next save.

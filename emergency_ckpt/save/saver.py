@@ -31,7 +31,6 @@ until storage has them. ``SlotCapture`` and ``StorageCapture`` are the two reade
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,7 +40,6 @@ from absl import logging
 
 from emergency_ckpt.background import chain, closing
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
-from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.round import leave_together
 from emergency_ckpt.core.save.save_rules import check_items, named_metrics, skip_reason
 from emergency_ckpt.errors import (
@@ -61,7 +59,7 @@ from emergency_ckpt.save.save_work import (
 from emergency_ckpt.save.saved_steps import SavedSteps
 from emergency_ckpt.save.schedule import DueSaves, TierSchedule
 from emergency_ckpt.state.staging import Snapshot
-from emergency_ckpt.state.tree import PyTree, StateTree
+from emergency_ckpt.state.tree import PyTree
 from emergency_ckpt.storage.calls import release_workers
 from emergency_ckpt.types import LOCAL, PERSISTENT, OrbaxStep, SaveId, TierName
 
@@ -84,7 +82,11 @@ class _Begun(NamedTuple):
 
 
 class Saver:
-    """Saves to both tiers. For the training thread."""
+    """Saves to both tiers. For the training thread.
+
+    Attributes:
+      work: places states on processes, also those of a restore.
+    """
 
     def __init__(self, parts: SaverParts, incarnation: str) -> None:
         self._parts = parts
@@ -92,8 +94,8 @@ class Saver:
             name: TierSchedule(name, plan, parts.failures)
             for name, plan in parts.config.save_plans().items()
         }
-        self._saved = SavedSteps(parts.local, parts.persistent, incarnation, parts.config.run_name)
-        self._work = SaveWork(parts, self._schedules, self._saved)
+        self._saved = SavedSteps(parts.saves, incarnation, parts.config.run_name)
+        self.work = SaveWork(parts, self._schedules, self._saved)
         self._newest_due = -1
         self._named_ignored = False
         self._left = self._heard_at_end = False
@@ -193,7 +195,7 @@ class Saver:
         if schedule.pauses and not request.must_exist and self._tell_pause(schedule, save):
             return []
         try:
-            snapshot, read, work = self._work.take(name, request)
+            snapshot, read, work, held = self.work.take(name, request)
         except PeerAbsent as error:
             self._give_up(name, save, error)
             return []
@@ -207,11 +209,7 @@ class Saver:
         if read is not None:
             work = chain(read, work)
         self._parts.events.emit("save.started", step=request.step, tier=name)
-        with contextlib.ExitStack() as kept:
-            if name == PERSISTENT:
-                # Until it is over: local saves go on, and with them what is pushed for those.
-                kept.enter_context(self._parts.inbox.kept(save))
-            schedule.start(closing(kept.pop_all(), work))
+        schedule.start(closing(held, work))
         self._begun[name] = save
         return [_Begun(name, snapshot, begun_s, waited_s, snapshot.ready_s)]
 
@@ -244,8 +242,7 @@ class Saver:
         return max(least_s, config.storage_wait_timeout_s)
 
     def _missed(self, name: TierName, save: SaveId, limit_s: float) -> SaveFailed:
-        saves = self._parts.saves(name)
-        waits = saves is not None and saves.waits_for_others
+        waits = self._parts.saves[name].waits_for_others
         why = skip_reason(name, limit_s, waits_for_others=waits)
         return SaveFailed(
             "save", f"step {save.step} to the {name} tier", why.problem, hint=why.hint
@@ -303,7 +300,7 @@ class Saver:
 
     def _tell_pause(self, schedule: TierSchedule, save: SaveId) -> bool:
         """Leave ``save`` out everywhere, after those that have failed: at the first writer only."""
-        persistent, placement = self._parts.persistent, self._work.placement
+        persistent, placement = self._parts.persistent, self.work.placement
         if persistent is None or placement is None:
             return False
         schedule.start(lambda: persistent.tell_pause(save, placement.writers))
@@ -374,16 +371,6 @@ class Saver:
     def saved(self) -> SavedSteps:
         """Return the steps that this process knows to be complete."""
         return self._saved
-
-    def place(self, tree: StateTree) -> ProcessPlacement:
-        """As ``SaveWork.place``."""
-        return self._work.place(tree)
-
-    def use_placement(
-        self, placement: ProcessPlacement, host_state_bytes: int, *, in_background: bool = False
-    ) -> None:
-        """Save states of this structure, reserve their slots; RamdiskFull when there is no room."""
-        self._work.use_placement(placement, host_state_bytes, in_background=in_background)
 
     # Preemption.
 
@@ -532,7 +519,7 @@ class Saver:
         ended = [schedule.worker.stop(timeout_s) for schedule in self._schedules.values()]
         if self._parts.preservation is not None:
             ended.append(self._parts.preservation.stop(timeout_s))
-        self._work.close()
+        self.work.close()
         if not all(ended):
             # Storage may be silent for hours, and the interpreter's end would wait for its clients.
             release_workers()

@@ -151,16 +151,16 @@ class Vote:
     # The leader.
 
     def _begin(self, save: SaveId) -> None:
-        if self._begun is not None and _life(self._begun) != _life(save):
+        if self._begun is not None and _incarnation(self._begun) != _incarnation(save):
             # All have restored since then, and nobody is in doubt about a save before that.
-            forget(self._coordinator, _life(self._begun))
+            forget(self._coordinator, _incarnation(self._begun))
             self._votes, self._late = Series(_KEPT_VOTES), set()
         self._begun = save
         # Noted before the call that may fail: else the keys of this vote would never be deleted.
         # What is decided of these, or not, is "incomplete" to whoever still asks.
         self._votes.add(_name(save))
         # Before it comes to the save: who waits for the decision on an older one reads it then.
-        self._coordinator.replace(f"{_life(save)}/led", self._votes.kept.encode())
+        self._coordinator.replace(f"{_incarnation(save)}/led", self._votes.kept.encode())
         self._votes.tidy(self._coordinator)
 
     def _wait_for_ballots(self, save: SaveId) -> dict[int, str]:
@@ -217,7 +217,7 @@ class Vote:
             try:
                 decision = self._read(save, self._decision(save).wait(timeout_s, inspect))
             except PeerLeft as error:
-                if self._coordinator.find(f"{_life(save)}/led") != _name(save).encode():
+                if self._coordinator.find(f"{_incarnation(save)}/led") != _name(save).encode():
                     return self._veto(save, error.problem)
                 decision = _Decision(True, "")
         except (CoordinationError, DeadlineExceeded) as error:
@@ -251,13 +251,13 @@ class Vote:
         return decision
 
 
-def _life(save: SaveId) -> str:
-    """Short name of the life between two restores; each demand for a step is a part of it."""
-    life = save.incarnation.partition(".")[0]
-    return f"vote/{hashlib.sha256(life.encode()).hexdigest()[:12]}"
+def _incarnation(save: SaveId) -> str:
+    """Short name of an incarnation, without the part that a forced save adds."""
+    name = save.incarnation.partition(".")[0]
+    return f"vote/{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
 def _name(save: SaveId) -> str:
-    """Return the keys of the vote: the life, the step, and its part when it is not the first."""
+    """Return the keys of the vote: incarnation, step, and the part that a forced save adds."""
     part = save.incarnation.partition(".")[2]
-    return f"{_life(save)}/{save.step}" + (f".{int(part)}" if part else "")
+    return f"{_incarnation(save)}/{save.step}" + (f".{int(part)}" if part else "")

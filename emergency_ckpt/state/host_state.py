@@ -17,7 +17,7 @@ from emergency_ckpt.core.limits import (
     MAX_HOST_STATE_CONTAINERS,
     MAX_PROCESSES,
 )
-from emergency_ckpt.core.save_identity import check_save
+from emergency_ckpt.core.timeline import check_save
 from emergency_ckpt.errors import CorruptData, HostStateError, HostStateTooLarge
 from emergency_ckpt.state import host_state_codec as codec
 from emergency_ckpt.state.host_state_codec import Payload, as_stateful

@@ -15,9 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from absl import logging
 
+from emergency_ckpt.config import Config
 from emergency_ckpt.core.save.snapshot_plan import (
+    Buffers,
     Piece,
-    SnapshotSettings,
+    StagingMemory,
     choose_sources,
     plan_device_copies,
     transfer_order,
@@ -134,19 +136,23 @@ class SnapshotRecipe:
         self,
         tree: StateTree,
         wanted: Sequence[ShardId],
-        settings: SnapshotSettings | None = None,
+        config: Config | None = None,
+        buffers: Buffers = Buffers(),  # noqa: B008  frozen
         copies: DeviceCopies | None = None,
         inspect: Inspect = inspect_nothing,
     ) -> None:
-        """``copies``: for ``device_copy``, shared by all recipes of this process.
+        """``config``: None for the settings' defaults.
 
-        ``inspect``: during a wait for arrays, see ``wait_until_ready``.
+        Args:
+          copies: for ``device_copy``, shared by all recipes of this process.
+          inspect: called during a wait for arrays, see ``wait_until_ready``.
         """
         self._inspect = inspect
         self._tree = tree
-        self._settings = settings = settings or SnapshotSettings()
-        self._copies = copies or DeviceCopies(settings.device_copy_bytes)
-        self._takes = _takes(tree, wanted, settings)
+        self._config = config = config or Config()
+        self._buffers = buffers
+        self._copies = copies or DeviceCopies(config.device_copy_bytes)
+        self._takes = _takes(tree, wanted, buffers.staging_memory)
         used = {take.leaf.position for take in self._takes}
         self._keys = sorted(
             leaf.position
@@ -160,7 +166,7 @@ class SnapshotRecipe:
         pieces = [self._takes[i].piece for i in on_devices]
         self._plan = plan_device_copies(
             (self._takes[i].piece for i in on_devices if _is_copyable(self._takes[i])),
-            self._copies.limit_bytes if settings.mode == "device_copy" else 0,
+            self._copies.limit_bytes if config.snapshot_mode == "device_copy" else 0,
         )
         order = (on_devices[i] for i in transfer_order(pieces, self._plan.leaves))
         self._order = [
@@ -203,7 +209,7 @@ class SnapshotRecipe:
             for position in self._keys:
                 stored[position] = jax.random.key_data(flat[position])
         copied = self._copy_on_devices(stored) if self._plan.leaves else {}
-        waits = self._settings.mode != "auto"
+        waits = self._config.snapshot_mode != "auto"
         held, ready_s = self._hold(stored)
         views: list[tuple[int, Memory]] = list(zip(self._shared, held, strict=True))
         for position in self._host_values:
@@ -234,7 +240,7 @@ class SnapshotRecipe:
         return Snapshot(
             views,
             transfers,
-            self._settings.staging_bytes,
+            self._buffers.staging_bytes,
             waits_for_views=waits and len(views) > len(self._host_values),
             ready_s=ready_s,
         )
@@ -328,13 +334,13 @@ def _way_to(take: _Take, stored: Sequence[Any]) -> _Way | None:
     return _array
 
 
-def _takes(tree: StateTree, wanted: Sequence[ShardId], settings: SnapshotSettings) -> list[_Take]:
+def _takes(tree: StateTree, wanted: Sequence[ShardId], staging: StagingMemory) -> list[_Take]:
     """Return the source of each wanted shard, spread evenly over the devices that hold it."""
     leaves = {leaf.spec.path: leaf for leaf in tree.leaves}
     holders = [_holders(leaves[shard.leaf], shard) for shard in wanted]
     for i, held in enumerate(holders):
         first = next(iter(held), None)
-        if first is not None and _is_shared(first, settings):
+        if first is not None and _is_shared(first, staging):
             holders[i] = {
                 first: held[first]
             }  # all share one memory, and the first is found fastest
@@ -349,20 +355,20 @@ def _takes(tree: StateTree, wanted: Sequence[ShardId], settings: SnapshotSetting
         leaf = leaves[shard.leaf]
         device = next((device for device in holders[i] if device.id == source[i]), None)
         index = 0 if device is None else holders[i][device]
-        shared = device is not None and _is_shared(device, settings)
-        memory = None if device is None else _memory(device, leaf.spec.dtype, settings)
+        shared = device is not None and _is_shared(device, staging)
+        memory = None if device is None else _memory(device, leaf.spec.dtype, staging)
         takes.append(_Take(shard, leaf, index, device, shared, memory, sizes[i]))
     return takes
 
 
-def _is_shared(device: Device, settings: SnapshotSettings) -> bool:
+def _is_shared(device: Device, staging: StagingMemory) -> bool:
     """Return whether a view of a device's array replaces the transfer."""
-    return device.platform == "cpu" and settings.staging_memory == "auto"
+    return device.platform == "cpu" and staging == "auto"
 
 
-def _memory(device: Device, dtype: str, settings: SnapshotSettings) -> str | None:
+def _memory(device: Device, dtype: str, staging: StagingMemory) -> str | None:
     """Return the host memory that ``device`` transfers to; None for JAX's own transfer."""
-    if settings.staging_memory == "pageable" or _is_shared(device, settings):
+    if staging == "pageable" or _is_shared(device, staging):
         return None
     if dtype in PACKED_DTYPES:
         return None  # packed on the device; only JAX's own transfer writes one byte for each

@@ -1,6 +1,6 @@
 """The persistent tier: one sharded copy of a step in Orbax's format, and our marker beside it.
 
-A save, on the processes that ``core.placement.writers`` chooses:
+A save, on the processes that ``placement_policies.writers`` chooses:
 
 1. ``steps.writer`` clears the step's place. A step that counts there is kept under
    another name, and counts until its successor is complete.
@@ -12,7 +12,7 @@ A save, on the processes that ``core.placement.writers`` chooses:
 A restore: ``steps`` lists the steps and checks their markers; ``orbax_reader`` reads boxes. Tools
 read a step through ``step_reader``, and write one from another tier with ``tier.publish``.
 
-Guaranteed: a crash at any instant leaves the step whole or not counting; a step that counts, or
+Guaranteed: a crash at any instant leaves the step complete or not counting; a step that counts, or
 that cannot be read, is moved aside, and only retention removes it; every call has a deadline.
 
 Every access: ``directory`` reads, writes and removes files of a file system or an object store, and

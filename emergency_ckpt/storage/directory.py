@@ -16,7 +16,9 @@ import fsspec
 from etils import epath
 
 from emergency_ckpt.core.limits import MAX_MARKER_BYTES
-from emergency_ckpt.core.step_names import is_own_name
+from emergency_ckpt.core.step_names import (
+    is_own_name,
+)
 from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
 from emergency_ckpt.paths import resolved
 from emergency_ckpt.storage.calls import (

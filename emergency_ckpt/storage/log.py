@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.limits import MAX_LOG_BYTES, MAX_VERSION
-from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.step_log import Entry, Key, Table, problem_of
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CorruptData, NewerFormat, PersistentTierError

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import msgspec
 
+from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.limits import MAX_ITEMS, MAX_MARKER_BYTES
-from emergency_ckpt.core.save_identity import check_save
-from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.step_names import is_item_name, leaves_by_item
+from emergency_ckpt.core.timeline import check_save
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.storage.signed_file import SignedFile
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId

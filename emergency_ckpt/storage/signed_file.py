@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from emergency_ckpt.core.secret.step_signature import StepSignature, StepSigning
+from emergency_ckpt.core.keys import StepSignature, StepSigning
 from emergency_ckpt.errors import CorruptData, NewerFormat
 
 T = TypeVar("T")

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy.typing as npt
 from etils import epath
 
+from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_MARKER_BYTES
-from emergency_ckpt.core.placement.writers import StorageCompression
+from emergency_ckpt.core.placement.placement_policies import StorageCompression
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.core.save.snapshot_plan import Buffers
-from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.step_names import leaves_by_item
@@ -246,10 +246,10 @@ class PersistentTier:
                 return {name: folder / name for name in found.marker.items}
         return {}
 
-    def remove(self, step: int, life: str) -> None:
+    def remove(self, step: int, incarnation: str) -> None:
         """Remove ``step`` where this process has the ``writer``; do nothing elsewhere."""
         if self.writer is not None:
-            self.writer.remove([step], life)
+            self.writer.remove([step], incarnation)
 
     def _own_writer(self) -> DirectoryWriter:
         if self.writer is None:

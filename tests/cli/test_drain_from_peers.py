@@ -16,8 +16,8 @@ from looks import eckpt_here, eckpt_json, tree_of
 from quarters import W, save_quarters
 from tiers_support import RUN_ID
 
+from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.restore.inventory import HolderInventory
-from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.ram import ReadOnlyRamdisk, Signer
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.transfer import TransferServer

@@ -17,7 +17,7 @@ from looks import eckpt_here
 from quarters import W, save_quarters
 from tiers_support import RUN_ID
 
-from emergency_ckpt.core.secret.derived_keys import RunSecret
+from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.ram import Signer
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.transfer import TransferClient

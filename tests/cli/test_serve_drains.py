@@ -15,7 +15,7 @@ from looks import USAGE_EXIT_CODE, eckpt_here
 from quarters import save_quarters
 from tiers_support import RUN_ID, open_tier
 
-from emergency_ckpt.core.secret.derived_keys import RunSecret
+from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.ram import ReadOnlyRamdisk, Signer
 from emergency_ckpt.run_secret import generate_secret
 from emergency_ckpt.transfer import TransferServer

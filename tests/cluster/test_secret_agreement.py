@@ -9,7 +9,7 @@ import pytest
 from memory_coordination import MemoryService, everywhere
 
 from emergency_ckpt.cluster.secret_agreement import Agreed, Exchange, agree_secret, forget_exchange
-from emergency_ckpt.core.secret.derived_keys import RunSecret
+from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded, ForgedValue
 from emergency_ckpt.run_secret import OwnSecret
 

@@ -22,7 +22,7 @@ from emergency_ckpt.core.step_log import (
     problem_of,
     reserved,
 )
-from emergency_ckpt.core.timeline import Life, Timeline, continued
+from emergency_ckpt.core.timeline import Ancestor, Timeline, continued
 from emergency_ckpt.types import SaveId
 
 
@@ -233,7 +233,7 @@ HOSTILE = {
     "incarnation 0": {"incarnation": life(0)},
     "incarnation of a forced save": {"incarnation": f"{life(2)}.000001"},
     "chain without a number": {"chain": from_nothing("life")},
-    "chain that goes up": {"chain": Timeline(life(2), 4, (Life(life(3), 4),), 4)},
+    "chain that goes up": {"chain": Timeline(life(2), 4, (Ancestor(life(3), 4),), 4)},
     "steps unordered": {"steps": (entry(2), entry(1))},
     "step twice": {"steps": (entry(1), entry(1))},
     "two complete of one number": {"steps": (entry(1, 1), entry(1, 2))},

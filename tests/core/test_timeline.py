@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from emergency_ckpt.core.limits import MAX_INCARNATION_NUMBER, MAX_LIVES
 from emergency_ckpt.core.timeline import (
-    Life,
+    Ancestor,
     Timeline,
     continued,
     is_on_way,
@@ -211,14 +211,14 @@ def test_newest_step_is_of_the_timeline_alone() -> None:
 @pytest.mark.parametrize(
     ("timeline", "is_good"),
     [
-        (Timeline(C, 5, (Life(B, 5), Life(A, 3)), 3), True),
-        (Timeline(C, 5, (Life(plain_incarnation(2, "5e"), 5), Life(B, 3)), 3), True),
+        (Timeline(C, 5, (Ancestor(B, 5), Ancestor(A, 3)), 3), True),
+        (Timeline(C, 5, (Ancestor(plain_incarnation(2, "5e"), 5), Ancestor(B, 3)), 3), True),
         (from_nothing(C), True),
-        (Timeline(C, 5, (Life(A, 5), Life(B, 3)), 3), False),
-        (Timeline(C, 5, (Life(C, 5),), 3), False),
-        (Timeline(B, 5, (Life(C, 5),), 3), False),
+        (Timeline(C, 5, (Ancestor(A, 5), Ancestor(B, 3)), 3), False),
+        (Timeline(C, 5, (Ancestor(C, 5),), 3), False),
+        (Timeline(B, 5, (Ancestor(C, 5),), 3), False),
         (Timeline("a life", 5, (), 3), False),
-        (Timeline(life(999), 5, tuple(Life(life(n), 5) for n in range(65, 0, -1)), 3), False),
+        (Timeline(life(999), 5, tuple(Ancestor(life(n), 5) for n in range(65, 0, -1)), 3), False),
     ],
 )
 def test_problem_of_a_record_from_outside(timeline: Timeline, *, is_good: bool) -> None:

@@ -10,7 +10,7 @@ import sys
 from fake_gcs import GcsControl
 from persistent_steps import fill
 
-from emergency_ckpt.core.secret.step_signature import StepSigning
+from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.steps.looks import FoundStep
 

@@ -11,7 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from state_samples import on_host
 
-from emergency_ckpt.core.secret.step_signature import StepSigning
+from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.timeline import Timeline, number_of
 from emergency_ckpt.state import BoxTable, describe, host_state

@@ -11,10 +11,15 @@ from memory_tier import MemoryTier
 from persistent_steps import RUN_ID, writer_of
 from tier_cases import CASES
 
+from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
+from emergency_ckpt.core.timeline import Timeline
+from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.process_files import file_name
 from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.state.staging import flat_bytes
 from emergency_ckpt.storage.tier import PersistentTier
-from emergency_ckpt.types import Writer
+from emergency_ckpt.tier import StepReader
+from emergency_ckpt.types import ShardId, Writer
 
 _SLOTS = 4
 
@@ -31,6 +36,28 @@ class RamPlace:
         writer = Writer(process_index=0, process_count=3, slice_index=0, hostname="host")
         self._tier = LocalTier.open(self._ramdisk, RUN_ID, writer, copy_threads=1, slots=_SLOTS)
         return self._tier
+
+    def publish(
+        self, tier: LocalTier, step: StepReader, life: str, chain: Timeline | None = None
+    ) -> None:
+        """As ``LocalSaves`` of a job of one process; a vote has nobody to ask."""
+        save, documents, leaves = step.save, step.host_states(), list(step.leaves.values())
+        boxes = [ShardId(path, box) for path in step.leaves for box in step.boxes(path)]
+        sizes = [(each, shard_nbytes(step.leaves[each.leaf], each.box)) for each in boxes]
+        layout = lay_out(leaves, sizes)
+        with tier.begin_write(save, layout.size_bytes) as writer:
+            crcs: list[int] = []
+            for placed in layout.shards:
+                data = step.read(placed.shard.leaf, placed.shard.box)
+                crcs += writer.copy([(flat_bytes(data), placed.offset)])
+            writer.stage(build_contents(save, leaves, layout, crcs))
+            writer.publish()
+        for owner, data in documents.items():
+            tier.publish_host_state(save, owner, len(documents), data)
+        tier.note_incarnation(life)
+        if chain is not None:
+            tier.follow(chain)
+        tier.note_complete(save)
 
     def damage(self, step: int) -> None:
         tier = self.tier()
@@ -61,6 +88,11 @@ class StoragePlace:
         tier.writer = writer_of(tier)
         return tier
 
+    def publish(
+        self, tier: PersistentTier, step: StepReader, life: str, chain: Timeline | None = None
+    ) -> None:
+        tier.publish(step, life, chain)
+
     def damage(self, step: int) -> None:
         folder = epath.Path(self._directory) / str(step)
         patterns = ("state/d/*", "state/*/d/*")
@@ -82,6 +114,12 @@ class MemoryPlace:
 
     def tier(self) -> MemoryTier:
         return self._tier
+
+    def publish(
+        self, tier: MemoryTier, step: StepReader, life: str, chain: Timeline | None = None
+    ) -> None:
+        del life
+        tier.publish(step, chain)
 
     def damage(self, step: int) -> None:
         self._tier.open_step(step).damage()

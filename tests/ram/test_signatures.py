@@ -22,8 +22,8 @@ from tiers_support import (
     write_save,
 )
 
-from emergency_ckpt.core.secret.derived_keys import RunSecret
-from emergency_ckpt.core.timeline import Life, Timeline
+from emergency_ckpt.core.keys import RunSecret
+from emergency_ckpt.core.timeline import Ancestor, Timeline
 from emergency_ckpt.errors import CorruptData, NotSigned
 from emergency_ckpt.ram import LocalTier, ReadOnlyRamdisk, Signer
 from emergency_ckpt.ram.signatures import check_believed, open_signed, signed
@@ -48,7 +48,7 @@ def leave(ramdisk: Path, signer: Signer | None = SIGNER) -> tuple[Path, list[str
         digests.append(write_save(tier, step))
         tier.publish_host_state(save_id(step), 0, 4, document(step))
     tier.note_complete(save_id(2))
-    tier.follow(Timeline("000000000002-next", 2, (Life("000000000001-first", 2),), 0))
+    tier.follow(Timeline("000000000002-next", 2, (Ancestor("000000000001-first", 2),), 0))
     tier.close()
     return tier.path, digests
 

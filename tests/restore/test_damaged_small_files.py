@@ -16,8 +16,7 @@ from persistent_steps import complete_steps
 from places import GOLDEN
 from world import World, same, save_all
 
-from emergency_ckpt.core.secret.derived_keys import derive_key
-from emergency_ckpt.core.secret.step_signature import PURPOSE, StepSigning
+from emergency_ckpt.core.keys import PURPOSE, StepSigning, derive_key
 from emergency_ckpt.errors import CheckpointError, CorruptData, DirectoryInUse, Unrecoverable
 from emergency_ckpt.ram.manifest import decode_manifest
 from emergency_ckpt.ram.process_files import ProcessFiles

@@ -12,7 +12,8 @@ import pytest
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster import LocalCoordinator, Peers
-from emergency_ckpt.core.save.snapshot_plan import SnapshotSettings
+from emergency_ckpt.config import Config
+from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
 from emergency_ckpt.errors import RamdiskFull, SaveFailed, SlotBusy
 from emergency_ckpt.events import EventSink
@@ -26,9 +27,9 @@ from emergency_ckpt.transfer import TransferClient
 from emergency_ckpt.types import SaveId, ShardId, Writer
 
 SHARD_BYTES = 16384
-MODES = {
-    "wait": SnapshotSettings("wait"),
-    "small staging": SnapshotSettings("wait", 0, SHARD_BYTES, "pageable"),
+BUFFERS = {
+    "wait": Buffers(),
+    "small staging": Buffers(SHARD_BYTES, "pageable"),
 }
 
 
@@ -54,7 +55,7 @@ def refuse_copy(*_: Any, **__: Any) -> Any:
     raise RamdiskFull("copy to", "slot", "no space left")
 
 
-@pytest.mark.parametrize("settings", MODES.values(), ids=MODES)
+@pytest.mark.parametrize("buffers", BUFFERS.values(), ids=BUFFERS)
 @pytest.mark.parametrize(
     ("where", "name", "refuse"),
     [(LocalTier, "begin_write", refuse_slot), (SlotWriter, "copy", refuse_copy)],
@@ -63,7 +64,7 @@ def refuse_copy(*_: Any, **__: Any) -> Any:
 def test_training_goes_on_before_the_vote_ends(
     ramdisk: Path,
     monkeypatch: pytest.MonkeyPatch,
-    settings: SnapshotSettings,
+    buffers: Buffers,
     where: type,
     name: str,
     refuse: Callable[..., Any],
@@ -73,7 +74,8 @@ def test_training_goes_on_before_the_vote_ends(
     leaves = tuple(leaf.spec for leaf in tree.leaves)
     shards = [ShardId(leaf.path, tuple((0, n) for n in leaf.global_shape)) for leaf in leaves]
     layout = lay_out(leaves, [(s, shard_nbytes(tree.specs[s.leaf], s.box)) for s in shards])
-    recipe = SnapshotRecipe(tree, [placed.shard for placed in layout.shards], settings)
+    placed = [each.shard for each in layout.shards]
+    recipe = SnapshotRecipe(tree, placed, Config(snapshot_mode="wait"), buffers)
     snapshot = recipe.take(jax.tree.leaves(state))
     snapshot.start()
     assert not snapshot.wait_captured(0), "else it shows nothing"

@@ -181,7 +181,7 @@ class Loop:
         for tier in stored:
             memory = MemoryTier(tier.name)
             for save in tier.complete_steps()[-1:]:
-                memory.publish(tier.open_step(save.step), save.incarnation)
+                memory.publish(tier.open_step(save.step))
                 self._check_copy(process, memory.open_step(save.step))
                 self._log(f"{process.name} has {save} of storage in memory")
                 before = steps.describe(save.step)

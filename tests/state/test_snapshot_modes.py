@@ -6,14 +6,15 @@ import gc
 import threading
 from collections import Counter
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
 from state_samples import DEVICE_DTYPES, mesh_of, random_bits, read_at_once, sharded
 
-from emergency_ckpt.core.save.snapshot_plan import SnapshotSettings
+from emergency_ckpt.config import Config
+from emergency_ckpt.core.save.snapshot_plan import Buffers, SnapshotMode, StagingMemory
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.state.snapshot import DeviceCopies, SnapshotRecipe, copy_on_device
 from emergency_ckpt.state.staging import Snapshot, Transfer
@@ -21,12 +22,29 @@ from emergency_ckpt.state.tree import BoxTable, describe
 
 SHARD_BYTES = 8 * 64 * 4
 LONG_S = 60.0
-WAIT = SnapshotSettings("wait", 0, 3 * SHARD_BYTES, "pinned_host")
-PAGEABLE = SnapshotSettings("wait", 0, 3 * SHARD_BYTES, "pageable")
-COPY_ALL = SnapshotSettings("device_copy", 1 << 20, 3 * SHARD_BYTES, "pinned_host")
-COPY_SOME = SnapshotSettings("device_copy", 3 * SHARD_BYTES, 3 * SHARD_BYTES, "pinned_host")
-COPY_ON_CPU = SnapshotSettings("device_copy", 3 * SHARD_BYTES)
-WAIT_ON_CPU = SnapshotSettings("wait")
+
+
+class Settings(NamedTuple):
+    config: Config
+    buffers: Buffers = Buffers()
+
+
+def settings_of(
+    mode: SnapshotMode,
+    device_copy_bytes: int = 0,
+    staging_bytes: int = Buffers.staging_bytes,
+    memory: StagingMemory = "auto",
+) -> Settings:
+    config = Config(snapshot_mode=mode, device_copy_bytes=device_copy_bytes)
+    return Settings(config, Buffers(staging_bytes, memory))
+
+
+WAIT = settings_of("wait", 0, 3 * SHARD_BYTES, "pinned_host")
+PAGEABLE = settings_of("wait", 0, 3 * SHARD_BYTES, "pageable")
+COPY_ALL = settings_of("device_copy", 1 << 20, 3 * SHARD_BYTES, "pinned_host")
+COPY_SOME = settings_of("device_copy", 3 * SHARD_BYTES, 3 * SHARD_BYTES, "pinned_host")
+COPY_ON_CPU = settings_of("device_copy", 3 * SHARD_BYTES)
+WAIT_ON_CPU = settings_of("wait")
 MODES = {
     "wait": WAIT,
     "pageable": PAGEABLE,
@@ -71,11 +89,11 @@ def donating_step(state: Any) -> Any:
 
 
 def recipe_for(
-    state: Any, settings: SnapshotSettings, copies: DeviceCopies | None = None
+    state: Any, settings: Settings, copies: DeviceCopies | None = None
 ) -> tuple[SnapshotRecipe, tuple[Any, ...]]:
     tree = describe(state, "save")
     wanted = BoxTable(tree, 1).shards_of(0)
-    return SnapshotRecipe(tree, wanted, settings, copies), wanted
+    return SnapshotRecipe(tree, wanted, *settings, copies), wanted
 
 
 class Reader(threading.Thread):
@@ -112,10 +130,10 @@ class Reader(threading.Thread):
 
 
 @each_mode
-def test_state_may_be_donated_once_the_snapshot_is_captured(settings: SnapshotSettings) -> None:
+def test_state_may_be_donated_once_the_snapshot_is_captured(settings: Settings) -> None:
     """Many steps; each consumes the state as soon as training may go on."""
     state = new_state()
-    copies = DeviceCopies(settings.device_copy_bytes)
+    copies = DeviceCopies(settings.config.device_copy_bytes)
     recipe, wanted = recipe_for(state, settings, copies)
     readers: list[tuple[np.ndarray, Reader]] = []
     for _ in range(8):
@@ -140,7 +158,7 @@ def test_state_may_be_donated_once_the_snapshot_is_captured(settings: SnapshotSe
     assert is_all_free(copies)
 
 
-def started_and_donated(settings: SnapshotSettings) -> tuple[Snapshot, tuple[Any, ...]]:
+def started_and_donated(settings: Settings) -> tuple[Snapshot, tuple[Any, ...]]:
     """A snapshot of which all was started, and whose state the next step has overwritten."""
     state = new_state()
     recipe, wanted = recipe_for(state, settings)
@@ -153,7 +171,7 @@ def started_and_donated(settings: SnapshotSettings) -> tuple[Snapshot, tuple[Any
 
 @each_mode
 def test_state_may_be_donated_before_the_reader_if_all_started(
-    settings: SnapshotSettings,
+    settings: Settings,
 ) -> None:
     """Nobody waits for the reader, as with a save whose word is still to come."""
     snapshot, wanted = started_and_donated(settings)
@@ -163,7 +181,7 @@ def test_state_may_be_donated_before_the_reader_if_all_started(
 
 
 @each_mode
-def test_all_at_once(settings: SnapshotSettings) -> None:
+def test_all_at_once(settings: Settings) -> None:
     gc.collect()
     before = pinned_bytes()
     snapshot, wanted = started_and_donated(settings)
@@ -175,7 +193,7 @@ def test_all_at_once(settings: SnapshotSettings) -> None:
     for shard, view in zip(wanted, found, strict=True):
         assert shard.leaf == "keys" or (view == 0).all()
         size_bytes += 0 if shard.leaf == "host" else view.nbytes
-    is_pinned = settings.staging_memory == "pinned_host"
+    is_pinned = settings.buffers.staging_memory == "pinned_host"
     assert pinned_bytes() - before == (size_bytes if is_pinned else 0)
 
 
@@ -195,13 +213,13 @@ def test_what_is_not_yet_read_stays_within_the_staging_memory() -> None:
         assert batch
     snapshot.close()
     assert max(alive) > 0
-    assert max(alive) <= WAIT.staging_bytes
-    assert len(alive) > 6 * 8 * SHARD_BYTES // WAIT.staging_bytes
+    assert max(alive) <= WAIT.buffers.staging_bytes
+    assert len(alive) > 6 * 8 * SHARD_BYTES // WAIT.buffers.staging_bytes
 
 
 def test_shard_larger_than_the_staging_memory_goes_alone() -> None:
     state = new_state()
-    small = SnapshotSettings("wait", 0, 1, "pinned_host")
+    small = settings_of("wait", 0, 1, "pinned_host")
     recipe, wanted = recipe_for(state, small)
     reader = Reader(recipe.take(jax.tree_util.tree_leaves(state)))
     assert len(reader.result()) == len(wanted)
@@ -227,7 +245,7 @@ def test_with_no_device_memory_for_copies_it_waits() -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
     state = new_state()
-    copies = DeviceCopies(COPY_ALL.device_copy_bytes, refuse)
+    copies = DeviceCopies(COPY_ALL.config.device_copy_bytes, refuse)
     recipe, wanted = recipe_for(state, COPY_ALL, copies)
     snapshot = recipe.take(jax.tree_util.tree_leaves(state))
     assert is_all_free(copies)
@@ -239,7 +257,7 @@ def test_another_failure_of_copies_is_not_lack_of_memory() -> None:
     def fail(arrays: list[jax.Array]) -> list[jax.Array]:
         raise jax.errors.JaxRuntimeError("INTERNAL: broken")
 
-    copies = DeviceCopies(COPY_ALL.device_copy_bytes, fail)
+    copies = DeviceCopies(COPY_ALL.config.device_copy_bytes, fail)
     state = new_state()
     recipe, _ = recipe_for(state, COPY_ALL, copies)
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
@@ -256,12 +274,12 @@ def test_budget_is_shared_and_given_back() -> None:
         return copy_on_device(arrays)
 
     state = new_state()
-    copies = DeviceCopies(COPY_SOME.device_copy_bytes, copy)
+    copies = DeviceCopies(COPY_SOME.config.device_copy_bytes, copy)
     recipe, wanted = recipe_for(state, COPY_SOME, copies)
     flat = jax.tree_util.tree_leaves(state)
     first = recipe.take(flat)
     assert len(made) == 8
-    assert max(made) <= COPY_SOME.device_copy_bytes
+    assert max(made) <= COPY_SOME.config.device_copy_bytes
     second = recipe.take(flat)
     assert len(made) == 8
     assert len(Reader(second).result()) == len(wanted)
@@ -331,7 +349,7 @@ def test_on_cpu_waiting_ends_when_reader_has_let_go_of_state() -> None:
 def test_bits_are_kept_on_the_way(dtype: str, memory: Any) -> None:
     whole = random_bits((16, 4), dtype, seed=2)
     state = {"w": sharded(whole, mesh_of(8), "x")}
-    recipe, wanted = recipe_for(state, SnapshotSettings("wait", 0, 64, memory))
+    recipe, wanted = recipe_for(state, settings_of("wait", 0, 64, memory))
     views = Reader(recipe.take(jax.tree_util.tree_leaves(state))).result()
     found = np.concatenate([view for _, view in sorted(zip(wanted, views, strict=True))])
     assert found.dtype == whole.dtype

@@ -25,8 +25,8 @@ from state_samples import assert_same, mesh_of, on_host, random_bits, sharded
 
 import emergency_ckpt
 from emergency_ckpt.core.boxes import volume
+from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.restore.inventory import PersistentStep
-from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.timeline import continued, is_plain
 from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
 from emergency_ckpt.state import BoxTable, describe, host_state

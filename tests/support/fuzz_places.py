@@ -29,8 +29,8 @@ from fuzz_targets import (
 
 from emergency_ckpt.cluster import secret_agreement
 from emergency_ckpt.cluster.messages import decode_message
+from emergency_ckpt.core.keys import OpenedValue, open_value, seal_value
 from emergency_ckpt.core.restore.inventory import HolderInventory
-from emergency_ckpt.core.secret.sealed_values import OpenedValue, open_value, seal_value
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.ram import ReadOnlyRamdisk
 from emergency_ckpt.ram.owners import OWNER_LOCK, read_owner

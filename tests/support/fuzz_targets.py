@@ -16,11 +16,11 @@ import msgspec
 
 from emergency_ckpt.cluster import messages
 from emergency_ckpt.core.address import parse_address
+from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.placement.placement_policies import parse_policy
 from emergency_ckpt.core.restore.inventory import HolderInventory
-from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.step_log import Entry, problem_of
-from emergency_ckpt.core.timeline import Life, Timeline
+from emergency_ckpt.core.timeline import Ancestor, Timeline
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.event_log import decode_line
 from emergency_ckpt.ram import manifest, signatures
@@ -197,7 +197,7 @@ _REQUESTS = [
     wire.PutHostState("run", SAVE.incarnation, 7, 0, 2, 100),
 ]
 _FAILURE = wire.Failure("busy", "later")
-_CHAIN = Timeline("000000000002-b", 3, (Life("000000000001-a", 2),), 0)
+_CHAIN = Timeline("000000000002-b", 3, (Ancestor("000000000001-a", 2),), 0)
 _ENTRY = Entry(3, "000000000001-a", marker="0" * 64, processes=2, size_bytes=9, metrics={"loss": 1})
 _VERSION = log.encode_version(
     log.Version(5, "run", False, "000000000002-b", "", _CHAIN, (_ENTRY,), 4, ((1, "a"),), 2, 3),

@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 
 from emergency_ckpt import _native
-from emergency_ckpt.core.secret.derived_keys import RunSecret
+from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.core.step_log import Entry
-from emergency_ckpt.core.timeline import Life, Timeline
+from emergency_ckpt.core.timeline import Ancestor, Timeline
 from emergency_ckpt.ram import Signer, build_contents
 from emergency_ckpt.ram.process_files import Ledger
 from emergency_ckpt.state import host_state
@@ -61,7 +61,7 @@ def contents() -> Contents:
 def ledger() -> Ledger:
     """Of a process in whose seventh life a restore of step 40 was binding."""
     seventh, sixth, fourth = (f"{number:012d}-5e9d5e9d5e9d5e9d" for number in (7, 6, 4))
-    chain = Timeline(seventh, 40, (Life(sixth, 40), Life(fourth, 20)), 0)
+    chain = Timeline(seventh, 40, (Ancestor(sixth, 40), Ancestor(fourth, 20)), 0)
     return Ledger(seventh, chain, SaveId(45, seventh, "demo"))
 
 

@@ -149,14 +149,13 @@ class MemoryTier:
             raise StepNotFound("open", f"step {step}", "it is not in memory")
         return self._steps[step]
 
-    def publish(self, step: StepReader, life: str, chain: Timeline | None = None) -> None:
-        del life
+    def publish(self, step: StepReader, chain: Timeline | None = None) -> None:
         copy = MemoryStep.copy_of(step)
         self._steps[copy.save.step] = copy
         self._chain = self._chain if chain is None else chain
 
-    def remove(self, step: int, life: str) -> None:
-        del life
+    def remove(self, step: int, incarnation: str) -> None:
+        del incarnation
         self._steps.pop(step, None)
 
 

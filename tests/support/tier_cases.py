@@ -6,7 +6,7 @@ A case gets a ``Place``: somewhere a tier keeps its steps, which outlives the ti
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from state_samples import random_bits
 
 from emergency_ckpt import _native
 from emergency_ckpt.core.boxes import Box, volume, whole
-from emergency_ckpt.core.timeline import continued
+from emergency_ckpt.core.timeline import Timeline, continued
 from emergency_ckpt.errors import CheckpointError, CorruptData, HostStateError, StepNotFound
 from emergency_ckpt.state import host_state
 from emergency_ckpt.tier import Array, StepReader, Tier, read_leaf
@@ -39,6 +39,15 @@ class Place(Protocol):
 
     def tier(self) -> Tier:
         """Begin a life: a tier as a start of a job has it. The one before has ended."""
+        ...
+
+    def publish(
+        self, tier: Any, step: StepReader, life: str, chain: Timeline | None = None
+    ) -> None:
+        """Write ``step`` and make it count, by the calls of what writes such a tier in a job.
+
+        ``chain``: becomes the binding one.
+        """
         ...
 
     def damage(self, step: int) -> None:
@@ -102,14 +111,14 @@ class Failing(MemoryStep):
 
 def step_comes_back_as_it_was_published(place: Place) -> None:
     tier, step = place.tier(), sample(4)
-    tier.publish(step, life(1))
+    place.publish(tier, step, life(1))
     assert tier.complete_steps() == [step.save]
     assert same(tier.open_step(4), step)
 
 
 def boxes_make_up_each_leaf_and_crcs_are_theirs(place: Place) -> None:
     tier = place.tier()
-    tier.publish(sample(4), life(1))
+    place.publish(tier, sample(4), life(1))
     found = tier.open_step(4)
     for path, leaf in found.leaves.items():
         boxes, crcs = found.boxes(path), found.crcs(path)
@@ -126,7 +135,7 @@ def boxes_make_up_each_leaf_and_crcs_are_theirs(place: Place) -> None:
 
 def host_states_are_named_and_read_one_by_one(place: Place) -> None:
     tier, step = place.tier(), sample(4)
-    tier.publish(step, life(1))
+    place.publish(tier, step, life(1))
     found = tier.open_step(4)
     held = [each.held for each in found.documents()]
     assert [(each.owner, each.count) for each in held] == [(n, PROCESSES) for n in range(PROCESSES)]
@@ -137,7 +146,7 @@ def host_states_are_named_and_read_one_by_one(place: Place) -> None:
 def newest_of_several_steps_counts(place: Place) -> None:
     tier = place.tier()
     for step in (3, 5, 9):
-        tier.publish(sample(step), life(1))
+        place.publish(tier, sample(step), life(1))
     complete = tier.complete_steps()
     assert complete == sorted(complete)
     assert complete[-1] == sample(9).save
@@ -145,25 +154,25 @@ def newest_of_several_steps_counts(place: Place) -> None:
 
 
 def next_life_finds_the_step(place: Place) -> None:
-    place.tier().publish(sample(4), life(1))
+    place.publish(place.tier(), sample(4), life(1))
     tier = place.tier()
     assert tier.complete_steps() == [sample(4).save]
     assert same(tier.open_step(4), sample(4))
 
 
 def step_saved_again_by_a_later_life_replaces_it(place: Place) -> None:
-    place.tier().publish(sample(4), life(1))
+    place.publish(place.tier(), sample(4), life(1))
     tier, again = place.tier(), sample(4, life(2), seed=40)
-    tier.publish(again, life(2))
+    place.publish(tier, again, life(2))
     assert tier.complete_steps() == [again.save]
     assert same(tier.open_step(4), again)
 
 
 def chain_takes_out_what_was_rolled_back(place: Place) -> None:
-    place.tier().publish(sample(4), life(1))
-    place.tier().publish(sample(8), life(1))
+    place.publish(place.tier(), sample(4), life(1))
+    place.publish(place.tier(), sample(8), life(1))
     tier, again = place.tier(), sample(6, life(2))
-    tier.publish(again, life(2), continued(None, sample(4).save, life(2)))
+    place.publish(tier, again, life(2), continued(None, sample(4).save, life(2)))
     complete = tier.complete_steps()
     assert complete[-1] == again.save
     assert sample(8).save not in complete
@@ -171,8 +180,8 @@ def chain_takes_out_what_was_rolled_back(place: Place) -> None:
 
 def removed_step_is_gone_in_each_life(place: Place) -> None:
     tier = place.tier()
-    tier.publish(sample(4), life(1))
-    tier.publish(sample(5), life(1))
+    place.publish(tier, sample(4), life(1))
+    place.publish(tier, sample(5), life(1))
     tier.remove(5, life(1))
     tier.remove(5, life(1))
     tier.remove(77, life(1))
@@ -188,22 +197,22 @@ def step_of_which_nobody_heard_is_not_found(place: Place) -> None:
 
 
 def damaged_bytes_are_told_and_never_returned(place: Place) -> None:
-    place.tier().publish(sample(4), life(1))
+    place.publish(place.tier(), sample(4), life(1))
     place.damage(4)
     found, memory = place.tier().open_step(4), MemoryTier()
     with pytest.raises(CorruptData):
-        memory.publish(found, life(1))  # which reads all
+        memory.publish(found)  # which reads all
     assert memory.complete_steps() == []
 
 
 def publication_that_fails_leaves_what_was_there(place: Place) -> None:
     for broken, error in (("params/w", CorruptData), ("documents", HostStateError)):
         tier = place.tier()
-        tier.publish(sample(4), life(1))
+        place.publish(tier, sample(4), life(1))
         step = sample(6)
         step.__class__, Failing.broken = Failing, broken
         with pytest.raises(error):
-            tier.publish(step, life(1))
+            place.publish(tier, step, life(1))
         assert absent(tier, 6)
         assert same(tier.open_step(4), sample(4))
         tier = place.tier()
@@ -216,18 +225,18 @@ def step_that_failed_is_published_later(place: Place) -> None:
     tier, step = place.tier(), sample(6)
     step.__class__, Failing.broken = Failing, "params/w"
     with pytest.raises(CheckpointError):
-        tier.publish(step, life(1))
-    tier.publish(sample(6), life(1))
+        place.publish(tier, step, life(1))
+    place.publish(tier, sample(6), life(1))
     assert same(tier.open_step(6), sample(6))
 
 
 def step_goes_from_tier_to_tier(place: Place) -> None:
     tier, memory = place.tier(), MemoryTier()
-    tier.publish(sample(4), life(1))
-    memory.publish(tier.open_step(4), life(1))
+    place.publish(tier, sample(4), life(1))
+    memory.publish(tier.open_step(4))
     assert same(memory.open_step(4), sample(4))
     tier.remove(4, life(1))
-    tier.publish(memory.open_step(4), life(1))
+    place.publish(tier, memory.open_step(4), life(1))
     assert same(tier.open_step(4), sample(4))
 
 

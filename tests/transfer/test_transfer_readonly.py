@@ -21,8 +21,8 @@ from served_tiers import later, open_tier, save_shards
 from transfer_support import RUN_ID, SAVE, SECRET, fetch_all, random_shards
 
 from emergency_ckpt.cluster import ProcessHoldings
+from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.restore.inventory import HolderInventory
-from emergency_ckpt.core.secret.derived_keys import RunSecret
 from emergency_ckpt.errors import LocalTierError, NotHeld, TransferError
 from emergency_ckpt.ram import ReadOnlyRamdisk, Signer, left_runs, remove_run
 from emergency_ckpt.state import host_state

@@ -2,12 +2,11 @@
 
 1. ``placement_policies.place`` takes, for each group of equal leaves, the boxes that each process
    holds, and returns the shards that this process stores; every process computes it alone.
-2. ``striping`` deals each shard to ``copies`` slices; ``writers`` names the processes that write
-   the persistent tier.
-3. ``retained_shards`` says which shards a restore keeps, so that the process is a holder again.
-4. ``placement_policies.buddies`` names the processes on other slices that keep a copy of its host
+2. ``striping`` deals each shard to ``copies`` slices.
+3. ``placement_policies`` names the ``writers`` of the persistent tier, the shards that a restore
+   keeps (``RetainedShards``), and the ``buddies`` on other slices that keep a copy of a host
    state.
-5. ``study`` and ``survivability`` compute cost and survival of each policy for a given job.
+4. ``study`` and ``survivability`` compute cost and survival of each policy for a given job.
 
 Guaranteed: every box that any process holds is stored somewhere, on ``copies`` different slices
 where that many have it; all processes compute the same placement from the same arguments.

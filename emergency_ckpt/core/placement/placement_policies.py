@@ -1,4 +1,6 @@
-"""Placement policies: the shards that a process stores, and the buddies of its host state."""
+"""Placement: the shards that a process stores and retains, the buddies of its host state, and the
+processes that write the persistent tier.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, assert_never
+from typing import Literal, NamedTuple, assert_never
 
-from emergency_ckpt.core.boxes import volume
+from emergency_ckpt.core.boxes import overlap, volume
 from emergency_ckpt.core.placement.striping import HeldLeaves, Striping
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.types import ShardId
+from emergency_ckpt.types import Box, ShardId
 
 
 @dataclass(frozen=True)
@@ -245,3 +247,52 @@ def _following(topology: Topology, own: int, copies: int | None) -> tuple[int, .
     place_of_own = slices.index(own)
     others = slices[place_of_own + 1 :] + slices[:place_of_own]
     return others if copies is None else others[: max(0, copies)]
+
+
+PersistentWriters = Literal["primary", "striped"]
+StorageCompression = Literal["none", "zstd"]
+"""``primary``: the first slice writes. ``striped``: each slice writes a part of the one copy."""
+
+
+def writers(topology: Topology, which: PersistentWriters = "primary") -> tuple[int, ...]:
+    """Return the processes that write to storage on a save; the first one leads."""
+    first, *others = topology.slices
+    if which == "primary":
+        return topology.members[first]
+    return sum((topology.members[each] for each in others), topology.members[first])
+
+
+def host_state_writer(owner: int, topology: Topology, members: Sequence[int]) -> int:
+    """Return the writer that puts the host state of ``owner`` into the persistent tier."""
+    if owner in members:
+        return owner
+    return members[topology.position(owner) % len(members)]
+
+
+def owners_of(writer: int, topology: Topology, members: Sequence[int]) -> tuple[int, ...]:
+    """Return the processes whose host states ``writer`` puts into the persistent tier."""
+    every = range(topology.process_count)
+    return tuple(owner for owner in every if host_state_writer(owner, topology, members) == writer)
+
+
+class RetainedShards:
+    """The shards of a restore that a process keeps: those that it stores at a save.
+
+    Args:
+      stored: shards that placement gives to the process.
+      needed: all shards on its devices.
+    """
+
+    def __init__(self, stored: Iterable[ShardId], needed: Iterable[ShardId]) -> None:
+        self._stored = frozenset(stored)
+        self._needed = frozenset(needed)
+        self._boxes: dict[str, list[Box]] = {}
+        for shard in self._stored:
+            self._boxes.setdefault(shard.leaf, []).append(shard.box)
+
+    def __contains__(self, shard: ShardId) -> bool:
+        """Return whether ``shard``, or for another mesh a part of it, is stored here."""
+        if shard in self._stored or shard in self._needed:
+            return shard in self._stored
+        boxes = self._boxes.get(shard.leaf, ())
+        return any(overlap(shard.box, box) is not None for box in boxes)

@@ -31,16 +31,6 @@ class Buffers:
     storage_bytes: int = 2 << 30
 
 
-@dataclass(frozen=True)
-class SnapshotSettings:
-    """The way in which this process takes snapshots: settings of ``config.Config``, and buffers."""
-
-    mode: SnapshotMode = "auto"
-    device_copy_bytes: int = 0
-    staging_bytes: int = Buffers.staging_bytes
-    staging_memory: StagingMemory = Buffers.staging_memory
-
-
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One shard in device memory."""

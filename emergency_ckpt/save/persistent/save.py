@@ -26,8 +26,7 @@ from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import StoredChain
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
-from emergency_ckpt.core.placement.placement_policies import Topology
-from emergency_ckpt.core.placement.writers import host_state_writer, owners_of
+from emergency_ckpt.core.placement.placement_policies import Topology, host_state_writer, owners_of
 from emergency_ckpt.errors import (
     CoordinationError,
     CorruptData,
@@ -125,8 +124,9 @@ class PersistentSaves:
         """Return whether this process has done its part of the save under way. From any thread."""
         return self._rounds.is_learning
 
-    def restart(self) -> None:
-        """After a restore: what was saved before it may be behind it."""
+    def restart_from(self, save: SaveId | None) -> None:
+        """After a restore of ``save``: what was saved before it may be behind it."""
+        del save
         self._complete = None
 
     def end_waits(self) -> None:

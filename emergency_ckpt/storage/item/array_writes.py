@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorstore
 
-from emergency_ckpt.core.placement.writers import StorageCompression
+from emergency_ckpt.core.placement.placement_policies import StorageCompression
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.storage.item.documents import NamedArray
 from emergency_ckpt.storage.item.state import ItemArray, StoredPart

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, cast
 import msgspec
 from absl import logging
 
+from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.restore.inventory import PersistentStep
-from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.step_names import is_item_name
 from emergency_ckpt.core.timeline import is_same_save, plain_incarnation

@@ -7,8 +7,8 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.restore.inventory import PersistentStep
-from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.step_log import Entry, Table, greatest_number
 from emergency_ckpt.core.timeline import Timeline, is_same_save
 from emergency_ckpt.errors import CheckpointError

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from emergency_ckpt import run_secret as auth
 from emergency_ckpt.background import SignalFlag
-from emergency_ckpt.core.secret.derived_keys import RunSecret
+from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.ram.read_only import ReadOnlyRamdisk
 from emergency_ckpt.ram.signatures import Signer

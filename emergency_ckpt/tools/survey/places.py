@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from emergency_ckpt.core.secret.derived_keys import RunSecret
-from emergency_ckpt.core.secret.step_signature import step_signing
+from emergency_ckpt.core.keys import RunSecret, step_signing
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.ram.signatures import Signer
 from emergency_ckpt.storage.marker import NO_SIGNING

@@ -17,8 +17,7 @@ from tiers_support import LAYOUT, complete_save, document, open_tier, save_id
 from tiers_support import fill as fill_slot
 
 from emergency_ckpt._native import crc32c
-from emergency_ckpt.core.secret.derived_keys import RunSecret
-from emergency_ckpt.core.secret.step_signature import step_signing
+from emergency_ckpt.core.keys import RunSecret, step_signing
 from emergency_ckpt.ram import LocalTier, Signer
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.types import Contents, ShardId

@@ -27,7 +27,7 @@ from tiers_support import (
     write_save,
 )
 
-from emergency_ckpt.core.secret.derived_keys import RunSecret
+from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.ram import Signer
 from emergency_ckpt.storage import PersistentTier
 

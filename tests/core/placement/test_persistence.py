@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.placement.placement_policies import Topology
-from emergency_ckpt.core.placement.writers import (
+from emergency_ckpt.core.placement.placement_policies import (
     PersistentWriters,
+    Topology,
     host_state_writer,
     owners_of,
     writers,

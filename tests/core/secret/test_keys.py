@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from emergency_ckpt.core.secret.derived_keys import KEY_BYTES, RunSecret, derive_key
+from emergency_ckpt.core.keys import KEY_BYTES, RunSecret, derive_key
 
 SECRET = b"5e" * 32
 

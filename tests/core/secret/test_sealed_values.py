@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.secret.sealed_values import OpenedValue, open_value, seal_value
+from emergency_ckpt.core.keys import OpenedValue, open_value, seal_value
 
 KEY = b"k" * 32
 OPENED = OpenedValue(7, 3, b"value")

@@ -8,7 +8,7 @@ import pytest
 from persistent_steps import KEPT, LOG_FOLDER, complete_steps
 from world import STORAGE, World, finish, save_all
 
-from emergency_ckpt.core.secret.step_signature import StepSigning
+from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.step_log import Table
 from emergency_ckpt.storage import LogRead, StepLog, StorageDirectory
 

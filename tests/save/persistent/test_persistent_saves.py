@@ -22,8 +22,7 @@ from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster import Peers
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import StoredChain, Timelines
-from emergency_ckpt.core.placement.placement_policies import Topology
-from emergency_ckpt.core.placement.writers import writers
+from emergency_ckpt.core.placement.placement_policies import Topology, writers
 from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
