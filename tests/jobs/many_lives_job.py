@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from emergency_ckpt.tools.launch.environment import JobEnvironment, report_step
+from emergency_ckpt.tools.job_environment import JobEnvironment, report_step
 from jax._src import distributed
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
