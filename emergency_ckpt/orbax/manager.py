@@ -238,7 +238,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         best_fn = getattr(self._options, "best_fn", None)
         if best_fn is None:
             return self.latest_step()
-        return best_of(self.all_steps(), self.metrics, best_fn, self._options.best_mode)
+        return best_of(self.all_steps(read=True), self.metrics, best_fn, self._options.best_mode)
 
     def reload(self) -> None:
         """Read the directories again, also when they were emptied. Collective.
@@ -265,10 +265,10 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
           FileNotFoundError: there is no such step. CheckpointError: it could not be removed.
         """
         self._checkpointer.wait_until_finished()
-        if step not in self.all_steps():
+        if step not in self.all_steps(read=True):
             raise FileNotFoundError(f"there is no step {step} in {self._directory} or in RAM")
         self._checkpointer.steps.remove(step)
-        self._latest.note_found(self.all_steps())
+        self._latest.note_found(self.all_steps(read=True))
 
     # Saving.
 

@@ -100,9 +100,8 @@ def is_complete(item: PyTree) -> bool:
     if item is None:
         return False
     for leaf in jax.tree.leaves(item):
-        is_described = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
         is_host = isinstance(leaf, np.ndarray | np.generic) or is_python_number(leaf)
-        if not is_host and (not is_described or getattr(leaf, "sharding", None) is None):
+        if not is_host and (not _is_described(leaf) or getattr(leaf, "sharding", None) is None):
             return False
     return True
 
@@ -150,12 +149,17 @@ class Wanted:
         return jax.tree.unflatten(self._given, leaves)
 
 
+def _is_described(leaf: Any) -> bool:
+    """Return whether a leaf says its shape and dtype; Orbax's ``ArrayRestoreArgs`` may say None."""
+    return not (getattr(leaf, "shape", None) is None or getattr(leaf, "dtype", None) is None)
+
+
 def _filled(given: Any, saved: Any) -> Any:
     if given is None or given is PLACEHOLDER:
         return saved
     if is_python_number(given) or isinstance(given, np.generic):
         return given if is_python_number(saved) else saved
-    if not (hasattr(given, "shape") and hasattr(given, "dtype")):
+    if not _is_described(given):
         return saved
     sharding = getattr(given, "sharding", None) or getattr(saved, "sharding", None)
     if isinstance(given, np.ndarray) or sharding is None:
