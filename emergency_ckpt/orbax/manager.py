@@ -98,11 +98,12 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     ``state``, except with ``partial_restore``; with one slice nothing is saved to RAM, unless
     ``with_one_slice``; the local directory of a job of several slices must exist;
     ``wait_until_finished`` raises the error of a background save; ``save`` waits for the previous
-    save. ``item_handlers`` and ``handler_registry`` are not used.
+    save.
 
     Raises:
       FileNotFoundError: the local directory does not exist.
-      ValueError: ``replica_axis_index`` is no axis of the mesh; a custom step name format.
+      ValueError: ``replica_axis_index`` is no axis of the mesh; a custom step name format;
+        handlers, or a directory of the dataset's own.
       ConfigError, LocalTierError, RestoreFailed, DeadlineExceeded: as ``EmergencyCheckpointer``.
     """
 
@@ -120,7 +121,16 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         handler_registry: Any = None,
         persistent_non_replicated_directory: epath.PathLike | None = None,
     ) -> None:
-        del item_handlers, handler_registry, persistent_non_replicated_directory
+        for name, given in (
+            ("item_handlers", item_handlers),
+            ("handler_registry", handler_registry),
+            ("persistent_non_replicated_directory", persistent_non_replicated_directory),
+        ):
+            if given is not None:
+                raise ValueError(
+                    f"{name} is not supported: leave it out; the items are state, and dataset,"
+                    " which is kept with it"
+                )
         self._options = options = CheckpointManagerOptions() if options is None else options
         check_kinds(options, global_mesh)
         self._directory = epath.Path(persistent_directory)

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from emergency_ckpt.state.dtypes import dtype_named
-from emergency_ckpt.state.tree import PyTree, is_python_number
+from emergency_ckpt.state.tree import PyTree, is_key_type, is_python_number
 from emergency_ckpt.types import LeafSpec
 
 PLACEHOLDER = ocp.PLACEHOLDER
@@ -170,8 +170,15 @@ def _filled(given: Any, saved: Any) -> Any:
 def placed(leaf: Any, args: Any) -> Any:
     """Return ``leaf`` with the sharding of Orbax's restore arguments, if they have one.
 
-    ValueError for another dtype: nothing is cast.
+    ValueError for another dtype or shape: nothing is cast, filled or cut.
     """
+    shape = getattr(args, "global_shape", None)
+    is_array = hasattr(leaf, "dtype") and not is_key_type(leaf.dtype)
+    if shape is not None and is_array and tuple(shape) != tuple(leaf.shape):
+        raise ValueError(
+            f"restore_args with another global_shape {tuple(shape)} than the saved"
+            f" {tuple(leaf.shape)} are not supported: pad or cut the result"
+        )
     dtype = getattr(args, "dtype", None)
     if dtype is not None and hasattr(leaf, "dtype") and dtype != leaf.dtype:
         raise ValueError("restore_args with another dtype are not supported: cast the result")

@@ -476,3 +476,38 @@ def test_item_of_restore_args_is_a_structure_alone(world: World) -> None:
         manager.save(1, args=ocp.args.PyTreeSave(state))
         manager.wait_until_finished()
         assert same(manager.restore(1, args=ocp.args.PyTreeRestore(bare)), state)
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (
+            lambda m, w: m.save(2, args=ocp.args.StandardSave({"w": w}, custom_metadata={"a": 1})),
+            r"custom_metadata.*save\(custom_metadata",
+        ),
+        (
+            lambda m, w: m.restore(1, args=ocp.args.StandardRestore({"w": w}, support_layout=True)),
+            "support_layout.*device_put",
+        ),
+        (
+            lambda m, w: m.restore(1, args=ocp.args.StandardRestore(fallback_sharding=w.sharding)),
+            "fallback_sharding.*shardings",
+        ),
+        (
+            lambda m, w: m.restore(
+                1,
+                args=ocp.args.PyTreeRestore(
+                    restore_args={"w": plain.ArrayRestoreArgs(global_shape=(2, 2))}
+                ),
+            ),
+            "global_shape.*pad or cut",
+        ),
+    ],
+)
+def test_argument_that_is_not_followed_is_refused(world: World, call: Any, problem: str) -> None:
+    w = world.state(1)["w"]
+    with manager_of(world) as manager:
+        manager.save(1, args=ocp.args.StandardSave({"w": w}))
+        manager.wait_until_finished()
+        with pytest.raises(ValueError, match=problem):
+            call(manager, w)
