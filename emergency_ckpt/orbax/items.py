@@ -13,6 +13,13 @@ from emergency_ckpt.core.save.save_rules import plain_metrics
 from emergency_ckpt.errors import HostStateError
 
 STATE, DATASET, RESERVED = "state", "dataset", "process_metadata"
+_INSTEAD = {
+    "transforms": "transform the restored state",
+    "legacy_transform_fn": "transform the restored state",
+    "support_layout": "move the restored arrays with jax.device_put",
+    "fallback_sharding": "give the leaves of the tree their shardings",
+}
+"""Arguments of a restore that are refused, and what to do instead."""
 _CUSTOM_METADATA, _METRICS = "custom_metadata", "metrics"
 
 
@@ -35,7 +42,11 @@ def state_of(args: object) -> Any:
 
 
 def check_casts(args: object) -> None:
-    """Raise ValueError for arguments of a save that would change a dtype."""
+    """Raise ValueError for arguments of a save that would change a dtype, or have metadata."""
+    if getattr(args, "custom_metadata", None):
+        raise ValueError(
+            "custom_metadata of an item is not supported: give it to save(custom_metadata=...)"
+        )
     if any(_casts(save) for save in jax.tree.leaves(getattr(args, "save_args", None))):
         raise ValueError("save_args with a dtype are not supported: cast the state instead")
 
@@ -112,9 +123,9 @@ def restore_target(args: object, abstract_state: Any) -> RestoreTarget:
 
 def check_transforms(args: object) -> None:
     """Raise ValueError for arguments of a restore that would transform the state."""
-    for name in ("transforms", "legacy_transform_fn"):
-        if getattr(args, name, None) is not None:
-            raise ValueError(f"{name} is not supported: transform the restored state")
+    for name, instead in _INSTEAD.items():
+        if getattr(args, name, None) not in (None, False):
+            raise ValueError(f"{name} is not supported: {instead}")
 
 
 def _is_same(leaf: Any, known: Any) -> bool:

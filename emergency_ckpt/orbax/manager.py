@@ -98,11 +98,12 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     ``state``, except with ``partial_restore``; with one slice nothing is saved to RAM, unless
     ``with_one_slice``; the local directory of a job of several slices must exist;
     ``wait_until_finished`` raises the error of a background save; ``save`` waits for the previous
-    save. ``item_handlers`` and ``handler_registry`` are not used.
+    save.
 
     Raises:
       FileNotFoundError: the local directory does not exist.
-      ValueError: ``replica_axis_index`` is no axis of the mesh; a custom step name format.
+      ValueError: ``replica_axis_index`` is no axis of the mesh; a custom step name format;
+        handlers, or a directory of the dataset's own.
       ConfigError, LocalTierError, RestoreFailed, DeadlineExceeded: as ``EmergencyCheckpointer``.
     """
 
@@ -120,7 +121,16 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         handler_registry: Any = None,
         persistent_non_replicated_directory: epath.PathLike | None = None,
     ) -> None:
-        del item_handlers, handler_registry, persistent_non_replicated_directory
+        for name, given in (
+            ("item_handlers", item_handlers),
+            ("handler_registry", handler_registry),
+            ("persistent_non_replicated_directory", persistent_non_replicated_directory),
+        ):
+            if given is not None:
+                raise ValueError(
+                    f"{name} is not supported: leave it out; the items are state, and dataset,"
+                    " which is kept with it"
+                )
         self._options = options = CheckpointManagerOptions() if options is None else options
         check_kinds(options, global_mesh)
         self._directory = epath.Path(persistent_directory)
@@ -238,7 +248,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         best_fn = getattr(self._options, "best_fn", None)
         if best_fn is None:
             return self.latest_step()
-        return best_of(self.all_steps(), self.metrics, best_fn, self._options.best_mode)
+        return best_of(self.all_steps(read=True), self.metrics, best_fn, self._options.best_mode)
 
     def reload(self) -> None:
         """Read the directories again, also when they were emptied. Collective.
@@ -265,10 +275,10 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
           FileNotFoundError: there is no such step. CheckpointError: it could not be removed.
         """
         self._checkpointer.wait_until_finished()
-        if step not in self.all_steps():
+        if step not in self.all_steps(read=True):
             raise FileNotFoundError(f"there is no step {step} in {self._directory} or in RAM")
         self._checkpointer.steps.remove(step)
-        self._latest.note_found(self.all_steps())
+        self._latest.note_found(self.all_steps(read=True))
 
     # Saving.
 

@@ -179,14 +179,19 @@ class ShouldSaveFunction:
         return bool(self.function(step.step, previous_steps[-1].step if previous_steps else None))
 
 
+def names_are_plain(step_name_format: Any) -> bool:
+    """Return whether Orbax's format names a step by its number alone."""
+    probe = (0, 7, 123456)
+    return [step_name_format.build_name(step) for step in probe] == [str(step) for step in probe]
+
+
 def settings_of(options: CheckpointManagerOptions, *, one_slice: bool) -> dict[str, Any]:
     """Return the equivalent settings of an ``EmergencyCheckpointer``. Accepts Orbax's options too.
 
     Raises:
       ValueError: a custom step name format.
     """
-    probe = (0, 7, 123456)
-    if [options.step_name_format.build_name(step) for step in probe] != [str(n) for n in probe]:
+    if not names_are_plain(options.step_name_format):
         raise ValueError("step_name_format: steps are named by their plain number only")
     local, persistent = options.local, options.persistent
     settings: dict[str, Any] = {

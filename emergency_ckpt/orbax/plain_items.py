@@ -27,18 +27,21 @@ _ARRAYS = (
     *(ocp.args.PyTreeSave, ocp.args.StandardSave),
     *(ocp.args.PyTreeRestore, ocp.args.StandardRestore),
 )
+_OF_TREES = (ocp.PyTreeCheckpointHandler, ocp.StandardCheckpointHandler)
 _JSON = (ocp.args.JsonSave, ocp.args.JsonRestore)
 _ITEMS, _ARRAY_ITEMS, _FILES = "items", "array_items", "files"
 
 
 class Handlers:
-    """The items' handlers that the manager was given, by name.
+    """The items' handlers that the manager was given, by name or in a registry of Orbax's.
 
     Raises:
       ValueError: of Orbax's manager, for what it does not take together.
     """
 
-    def __init__(self, checkpointers: Any, item_names: Any, item_handlers: Any) -> None:
+    def __init__(
+        self, checkpointers: Any, item_names: Any, item_handlers: Any, registry: Any
+    ) -> None:
         given: Any = item_handlers if checkpointers is None else checkpointers
         self.is_named = isinstance(given, Mapping) or (given is None and item_names is not None)
         if given is not None and not isinstance(given, Mapping):
@@ -46,6 +49,18 @@ class Handlers:
         found = {} if given is None else cast("Mapping[str, Any]", given)
         self.names = set(found) | set(item_names or ())
         self._by_name = {name: getattr(each, "handler", each) for name, each in found.items()}
+        self._registry = registry
+
+    def is_of_arrays(self, name: str, args: Any) -> bool:
+        """Return whether an item is a tree of arrays that is saved as such.
+
+        Another handler than Orbax's own for trees writes a format of its own.
+        """
+        handler = self._by_name.get(name)
+        for key in (name, None):
+            if self._registry is not None and handler is None and self._registry.has(key, args):
+                handler = self._registry.get(key, args)
+        return is_of_arrays(args) and (handler is None or isinstance(handler, _OF_TREES))
 
     def check(self, args: Mapping[str, Any]) -> None:
         """Raise ValueError for an item that has no handler, or one of another kind."""
@@ -86,8 +101,10 @@ class Handlers:
             barrier_sync_key_prefix=f"eckpt_{ocp.multihost.process_index()}",
         )
         handlers = {name: self._by_name.get(name) for name in args}
+        handlers = handlers if self._registry is None else {}
         composite = ocp.CompositeCheckpointHandler(
             composite_options=ocp.CompositeOptions(multiprocessing_options=alone),
+            handler_registry=self._registry,
             **cast("Any", handlers),
         )
         with tempfile.TemporaryDirectory(prefix="eckpt-items-") as temporary:
@@ -131,12 +148,12 @@ def state_of(arrays: Mapping[str, Any]) -> Any:
     return next(iter(arrays.values())) if len(arrays) == 1 else dict(arrays)
 
 
-def saved(args: Mapping[str, Any]) -> Saved:
+def saved(args: Mapping[str, Any], handlers: Handlers) -> Saved:
     """Return the items of ``save``, by their arguments. ValueError for an unsupported one."""
     found = Saved({}, {}, {}, [])
     for name, value in args.items():
         item = getattr(value, "item", value)
-        if isinstance(value, _ARRAYS):
+        if handlers.is_of_arrays(name, value):
             with_state.check_casts(value)
             found.arrays[name] = item
             if isinstance(value, ocp.args.StandardSave):
@@ -218,6 +235,28 @@ def values_in(target: Mapping[str, Any], names: Sequence[str], step: int) -> dic
 def is_of_arrays(args: Any) -> bool:
     """Return whether the arguments are those of an item with arrays."""
     return isinstance(args, _ARRAYS)
+
+
+def restore_args(args: Mapping[str, Any], handlers: Mapping[str, str]) -> ocp.args.Composite:
+    """Return ``args``, for None those of the handler of Orbax's that wrote the item.
+
+    ``handlers``: their names, as Orbax's metadata has them; of others None stays.
+    """
+    kinds = [k for k in vars(ocp).values() if isinstance(k, type)]
+    known: dict[str, Any] = {
+        kind.typestr(): kind for kind in kinds if issubclass(kind, ocp.CheckpointHandler)
+    }
+
+    def args_of(name: str) -> Any:
+        kind = known.get(handlers.get(name, ""))
+        return None if kind is None else get_registered_args_cls(kind)[1]()
+
+    return ocp.args.Composite(**{name: args[name] or args_of(name) for name in args})
+
+
+def is_by_name(found: Any) -> bool:
+    """Return whether an answer of Orbax is of items by name: of a base of ``args.Composite``."""
+    return isinstance(found, Mapping) and issubclass(ocp.args.Composite, type(found))  # pyright: ignore[reportUnknownArgumentType]
 
 
 def orbax_step(

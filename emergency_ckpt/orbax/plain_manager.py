@@ -17,7 +17,7 @@ from etils import epath
 from orbax.checkpoint.checkpoint_manager import StepAlreadyExistsError
 
 from emergency_ckpt.core.save.save_rules import plain_metrics
-from emergency_ckpt.core.step_names import leaves_by_item
+from emergency_ckpt.core.step_names import METRICS, leaves_by_item
 from emergency_ckpt.errors import DeadlineExceeded, StateMismatch
 from emergency_ckpt.orbax import items as with_state
 from emergency_ckpt.orbax import plain_items, saved_tree
@@ -35,8 +35,8 @@ _MOMENT_S = 0.001
 class CheckpointManager(BothTiersManager):
     """Saves to ``directory`` as plain Orbax does, and also to the hosts' RAM.
 
-    All processes must call the constructor, ``restore``, ``reload``, ``delete``, ``all_steps`` and
-    ``close``, in the same order; and ``save`` at the same steps.
+    All processes must call the constructor, ``restore``, ``reload``, ``delete``, ``best_step``,
+    ``all_steps(read=True)`` and ``close``, in the same order; and ``save`` at the same steps.
 
     A step has plain Orbax's format, with the items and names that it would have, and can be read by
     it; steps that plain Orbax wrote are restored. Differences from Orbax's manager (0.12.8):
@@ -66,7 +66,7 @@ class CheckpointManager(BothTiersManager):
         handler_registry: Any = None,
     ) -> None:
         options = ocp.CheckpointManagerOptions() if options is None else options
-        made = both_tiers(options)
+        made = both_tiers(options, self.is_saving_in_progress)
         local = Path(os.path.abspath(local_directory_of(options)))
         local.mkdir(mode=0o700, parents=True, exist_ok=True)
         text = os.fspath(directory)
@@ -81,9 +81,12 @@ class CheckpointManager(BothTiersManager):
             item_handlers,
             handler_registry=handler_registry,
         )
-        self._handlers = plain_items.Handlers(checkpointers, item_names, item_handlers)
+        self._handlers = plain_items.Handlers(
+            checkpointers, item_names, item_handlers, handler_registry
+        )
         self._remembered: dict[str, Any] = {}
         self._read_only = options.read_only
+        self._hides_metrics = options.prevent_write_metrics
         self._step_names = options.step_name_format or ocp.path.step.standard_name_format(
             step_prefix=options.step_prefix,
             step_format_fixed_length=options.step_format_fixed_length,
@@ -128,7 +131,7 @@ class CheckpointManager(BothTiersManager):
                 raise StepAlreadyExistsError(f"step {step} already exists")
         named = self._named(items, save_kwargs, args, saves=True)
         self._handlers.check(named)
-        given = plain_items.saved(named)
+        given = plain_items.saved(named, self._handlers)
         rendered: list[tuple[dict[str, str], dict[str, bytes]]] = []
 
         def host_state() -> Any:
@@ -136,7 +139,7 @@ class CheckpointManager(BothTiersManager):
             return plain_items.host_state_of(given, rendered[0][1], custom_metadata, metrics)
 
         def orbax_step() -> OrbaxStep:
-            plain = plain_metrics(metrics)
+            plain = None if self._hides_metrics else plain_metrics(metrics)
             return plain_items.orbax_step(given, *rendered[0], custom_metadata, plain)
 
         started = self._save_state(
@@ -192,9 +195,9 @@ class CheckpointManager(BothTiersManager):
         result = self._restore_given(step, named)
         if result is None:
             self._checkpointer.wait_until_finished()
-            if step is None:
-                step = max(self.all_steps(), default=None)
-            if step is None or step not in self.all_steps():
+            steps = self.all_steps(read=True)
+            step = max(steps, default=None) if step is None else step
+            if step not in steps:
                 raise FileNotFoundError(f"there is no step {step} in {self.directory} or in RAM")
             result = _Restore(self, step, self._describe(step)).restore(named)
         if args is None and self._handlers.is_named is False and set(result) == {plain_items.ONLY}:
@@ -209,7 +212,9 @@ class CheckpointManager(BothTiersManager):
         for name, value in named.items():
             item = getattr(value, "item", value)
             restore_args = getattr(value, "restore_args", None)
-            if not plain_items.is_of_arrays(value) or getattr(value, "partial_restore", False):
+            if not self._handlers.is_of_arrays(name, value) or getattr(
+                value, "partial_restore", False
+            ):
                 return None
             with_state.check_transforms(value)
             if not saved_tree.is_complete(item):
@@ -258,7 +263,7 @@ class CheckpointManager(BothTiersManager):
 
         if items is None:
             return described(plain_items.ONLY, None)
-        if not isinstance(items, ocp.args.Composite):
+        if not plain_items.is_by_name(items):
             return items
         return ocp.args.Composite(**{n: described(n, found) for n, found in items.items()})
 
@@ -267,6 +272,15 @@ class CheckpointManager(BothTiersManager):
         if self._is_stored(step):
             return self._orbax.metrics(step)
         return super().metrics(step)
+
+    def all_steps(self, read: bool | None = False) -> list[int]:
+        """Return the complete steps, oldest first: not collective, those that this process knows.
+
+        Waits for its save in progress. ``read``: those of all processes; collective.
+        """
+        if not read:
+            self._checkpointer.wait_until_finished()
+        return super().all_steps(read=bool(read))
 
     def _is_stored(self, step: int) -> bool:
         return self._folder_of(step) is not None
@@ -352,8 +366,11 @@ class _Restore:
     def _by_orbax(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Return items that Orbax's handlers have written."""
         manager = self._manager
-        composite = ocp.args.Composite(**args)
+        composite: Any = ocp.args.Composite(**args)
         if self._in_host_state.names.isdisjoint(args):
+            if None in args.values():
+                handlers: Any = manager._orbax.metadata(self._step).item_handlers
+                composite = plain_items.restore_args(args, handlers)
             return dict(manager._orbax.restore(self._step, args=composite).items())
         with tempfile.TemporaryDirectory(prefix="eckpt-items-") as temporary:
             folder = Path(temporary) / manager._step_names.build_name(self._step)
@@ -363,9 +380,7 @@ class _Restore:
                 composite = None
             found = manager._orbax.restore(self._step, directory=temporary, args=composite)
             return (
-                dict(found.items())
-                if isinstance(found, ocp.args.Composite)
-                else {plain_items.ONLY: found}
+                dict(found.items()) if plain_items.is_by_name(found) else {plain_items.ONLY: found}
             )
 
     def _others(self) -> list[str]:
@@ -373,11 +388,8 @@ class _Restore:
         if self._in_host_state.array_items is not None or self._folder is None:
             return sorted(self._in_host_state.names - self._arrays.keys())
         items = self._manager._orbax.item_metadata(self._step)
-        return (
-            sorted(set(items) - self._arrays.keys())
-            if isinstance(items, ocp.args.Composite)
-            else []
-        )
+        names = {*self._arrays, METRICS}
+        return sorted(set(items) - names) if plain_items.is_by_name(items) else []
 
     def _array_items(self) -> dict[str, Any]:
         """Return the trees of the items with arrays by name."""

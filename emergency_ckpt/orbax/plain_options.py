@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import orbax.checkpoint as ocp
 from absl import logging
 from orbax.checkpoint import checkpoint_managers as ocm
 
-from emergency_ckpt.config.policies import PreservationPolicy, SavePolicy
+from emergency_ckpt.config.policies import PreservationPolicy, SavePolicy, parts_of
 from emergency_ckpt.config.settings import default_local_dir
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.orbax.options import (
@@ -21,23 +22,39 @@ from emergency_ckpt.orbax.options import (
     LocalCheckpointOptions,
     PersistentCheckpointOptions,
     ShouldSaveFunction,
+    names_are_plain,
 )
 
 _MOST_STEPS_BETWEEN = 10
+_BY_STEP_ALONE = (ocm.FixedIntervalPolicy, ocm.SpecificStepsPolicy, ocm.InitialSavePolicy)
+"""Policies that may be asked for each tier: their answer changes nothing."""
 
 _WITHOUT_EFFECT = (
     *("create", "cleanup_tmp_directories", "single_host_load_and_broadcast"),
-    *("enable_background_delete", "num_deletion_threads", "file_options", "atomicity_options"),
-    *("save_root_metadata", "temporary_path_class", "prevent_write_metrics"),
-    *("enable_should_save_is_saving_in_progress_check", "lightweight_initialize"),
+    *("enable_background_delete", "num_deletion_threads", "lightweight_initialize"),
+    "enable_should_save_is_saving_in_progress_check",
+)
+"""Options of how the work is done, which change no step."""
+_PLAIN_NAMES = (
+    "steps are named by their plain number: leave it out; a directory with other names is read, and"
+    " gets steps with plain ones"
+)
+_DELETED = (
+    "old steps are deleted in the background, where no save waits: leave it out, and copy with"
+    " `eckpt export` what is to be kept"
 )
 _REFUSED = {
-    "step_prefix": "steps are named by their plain number; those with a prefix are found",
-    "step_format_fixed_length": "steps are named by their plain number; padded ones are found",
-    "step_name_format": "steps are named by their plain number",
-    "todelete_subdir": "old steps are removed, not moved",
-    "todelete_full_path": "old steps are removed, not moved",
-    "enable_per_process_directory_creation": "steps are written by one slice or by all",
+    "step_prefix": _PLAIN_NAMES,
+    "step_format_fixed_length": _PLAIN_NAMES,
+    "step_name_format": _PLAIN_NAMES,
+    "todelete_subdir": _DELETED,
+    "todelete_full_path": _DELETED,
+    "file_options": "set the process's umask for the permissions of new files",
+    "atomicity_options": "a step appears by a rename, in a bucket by its commit_success.txt",
+    "temporary_path_class": "give CommitFileTemporaryPath or AtomicRenameTemporaryPath: steps are"
+    " renamed into place, and have a commit_success.txt",
+    "enable_per_process_directory_creation": "use settings={'persistent_writers': 'striped'}, by"
+    " which all slices write",
 }
 
 
@@ -47,7 +64,8 @@ class CheckpointManagerOptions(ocp.CheckpointManagerOptions):
 
     Attributes:
       local: save schedule and retention of the local tier; None: a save every 10 steps, or every
-        ``save_interval_steps`` if that is less, and the newest step is kept.
+        ``save_interval_steps`` if that is less, and at the steps that storage is given by number;
+        the newest step is kept.
       local_directory: on this host's ramdisk; None: the environment's ECKPT_LOCAL_DIR, else
         ``/dev/shm/eckpt``. It is created if it does not exist.
       settings: further settings of ``emergency_ckpt.config.Config``, by name, which have
@@ -66,8 +84,10 @@ def local_directory_of(options: ocp.CheckpointManagerOptions) -> str:
     return os.fspath(given or default_local_dir(os.environ))
 
 
-def both_tiers(options: ocp.CheckpointManagerOptions) -> BothTiers:
+def both_tiers(options: ocp.CheckpointManagerOptions, is_saving: Callable[[], bool]) -> BothTiers:
     """Return the equivalent options for both tiers. A warning names the options without effect.
+
+    ``is_saving``: whether this process has a save in progress.
 
     Raises:
       ValueError: an option that would change the written format, and is not supported.
@@ -76,14 +96,14 @@ def both_tiers(options: ocp.CheckpointManagerOptions) -> BothTiers:
     _check(options)
     read_only = options.read_only
     off = {"save_every": 0, "save_on_preemption": False} if read_only else {}
+    policies = _save_policies(options, is_saving)
     local = getattr(options, "local", None) or LocalCheckpointOptions(
-        save_interval_steps=min(options.save_interval_steps or 1, _MOST_STEPS_BETWEEN),
-        read_only=read_only,
+        save_decision_policy=_local_policy(options, policies), read_only=read_only
     )
     return BothTiers(
         local=dataclasses.replace(local, with_one_slice=True),
         persistent=PersistentCheckpointOptions(
-            save_decision_policy=_save_policy(options),
+            save_decision_policy=_any_of(policies),
             preservation_policy=_preservation_policy(options),
         ),
         enable_async_checkpointing=options.enable_async_checkpointing,
@@ -119,11 +139,17 @@ def _check(options: ocp.CheckpointManagerOptions) -> None:
         problem = f"options must be CheckpointManagerOptions, not {options!r}"
         raise ConfigError([problem], target="CheckpointManager")
     for name, reason in _REFUSED.items():
-        if getattr(options, name, None) not in (None, getattr(plain, name, None)):
+        given = getattr(options, name)
+        if given not in (None, getattr(plain, name)) and not _is_followed(name, given):
             raise ValueError(f"{name} is not supported: {reason}")
     processes: Any = options.multiprocessing_options
-    if processes.primary_host not in (None, 0) or processes.active_processes is not None:
-        raise ValueError("multiprocessing_options: all processes save, and process 0 leads")
+    leader = processes.primary_host
+    is_alone = ocp.multihost.process_count() == 1
+    if leader not in ((None, 0) if is_alone else (0,)) or processes.active_processes is not None:
+        raise ValueError(
+            "multiprocessing_options: all processes save, and process 0 leads: leave primary_host"
+            " and active_processes out"
+        )
     ignored = [
         name
         for name in _WITHOUT_EFFECT
@@ -133,20 +159,64 @@ def _check(options: ocp.CheckpointManagerOptions) -> None:
         logging.warning("options without effect: %s", ", ".join(ignored))
 
 
-def _save_policy(options: ocp.CheckpointManagerOptions) -> SavePolicy:
-    """Return the save policy that Orbax makes of its options."""
+class _Continuous:
+    """Orbax's continuous policy in a job of one process, which has nobody to agree with."""
+
+    def __init__(self, minimum_s: float, is_saving: Callable[[], bool]) -> None:
+        self._minimum = datetime.timedelta(seconds=minimum_s)
+        self._is_saving = is_saving
+
+    def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: Any) -> bool:
+        del context
+        if self._is_saving():
+            return False
+        return not previous_steps or step.time - previous_steps[-1].time >= self._minimum
+
+
+def _is_followed(name: str, given: Any) -> bool:
+    """Return whether a value of an option that is refused otherwise is followed anyway."""
+    if name == "step_name_format":
+        return names_are_plain(given)
+    atomic = ocp.path.atomicity
+    kinds = (atomic.CommitFileTemporaryPath, atomic.AtomicRenameTemporaryPath)
+    return name == "temporary_path_class" and given in kinds
+
+
+def _save_policies(
+    options: ocp.CheckpointManagerOptions, is_saving: Callable[[], bool]
+) -> list[Any]:
+    """Return the save policies that Orbax makes of its options; each may ask for a save."""
     if options.save_decision_policy is not None:
-        return cast("SavePolicy", options.save_decision_policy)
+        return [_here(part, is_saving) for part in parts_of(options.save_decision_policy)]
     policies: list[Any] = [ocm.PreemptionCheckpointingPolicy()]
     if options.should_save_fn is not None:
-        policies.append(ShouldSaveFunction(options.should_save_fn))
-    else:
-        policies += [
-            ocm.FixedIntervalPolicy(options.save_interval_steps),
-            ocm.SpecificStepsPolicy(options.save_on_steps or ()),
-            ocm.InitialSavePolicy(),
-        ]
-    return cast("SavePolicy", ocm.AnySavePolicy(policies))
+        return [*policies, ShouldSaveFunction(options.should_save_fn)]
+    policies += [
+        ocm.FixedIntervalPolicy(options.save_interval_steps),
+        ocm.SpecificStepsPolicy(options.save_on_steps or ()),
+        ocm.InitialSavePolicy(),
+    ]
+    return policies
+
+
+def _here(policy: Any, is_saving: Callable[[], bool]) -> Any:
+    if type(policy) is not ocm.ContinuousCheckpointingPolicy or ocp.multihost.process_count() > 1:
+        return policy
+    return _Continuous(policy.minimum_interval_secs or 0, is_saving)
+
+
+def _local_policy(options: ocp.CheckpointManagerOptions, storage: Sequence[Any]) -> SavePolicy:
+    """Return RAM's policy: of storage's what can be asked twice, and an interval."""
+    has_own_policy = options.save_decision_policy is not None or options.should_save_fn is not None
+    interval = 0 if has_own_policy else options.save_interval_steps
+    policies = [each for each in storage if isinstance(each, (*_BY_STEP_ALONE, _Continuous))]
+    policies += [ocm.PreemptionCheckpointingPolicy()]
+    policies += [ocm.FixedIntervalPolicy(min(interval or _MOST_STEPS_BETWEEN, _MOST_STEPS_BETWEEN))]
+    return _any_of(policies)
+
+
+def _any_of(policies: Sequence[Any]) -> SavePolicy:
+    return cast("SavePolicy", ocm.AnySavePolicy(list(policies)))
 
 
 def _preservation_policy(options: ocp.CheckpointManagerOptions) -> PreservationPolicy | None:

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from emergency_ckpt.state.dtypes import dtype_named
-from emergency_ckpt.state.tree import PyTree, is_python_number
+from emergency_ckpt.state.tree import PyTree, is_key_type, is_python_number
 from emergency_ckpt.types import LeafSpec
 
 PLACEHOLDER = ocp.PLACEHOLDER
@@ -100,9 +100,8 @@ def is_complete(item: PyTree) -> bool:
     if item is None:
         return False
     for leaf in jax.tree.leaves(item):
-        is_described = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
         is_host = isinstance(leaf, np.ndarray | np.generic) or is_python_number(leaf)
-        if not is_host and (not is_described or getattr(leaf, "sharding", None) is None):
+        if not is_host and (not _is_described(leaf) or getattr(leaf, "sharding", None) is None):
             return False
     return True
 
@@ -150,12 +149,17 @@ class Wanted:
         return jax.tree.unflatten(self._given, leaves)
 
 
+def _is_described(leaf: Any) -> bool:
+    """Return whether a leaf says its shape and dtype; Orbax's ``ArrayRestoreArgs`` may say None."""
+    return not (getattr(leaf, "shape", None) is None or getattr(leaf, "dtype", None) is None)
+
+
 def _filled(given: Any, saved: Any) -> Any:
     if given is None or given is PLACEHOLDER:
         return saved
     if is_python_number(given) or isinstance(given, np.generic):
         return given if is_python_number(saved) else saved
-    if not (hasattr(given, "shape") and hasattr(given, "dtype")):
+    if not _is_described(given):
         return saved
     sharding = getattr(given, "sharding", None) or getattr(saved, "sharding", None)
     if isinstance(given, np.ndarray) or sharding is None:
@@ -166,8 +170,15 @@ def _filled(given: Any, saved: Any) -> Any:
 def placed(leaf: Any, args: Any) -> Any:
     """Return ``leaf`` with the sharding of Orbax's restore arguments, if they have one.
 
-    ValueError for another dtype: nothing is cast.
+    ValueError for another dtype or shape: nothing is cast, filled or cut.
     """
+    shape = getattr(args, "global_shape", None)
+    is_array = hasattr(leaf, "dtype") and not is_key_type(leaf.dtype)
+    if shape is not None and is_array and tuple(shape) != tuple(leaf.shape):
+        raise ValueError(
+            f"restore_args with another global_shape {tuple(shape)} than the saved"
+            f" {tuple(leaf.shape)} are not supported: pad or cut the result"
+        )
     dtype = getattr(args, "dtype", None)
     if dtype is not None and hasattr(leaf, "dtype") and dtype != leaf.dtype:
         raise ValueError("restore_args with another dtype are not supported: cast the result")

@@ -136,6 +136,14 @@ def test_wrong_kind_of_option_or_mesh_is_a_config_error(
         ours.CheckpointManager(world.ramdisk, world.persistent, mesh, (), options=options)
 
 
+@pytest.mark.parametrize(
+    "name", ["item_handlers", "handler_registry", "persistent_non_replicated_directory"]
+)
+def test_argument_of_the_dataset_alone_is_refused(world: World, name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is not supported: leave it out"):
+        ours.CheckpointManager(world.ramdisk, world.persistent, None, (), **{name: object()})
+
+
 def test_wrong_kind_of_plain_options_is_a_config_error(world: World) -> None:
     wrong: Any = 5
     with pytest.raises(ConfigError, match="options must be CheckpointManagerOptions, not 5"):

@@ -187,21 +187,41 @@ def test_iterator_and_json_are_of_the_same_step(world: World) -> None:
 REFUSED_OPTIONS = [
     {"step_prefix": "checkpoint"},
     {"step_format_fixed_length": 8},
+    {"step_name_format": plain.path.step.standard_name_format(step_prefix="checkpoint")},
     {"todelete_subdir": "trash"},
+    {"todelete_full_path": "trash"},
+    {"file_options": plain.options.FileOptions(path_permission_mode=0o750)},
+    {"atomicity_options": object()},
+    {"temporary_path_class": plain.path.atomicity.DeferredWritableTemporaryPath},
     {"multiprocessing_options": plain.options.MultiprocessingOptions(primary_host=1)},
 ]
 
 
 @pytest.mark.parametrize("options", REFUSED_OPTIONS, ids=lambda options: next(iter(options)))
 def test_option_that_cannot_be_followed_is_refused(world: World, options: Any) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
+    with pytest.raises(ValueError, match=f"{next(iter(options))}.*: .*"):
         manager_of(world, options=plain.CheckpointManagerOptions(**options))
+    assert not world.persistent.exists()
+
+
+def test_option_that_asks_for_what_is_done_is_taken(world: World) -> None:
+    options = ocp.CheckpointManagerOptions(
+        step_name_format=plain.path.step.standard_name_format(),
+        temporary_path_class=plain.path.atomicity.CommitFileTemporaryPath,
+        prevent_write_metrics=True,
+        save_root_metadata=False,
+    )
+    with manager_of(world, options=options, metadata={"run": 7}) as manager:
+        manager.save(1, args=ocp.args.StandardSave({"w": np.arange(3)}), metrics={"loss": 1.0})
+    assert (world.persistent / "1" / "commit_success.txt").exists()
+    assert not (world.persistent / "1" / "metrics").exists()
+    assert not (world.persistent / "metadata").exists()
 
 
 def test_option_without_effect_is_named(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    options = ocp.CheckpointManagerOptions(save_root_metadata=False)
+    options = ocp.CheckpointManagerOptions(lightweight_initialize=True)
     with caplog.at_level(logging.WARNING), manager_of(world, options=options):
-        assert "without effect: save_root_metadata" in caplog.text
+        assert "without effect: lightweight_initialize" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -364,3 +384,130 @@ def test_item_of_another_kind_than_its_handler_is_refused(world: World) -> None:
         pytest.raises(ValueError, match="does not match with any registered handler"),
     ):
         manager.save(0, args=args)
+
+
+# Save policies.
+
+
+def test_continuous_policy_saves_each_step_it_can(world: World) -> None:
+    policy = plain.checkpoint_managers.ContinuousCheckpointingPolicy()
+    options = ocp.CheckpointManagerOptions(
+        save_decision_policy=policy, enable_async_checkpointing=False
+    )
+    args = ocp.args.StandardSave({"w": np.arange(3)})
+    with manager_of(world, options=options) as manager:
+        assert [manager.save(step, args=args) for step in range(6)] == [True] * 6
+        assert manager.all_steps() == list(range(6))
+
+
+def test_continuous_policy_keeps_its_minimum_interval(world: World) -> None:
+    policy = plain.checkpoint_managers.ContinuousCheckpointingPolicy(minimum_interval_secs=3600)
+    options = ocp.CheckpointManagerOptions(
+        save_decision_policy=policy, enable_async_checkpointing=False
+    )
+    args = ocp.args.StandardSave({"w": np.arange(3)})
+    with manager_of(world, options=options) as manager:
+        assert [manager.save(step, args=args) for step in range(4)] == [True, False, False, False]
+
+
+def test_ram_follows_policies_of_the_step_alone(world: World) -> None:
+    managers = plain.checkpoint_managers
+    policies = [managers.FixedIntervalPolicy(20), managers.SpecificStepsPolicy(steps=[4])]
+    options = ocp.CheckpointManagerOptions(save_decision_policy=managers.AnySavePolicy(policies))
+    args = ocp.args.StandardSave({"w": np.arange(3)})
+    with manager_of(world, options=options) as manager:
+        assert [n for n in range(1, 21) if manager.save(n, args=args)] == [4, 10, 20]
+        assert manager.all_steps() == [4, 20]
+
+
+# Handlers, and what plain Orbax has written by them.
+
+
+class Reversed(plain.CheckpointHandler):
+    """Writes a tree of one number in a format of its own."""
+
+    def save(self, directory: Any, args: Any) -> None:
+        (directory / "backwards").write_text(str(args.item["n"])[::-1])
+
+    def restore(self, directory: Any, args: Any) -> Any:
+        return {"n": int((directory / "backwards").read_text()[::-1])}
+
+
+def registry() -> Any:
+    found = plain.DefaultCheckpointHandlerRegistry()
+    handler = Reversed()
+    for kind in (ocp.args.PyTreeSave, ocp.args.PyTreeRestore):
+        found.add("odd", kind, handler)
+    return found
+
+
+def test_item_of_a_handler_of_ones_own_is_in_its_format(world: World) -> None:
+    args = ocp.args.Composite(
+        odd=ocp.args.PyTreeSave({"n": 123}), params=ocp.args.PyTreeSave({"w": np.arange(3)})
+    )
+    wanted = ocp.args.Composite(odd=ocp.args.PyTreeRestore())
+    with manager_of(world, handler_registry=registry()) as manager:
+        assert manager.save(1, args=args)
+        assert manager.restore(1, args=wanted).odd == {"n": 123}
+    assert (world.persistent / "1" / "odd" / "backwards").read_text() == "321"
+    with plain.CheckpointManager(world.persistent, handler_registry=registry()) as manager:
+        assert manager.restore(1, args=wanted).odd == {"n": 123}
+
+
+def test_every_item_of_plain_orbax_is_restored_unasked(world: World) -> None:
+    args = ocp.args.Composite(
+        params=ocp.args.StandardSave({"w": np.arange(3)}), config=ocp.args.JsonSave({"lr": 1})
+    )
+    with plain.CheckpointManager(world.persistent) as manager:
+        manager.save(1, args=args, metrics={"loss": 1.0})
+        manager.wait_until_finished()
+    with manager_of(world) as manager:
+        found = manager.restore(1)
+        assert found.config == {"lr": 1}
+        assert same(found.params, {"w": np.arange(3)})
+        assert manager.item_metadata(1).params["w"].shape == (3,)
+
+
+def test_item_of_restore_args_is_a_structure_alone(world: World) -> None:
+    state = {"w": world.state(3)["w"]}
+    structure = plain.checkpoint_utils.construct_restore_args(state)
+    bare = {"w": plain.ArrayRestoreArgs(sharding=structure["w"].sharding)}
+    with manager_of(world) as manager:
+        manager.save(1, args=ocp.args.PyTreeSave(state))
+        manager.wait_until_finished()
+        assert same(manager.restore(1, args=ocp.args.PyTreeRestore(bare)), state)
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (
+            lambda m, w: m.save(2, args=ocp.args.StandardSave({"w": w}, custom_metadata={"a": 1})),
+            r"custom_metadata.*save\(custom_metadata",
+        ),
+        (
+            lambda m, w: m.restore(1, args=ocp.args.StandardRestore({"w": w}, support_layout=True)),
+            "support_layout.*device_put",
+        ),
+        (
+            lambda m, w: m.restore(1, args=ocp.args.StandardRestore(fallback_sharding=w.sharding)),
+            "fallback_sharding.*shardings",
+        ),
+        (
+            lambda m, w: m.restore(
+                1,
+                args=ocp.args.PyTreeRestore(
+                    restore_args={"w": plain.ArrayRestoreArgs(global_shape=(2, 2))}
+                ),
+            ),
+            "global_shape.*pad or cut",
+        ),
+    ],
+)
+def test_argument_that_is_not_followed_is_refused(world: World, call: Any, problem: str) -> None:
+    w = world.state(1)["w"]
+    with manager_of(world) as manager:
+        manager.save(1, args=ocp.args.StandardSave({"w": w}))
+        manager.wait_until_finished()
+        with pytest.raises(ValueError, match=problem):
+            call(manager, w)
