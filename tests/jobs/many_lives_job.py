@@ -13,13 +13,13 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from emergency_ckpt.tools.job_environment import JobEnvironment, report_step
 from jax._src import distributed
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from job_process import Iterator, mesh_of
 
 from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.tools.job_environment import JobEnvironment, report_step
 from emergency_ckpt.tools.simulated_job import initialize_job
 
 STORED_EVERY, KEPT = 2, 2
