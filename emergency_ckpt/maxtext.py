@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -29,8 +30,12 @@ DEFAULTS: Mapping[str, Any] = {
     "max_num_checkpoints_to_keep": None,
     "checkpoint_period": 10_000,
     "local_checkpoint_period": 0,
+    "enable_multi_tier_checkpointing": False,
+    "multi_tier_checkpointing_backup_interval_minutes": 0,
 }
 """The supported flags, and MaxText's defaults for them."""
+
+_NOT_KEPT = ("checkpoint_todelete_subdir", "checkpoint_todelete_full_path")
 
 
 def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
@@ -49,16 +54,20 @@ def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
         the text "None" of MaxText's base.yml, keeps all.
       checkpoint_period, local_checkpoint_period: steps between saves to the persistent and to the
         local tier; 0 for none.
+      enable_multi_tier_checkpointing: the persistent tier saves every
+        ``multi_tier_checkpointing_backup_interval_minutes``, if that is above 0, and not every
+        ``checkpoint_period`` steps. The trainer's processes do it; there is no replicator.
 
-    Steps are stored as MaxText does, with the state as the item ``items``.
+    ``enable_single_replica_ckpt_restoring`` has no effect: a restore reads each byte once over the
+    whole job in any case. Steps are stored as MaxText does, with the state as the item ``items``.
 
     Raises:
-      ConfigError: a flag of the wrong type.
+      ConfigError: a flag of the wrong type, or ``checkpoint_todelete_*``, which is not supported.
     """
     values = _values(flags)
     config = CheckpointerConfig().set(
         async_save=values["async_checkpointing"],
-        save_every=values["checkpoint_period"],
+        save_every=_backup_interval(values) or values["checkpoint_period"],
         local_save_every=values["local_checkpoint_period"],
         orbax_item="items",
     )
@@ -104,6 +113,9 @@ def create_checkpoint_manager(
         raise ConfigError([problem], target="MaxText's flags")
     Path(places[0]).mkdir(mode=0o700, exist_ok=True)
     continuous = values["enable_continuous_checkpointing"]
+    backup = _backup_interval(values)
+    if backup is not None and not continuous:
+        settings = {"save_every": backup, **settings}
     return CheckpointManager(
         places[0],
         places[1],
@@ -125,6 +137,14 @@ def create_checkpoint_manager(
     )
 
 
+def _backup_interval(values: Mapping[str, Any]) -> datetime.timedelta | None:
+    """Return the time between saves to the persistent tier; None where steps decide."""
+    minutes = values["multi_tier_checkpointing_backup_interval_minutes"]
+    if not (values["enable_multi_tier_checkpointing"] and minutes):
+        return None
+    return datetime.timedelta(minutes=minutes)
+
+
 def _when(period: int, continuous: bool) -> SavePolicy:
     """Return MaxText's policy: the interval, the first step, and the sync point of a preemption."""
     policies: list[Any] = [ocm.PreemptionCheckpointingPolicy()]
@@ -139,7 +159,15 @@ def _values(flags: object) -> dict[str, Any]:
     values = {name: _flag(flags, name, default) for name, default in DEFAULTS.items()}
     # base.yml has the text "None", since YAML has no None.
     values |= {n: None for n, value in values.items() if value == "None" and DEFAULTS[n] is None}
-    problems = _problems(values)
+    problems = [
+        *_problems(values),
+        *(
+            f"{name} is not supported: leave it unset. Steps that max_num_checkpoints_to_keep does"
+            " not keep are removed for good; `eckpt export` copies a step that is to stay"
+            for name in _NOT_KEPT
+            if _flag(flags, name, None) not in (None, "", "None")
+        ),
+    ]
     if problems:
         raise ConfigError(problems, target="MaxText's flags")
     return values

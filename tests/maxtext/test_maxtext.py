@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +75,27 @@ def test_objects_with_other_settings_and_settings_that_win() -> None:
     flags = SimpleNamespace(checkpoint_period=7, learning_rate=0.1)
     made = from_maxtext(flags, keep_last_n=2, **PLACES).validated()
     assert (made.save_every, made.keep_last_n) == (7, 2)
+
+
+def test_backup_interval_of_multi_tier_mode_is_that_of_storage(world: World) -> None:
+    flags = {"multi_tier_checkpointing_backup_interval_minutes": 30, "checkpoint_period": 7}
+    assert config(**flags).save_every == 7, "the flag of the mode decides"
+    made = config(enable_multi_tier_checkpointing=True, **flags)
+    assert made.save_every == datetime.timedelta(minutes=30)
+    manager = manager_of(world, enable_multi_tier_checkpointing=True, **flags)
+    assert manager is not None
+    with manager:
+        for step in range(8):
+            manager.save(step, ocp.args.Composite(state=ocp.args.PyTreeSave(world.state(step))))
+            manager.wait_until_finished()
+        assert manager.all_steps() == []
+
+
+@pytest.mark.parametrize("flag", ["checkpoint_todelete_subdir", "checkpoint_todelete_full_path"])
+def test_flags_that_would_keep_removed_steps_are_refused(flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"{flag} is not supported: leave it unset"):
+        config(**{flag: ".trash"})
+    assert config(**{flag: "None"}).keep_last_n is None
 
 
 def test_all_faults_are_named() -> None:
