@@ -278,6 +278,11 @@ class EmergencyCheckpointer:
         return self._saver.saved.newest()
 
     @property
+    def recent_in_ram(self) -> tuple[int, ...]:
+        """The last steps that are or were complete in RAM since the start, oldest first. No IO."""
+        return self._saver.saved.recent_in_ram()
+
+    @property
     def steps(self) -> StepCatalog:
         """Catalogue of the steps of all processes: their list, contents and removal."""
         return self._steps

@@ -31,13 +31,14 @@ from emergency_ckpt.orbax.options import (
     with_further,
 )
 from emergency_ckpt.orbax.step_metadata import best_of, step_metadata
+from emergency_ckpt.restore.request import CompleteSteps
 from emergency_ckpt.restore.steps import StepDescription
 from emergency_ckpt.state.tree import BoxTable, PyTree, describe
 from emergency_ckpt.types import OrbaxStep
 
 
-class LatestStep:
-    """The newest complete step, known without communication: found or restored, then saved.
+class KnownSteps:
+    """The complete steps known without communication: found or restored, then saved.
 
     Attributes:
       goes_on_from: the older step that was restored while newer ones remain, until the next save;
@@ -46,11 +47,13 @@ class LatestStep:
 
     def __init__(self) -> None:
         self._found: int | None = None
+        self._in_ram: Sequence[int] = ()
         self.goes_on_from: int | None = None
 
-    def note_found(self, steps: Sequence[int]) -> None:
-        """Set the complete steps, oldest first."""
-        self._found = steps[-1] if steps else None
+    def note_found(self, steps: CompleteSteps) -> None:
+        """Set the complete steps of each tier, as a survey has them."""
+        self._found = max((*steps.local, *steps.persistent), default=None)
+        self._in_ram = steps.local
 
     def note_restored(self, step: int, before: int | None) -> None:
         """``before``: the newest step that remains in addition until the next save."""
@@ -58,11 +61,22 @@ class LatestStep:
             self._found, self.goes_on_from = before, step
         else:
             self._found, self.goes_on_from = step, None
+            self._in_ram = [each for each in self._in_ram if each <= step]
 
     def note_save_started(self) -> None:
         """Forget every step newer than a requested one."""
         if self.goes_on_from is not None:
+            self._in_ram = [each for each in self._in_ram if each <= self.goes_on_from]
             self._found, self.goes_on_from = self.goes_on_from, None
+
+    def in_ram(self, saved: Sequence[int], keep: int) -> list[int]:
+        """Return the steps in RAM, oldest first: those found, or the newest ``keep`` after a save.
+
+        ``saved``: in this life.
+        """
+        found = sorted({*self._in_ram, *saved})
+        is_as_found = max(saved, default=-1) <= max(self._in_ram, default=-1)
+        return found if is_as_found else found[-keep:]
 
     def newest(self, saved: int | None) -> int | None:
         """Return the newest step; ``saved``: the newest completed save or restored step."""
@@ -76,9 +90,10 @@ _open: weakref.WeakValueDictionary[str, CheckpointManager] = weakref.WeakValueDi
 class CheckpointManager(ocp.AbstractCheckpointManager):
     """Saves to the RAM of the hosts and to a persistent directory; restores from either.
 
-    All processes must call the constructor, ``restore``, ``reload``, ``delete``, ``all_steps`` and
-    ``close``, in the same order. ``save`` and ``should_save`` are not collective and wait for no
-    peer. Neither process-id initialisers nor parsed flags are needed.
+    All processes must call the constructor, ``restore``, ``reload``, ``delete``, ``best_step``,
+    ``all_steps(read=True)`` and ``close``, in the same order. ``save``, ``should_save`` and
+    ``all_steps()`` are not collective and wait for no peer. Neither process-id initialisers nor
+    parsed flags are needed.
 
     Improvements over Orbax's manager (0.12.8):
 
@@ -161,7 +176,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             )
         self._run_id = run_id_of(str(self._directory))
         self._closed = False
-        self._latest = LatestStep()
+        self._latest = KnownSteps()
         earlier = _open.get(self._run_id)
         if earlier is not None:
             logging.warning("a new manager of %s replaces the open one", self._directory)
@@ -196,9 +211,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         found = self._checkpointer.steps.survey(self._abstract_state)
         if self._latest.goes_on_from is None:
             self._checkpointer.go_on_after(found)
-        steps = sorted({*found.local, *found.persistent})
-        self._latest.note_found(steps)
-        return steps
+        self._latest.note_found(found)
+        return sorted({*found.local, *found.persistent})
 
     @property
     def directory(self) -> epath.Path:
@@ -221,13 +235,18 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     # Steps.
 
     def all_steps(self, read: bool | None = None) -> list[int]:
-        """Return the complete steps of both tiers, oldest first. Collective; blocks.
+        """Return the complete steps of both tiers, oldest first. Waits for the save in progress.
 
-        A step in RAM counts if all processes together hold it. ``read=False``: return the steps
-        that this process knows; not collective.
+        Those that this process knows: of RAM what all processes held at the start or ``reload``,
+        and what was saved since; of storage its list. ``read=True``: what all hold now; then it is
+        collective, and waits for no save.
         """
-        if read is False:
-            return self._checkpointer.all_steps()
+        if not read:
+            self._checkpointer.wait_until_finished()
+            in_ram = self._latest.in_ram(
+                self._checkpointer.recent_in_ram, self._config.local_keep_last_n
+            )
+            return sorted({*self._checkpointer.all_steps(), *in_ram})
         found = self._checkpointer.steps.survey(self._abstract_state)
         return sorted({*found.local, *found.persistent})
 
@@ -265,7 +284,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         logging.warning("a local directory was deleted: opening all of them again")
         self._checkpointer.stop(after_error=True)
         self._checkpointer = EmergencyCheckpointer(self._config)
-        self._latest = LatestStep()
+        self._latest = KnownSteps()
         self._survey()
 
     def delete(self, step: int) -> None:
@@ -278,7 +297,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         if step not in self.all_steps(read=True):
             raise FileNotFoundError(f"there is no step {step} in {self._directory} or in RAM")
         self._checkpointer.steps.remove(step)
-        self._latest.note_found(self.all_steps(read=True))
+        self._latest.note_found(self._checkpointer.steps.survey(self._abstract_state))
 
     # Saving.
 

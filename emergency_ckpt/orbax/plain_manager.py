@@ -273,15 +273,6 @@ class CheckpointManager(BothTiersManager):
             return self._orbax.metrics(step)
         return super().metrics(step)
 
-    def all_steps(self, read: bool | None = False) -> list[int]:
-        """Return the complete steps, oldest first: not collective, those that this process knows.
-
-        Waits for its save in progress. ``read``: those of all processes; collective.
-        """
-        if not read:
-            self._checkpointer.wait_until_finished()
-        return super().all_steps(read=bool(read))
-
     def _is_stored(self, step: int) -> bool:
         return self._folder_of(step) is not None
 

@@ -28,6 +28,8 @@ from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.staging import flat_bytes
 from emergency_ckpt.types import Contents, LeafSpec, SaveId
 
+_MOST_RECENT = 64  # the largest ``local_keep_last_n``
+
 
 @dataclasses.dataclass(frozen=True)
 class LocalSave:
@@ -80,6 +82,7 @@ class LocalSaves:
         self._preservation = preservation
         self._published_s: dict[SaveId, float] = {}
         self._complete: SaveId | None = None
+        self._recent: tuple[int, ...] = ()
         self._in_doubt: set[SaveId] = set()
         self._skipped: queue.SimpleQueue[SaveId] = queue.SimpleQueue()
         self._is_voting = False
@@ -94,9 +97,23 @@ class LocalSaves:
         """The newest save that is known to be complete on all processes."""
         return self._complete
 
+    @property
+    def recent(self) -> tuple[int, ...]:
+        """The last steps that were saved or restored in this life, oldest first.
+
+        With a policy those that it has kept here; else also those that newer ones have replaced.
+        Those newer than a restored one stay until the next save is complete.
+        """
+        return self._recent
+
     def restart_from(self, save: SaveId | None) -> None:
         """After a restore: ``save`` is what must not be lost; nothing else is in doubt."""
+        gone = None if self._complete is None else self._complete.step
         self._complete = save
+        if save is None:
+            self._recent = tuple(step for step in self._recent if step != gone)
+        else:
+            self._recent = tuple(sorted({*self._recent, save.step}))
         self._in_doubt.clear()
         self._protect()
 
@@ -243,6 +260,8 @@ class LocalSaves:
 
     def _note_complete(self, save: SaveId) -> None:
         self._complete = save
+        before = [step for step in self._recent if step < save.step]
+        self._recent = (*before[1 - _MOST_RECENT :], save.step)
         self._timelines.bind()
         # Whatever became of older saves, nobody needs them any more.
         self._in_doubt = {doubtful for doubtful in self._in_doubt if doubtful > save}
@@ -276,6 +295,7 @@ class LocalSaves:
             if save.step in removals.steps and save.step < newest.step:
                 self._tier.drop(save)
                 self._events.emit("save.removed", step=save.step)
+        self._recent = tuple(s for s in steps if s not in removals.steps or s == newest.step)
 
     def _protect(self) -> None:
         last = self._newest_before() if self._complete is None else self._complete

@@ -55,6 +55,11 @@ class SavedSteps:
         """Return whether the tier has ``step`` whole: found by a restore or survey, or saved."""
         return step in (self._found.get(name), self._complete_step(name))
 
+    def recent_in_ram(self) -> tuple[int, ...]:
+        """Return the last steps that are or were complete in RAM in this life, oldest first."""
+        saves = self._saves.get(LOCAL)
+        return saves.recent if isinstance(saves, LocalSaves) else ()
+
     def newest(self) -> int | None:
         """The newest step that is complete or was restored in this life; None before the first."""
         steps = map(self._complete_step, self._saves)

@@ -108,11 +108,11 @@ def no_waiting(asynchronous: bool) -> Callable[[JobProcess], Any]:
             enable_async_checkpointing=asynchronous,
         ) as manager:
             save_up_to(manager, 17, waits=False)
-            steps = manager.all_steps()
+            steps = manager.all_steps(read=True)
             args = saved(17, mesh)
             again = [manager.save(17, args, force=force) for force in (False, True, True)]
             manager.wait_until_finished()
-            return [steps, again, manager.all_steps()]
+            return [steps, again, manager.all_steps(read=True)]
 
     return program
 
@@ -232,7 +232,7 @@ def one_slice(
             replica_axis_index=axis,
         ) as manager:
             save_up_to(manager, 17, waits=False)
-            steps = manager.all_steps()
+            steps = manager.all_steps(read=True)
             wrong = differences(manager.restore(None).state, max(steps), mesh)
             return [manager.in_primary_slice, steps, manager.latest_step(), wrong]
 
@@ -398,7 +398,21 @@ def refused(world: JobProcess) -> Any:
 
 
 DUE = [(0, 2, 3), (1, 1, 4), (1, 2, 2), (3, 5, 7), (3, 2, 3)]
+
+
+def asked_by_one(world: JobProcess) -> list[list[int]]:
+    """MaxText's question before a save, which only some processes come to."""
+    place = Place(world, "asked_by_one")
+    options = {"save_interval_steps": 1, "max_to_keep": 2}
+    with place.open(mesh_with(0), options, {"save_interval_steps": 3}) as manager:
+        save_up_to(manager, 5)
+        steps = [manager.all_steps(), manager.all_steps()] if world.process == 1 else []
+        world.meet()
+        return steps
+
+
 PROGRAMS: dict[str, Callable[[JobProcess], Any]] = {
+    "asked by one": asked_by_one,
     **{f"due {row}": every_interval(*row) for row in DUE},
     **{f"listed {name}": listed(name, *row) for name, row in LISTED.items()},
     "fast async": no_waiting(True),

@@ -55,6 +55,11 @@ def test_which_steps_there_are(job: list[dict[str, Any]], name: str) -> None:
     assert of_all(job, f"listed {name}") == [steps, steps[-1], steps, steps, steps[-1], False]
 
 
+def test_steps_are_known_without_the_other_processes(job: list[dict[str, Any]]) -> None:
+    found = of_each(job, "asked by one")
+    assert found == [[], [[0, 3, 4], [0, 3, 4]], [], []]
+
+
 @pytest.mark.parametrize("kind", ["async", "sync"])
 def test_saves_without_waiting(job: list[dict[str, Any]], kind: str) -> None:
     steps = all_steps(17, (3, 2), (5, 3))
