@@ -31,10 +31,15 @@ DEFAULTS: Mapping[str, Any] = {
     "checkpoint_period": 10_000,
     "local_checkpoint_period": 0,
     "enable_multi_tier_checkpointing": False,
-    "multi_tier_checkpointing_backup_interval_minutes": 0,
+    "multi_tier_checkpointing_backup_interval_minutes": None,
+    "multi_tier_checkpointing_backup_interval_steps": None,
 }
 """The supported flags, and MaxText's defaults for them."""
 
+_BACKUP_INTERVALS = (
+    "multi_tier_checkpointing_backup_interval_minutes",
+    "multi_tier_checkpointing_backup_interval_steps",
+)
 _NOT_KEPT = ("checkpoint_todelete_subdir", "checkpoint_todelete_full_path")
 
 
@@ -55,8 +60,9 @@ def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
       checkpoint_period, local_checkpoint_period: steps between saves to the persistent and to the
         local tier; 0 for none.
       enable_multi_tier_checkpointing: the persistent tier saves every
-        ``multi_tier_checkpointing_backup_interval_minutes``, if that is above 0, and not every
-        ``checkpoint_period`` steps. The trainer's processes do it; there is no replicator.
+        ``multi_tier_checkpointing_backup_interval_minutes`` or ``..._steps``, of which one must be
+        set, and not every ``checkpoint_period`` steps. The trainer's processes do it; there is no
+        replicator.
 
     ``enable_single_replica_ckpt_restoring`` has no effect: a restore reads each byte once over the
     whole job in any case. Steps are stored as MaxText does, with the state as the item ``items``.
@@ -137,12 +143,12 @@ def create_checkpoint_manager(
     )
 
 
-def _backup_interval(values: Mapping[str, Any]) -> datetime.timedelta | None:
-    """Return the time between saves to the persistent tier; None where steps decide."""
-    minutes = values["multi_tier_checkpointing_backup_interval_minutes"]
-    if not (values["enable_multi_tier_checkpointing"] and minutes):
+def _backup_interval(values: Mapping[str, Any]) -> datetime.timedelta | int | None:
+    """Return the interval of multi-tier mode for the persistent tier; None in other modes."""
+    if not values["enable_multi_tier_checkpointing"]:
         return None
-    return datetime.timedelta(minutes=minutes)
+    minutes, steps = (values[name] for name in _BACKUP_INTERVALS)
+    return datetime.timedelta(minutes=minutes) if minutes else steps
 
 
 def _when(period: int, continuous: bool) -> SavePolicy:
@@ -168,6 +174,10 @@ def _values(flags: object) -> dict[str, Any]:
             if _flag(flags, name, None) not in (None, "", "None")
         ),
     ]
+    if values["enable_multi_tier_checkpointing"] is True:
+        given = [name for name in _BACKUP_INTERVALS if values[name]]
+        if len(given) != 1:
+            problems.append(f"exactly one of {', '.join(_BACKUP_INTERVALS)} must be above 0")
     if problems:
         raise ConfigError(problems, target="MaxText's flags")
     return values

@@ -22,9 +22,8 @@ from emergency_ckpt.tools.survey.places import Places
 HOSTS = range(4)
 FIRST, SECOND = (0, 1), (2, 3)
 MAXTEXT_AXES = (
-    *("diloco", "data", "stage", "fsdp", "fsdp_transpose", "sequence", "context"),
-    *("context_autoregressive", "tensor", "tensor_transpose", "tensor_sequence", "expert"),
-    "autoregressive",
+    *("diloco", "data", "stage", "fsdp", "fsdp_transpose", "context", "context_usp_ulysses"),
+    *("context_autoregressive", "tensor", "tensor_sequence", "expert", "autoregressive"),
 )
 """As in ``mesh_axes`` of MaxText's base.yml."""
 
@@ -143,7 +142,7 @@ def maxtext(name: str, mesh_by: Callable[[], Mesh], spec: P, **settings: Any) ->
                 args = ocp.args.PyTreeSave(state_at(step, mesh, specs))
                 manager.save(step, ocp.args.Composite(state=args))
                 manager.wait_until_finished()
-            steps = manager.all_steps()
+            steps = manager.all_steps(read=True)
         if steps == [0]:
             return {"steps": steps}
         found = {"steps": steps, "survival": survival(world, name)}

@@ -91,6 +91,15 @@ def test_backup_interval_of_multi_tier_mode_is_that_of_storage(world: World) -> 
         assert manager.all_steps() == []
 
 
+def test_multi_tier_mode_needs_one_interval() -> None:
+    minutes, steps = (f"multi_tier_checkpointing_backup_interval_{u}" for u in ("minutes", "steps"))
+    made = config(enable_multi_tier_checkpointing=True, **{minutes: None, steps: 500})
+    assert made.save_every == 500
+    for flags in ({}, {minutes: None, steps: "None"}, {minutes: 5, steps: 500}):
+        with pytest.raises(ConfigError, match="exactly one of"):
+            config(enable_multi_tier_checkpointing=True, **flags)
+
+
 @pytest.mark.parametrize("flag", ["checkpoint_todelete_subdir", "checkpoint_todelete_full_path"])
 def test_flags_that_would_keep_removed_steps_are_refused(flag: str) -> None:
     with pytest.raises(ConfigError, match=f"{flag} is not supported: leave it unset"):
