@@ -19,7 +19,8 @@ from jax.sharding import PartitionSpec as P
 from job_process import Iterator, mesh_of
 
 from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.tools.job_environment import JobEnvironment, report_step
+from emergency_ckpt.tools.job_environment import JobEnvironment
+from emergency_ckpt.tools.launch.progress_file import report_step
 from emergency_ckpt.tools.simulated_job import initialize_job
 
 STORED_EVERY, KEPT = 2, 2

@@ -145,6 +145,7 @@ def stored(root: Path, step: int) -> DirectoryStore:
         "leaves": [],
         "checksums": sha(checksums),
         "tensors": {"metadata": sha(b"{}"), "manifest": sha(b"x")},
+        "items": ["state"],
     }
     files = {
         f"{step}/_CHECKPOINT_METADATA": b"{}",

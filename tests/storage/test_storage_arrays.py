@@ -98,10 +98,10 @@ def test_arrays_have_every_value(writers: tuple[int, ...]) -> None:
     arrays = item_state(tree, shards, writers)
     for name, value in values.items():
         found, times = np.zeros_like(value), np.zeros(value.shape, int)
-        for box, part in arrays[name].parts:
-            index = tuple(slice(start, stop) for start, stop in box)
-            assert part.shape == arrays[name].write_shape
-            found[index], times[index] = part, times[index] + 1
+        for part in arrays[name].parts:
+            index = tuple(slice(start, stop) for start, stop in part.box)
+            assert part.load().shape == arrays[name].write_shape
+            found[index], times[index] = part.load(), times[index] + 1
         np.testing.assert_array_equal(found, value)
         assert (times == 1).all()
         divided = len(writers) > 1 and name in DIVIDED
@@ -122,7 +122,7 @@ def test_values_to_write_are_those_of_the_snapshot() -> None:
     for name, array in item_state(tree, shards, (0, 1)).items():
         assert array.parts
         for part in array.parts:
-            assert np.shares_memory(part.values, views[name])
+            assert np.shares_memory(part.load(), views[name])
 
 
 def test_dtype_unknown_to_orbax_is_refused_before_training() -> None:
