@@ -181,7 +181,7 @@ def job(cluster: SlurmCluster, undisturbed: Job, tmp_path: Path) -> Iterator[Job
 
 
 def test_slurm_success_leaves_no_ram(cluster: SlurmCluster, undisturbed: Job) -> None:
-    lines = re.findall(r"^\S+ +[\d.]+ MiB .* removed$", undisturbed.log, re.M)
+    lines = re.findall(r"^\S+ +[\d.]+ MiB .* removed: .+$", undisturbed.log, re.M)
     assert len(lines) == PROCESSES
     for name in undisturbed.nodes_of_lives()[0]:
         assert not [path for path in cluster.ram(name).glob("eckpt/*") if path.is_dir()]
