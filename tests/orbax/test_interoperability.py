@@ -115,9 +115,10 @@ def save_plain(module: Any, root: Path, state: State) -> None:
 
 def load_plain(module: Any, root: Path, target: State) -> Any:
     with plain_of(module, root) as manager:
-        item = next(n for n in ("state", "default") if (root / "run" / "1" / n).is_dir())
-        args = ocp.args.Composite(**{item: ocp.args.StandardRestore(target)})
-        return manager.restore(1, args=args)[item]
+        args = ocp.args.StandardRestore(target)
+        if (root / "run" / "1" / "default").is_dir():  # Orbax's name of an item without one
+            return manager.restore(1, args=args)
+        return manager.restore(1, args=ocp.args.Composite(state=args)).state
 
 
 def emergency_of(module: Any, root: Path, target: State) -> Any:
@@ -209,7 +210,8 @@ def table(root: Path) -> str:
         cells = []
         for kinds in failing.values():
             bad = [kind for kind in KINDS if kind in kinds]
-            cells.append("all" if not bad else f"not {', '.join(bad)}")
+            some_text = f"not {', '.join(bad)}" if bad else "all"
+            cells.append("none" if len(bad) + len(refused) == len(KINDS) else some_text)
         some = ", ".join(kind for kind in KINDS if kind in refused) or "nothing"
         rows.append(f"| {writer} | {some} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
