@@ -235,14 +235,13 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     # Steps.
 
     def all_steps(self, read: bool | None = None) -> list[int]:
-        """Return the complete steps of both tiers, oldest first. Waits for the save in progress.
+        """Return the complete steps of both tiers, oldest first. Blocks for a list of storage.
 
         Those that this process knows: of RAM what all processes held at the start or ``reload``,
         and what was saved since; of storage its list. ``read=True``: what all hold now; then it is
-        collective, and waits for no save.
+        collective. Waits for no save.
         """
         if not read:
-            self._checkpointer.wait_until_finished()
             in_ram = self._latest.in_ram(
                 self._checkpointer.recent_in_ram, self._config.local_keep_last_n
             )

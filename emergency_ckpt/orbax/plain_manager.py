@@ -273,6 +273,12 @@ class CheckpointManager(BothTiersManager):
             return self._orbax.metrics(step)
         return super().metrics(step)
 
+    def all_steps(self, read: bool | None = None) -> list[int]:
+        """As ``emergency_ckpt.orbax.CheckpointManager``, but after the save in progress."""
+        if not read:
+            self._checkpointer.wait_until_finished()
+        return super().all_steps(read)
+
     def _is_stored(self, step: int) -> bool:
         return self._folder_of(step) is not None
 
