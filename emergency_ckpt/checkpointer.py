@@ -280,7 +280,7 @@ class EmergencyCheckpointer:
     @property
     def recent_in_ram(self) -> tuple[int, ...]:
         """The last steps that are or were complete in RAM since the start, oldest first. No IO."""
-        return self._saver.saved.recent_in_ram()
+        return self._saver.recent_in_ram
 
     @property
     def steps(self) -> StepCatalog:

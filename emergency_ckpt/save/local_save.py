@@ -106,14 +106,19 @@ class LocalSaves:
         """
         return self._recent
 
-    def restart_from(self, save: SaveId | None) -> None:
+    def restart_from(self, save: SaveId) -> None:
         """After a restore: ``save`` is what must not be lost; nothing else is in doubt."""
-        gone = None if self._complete is None else self._complete.step
+        self._recent = tuple(sorted({*self._recent, save.step}))
+        self._begin_after(save)
+
+    def forget(self, step: int) -> None:
+        """``step`` was removed from both tiers."""
+        self._recent = tuple(each for each in self._recent if each != step)
+        if self._complete is not None and self._complete.step == step:
+            self._begin_after(None)
+
+    def _begin_after(self, save: SaveId | None) -> None:
         self._complete = save
-        if save is None:
-            self._recent = tuple(step for step in self._recent if step != gone)
-        else:
-            self._recent = tuple(sorted({*self._recent, save.step}))
         self._in_doubt.clear()
         self._protect()
 

@@ -55,11 +55,6 @@ class SavedSteps:
         """Return whether the tier has ``step`` whole: found by a restore or survey, or saved."""
         return step in (self._found.get(name), self._complete_step(name))
 
-    def recent_in_ram(self) -> tuple[int, ...]:
-        """Return the last steps that are or were complete in RAM in this life, oldest first."""
-        saves = self._saves.get(LOCAL)
-        return saves.recent if isinstance(saves, LocalSaves) else ()
-
     def newest(self) -> int | None:
         """The newest step that is complete or was restored in this life; None before the first."""
         steps = map(self._complete_step, self._saves)
@@ -69,9 +64,8 @@ class SavedSteps:
         """``step`` was removed from both tiers."""
         self._removed[step] += 1
         self._found = {name: found for name, found in self._found.items() if found != step}
-        for name, saves in self._saves.items():
-            if self._complete_step(name) == step:
-                saves.restart_from(None)
+        for saves in self._saves.values():
+            saves.forget(step)
 
     def _complete_step(self, name: TierName) -> int | None:
         complete = self._saves[name].last_complete

@@ -372,6 +372,11 @@ class Saver:
         """Return the steps that this process knows to be complete."""
         return self._saved
 
+    @property
+    def recent_in_ram(self) -> tuple[int, ...]:
+        """Return the last steps that are or were complete in RAM in this life, oldest first."""
+        return self._parts.local.recent
+
     # Preemption.
 
     def reached_preemption(self, step: int) -> bool:

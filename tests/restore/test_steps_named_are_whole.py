@@ -52,15 +52,17 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowStorage]:
     found.go_on.set()
 
 
-def manager_of(root: Path) -> emergency.CheckpointManager:
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))  # one slice: storage alone
+def manager_of(root: Path, **local: Any) -> emergency.CheckpointManager:
+    """Return a manager of one slice: of storage alone, unless ``local`` are options of RAM."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
     return emergency.CheckpointManager(
         root / "local",
         root / "persistent",
         mesh,
         state_of(0),
         options=emergency.CheckpointManagerOptions(
-            persistent=emergency.PersistentCheckpointOptions(save_interval_steps=2)
+            local=emergency.LocalCheckpointOptions(with_one_slice=bool(local), **local),
+            persistent=emergency.PersistentCheckpointOptions(save_interval_steps=2),
         ),
     )
 
@@ -100,6 +102,22 @@ def test_manager_names_a_step_once_it_is_whole(
         assert save(manager, 4)
         manager.wait_until_finished()
         assert (manager.latest_step(), manager.all_steps()) == (4, [*whole, 4])
+
+
+@pytest.mark.parametrize("deleted", [5, 7])
+def test_manager_forgets_a_step_deleted_from_ram(world: World, deleted: int) -> None:
+    """The newest one, or one before it that RAM has kept."""
+    with manager_of(world.ramdisk.parent, save_interval_steps=1, max_to_keep=3) as manager:
+        for step in (3, 5, 7):
+            assert save(manager, step)
+        manager.wait_until_finished()
+        assert manager.all_steps() == manager.all_steps(read=True) == [3, 5, 7]
+        manager.delete(deleted)
+        left = [step for step in (3, 5, 7) if step != deleted]
+        assert manager.all_steps() == manager.all_steps(read=True) == left
+        assert save(manager, 9)
+        manager.wait_until_finished()
+        assert manager.all_steps() == manager.all_steps(read=True) == [*left, 9]
 
 
 def test_manager_forgets_a_step_that_was_deleted(world: World) -> None:

@@ -124,10 +124,15 @@ class PersistentSaves:
         """Return whether this process has done its part of the save under way. From any thread."""
         return self._rounds.is_learning
 
-    def restart_from(self, save: SaveId | None) -> None:
+    def restart_from(self, save: SaveId) -> None:
         """After a restore of ``save``: what was saved before it may be behind it."""
         del save
         self._complete = None
+
+    def forget(self, step: int) -> None:
+        """``step`` was removed from both tiers."""
+        if self._complete is not None and self._complete.step == step:
+            self._complete = None
 
     def end_waits(self) -> None:
         """Do not wait for outcomes that only others decide, now or later: this process ends."""
