@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from emergency_ckpt.state.host_state_codec import as_stateful
-from emergency_ckpt.state.tree import PyTree
+from emergency_ckpt.state.tree import PyTree, path_of
 
 
 class MixedState(NamedTuple):
@@ -31,7 +31,7 @@ def split(state: PyTree) -> MixedState:
     tensors: list[object] = []
     for key_path, leaf in flat:
         if is_iterator(leaf):
-            iterators[jax.tree_util.keystr(key_path, simple=True, separator="/")] = leaf
+            iterators[path_of(key_path)] = leaf
             tensors.append(_placeholder())
         else:
             tensors.append(leaf)

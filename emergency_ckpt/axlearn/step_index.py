@@ -18,7 +18,7 @@ from etils import epath
 
 from emergency_ckpt.axlearn.mixed_state import is_iterator
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.state.tree import PyTree
+from emergency_ckpt.state.tree import PyTree, path_of
 from emergency_ckpt.storage.calls import call_with_retries
 from emergency_ckpt.storage.tier import DEFAULT_TIMEOUT_S
 
@@ -36,7 +36,7 @@ def entries_of(step: int, state: PyTree) -> Entries:
     """Return the entries of the index for ``state``."""
     entries: list[tuple[str, Any]] = [("step", step)]
     for key_path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
-        path = jax.tree_util.keystr(key_path, simple=True, separator="/")
+        path = path_of(key_path)
         if is_iterator(leaf):
             entries.append((path, str(type(leaf))))
         elif hasattr(leaf, "shape") and hasattr(leaf, "dtype"):

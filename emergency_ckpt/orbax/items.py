@@ -11,6 +11,7 @@ import orbax.checkpoint as ocp
 
 from emergency_ckpt.core.save.save_rules import plain_metrics
 from emergency_ckpt.errors import HostStateError
+from emergency_ckpt.orbax.saved_tree import by_path
 
 STATE, DATASET, RESERVED = "state", "dataset", "process_metadata"
 _INSTEAD = {
@@ -90,7 +91,7 @@ class RestoreTarget(NamedTuple):
         """Return the part of the restored state that the caller asked for."""
         if self.paths is None:
             return restored
-        leaves, _ = _by_path(restored)
+        leaves, _ = by_path(restored)
         return jax.tree.unflatten(self.treedef, [leaves[path] for path in self.paths])
 
 
@@ -107,8 +108,8 @@ def restore_target(args: object, abstract_state: Any) -> RestoreTarget:
     item = getattr(state, "item", None)
     if item is None or not getattr(state, "partial_restore", False):
         return RestoreTarget(abstract_state)
-    wanted, treedef = _by_path(item)
-    known, whole_treedef = _by_path(abstract_state)
+    wanted, treedef = by_path(item)
+    known, whole_treedef = by_path(abstract_state)
     unknown = [path for path, leaf in wanted.items() if not _is_same(leaf, known.get(path))]
     if unknown:
         raise ValueError(
@@ -131,12 +132,6 @@ def check_transforms(args: object) -> None:
 def _is_same(leaf: Any, known: Any) -> bool:
     kinds = [(np.shape(x), getattr(x, "dtype", type(x))) for x in (leaf, known)]
     return known is not None and kinds[0] == kinds[1]
-
-
-def _by_path(tree: Any) -> tuple[dict[str, Any], Any]:
-    flat, treedef = jax.tree_util.tree_flatten_with_path(tree)
-    keys = (jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in flat)
-    return dict(zip(keys, (leaf for _, leaf in flat), strict=True)), treedef
 
 
 def target_for(args: object) -> dict[str, Any] | None:

@@ -176,7 +176,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             )
         self._run_id = run_id_of(str(self._directory))
         self._closed = False
-        self._latest = KnownSteps()
+        self._known = KnownSteps()
         earlier = _open.get(self._run_id)
         if earlier is not None:
             logging.warning("a new manager of %s replaces the open one", self._directory)
@@ -203,16 +203,19 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     def _saves_locally(self) -> bool:
         return "local" in self._config.save_plans()
 
-    def _survey(self) -> list[int]:
-        """Return all complete steps and count them as saved, so none of them is due. Collective.
+    def _surveyed(self) -> CompleteSteps:
+        """Return the complete steps of each tier, by what all processes hold. Collective."""
+        return self._checkpointer.steps.survey(self._abstract_state)
+
+    def _survey(self) -> None:
+        """Count all complete steps as saved, so that none of them is due. Collective.
 
         After a restore of an older step the newer ones are due again.
         """
-        found = self._checkpointer.steps.survey(self._abstract_state)
-        if self._latest.goes_on_from is None:
+        found = self._surveyed()
+        if self._known.goes_on_from is None:
             self._checkpointer.go_on_after(found)
-        self._latest.note_found(found)
-        return sorted({*found.local, *found.persistent})
+        self._known.note_found(found)
 
     @property
     def directory(self) -> epath.Path:
@@ -242,11 +245,11 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         collective. Waits for no save.
         """
         if not read:
-            in_ram = self._latest.in_ram(
+            in_ram = self._known.in_ram(
                 self._checkpointer.recent_in_ram, self._config.local_keep_last_n
             )
             return sorted({*self._checkpointer.all_steps(), *in_ram})
-        found = self._checkpointer.steps.survey(self._abstract_state)
+        found = self._surveyed()
         return sorted({*found.local, *found.persistent})
 
     def latest_step(self) -> int | None:
@@ -255,7 +258,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         Steps become known at the start, by ``reload``, by a restore, and by a completed save. A
         save in progress, or that failed, does not count.
         """
-        return self._latest.newest(self._checkpointer.newest_saved_step)
+        return self._known.newest(self._checkpointer.newest_saved_step)
 
     def best_step(self) -> int | None:
         """Return the step with the best metrics by ``best_fn``; ``latest_step()`` without that.
@@ -283,7 +286,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         logging.warning("a local directory was deleted: opening all of them again")
         self._checkpointer.stop(after_error=True)
         self._checkpointer = EmergencyCheckpointer(self._config)
-        self._latest = KnownSteps()
+        self._known = KnownSteps()
         self._survey()
 
     def delete(self, step: int) -> None:
@@ -296,7 +299,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         if step not in self.all_steps(read=True):
             raise FileNotFoundError(f"there is no step {step} in {self._directory} or in RAM")
         self._checkpointer.steps.remove(step)
-        self._latest.note_found(self._checkpointer.steps.survey(self._abstract_state))
+        self._known.note_found(self._surveyed())
 
     # Saving.
 
@@ -377,7 +380,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             orbax=orbax(),
         )
         if saved:
-            self._latest.note_save_started()
+            self._known.note_save_started()
         if not self._options.enable_async_checkpointing:
             self._checkpointer.check_for_errors()
         return saved
@@ -423,7 +426,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             raise FileNotFoundError(str(error)) from error
         if found is None:
             raise FileNotFoundError(f"there are no steps in {self._directory} nor in RAM")
-        self._latest.note_restored(found, before)
+        self._known.note_restored(found, before)
         return found, restored
 
     # Contents of a step.

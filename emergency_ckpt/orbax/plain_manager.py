@@ -87,10 +87,7 @@ class CheckpointManager(BothTiersManager):
         self._remembered: dict[str, Any] = {}
         self._read_only = options.read_only
         self._hides_metrics = options.prevent_write_metrics
-        self._step_names = options.step_name_format or ocp.path.step.standard_name_format(
-            step_prefix=options.step_prefix,
-            step_format_fixed_length=options.step_format_fixed_length,
-        )
+        self._step_names = ocp.path.step.standard_name_format()
         super().__init__(local, text, None, (), options=made, logger=logger)
 
     def __getattr__(self, name: str) -> Any:
@@ -125,10 +122,8 @@ class CheckpointManager(BothTiersManager):
         self._orbax.save(step, items, save_kwargs, args=args)  # checks the arguments alone
         if self._read_only:
             return False
-        if force:
-            self._checkpointer.wait_until_finished()
-            if step in self.all_steps(read=False):
-                raise StepAlreadyExistsError(f"step {step} already exists")
+        if force and step in self.all_steps():
+            raise StepAlreadyExistsError(f"step {step} already exists")
         named = self._named(items, save_kwargs, args, saves=True)
         self._handlers.check(named)
         given = plain_items.saved(named, self._handlers)
@@ -409,7 +404,7 @@ class _Restore:
         remembered = self._manager._remembered.get(name)
         if remembered is not None and saved_tree.paths_of(remembered) == set(leaves):
             return remembered
-        steps = [self._step, *reversed(self._manager.all_steps(read=False))]
+        steps = [self._step, *reversed(self._manager.all_steps())]
         for step in steps:
             folder = self._manager._folder_of(step)
             if folder is None or not (folder / name / TREE).exists():

@@ -12,7 +12,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from emergency_ckpt.state.dtypes import dtype_named
-from emergency_ckpt.state.tree import PyTree, is_key_type, is_python_number
+from emergency_ckpt.state.tree import PyTree, is_key_type, is_python_number, path_of
+from emergency_ckpt.storage.late_arrays import tree_of
 from emergency_ckpt.types import LeafSpec
 
 PLACEHOLDER = ocp.PLACEHOLDER
@@ -32,7 +33,7 @@ def remembered(tree: PyTree) -> PyTree:
 
 def paths_of(tree: PyTree) -> set[str]:
     """Return the paths of a tree's leaves."""
-    return set(_by_path(tree)[0])
+    return set(by_path(tree)[0])
 
 
 def stored_tree(item: epath.Path, leaves: Mapping[str, LeafSpec]) -> PyTree:
@@ -46,7 +47,7 @@ def stored_tree(item: epath.Path, leaves: Mapping[str, LeafSpec]) -> PyTree:
     described = ocp.PyTreeCheckpointHandler().metadata(item).tree
 
     def leaf_of(keys: Any, found: Any) -> Any:
-        path = jax.tree_util.keystr(keys, simple=True, separator="/")
+        path = path_of(keys)
         return found if path not in leaves else _leaf(leaves[path], found)
 
     return jax.tree_util.tree_map_with_path(leaf_of, described, is_leaf=_is_none)
@@ -62,14 +63,7 @@ def _is_placeholder(node: object) -> bool:
 
 def nested(leaves: Mapping[str, LeafSpec]) -> PyTree:
     """Return dicts with the leaves at their paths, without shardings: RAM alone has the step."""
-    root: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *outer, last = path.split("/")
-        inner = root
-        for key in outer:
-            inner = inner.setdefault(key, {})
-        inner[last] = _leaf(leaf, None)
-    return root.get("", root) if list(root) == [""] else root
+    return tree_of({path: _leaf(leaf, None) for path, leaf in leaves.items()})
 
 
 def _leaf(spec: LeafSpec, found: Any) -> Any:
@@ -121,17 +115,17 @@ class Wanted:
     """
 
     def __init__(self, saved: PyTree, item: PyTree, restore_args: Any, *, is_partial: bool) -> None:
-        whole, self._treedef = _by_path(saved)
+        whole, self._treedef = by_path(saved)
         given, self._given = whole, self._treedef
         if item is not None:
-            given, self._given = _by_path(item)
+            given, self._given = by_path(item)
         unknown = sorted(set(given) - set(whole))
         missing = [] if is_partial else sorted(set(whole) - set(given))
         if unknown or missing:
             raise ValueError(f"{_DIFFERS}: only in item {unknown[:4]}, only saved {missing[:4]}")
-        by_path = {} if restore_args is None else _by_path(restore_args)[0]
+        args = {} if restore_args is None else by_path(restore_args)[0]
         self._whole = {
-            path: placed(_filled(given.get(path), leaf), by_path.get(path))
+            path: placed(_filled(given.get(path), leaf), args.get(path))
             for path, leaf in whole.items()
         }
         self._order = list(given)
@@ -144,7 +138,7 @@ class Wanted:
 
     def part_of(self, restored: PyTree) -> PyTree:
         """Return what the caller asked for of the restored tree."""
-        found, _ = _by_path(restored)
+        found, _ = by_path(restored)
         leaves = [PLACEHOLDER if p in self._left_out else found[p] for p in self._order]
         return jax.tree.unflatten(self._given, leaves)
 
@@ -200,8 +194,8 @@ def placed_tree(item: PyTree, restore_args: Any) -> PyTree:
     return item if restore_args is None else jax.tree.map(placed, item, restore_args)
 
 
-def _by_path(tree: PyTree) -> tuple[dict[str, Any], Any]:
+def by_path(tree: PyTree) -> tuple[dict[str, Any], Any]:
     """Return the leaves by path, in order, and the structure. PLACEHOLDER is a leaf."""
     flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_placeholder)
-    keys = (jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in flat)
+    keys = (path_of(keys) for keys, _ in flat)
     return dict(zip(keys, (leaf for _, leaf in flat), strict=True)), treedef

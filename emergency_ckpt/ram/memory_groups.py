@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from emergency_ckpt.core.limits import MAX_GROUP_FILE_BYTES
-from emergency_ckpt.core.memory_limit import MemoryLimit
+from emergency_ckpt.core.memory_limit import MemoryLimit, fits_limits
 from emergency_ckpt.ram.mounts import RAM_FILE_SYSTEMS, file_system_of
 
 _GROUPS = Path("/proc/self/cgroup")
@@ -31,10 +31,13 @@ def memory_limits(root: Path = _ROOT, groups: Path = _GROUPS) -> list[MemoryLimi
     return [limit for limit in found if limit is not None]
 
 
-def limits_on_pages(directory: Path) -> list[MemoryLimit]:
-    """Return the limits in which new files of ``directory`` count: none unless it is in RAM."""
+def new_pages_fit(directory: Path, new_bytes: int) -> tuple[bool, str]:
+    """Return whether so many new bytes of files in ``directory`` fit the limits, and why not.
+
+    Files that are not in RAM count in none.
+    """
     in_ram = file_system_of(str(directory)) in RAM_FILE_SYSTEMS
-    return memory_limits() if in_ram else []
+    return fits_limits(new_bytes, memory_limits() if in_ram else [])
 
 
 def _memory_groups(root: Path, groups: Path) -> Iterator[Path]:

@@ -15,12 +15,11 @@ from absl import logging
 from emergency_ckpt import _native, files
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.limits import SMALL_FILES_BYTES
-from emergency_ckpt.core.memory_limit import fits_limits
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
 from emergency_ckpt.core.timeline import Timeline, newest, number_of
 from emergency_ckpt.errors import NotHeld, StepNotFound
 from emergency_ckpt.ram import locks as claims
-from emergency_ckpt.ram.memory_groups import limits_on_pages
+from emergency_ckpt.ram.memory_groups import new_pages_fit
 from emergency_ckpt.ram.process_directory import ProcessDirectory, QuarantineRecord
 from emergency_ckpt.ram.process_files import Published, file_name
 from emergency_ckpt.ram.slot_choice import SlotState
@@ -141,8 +140,9 @@ class HeldCopies:
             is_known = len(found) < 2 or digest in self._compared
         if not is_known:
             self.verify(digest, range(len(found[0][1].contents.shards)))
-            self._compared.add(digest)
         with self._lock:
+            if not is_known:
+                self._compared.add(digest)
             slot, published = self._held_slot(digest)
             if slot.is_cut():
                 raise NotHeld("read", f"slot {slot.number}", "somebody cut its file short")
@@ -222,7 +222,7 @@ class HeldCopies:
         processes = max(len(claims.process_directories(self._own.claim.path.parent)), 1)
         documents = self._missing_document_bytes()
         needed = processes * (missing * largest + holes + documents + SMALL_FILES_BYTES)
-        return needed <= free and fits_limits(needed, limits_on_pages(self._own.claim.path))[0]
+        return needed <= free and new_pages_fit(self._own.claim.path, needed)[0]
 
     def _missing_document_bytes(self) -> int:
         """Return the room that host states of saves to come take beside those that are here."""

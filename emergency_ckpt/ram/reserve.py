@@ -21,9 +21,8 @@ from pathlib import Path
 
 from emergency_ckpt import files
 from emergency_ckpt.core.limits import SMALL_FILES_BYTES
-from emergency_ckpt.core.memory_limit import fits_limits
 from emergency_ckpt.ram.locks import Claim, claim_existing, process_directories
-from emergency_ckpt.ram.memory_groups import limits_on_pages
+from emergency_ckpt.ram.memory_groups import new_pages_fit
 from emergency_ckpt.ram.other_runs import left_runs
 from emergency_ckpt.ram.ownership import ensure_run_directory
 
@@ -77,7 +76,7 @@ def reserve_slot(
     try:
         new_bytes = size_bytes + SMALL_FILES_BYTES
         has_room = files.free_bytes(claim.dir_fd) >= new_bytes
-        has_room = has_room and fits_limits(new_bytes, limits_on_pages(path))[0]
+        has_room = has_room and new_pages_fit(path, new_bytes)[0]
         if _slots(path) or not has_room:
             return 0
         made = _Pages(claim.dir_fd)

@@ -17,10 +17,9 @@ import numpy.typing as npt
 
 from emergency_ckpt import files
 from emergency_ckpt._native import Mapping
-from emergency_ckpt.core.memory_limit import fits_limits
 from emergency_ckpt.errors import CorruptData, LocalTierError, MemoryLimitReached, RamdiskFull
 from emergency_ckpt.ram.locks import Claim
-from emergency_ckpt.ram.memory_groups import limits_on_pages
+from emergency_ckpt.ram.memory_groups import new_pages_fit
 from emergency_ckpt.ram.process_files import (
     ProcessFiles,
     Published,
@@ -245,7 +244,7 @@ def check_room(claim: Claim, needed_bytes: int, processes: int = 1) -> None:
             hint="enlarge the ramdisk: each process needs two slots of the state that it stores,"
             " and the host states of two saves, its own and those of its buddies",
         )
-    fits, reason = fits_limits(needed_bytes * processes, limits_on_pages(claim.path))
+    fits, reason = new_pages_fit(claim.path, needed_bytes * processes)
     if not fits:
         raise MemoryLimitReached(
             "reserve slots in",

@@ -91,6 +91,11 @@ class StateTree:
         return jax.tree_util.tree_unflatten(self.treedef, ordered)
 
 
+def path_of(key_path: Sequence[Any]) -> str:
+    """Return the path of a leaf by its keys, joined by slashes."""
+    return jax.tree_util.keystr(tuple(key_path), simple=True, separator="/")
+
+
 def describe(state: PyTree, operation: str) -> StateTree:
     """Describe ``state`` (arrays or specs with shape, dtype and sharding). Not collective.
 
@@ -105,7 +110,7 @@ def describe(state: PyTree, operation: str) -> StateTree:
         raise InvalidState(operation, "the state", f"no tree: {error}", hint=hint) from error
     leaves: dict[str, Leaf] = {}
     for position, (key_path, value) in enumerate(flat):
-        path = jax.tree_util.keystr(key_path, simple=True, separator="/")
+        path = path_of(key_path)
         if path in leaves:
             raise InvalidState(
                 operation, f"leaf {path!r}", "two leaves have this path", hint="rename a key"

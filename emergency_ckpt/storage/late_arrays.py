@@ -20,12 +20,12 @@ from emergency_ckpt.core.restore.leaves import STORED_AS_UINT8
 from emergency_ckpt.core.step_names import leaves_by_item
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.state.dtypes import dtype_named
+from emergency_ckpt.state.tree import path_of
 from emergency_ckpt.storage.item.state import JAX_ARRAY, NUMPY_ARRAY, ItemArray, StoredPart
 from emergency_ckpt.storage.marker import ITEM
 from emergency_ckpt.tier import StepReader, leaf_bytes, read_leaf
 
 _CHUNKED_BYTES = 16 << 20  # smaller leaves are one chunk
-_KEYS_SEPARATOR = "/"
 
 
 def late_items(
@@ -86,7 +86,7 @@ def tree_of(values: Mapping[str, Any]) -> Any:
     if list(values) == [""]:
         return values[""]
     for path, value in sorted(values.items()):
-        *outer, last = path.split(_KEYS_SEPARATOR)
+        *outer, last = path.split("/")
         inner = root
         for key in outer:
             inner = inner.setdefault(key, {})
@@ -110,16 +110,12 @@ def tree_like(item: epath.Path, values: Mapping[str, Any]) -> Any | None:
     Leaves with None for a value are not among the item's, as arrays without elements.
     """
     tree = ocp.StandardCheckpointHandler().metadata(item).tree
-    found = {_path_of(key_path) for key_path, _ in jax.tree_util.tree_leaves_with_path(tree)}
+    found = {path_of(key_path) for key_path, _ in jax.tree_util.tree_leaves_with_path(tree)}
     if found != {path for path, value in values.items() if value is not None}:
         return None
 
     def value_at(key_path: Any, described: Any) -> Any:
         del described
-        return values[_path_of(key_path)]
+        return values[path_of(key_path)]
 
     return jax.tree_util.tree_map_with_path(value_at, tree)
-
-
-def _path_of(key_path: Any) -> str:
-    return jax.tree_util.keystr(key_path, simple=True, separator=_KEYS_SEPARATOR)

@@ -1,5 +1,9 @@
 """Names of the files by which Orbax knows a step and its items."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
 STEP_METADATA = "_CHECKPOINT_METADATA"
 """The document of a step, which its manager writes."""
 
@@ -17,3 +21,8 @@ TREE = "_METADATA"
 
 ROOT_METADATA = "metadata"
 """The folder beside the steps with what Orbax's manager was given as its metadata."""
+
+
+def commits_of(items: Iterable[str]) -> list[str]:
+    """Return the files by which Orbax counts a step in a bucket, in the order of their creation."""
+    return [*(f"{item}/{COMMITTED}" for item in items), COMMITTED]

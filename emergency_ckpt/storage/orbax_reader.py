@@ -25,6 +25,7 @@ from emergency_ckpt.core.boxes import shape_of
 from emergency_ckpt.core.restore.leaves import stored_name
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.errors import ConfigError, CorruptData
+from emergency_ckpt.state.tree import path_of
 from emergency_ckpt.storage.calls import is_damage
 from emergency_ckpt.storage.chunks.file_reader import FileBox, Sink, read_into
 from emergency_ckpt.storage.chunks.index import ChunkIndex
@@ -69,7 +70,7 @@ def describe_item(item: epath.Path) -> dict[str, StoredLeaf]:
     ocdbt = ocp.type_handlers.is_ocdbt_checkpoint(item)
     leaves: dict[str, StoredLeaf] = {}
     for key_path, value in jax.tree_util.tree_leaves_with_path(found.tree):
-        path = jax.tree_util.keystr(key_path, simple=True, separator="/")
+        path = path_of(key_path)
         if getattr(value, "shape", None) is None or getattr(value, "dtype", None) is None:
             continue
         shape = tuple(int(size) for size in value.shape)

@@ -53,11 +53,11 @@ from emergency_ckpt.storage.item.objects import StepObjects
 from emergency_ckpt.storage.marker import OURS
 from emergency_ckpt.storage.meetings import BEGUN, WRITTEN, Meet
 from emergency_ckpt.storage.orbax_names import (
-    COMMITTED,
     MANIFEST,
     STEP_METADATA,
     TEMPORARY_SUFFIX,
     TREE,
+    commits_of,
 )
 from emergency_ckpt.types import OrbaxStep, SaveId
 
@@ -177,7 +177,7 @@ class StepWriter:
         # Alone, after all that the step consists of: it shows that nobody has cleared the place.
         metadata = self._metadata(time.time_ns())
         self._objects.write({STEP_METADATA: metadata}, over={STEP_METADATA: claim})
-        names = (*(f"{item}/{COMMITTED}" for item in self._handlers()), COMMITTED)
+        names = commits_of(self._handlers())
         self._objects.commit(names, self._save.incarnation, metadata, self._writes.check)
         if not self._in_bucket:
             self._writes.check()

@@ -269,26 +269,26 @@ def test_crash_before_the_damaged_slot_is_dropped_costs_nothing(ramdisk: Path) -
     assert manifests(again) == {"slot_1.manifest.json"}
 
 
-def test_damage_of_one_copy_leaves_another_of_its_digest(ramdisk: Path) -> None:
-    """In the process's own directory and in one that it adopted."""
+def with_two_copies(ramdisk: Path) -> tuple[LocalTier, str]:
+    """Return a tier with a save in its own directory, damaged, and in one that it adopted."""
     orphan, tier = open_tier(ramdisk, process_index=1), open_tier(ramdisk)
     digest = write_save(orphan, 1)
     orphan.close()
     assert write_save(tier, 1) == digest
     tier.adopt_orphans()
     damage(tier, digest, 0, W_SHARD)
+    return tier, digest
+
+
+def test_damage_of_one_copy_leaves_another_of_its_digest(ramdisk: Path) -> None:
+    tier, digest = with_two_copies(ramdisk)
     assert tier.verify(digest, range(6)) == []
     assert_whole(tier, digest, 1)
 
 
 def test_peer_reads_the_sound_one_of_two_copies(ramdisk: Path) -> None:
     """It asks for a digest, and nobody here has read either copy before."""
-    orphan, tier = open_tier(ramdisk, process_index=1), open_tier(ramdisk)
-    digest = write_save(orphan, 1)
-    orphan.close()
-    assert write_save(tier, 1) == digest
-    tier.adopt_orphans()
-    damage(tier, digest, 0, W_SHARD)
+    tier, digest = with_two_copies(ramdisk)
     with tier.mapping_for(digest) as (mapping, contents):
         for entry in contents.shards:
             assert _native.crc32c(mapping.view(entry.offset, entry.nbytes, None)) == entry.crc32c

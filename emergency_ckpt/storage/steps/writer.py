@@ -35,14 +35,18 @@ from emergency_ckpt.errors import CheckpointError, DirectoryInUse, PersistentTie
 from emergency_ckpt.storage.directory import Generations, StorageDirectory
 from emergency_ckpt.storage.log import LogRead, StepLog
 from emergency_ckpt.storage.marker import HOST_STATE, MARKER_NAME
-from emergency_ckpt.storage.orbax_names import COMMITTED, STEP_METADATA
+from emergency_ckpt.storage.orbax_names import (
+    COMMITTED,
+    STEP_METADATA,
+    TEMPORARY_SUFFIX,
+    commits_of,
+)
 from emergency_ckpt.storage.steps.looks import FoundStep, StepPlace, items_of, ours_of
 from emergency_ckpt.storage.steps.stored import StoredSteps, StoredView
 
 _ATTEMPTS = 8
 _UNREADABLE = "unreadable"
-_HIDDEN = ".orbax-checkpoint-tmp-removed"
-_UNFINISHED = ".orbax-checkpoint-tmp"
+_HIDDEN = f"{TEMPORARY_SUFFIX}-removed"
 
 
 class Moved(NamedTuple):
@@ -492,18 +496,14 @@ class DirectoryWriter:
             self._move(entry)
             return
         own = entry.own_folder
-        commits = self._objects(entry.step, *(f"{own}/{name}" for name in self._commits(own)))
+        names = commits_of(items_of(self._storage.bytes_of(f"{own}/{STEP_METADATA}")))
+        commits = self._objects(entry.step, *(f"{own}/{name}" for name in names))
         self._storage.do(
             "move aside",
             f"/{own}",
             lambda: delete_step(self._storage, commits),
             changes=entry.step,
         )
-
-    def _commits(self, folder: str) -> list[str]:
-        """Return Orbax's commit in a bucket, in the reverse of the order in which it is written."""
-        metadata = self._storage.bytes_of(f"{folder}/{STEP_METADATA}")
-        return [COMMITTED, *(f"{item}/{COMMITTED}" for item in items_of(metadata))]
 
     def _bring_back(self, entry: Entry) -> None:
         """Let Orbax see a step that counts again, where its place is free. Idempotent."""
@@ -528,10 +528,9 @@ class DirectoryWriter:
         objects = StepObjects(f"{self._directory}/{entry.own_folder}")
         metadata = objects.read([STEP_METADATA]).get(STEP_METADATA, b"")
         if self._is_in_own_folder(entry):
-            names = [COMMITTED, *(f"{item}/{COMMITTED}" for item in items_of(metadata))]
+            names = commits_of(items_of(metadata))
             there = objects.read(names)
-            # The item's first, as Orbax commits.
-            missing = [name for name in reversed(names) if name not in there]
+            missing = [name for name in names if name not in there]
             objects.commit(missing, entry.incarnation, metadata)
 
     def _move(self, entry: Entry) -> None:
@@ -703,7 +702,7 @@ def remove_tensors(storage: StorageDirectory, name: str, *, unfinished: bool = F
     For use inside ``do``. ``unfinished``: also the folders of a save that did not end.
     """
     if unfinished:
-        for path in storage.path.glob(f"{name}{_UNFINISHED}*"):
+        for path in storage.path.glob(f"{name}{TEMPORARY_SUFFIX}*"):
             storage.clear_folder(path.name)
     hidden = f"{name}{_HIDDEN}"
     storage.clear_folder(hidden)  # of a removal that did not end
