@@ -11,9 +11,8 @@ from typing import Any
 
 import jax
 from jax._src import distributed
-from job_process import Iterator, JobProcess, mesh_of, run_program, specs_on, state_at
-
-from emergency_ckpt import EmergencyCheckpointer
+from job_process import Iterator, JobProcess, mesh_of, programs_of, run_program, specs_on, state_at
+from trees import files_below
 
 SAVES = int(os.environ.get("ECKPT_TEST_SAVES", "2000"))
 RESTORES = int(os.environ.get("ECKPT_TEST_RESTORES", "50"))
@@ -31,19 +30,13 @@ _LIBC = ctypes.CDLL(None)
 _LIBC.mallinfo2.restype = _Mallinfo
 
 
-def bytes_below(directory: Path) -> tuple[int, int]:
-    """Return the files of ``directory`` and the bytes that they take, also those of a tmpfs."""
-    found = [path.stat() for path in directory.rglob("*") if path.is_file()]
-    return len(found), sum(each.st_blocks * 512 for each in found)
-
-
 def measured(world: JobProcess, mesh: Any, directory: Path) -> dict[str, int]:
     """Return what this process and the job hold now, when nothing is under way."""
     gc.collect()
     _LIBC.malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    files, used = bytes_below(world.ramdisk("long"))
-    stored, _ = bytes_below(directory)
+    files, used = files_below(world.ramdisk("long"))
+    stored, _ = files_below(directory)
     client = distributed.global_state.client
     assert client is not None
     return {
@@ -88,7 +81,7 @@ def long_life(world: JobProcess) -> dict[str, list[dict[str, int]]]:
                 world.meet()
         states.clear()
         for number in range(1, RESTORES + 1):
-            step, state = _restored(ckpt, mesh, iterator)
+            step, state = ckpt.restore(state=specs_on(mesh), host_state=iterator)
             assert (step, iterator.is_at(SAVES, world.process)) == (SAVES, True)
             del state
             if number % 5 == 0:
@@ -99,11 +92,7 @@ def long_life(world: JobProcess) -> dict[str, list[dict[str, int]]]:
     return {"saving": saving, "restoring": restoring}
 
 
-def _restored(ckpt: EmergencyCheckpointer, mesh: Any, iterator: Iterator) -> tuple[Any, Any]:
-    return ckpt.restore(state=specs_on(mesh), host_state=iterator)
-
-
-PROGRAMS = {"long_life": long_life}
+PROGRAMS = programs_of(globals())
 
 if __name__ == "__main__":
     run_program(PROGRAMS)

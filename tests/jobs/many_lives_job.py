@@ -7,13 +7,11 @@ It saves every step to RAM and every second to storage, below ROOT, and ends aft
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import jax
 import numpy as np
-from jax._src import distributed
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from job_process import Iterator, mesh_of
@@ -24,8 +22,6 @@ from emergency_ckpt.tools.launch.progress_file import report_step
 from emergency_ckpt.tools.simulated_job import initialize_job
 
 STORED_EVERY, KEPT = 2, 2
-KEYS_AT = (20, 100, 200)
-"""Steps of one life after which the keys at the coordination service are counted."""
 
 
 def main(root: Path, slices: int, run_id: str, steps: int) -> None:
@@ -50,7 +46,6 @@ def main(root: Path, slices: int, run_id: str, steps: int) -> None:
         host_state_remap=lambda payloads, process, count: payloads[0],
         save_timeout_s=30,
     )
-    keys: list[int] = []
     with ckpt:
         found, state = ckpt.restore(state=state_at(0), host_state=iterator)
         first = found or 0
@@ -60,9 +55,6 @@ def main(root: Path, slices: int, run_id: str, steps: int) -> None:
             ckpt.wait_until_finished()
             ckpt.check_for_errors()
             report_step(first + step)
-            if step in KEYS_AT:
-                keys.append(len(distributed.global_state.client.key_value_dir_get_bytes("eckpt")))
-    (root / f"keys_{run_id}_{env.process_index}.json").write_text(json.dumps(keys))
 
 
 if __name__ == "__main__":

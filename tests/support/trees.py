@@ -16,3 +16,9 @@ def tree_of(root: Path) -> dict[str, tuple[object, ...]]:
         key = path.relative_to(root).as_posix()
         found[key] = (status.st_mode, status.st_size, status.st_mtime_ns, digest)
     return found
+
+
+def files_below(root: Path) -> tuple[int, int]:
+    """Return the number of files below ``root``, and the bytes that they take, also of a tmpfs."""
+    found = [path.stat() for path in root.rglob("*") if path.is_file()]
+    return len(found), sum(each.st_blocks * 512 for each in found)
