@@ -73,6 +73,7 @@ def run_round(
     }
     return {
         "state_bytes": shape.state_bytes,
+        "host_bytes": shape.state_bytes // shape.hosts_per_slice,
         "save": [
             dict(zip(parts, results, strict=True))
             for results in zip(*(part["save"] for part in parts.values()), strict=True)

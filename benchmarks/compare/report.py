@@ -115,15 +115,18 @@ def _restored(round_: Round, scenario: str) -> Sequence[Mapping[str, Any]]:
     return outcome["processes"]
 
 
-def _peak_rss_bytes(round_: Round, tier: str) -> float:
-    return max(_tier(result, tier)["peak_rss_bytes"] for result in round_["save"])
+def _peak_rss(round_: Round, tier: str) -> float:
+    """Return it as a multiple of the state on the devices of one host."""
+    most_bytes = max(_tier(result, tier)["peak_rss_bytes"] for result in round_["save"])
+    return most_bytes / round_["host_bytes"]
 
 
-def _peak_rss_restoring_bytes(round_: Round) -> float:
+def _peak_rss_restoring(round_: Round) -> float:
     lives = [life["processes"] for life in round_["restores"].values() if "refused" not in life]
     if not lives:
         raise NotMeasured("any restore")
-    return max(result["peak_rss_bytes"] for life in lives for result in life)
+    most_bytes = max(result["peak_rss_bytes"] for life in lives for result in life)
+    return most_bytes / round_["host_bytes"]
 
 
 def _first_over_later(round_: Round) -> float:
@@ -183,12 +186,12 @@ MEASURES = (
             lambda r: sum(_tier(result, RAM)["ramdisk_bytes"] for result in r["save"])),
     Measure("ramdisk_peak", "RAM on ramdisks during a save, all hosts", "MiB", _MIB,
             lambda r: sum(_tier(result, RAM)["peak_ramdisk_bytes"] for result in r["save"])),
-    Measure("rss_save", "largest process while saving to RAM (peak RSS)", "MiB", _MIB,
-            lambda r: _peak_rss_bytes(r, RAM)),
-    Measure("rss_storage", "largest process until saved to storage", "MiB", _MIB,
-            lambda r: _peak_rss_bytes(r, STORAGE)),
-    Measure("rss_restore", "largest process while restoring (peak RSS)", "MiB", _MIB,
-            _peak_rss_restoring_bytes),
+    Measure("rss_save", "largest process while saving to RAM, over its state", "x", 1.0,
+            lambda r: _peak_rss(r, RAM)),
+    Measure("rss_storage", "largest process until saved to storage, over its state", "x", 1.0,
+            lambda r: _peak_rss(r, STORAGE)),
+    Measure("rss_restore", "largest process while restoring, over its state", "x", 1.0,
+            _peak_rss_restoring),
 )  # fmt: skip
 
 

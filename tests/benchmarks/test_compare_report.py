@@ -68,6 +68,7 @@ def _round(*, scale: float = 1.0, ramdisk_bytes: int = 2**20) -> dict[str, Any]:
     ]
     return {
         "state_bytes": 2**29,
+        "host_bytes": 100 * 2**20,
         "save": [{"ram": first}, {"ram": second}],
         "restores": {
             "slice": {"processes": restored},
@@ -82,6 +83,7 @@ def _stored_round(seconds: float) -> dict[str, Any]:
     storage = {"saves": saves, "peak_rss_bytes": 2**30}
     return {
         "state_bytes": 2**29,
+        "host_bytes": 100 * 2**20,
         "save": [{"storage": storage}],
         "restores": {"storage": {"processes": [_restore(0.0, seconds, 2**20)]}},
     }
@@ -125,8 +127,8 @@ def test_summary_has_every_measure_with_its_spread_over_rounds() -> None:
     assert summary["published_first"]["rounds"] == pytest.approx([2.0, 6.0, 4.0])
     assert summary["published_training"]["median"] == pytest.approx(10.0)
     assert summary["ramdisk_peak"]["median"] == 4 * 2**20
-    assert summary["rss_save"]["median"] == 200 * 2**20
-    assert summary["rss_restore"]["median"] == 2**21
+    assert summary["rss_save"]["median"] == 2.0
+    assert summary["rss_restore"]["median"] == pytest.approx(0.02)
 
 
 def test_cpu_time_is_that_of_all_processes_for_each_gib() -> None:
