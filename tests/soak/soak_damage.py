@@ -11,7 +11,8 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from soak_looks import DirectoryStore, Store, marker_name, sha
+from format_reader import read_ramdisk
+from soak_looks import DirectoryStore, Store, is_ledger_damaged, marker_name, sha
 from soak_plan import Fault
 
 _FOREIGN = (b"", b"{}", b"null", b"\xff\xfe\x00", b"[" * 2000, b'{"format":1}', b"x" * 5000)
@@ -23,11 +24,20 @@ class Rest:
     Attributes:
       hosts: ramdisk of each host. run_id: of the job. store: None without a persistent directory.
       damaged: digests of files that the soak wrote, and of markers of the steps that it damaged.
+      knew: the process directories whose ledger named a complete step before it was damaged.
     """
 
     def __init__(self, hosts: Mapping[int, Path], run_id: str, store: Store | None) -> None:
         self.hosts, self.run_id, self.store = hosts, run_id, store
         self.damaged: set[str] = set()
+        self.knew: set[Path] = set()
+
+    def note_known(self) -> None:
+        """Note which processes know of a complete step. Call before anything is damaged."""
+        found = [p for path in self.hosts.values() for p in read_ramdisk(path, self.run_id)]
+        knowing = {process.path for process in found if process.complete is not None}
+        damaged = {process.path for process in found if is_ledger_damaged(process)}
+        self.knew = knowing | self.knew & damaged
 
     def files(self) -> list[Path]:
         """All files of the run on the ramdisks, without locks."""

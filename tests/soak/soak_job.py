@@ -286,7 +286,8 @@ class JobRun:
     def looks(self, *, storage: bool = True) -> Looks:
         """What the hosts of the next life and storage hold, and what must come back of it."""
         hosts = {host: self.site.host(host) for host in self.hosts}
-        ram = look_at_ram(hosts, self.run_id, self.incarnations, self.rest.damaged)
+        damaged, knew = self.rest.damaged, self.rest.knew
+        ram = look_at_ram(hosts, self.run_id, self.incarnations, damaged, knew)
         stored = StoreLook(set(), known=False)
         if self.rest.store is not None and storage:
             stored = look_at_storage(self.rest.store, self.incarnations, self.rest.damaged)

@@ -93,6 +93,7 @@ class Incidents:
         did = dict(self._run.trouble.did)
         problems += self._run.kept_promises()
         self._run.trouble.mend()
+        self._run.rest.note_known()
         for fault in incident.of("rest"):
             did[fault.kind] = self._damage(fault)
         self._reshape(incident, did)

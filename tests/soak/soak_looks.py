@@ -90,17 +90,27 @@ def _life_of(lives: Mapping[str, int], incarnation: str) -> int | None:
     return lives.get(incarnation.partition(".")[0])
 
 
+def is_ledger_damaged(process: Process) -> bool:
+    return any(fault.startswith("ledger.json") for fault in process.faults)
+
+
 def look_at_ram(
-    hosts: Mapping[int, Path], run_id: str, lives: Mapping[str, int], damaged: Set[str]
+    hosts: Mapping[int, Path],
+    run_id: str,
+    lives: Mapping[str, int],
+    damaged: Set[str],
+    knew: Set[Path],
 ) -> RamLook:
-    """Look at the ramdisk of each host. ``lives``: of each incarnation. Nobody writes meanwhile."""
+    """Look at the ramdisk of each host. ``lives``: of each incarnation. Nobody writes meanwhile.
+
+    ``knew``: the process directories with a ledger that named a step before it was damaged.
+    """
     held: dict[Save, Held] = defaultdict(Held)
     known = False
     for host, ramdisk in hosts.items():
         for process in read_ramdisk(ramdisk, run_id):
-            # A damaged ledger is the soak's: it was there.
-            is_damaged = any(fault.startswith("ledger.json") for fault in process.faults)
-            known |= is_damaged or process.complete is not None
+            has_known = is_ledger_damaged(process) and process.path in knew
+            known |= has_known or process.complete is not None
             _add_slots(held, host, process, lives, damaged)
             _add_states(held, host, process, lives, damaged)
     return RamLook(dict(held), known)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from soak_lane import Expected
-from soak_looks import DirectoryStore, Save, look_at_storage, sha
+from soak_looks import DirectoryStore, Save, look_at_ram, look_at_storage, sha
 from soak_oracle import (
     Life,
     bounds,
@@ -204,3 +204,12 @@ def test_refusal_of_step_that_is_not_newer_is_wrong() -> None:
     assert not is_refusal_of_bare([bare_error(8)], {8}, 8)
     assert not is_refusal_of_bare([bare_error(8), bare_error(12)], {8, 12}, 9)
     assert is_refusal_of_bare([bare_error(12)], {8, 12}, 9)
+
+
+@pytest.mark.parametrize("knew", [True, False])
+def test_damaged_ledger_is_of_a_known_step_if_it_named_one(tmp_path: Path, knew: bool) -> None:
+    place = tmp_path / "run" / "process_00000"
+    place.mkdir(parents=True)
+    (place / "ledger.json").write_bytes(b"{}")
+    found = look_at_ram({0: tmp_path}, "run", {}, set(), {place} if knew else set())
+    assert found.known == knew
