@@ -15,7 +15,6 @@ from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.peers import Known, Peers
 from emergency_ckpt.cluster.timelines import told_of_wait
 from emergency_ckpt.config import Config
-from emergency_ckpt.core.step_log import greatest_number
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import (
     CheckpointError,
@@ -275,18 +274,18 @@ class ClaimAtStart:
         try:
             with told_of_wait(self._events, directory, self._deadline_s):
                 create(self._deadline_s)
-                table = self._writer.find(self._deadline_s).table
-        except DirectoryInUse as error:
-            self._refusal = error if self._saves_there else None
-            table = self._writer.table
+                try:
+                    self._writer.find(self._deadline_s)
+                except DirectoryInUse as error:
+                    self._refusal = error if self._saves_there else None
+                known = Known(*self._writer.known(self._deadline_s))
         except (PersistentTierError, CorruptData) as error:
             # Storage may be down just when RAM is needed; saves try it again.
             self._events.emit("persistent.unreachable", reason=str(error))
             self._failures.record(error)
             return Known()
         self.has_read = True
-        counting = [] if table is None else table.counting()
-        return Known(greatest_number(table), counting[-1].step if counting else -1)
+        return known
 
     def check(self) -> None:
         """Raise DirectoryInUse when another run has the claim."""

@@ -83,13 +83,20 @@ class StorageDirectory:
             raise FileNotFoundError(f"bucket {bucket!r} does not exist")
 
     def names_in(self, below: str = "", deadline_s: float | None = None) -> set[str]:
-        """Return the names in the folder ``below``; none when it does not exist."""
+        """Return the names in the folder ``below``; none when there is no such folder.
+
+        A file in its place has none either: what writes there says so.
+        """
 
         def names() -> set[str]:
             self.forget_listings()
             try:
                 return {path.name for path in (self.path / below).iterdir()}
             except FileNotFoundError:
+                return set()
+            except NotADirectoryError:
+                if not below:
+                    raise
                 return set()
 
         return self.do("list", "", names, deadline_s)

@@ -160,12 +160,7 @@ class StepLog:
             time.sleep(_PAUSE_S)
 
     def _numbers(self, deadline_s: float) -> list[int]:
-        try:
-            names = self._storage.names_in(LOG_FOLDER, deadline_s)
-        except PersistentTierError as error:
-            if not isinstance(error.__cause__, NotADirectoryError):
-                raise
-            names = set[str]()  # no folder: no run has saved there, and a save says so
+        names = self._storage.names_in(LOG_FOLDER, deadline_s)
         numbers = {int(name[1]) for name in map(_NAME.fullmatch, names) if name} - {0}
         if not self._storage.is_object_store:
             # A file server's listing may be half a minute old; a look-up by name is current.

@@ -31,6 +31,10 @@ def restored(world: World, step: int | None = None, **settings: Any) -> int | No
         return found
 
 
+def both(world: World) -> dict[str, Any]:
+    return {"dir": str(world.persistent), "save_every": 1}
+
+
 def held(world: World) -> list[int]:
     """The steps whose slots are published."""
     files = [json.loads(path.read_bytes()) for path in world.ramdisk.rglob("slot_*.manifest.json")]
@@ -71,6 +75,19 @@ def test_step_left_behind_is_overwritten_first(world: World) -> None:
     saved(world, 100, local_keep_last_n=2)
     saved(world, 5, 6, local_keep_last_n=2)
     assert restored(world, 100, local_keep_last_n=2) == 100
+
+
+def test_lost_log_and_ram_leave_the_new_life_newest(world: World) -> None:
+    """The markers of steps 2 and 4 name later lives than a job without any record would begin."""
+    for steps in ((2,), (4,)):
+        saved(world, *steps, restores=True, **both(world))
+    shutil.rmtree(world.persistent / "host_state" / "log")
+    world.lose_ram()
+    saved(world, 1, 2, **both(world))
+    assert said(world) == [4]
+    world.lose_ram()
+    assert restored(world, **both(world)) == 2
+    assert restored(world, 4, **both(world)) == 4
 
 
 @pytest.mark.parametrize("steps", [(5, 6), (5, 6, 7)])

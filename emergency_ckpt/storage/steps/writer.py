@@ -41,8 +41,10 @@ from emergency_ckpt.storage.orbax_names import (
     TEMPORARY_SUFFIX,
     commits_of,
 )
+from emergency_ckpt.storage.steps.folders import LOOKS_AT_ONCE
 from emergency_ckpt.storage.steps.looks import FoundStep, StepPlace, items_of, ours_of
 from emergency_ckpt.storage.steps.stored import StoredSteps, StoredView
+from emergency_ckpt.types import SaveId
 
 _ATTEMPTS = 8
 _UNREADABLE = "unreadable"
@@ -131,6 +133,22 @@ class DirectoryWriter:
                 self._decide(there, self._mine._replace(incarnation=there.incarnation))
             return self._read
 
+    def known(self, deadline_s: float | None = None) -> tuple[int, int]:
+        """Return the greatest incarnation on record, and the newest step; (0, -1) without any.
+
+        Of the log that ``find`` read; of the newest markers where it names no complete step, as
+        when another program has removed it.
+        """
+        with self._lock:
+            table = self._read.table
+            counting = [] if table is None else table.counting()
+            if counting:
+                return greatest_number(table), counting[-1].step
+            marked = self._newest_marked(deadline_s)
+            numbers = [number_of(each.incarnation) for each in marked]
+            newest = marked[0].step if marked else -1
+            return max(greatest_number(table), *numbers, 0), newest
+
     def hold(self, incarnation: str, deadline_s: float | None = None) -> None:
         """Return when the newest version names ``incarnation``, as it must before each change.
 
@@ -210,12 +228,20 @@ class DirectoryWriter:
 
         So its run goes on, and no other one begins there.
         """
+        marked = self._newest_marked(deadline_s)
+        if not marked:
+            return None
+        save, greatest = marked[0], max(number_of(each.incarnation) for each in marked)
+        life = life_of(save.incarnation)
+        return Table(self._read.number, save.run_id, False, life, greatest=greatest)
+
+    def _newest_marked(self, deadline_s: float | None) -> list[SaveId]:
+        """Return the saves of the newest steps that have a marker, the newest step first."""
         view = self._found.view(deadline_s, self._read)
-        for found in self._found.look_at(view, reversed(view.steps), deadline_s):
-            if isinstance(found, FoundStep) and found.marker is not None:
-                save = found.marker.save
-                return Table(self._read.number, save.run_id, False, life_of(save.incarnation))
-        return None
+        newest = view.steps[-LOOKS_AT_ONCE:]
+        looks = self._found.look_at(view, reversed(newest), deadline_s)
+        found = [each for each in looks if isinstance(each, FoundStep)]
+        return [each.marker.save for each in found if each.marker is not None]
 
     def _decide(self, there: Table | None, mine: LogWriter) -> str:
         what, reason = decide_claim(there, mine, held=self._is_held, take_over=self._may_take_over)
