@@ -103,12 +103,13 @@ def _fork_lane(lane: int, options: argparse.Namespace, gcs: Any, root: Path) -> 
 
 
 def _summarise(out: Path) -> dict[str, Any]:
-    from soak_summary import summary  # noqa: PLC0415
+    from soak_summary import summary, table  # noqa: PLC0415
 
     path = out / "incidents.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     figures = summary(lines)
     (out / "summary.json").write_text(json.dumps(figures, indent=1) + "\n")
+    (out / "table.md").write_text(table(figures))
     return figures
 
 

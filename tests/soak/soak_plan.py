@@ -21,9 +21,9 @@ STRIPPED_SHARE = 0.04
 """Share of incidents in which storage loses all files of one sort, where there is storage."""
 PREFETCH_SHARE = 0.2
 NO_RESTORE_SHARE = 0.05
-MAX_HOSTS = 6
+MAX_HOSTS = 8
 DAY_S = 86400.0
-SHAPES = ((2, 1), (2, 1), (2, 2), (3, 1), (1, 2), (4, 1), (3, 2), (2, 3))
+SHAPES = ((2, 1), (2, 1), (2, 2), (3, 1), (1, 1), (1, 2), (4, 1), (3, 2), (2, 3), (2, 4))
 
 KINDS: Mapping[str, Phase] = {
     # While the job trains, or at its end.

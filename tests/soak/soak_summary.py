@@ -39,7 +39,7 @@ def summary(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     low, high = wilson(len(good), len(could))
     seconds = [line["seconds"] for line in good]
     lost = [line["lost"] for line in good if line["lost"] is not None]
-    kinds = Counter(kind for line in lines for kind in line["kinds"])
+    kinds = sorted({kind for line in lines for kind in line["kinds"]})
     return {
         "incidents": len(lines),
         "nothing_left": results["nothing left"],
@@ -56,10 +56,38 @@ def summary(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             "p95": round(quantile(seconds, 0.95), 3) if seconds else None,
             "most": round(max(seconds), 3) if seconds else None,
         },
-        "kinds": dict(sorted(kinds.items())),
+        "kinds": {kind: _of_kind([x for x in lines if kind in x["kinds"]]) for kind in kinds},
         "failures": [
             {"seed": line["seed"], "incident": line["incident"], "problems": line["problems"]}
             for line in lines
             if line["result"] not in RIGHT
         ],
     }
+
+
+def _of_kind(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the figures of the incidents with one kind of fault, perhaps among others."""
+    good = [line for line in lines if line["result"] == "recovered"]
+    lost = [line["lost"] for line in good if line["lost"] is not None]
+    seconds = [line["seconds"] for line in good]
+    return {
+        "incidents": len(lines),
+        "tried": sum(line["result"] not in ("nothing left", "begun anew") for line in lines),
+        "recovered": len(good),
+        "lost": [quantile(lost, 0.5), max(lost)] if lost else None,
+        "seconds": [quantile(seconds, 0.5), max(seconds)] if seconds else None,
+    }
+
+
+def table(figures: Mapping[str, Any]) -> str:
+    """Return Markdown with a row for each kind of fault, from a ``summary``."""
+    head = ("fault", "incidents", "recovered", "steps lost: median, most", "s: median, most")
+    rows = [head, ("---",) * len(head)]
+    for kind, found in figures["kinds"].items():
+        pairs = ["-" if found[key] is None else "{}, {}".format(*found[key]) for key in _PAIRS]
+        of = f"{found['recovered']} of {found['tried']}"
+        rows.append((kind.replace("_", " "), str(found["incidents"]), of, *pairs))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+_PAIRS = ("lost", "seconds")

@@ -16,7 +16,7 @@ from soak_plan import (
     clock_of,
     job_of,
 )
-from soak_summary import quantile, summary, wilson
+from soak_summary import quantile, summary, table, wilson
 
 
 def line(result: str, number: int, **other: Any) -> dict[str, Any]:
@@ -50,6 +50,15 @@ def test_summary_counts_what_could_be_recovered() -> None:
     assert found["seconds"] == {"median": 2.0, "p95": 2.0, "most": 2.0}
     assert (found["wrong_bytes"], found["hangs"]) == (1, 0)
     assert found["failures"] == [{"seed": 1, "incident": 5, "problems": ["wrong bytes: x"]}]
+
+
+def test_table_has_a_row_for_each_kind_of_fault() -> None:
+    other = {"kinds": ["hang", "notice"]}
+    figures = summary([line("recovered", n, **(other if n == 7 else {})) for n in (1, 2, 7)])
+    rows = table(figures).splitlines()
+    assert rows[2] == "| hang | 3 | 3 of 3 | 2, 7 | 2.0, 7.0 |"
+    assert rows[3:] == ["| notice | 1 | 1 of 1 | 7, 7 | 7.0, 7.0 |"]
+    assert table(summary([line("nothing left", 3)])).splitlines()[2].endswith("| 0 of 0 | - | - |")
 
 
 def test_summary_of_no_incidents_promises_nothing() -> None:
