@@ -331,7 +331,8 @@ def orphans_never_released() -> None:
 @_mutant("tests/restore/shards/test_arrivals.py", simulated=False)
 def arrivals_without_deadline() -> None:
     """P6: a restore waits without end for shards that do not come."""
-    _edit("restore.shards", "Arrivals.__iter__", "self._ended, left_s", "self._ended")
+    limit = "self._ended, self._progress.left_s + _GRACE_S"
+    _edit("restore.shards", "Arrivals.__iter__", limit, "self._ended")
 
 
 @_mutant("tests/core/restore/test_majority.py", simulated=False)
