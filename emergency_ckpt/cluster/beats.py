@@ -87,6 +87,11 @@ class Beats:
         if self._has_told:
             self._tell(_fields(ProcessWork(doing="over"), None, None))
 
+    def all_came(self, processes: Collection[int]) -> None:
+        """Note that these have come to the work, as an answer shows for which all have spoken."""
+        with self._lock:
+            self._log.came(processes, time.monotonic())
+
     def check(self, processes: Collection[int]) -> None:
         """Look at those that are waited for, now and then. DeadlineExceeded names who is stuck.
 

@@ -324,7 +324,7 @@ class Round:
                     raise
             except DeadlineExceeded as error:
                 if time.monotonic() < deadline_s:
-                    raise  # the service did not answer
+                    raise  # the service did not answer, or a member moves no more
                 problem = f"not all processes came within {self._timeout_s:g} s"
                 named = [f"process {p}" for p in missing]
                 raise self._not_all_came(problem, named) from error
@@ -373,12 +373,15 @@ class Round:
         """
         cell = self._cell(self._me)
         timeout_s = self._timeout_s + _TOLD_LATE_S
+        deadline_s = time.monotonic() + timeout_s
         try:
             if self._absent is nobody:
                 data = self._coordinator.get(cell.key, timeout_s)  # one wait, and no look
             else:
                 data = cell.wait(timeout_s, self._why_no_leader, prompt=self._prompt)
         except DeadlineExceeded as error:
+            if time.monotonic() < deadline_s:
+                raise  # the service did not answer, or the leader moves no more
             raise DeadlineExceeded(
                 "wait for",
                 cell.key,

@@ -175,6 +175,11 @@ class BeatLog:
         """Return the last that each process told."""
         return {process: work for process, (_, work) in self._beats.items()}
 
+    def came(self, processes: Collection[int], now_s: float) -> None:
+        """Note that these have come to the work: from now on they should tell of themselves."""
+        for process in set(processes) - self._beats.keys():
+            self.note(process, 0, ProcessWork(), now_s)
+
     def note(self, process: int, number: int, work: ProcessWork, now_s: float) -> None:
         """Note the newest beat of ``process``, which has counted it."""
         before = self._beats.get(process)

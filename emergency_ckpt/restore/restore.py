@@ -226,6 +226,7 @@ class Restore:
         while True:
             with self._phase("plan"):
                 plan = self._dialogue.learn_plan()
+            self._beats.all_came(range(self._parts.process[1]))
             if isinstance(plan, NoPlan):
                 self._tell_no_plan(plan)
                 return None

@@ -128,6 +128,15 @@ def test_process_whose_work_stands_still_is_named(doing: str) -> None:
     assert ("is stuck since" in str(found)) == bool(doing)
 
 
+def test_process_that_has_come_has_one_limit_for_its_first_beat() -> None:
+    log = BeatLog(USUAL, 0.0)
+    log.note(1, 3, work(1), 290.0)
+    log.came([1, 2], 300.0)
+    assert log.stuck([1, 2], 349.0) == {}
+    assert list(log.stuck([1, 2], 355.0)) == [1]
+    assert "process 2 gives no sign of life since 60 s" in log.stuck([2], 360.0)[2]
+
+
 def test_process_that_has_not_come_has_ten_limits() -> None:
     log = BeatLog(USUAL, 100.0)
     assert log.stuck([1], 699.0) == {}

@@ -233,11 +233,10 @@ class StorageRounds:
         try:
             data = self._outcome(save).wait(_SAVES * self._timeout_s, inspect)
         except (DeadlineExceeded, PeerLeft) as error:
-            reason = "" if isinstance(error, DeadlineExceeded) else f": {error.problem}"
             raise DeadlineExceeded(
                 "learn the outcome of",
                 f"step {save.step} in the persistent tier",
-                f"the first writer has not said whether it is complete{reason}",
+                f"the first writer has not said whether it is complete: {error.problem}",
                 missing=[f"process {first_writer}"],
             ) from error
         finally:

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -115,7 +115,8 @@ class PersistentSaves:
         self._failures = failures
         self._host_state_limit_bytes = host_state_limit_bytes
         self._limits = limits
-        self._progress = WorkProgress(limits)  # of the save under way
+        self._progress = WorkProgress(limits)  # of the save under way, as the next
+        self._came: Callable[[Collection[int]], None] = lambda _: None
         self._is_created = False
         self._skipped: queue.SimpleQueue[SaveId] = queue.SimpleQueue()
 
@@ -225,6 +226,7 @@ class PersistentSaves:
         self._progress = WorkProgress(self._limits)
         is_writer = self._coordinator.process_index in job.writers
         beats = self._beats(job)
+        self._came = beats.all_came
         self._rounds.begin(job.save, beats.check)
         with beats if is_writer else contextlib.nullcontext():
             return self._take_part(job)
@@ -272,6 +274,7 @@ class PersistentSaves:
             return StageReport(attempt=new_attempt())
 
         told, _ = self._stage(job, FIRST_STAGE, first)
+        self._came(members)
         if told.kept:
             return True
         written = self._stage(

@@ -167,6 +167,7 @@ class ArrayWrites:
         if not future.done():
             future.cancel()
             self.check()
+        self._progress.touch()
         return future.result()
 
     def _wait(self, future: Any) -> None:
