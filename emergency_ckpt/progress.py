@@ -128,7 +128,8 @@ class WorkProgress:
 
     def error(self, operation: str, target: str, problem: str) -> DeadlineExceeded:
         """Return the error of a wait that has reached ``deadline_s``."""
-        reason = self._ended or self.decide().reason
+        is_fixed = math.isinf(self._limits.stall_s)  # the error of the call says enough
+        reason = "" if is_fixed else self._ended or self.decide().reason
         return DeadlineExceeded(operation, target, f"{problem}: {reason}" if reason else problem)
 
     def window_bytes(self, most_bytes: int) -> int:

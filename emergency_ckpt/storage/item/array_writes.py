@@ -66,6 +66,7 @@ class ArrayWrites:
         self._compressor = {"id": "zstd", "level": 1} if compression == "zstd" else None
         self._progress = progress
         self._counted_s, self._written_bytes = time.monotonic(), _written_bytes()
+        self._uncounted_bytes = 0  # of the batch that is being written
         self._is_cancelled = threading.Event()
         self._kinds: dict[tuple[object, ...], _Kind] = {}
 
@@ -110,8 +111,9 @@ class ArrayWrites:
             return self._progress.window_bytes(self._at_once_bytes)
 
         for batch in _batches(arrays, at_once_bytes, all_arrays=self._creates):
+            self._uncounted_bytes = sum(part.nbytes for piece in batch for part in piece.parts)
             self._write_batch(database, batch, created)
-            self._count()
+            self._progress.touch(self._uncounted_bytes)
 
     def _write_batch(
         self, database: tensorstore.KvStore, batch: Sequence[_Piece], created: set[str]
@@ -184,7 +186,9 @@ class ArrayWrites:
         self._counted_s = time.monotonic()
         before, self._written_bytes = self._written_bytes, _written_bytes()
         if self._written_bytes > before:
-            self._progress.touch(self._written_bytes - before)
+            counted = min(self._written_bytes - before, self._uncounted_bytes)
+            self._uncounted_bytes -= counted
+            self._progress.touch(counted)
 
     def _kind(self, array: ItemArray) -> _Kind:
         key = (array.shape, array.dtype, array.chunk_shape)
