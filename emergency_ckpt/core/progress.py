@@ -20,8 +20,8 @@ DEFAULT_STALL_S = 60.0
 _PATIENCE_IN_STALLS = 10
 _RATE_IN_STALLS = 5
 FIRST_WINDOW_BYTES = 64 << 20
-"""So much is asked for at once before a rate is known, the largest chunk that this package writes: a
-process that has 1.1 MB/s has it within the usual stall limit."""
+"""So much is asked for at once before a rate is known, the largest chunk that this package writes:
+a process that has 1.1 MB/s has it within the usual stall limit."""
 _SLOWEST_BYTES_PER_S = 2e6
 """A single answer that is larger than that has time in proportion: none of it is seen before all
 of it is there."""
