@@ -204,7 +204,7 @@ class SourceUnreachable(RestoreFailed):
 
 
 class HolderUnreachable(SourceUnreachable):
-    """Holders of a copy in RAM did not answer before the deadline."""
+    """Holders of a copy in RAM did not answer, and nothing else has moved."""
 
 
 class StepNotFound(RestoreFailed, ValueError):
@@ -244,7 +244,7 @@ class DirectoryInUse(PersistentTierError):
 
 
 class StorageUnreachable(SourceUnreachable, PersistentTierError):
-    """Storage did not answer before the deadline; its steps count as complete."""
+    """Storage did not answer, or not fast enough; its steps count as complete."""
 
     unreachable = True
 

@@ -182,7 +182,7 @@ class Opened:
             return None
         tier = PersistentTier(
             config.dir,
-            timeout_s=config.persistent_timeout_s,
+            timeout_s=config.persistent_limits.patience_s,
             buffer_bytes=self.buffers.storage_bytes,
             orbax_item=config.orbax_item,
             compression=config.storage_compression,
@@ -331,7 +331,7 @@ class Opened:
             self.events,
             self.failures,
             chain=chain,
-            timeout_s=self.config.persistent_timeout_s,
+            limits=self.config.persistent_limits,
             left_processes=self.left_processes,
         )
 
@@ -345,7 +345,7 @@ class Opened:
             keep_last_n=config.keep_last_n,
             keep_every_n_steps=config.keep_every_n_steps,
             timelines=timelines,
-            timeout_s=config.persistent_timeout_s,
+            timeout_s=config.persistent_limits.patience_s,
         )
 
     # The checks.

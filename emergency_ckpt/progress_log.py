@@ -81,6 +81,23 @@ def _without_host_state(fields: Fields) -> str:
     )
 
 
+def _progress(work: str) -> Callable[[Fields], str]:
+    def line(fields: Fields) -> str:
+        if fields["doing"] == "over":
+            return f"{work}: over"
+        own = _left(fields, "") if fields["doing"] else "this process waits for the others"
+        text = f"{work}: {own}"
+        last = fields.get("slowest")
+        return text if last is None else f"{text}; process {last}: {_left(fields, 'slowest_')}"
+
+    return line
+
+
+def _left(fields: Fields, of: str) -> str:
+    left, rate = fields[f"{of}bytes_left"], fields[f"{of}bytes_per_second"]
+    return f"{size_text(left)} left at {size_text(rate)}/s"
+
+
 def _saved(tier: str) -> Callable[[Fields], str]:
     return lambda f: f"saved step {f['step']} to {tier} in {seconds_text(f['seconds'])}"
 
@@ -98,6 +115,8 @@ _LINES: dict[str, Callable[[Fields], str]] = {
     "persistent.waiting": lambda fields: str(fields["text"]),
 }
 _LEADERS_LINES: dict[str, Callable[[Fields], str]] = {
+    "restore.progress": _progress("restore"),
+    "persistent.progress": _progress("save to storage"),
     "start.single_copy": lambda fields: str(fields["text"]),
     "save.complete": _saved("RAM"),
     "persistent.complete": _saved("storage"),

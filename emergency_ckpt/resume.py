@@ -111,7 +111,7 @@ class Resume:
             f"restore/{number}/ready",
             settle,
             parts.watch,
-            parts.config.restore_timeout_s,
+            parts.config.restore_limits.patience_s,
             parts.restore_parts.series,
         )
         if errors:

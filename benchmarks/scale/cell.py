@@ -29,8 +29,10 @@ from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.cluster.round import Series, run_on_all
 from emergency_ckpt.config.settings import Config
 from emergency_ckpt.core.placement.placement_policies import parse_policy, place
+from emergency_ckpt.core.progress import time_limits
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, selected
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.restore.dialogue import Answer, RestoreDialogue, Status
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.leader import RestoreLeader
@@ -209,9 +211,9 @@ def _restore(shape: Shape, digests: list[str], lost: str, peers: _Peers) -> dict
             config=Config(run_id=RUN_ID, local_dir="none"),
         )
         request = RestoreRequest(tree, None, None, wants_host_state=True, retained=None)
-        deadline_s = time.monotonic() + DEADLINE_S
-        calls = HolderCalls(events, deadline_s)
-        leader = _TimedLeader(parts, request, shape.targets(), calls, deadline_s=deadline_s)
+        end_s, limits = time.monotonic() + DEADLINE_S, time_limits(None, DEADLINE_S)
+        calls = HolderCalls(events, WorkProgress.until(end_s))
+        leader = _TimedLeader(parts, request, shape.targets(), calls, limits, end_s)
         made.append(leader)
         return made[0]
 

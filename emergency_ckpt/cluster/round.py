@@ -324,8 +324,10 @@ class Round:
                     raise
             except DeadlineExceeded as error:
                 if time.monotonic() < deadline_s:
-                    raise  # the service did not answer
-                raise self._not_all_came([f"process {p}" for p in missing]) from error
+                    raise  # the service did not answer, or a member moves no more
+                problem = f"not all processes came within {self._timeout_s:g} s"
+                named = [f"process {p}" for p in missing]
+                raise self._not_all_came(problem, named) from error
             else:
                 ask(is_inspection=False)
         if self._series is not None and not missing:
@@ -354,6 +356,7 @@ class Round:
             text = error.problem if isinstance(error, PeerLeft) else str(error)
         if isinstance(error, DeadlineExceeded):
             missing = error.missing
+            text = error.problem.removesuffix(f"; missing: {', '.join(missing)}")
         failed = _Failed(text[:ERROR_LIMIT_CHARS], isinstance(error, PeerLeft), tuple(missing))
         try:
             for cell in self._cells().values():
@@ -370,12 +373,15 @@ class Round:
         """
         cell = self._cell(self._me)
         timeout_s = self._timeout_s + _TOLD_LATE_S
+        deadline_s = time.monotonic() + timeout_s
         try:
             if self._absent is nobody:
                 data = self._coordinator.get(cell.key, timeout_s)  # one wait, and no look
             else:
                 data = cell.wait(timeout_s, self._why_no_leader, prompt=self._prompt)
         except DeadlineExceeded as error:
+            if time.monotonic() < deadline_s:
+                raise  # the service did not answer, or the leader moves no more
             raise DeadlineExceeded(
                 "wait for",
                 cell.key,
@@ -390,7 +396,7 @@ class Round:
             raise CoordinationError("decode", f"message {name!r}", "it is no answer of a leader")
         failed: _Failed = decode_message(data[1:], _Failed, name, limit_bytes=MAX_MESSAGE_BYTES)
         if failed.missing:
-            raise self._not_all_came(failed.missing)
+            raise self._not_all_came(failed.text, failed.missing)
         if failed.left:
             raise PeerLeft("wait for", self._name, failed.text)
         problem = f"process {self._leader} failed: {failed.text}"
@@ -425,8 +431,7 @@ class Round:
             return {self._leader: self._cell(self._leader)}
         return {p: self._cell(p) for p in sorted(self._members - {self._leader})}
 
-    def _not_all_came(self, missing: Sequence[str]) -> DeadlineExceeded:
-        problem = f"not all processes came within {self._timeout_s:g} s"
+    def _not_all_came(self, problem: str, missing: Sequence[str]) -> DeadlineExceeded:
         hint = "look at the logs of the missing processes"
         return DeadlineExceeded("gather", self._name, problem, missing=missing, hint=hint)
 

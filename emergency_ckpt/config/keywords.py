@@ -62,6 +62,7 @@ class Settings(TypedDict, total=False):
     snapshot_mode: SnapshotMode
     device_copy_bytes: int
     start_timeout_s: float
+    stall_timeout_s: float | None
     restore_timeout_s: float
     save_timeout_s: float
     persistent_timeout_s: float

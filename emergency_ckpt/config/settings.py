@@ -31,6 +31,7 @@ from emergency_ckpt.core.placement.placement_policies import (
     StorageCompression,
     parse_policy,
 )
+from emergency_ckpt.core.progress import TimeLimits, time_limits
 from emergency_ckpt.core.restore.majority import OnDivergence
 from emergency_ckpt.core.save.snapshot_plan import (
     SnapshotMode,
@@ -226,8 +227,14 @@ class Config:
     )
     """Deadline of the whole start. Of it, a start waits a quarter for storage that does not answer,
     and a restore that has nothing in RAM another half for what storage has."""
-    restore_timeout_s: float = setting(600.0, may_differ=True)
-    """Deadline of a whole restore."""
+    stall_timeout_s: float | None = setting(None, may_differ=True)
+    """Maximum time in which a restore, or a save to storage, moves nothing; then it ends with an
+    error that names who stands still. Ten times as long has what moves no bytes: a process that
+    comes late, a ``set_state``, one call to storage. None: 60 s, or the total where that is less.
+    """
+    restore_timeout_s: float = setting(14400.0, may_differ=True)
+    """Maximum time of a whole restore that moves. It also ends once its rate says that it cannot be
+    done in that time."""
     save_timeout_s: float = setting(
         120.0, may_differ=True, orbax="multiprocessing_options.coordination_timeout_secs"
     )
@@ -235,16 +242,17 @@ class Config:
     storage, and a save waits for its vote. When an exception leaves the ``with`` block, saves in
     progress have a quarter of it."""
     persistent_timeout_s: float = setting(
-        1800.0, tier="persistent", may_differ=True, orbax="async_options.timeout_secs"
+        14400.0, tier="persistent", may_differ=True, orbax="async_options.timeout_secs"
     )
-    """Maximum time of one stage of a persistent save."""
+    """Maximum time of a persistent save that moves; as for a restore."""
     storage_wait_timeout_s: float = setting(0.0, tier="persistent", may_differ=True, least=0)
     """Maximum time ``save`` waits for the previous persistent save; on timeout it skips this one.
     0: it never waits for storage. Raise it where no step may be skipped: training then waits."""
     transfer_timeout_s: float = setting(30.0, tier="local", may_differ=True)
     """Maximum silence of a peer. After it, a restore asks other holders, and the same one again
-    until ``restore_timeout_s``. Keep it shorter than ``heartbeat_timeout_seconds`` of
-    ``jax.distributed.initialize`` (JAX's default: 100), after which JAX aborts all processes."""
+    until nothing has moved for ``stall_timeout_s``. Keep it shorter than
+    ``heartbeat_timeout_seconds`` of ``jax.distributed.initialize`` (JAX's default: 100), after
+    which JAX aborts all processes."""
     event_log: str | None = setting(None, may_differ=True, least=1)
     """Directory for the event log of each process (docs/operations.md). None: the directory of
     ``eckpt launch``, if it started this process. "off": no event log."""
@@ -325,9 +333,19 @@ class Config:
         return {name: plan for name, plan in plans.items() if plan.is_on}
 
     @property
+    def restore_limits(self) -> TimeLimits:
+        """Limits of a restore."""
+        return time_limits(self.stall_timeout_s, self.restore_timeout_s)
+
+    @property
+    def persistent_limits(self) -> TimeLimits:
+        """Limits of a save to storage."""
+        return time_limits(self.stall_timeout_s, self.persistent_timeout_s)
+
+    @property
     def longest_wait_s(self) -> float:
         """Maximum time of the saves in progress, with the removal of old steps."""
-        return 4 * self.save_timeout_s + 4 * self.persistent_timeout_s
+        return 4 * self.save_timeout_s + 3 * self.persistent_timeout_s
 
     @property
     def longest_save_wait_s(self) -> float:

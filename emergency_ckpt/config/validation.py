@@ -138,6 +138,15 @@ def _one_preservation(policy: object, keep_last_n: int | None) -> list[str]:
     )
 
 
+def _stall_problems(stall_s: float | None, restore_s: float, persistent_s: float) -> list[str]:
+    totals = {"restore_timeout_s": restore_s, "persistent_timeout_s": persistent_s}
+    return [
+        f"stall_timeout_s ({stall_s:g} s) is above {name} ({total_s:g} s)"
+        for name, total_s in totals.items()
+        if stall_s is not None and stall_s > total_s
+    ]
+
+
 def _snapshot_problems(mode: str, device_copy_bytes: int) -> list[str]:
     return _line(
         (device_copy_bytes > 0) != (mode == "device_copy"),
@@ -334,6 +343,7 @@ _RULES: tuple[_Rule, ...] = (
         ((name,), partial(preservation_policy_problems, name))
         for name in ("local_preservation_policy", "preservation_policy")
     ),
+    (("stall_timeout_s", "restore_timeout_s", "persistent_timeout_s"), _stall_problems),
     (("snapshot_mode", "device_copy_bytes"), _snapshot_problems),
     (("placement",), _placement_problems),
     (("preemption_notice",), notice_problems),

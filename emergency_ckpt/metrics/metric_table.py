@@ -203,6 +203,23 @@ METRICS = (
         "step of the last restore",
         (Source("restore.finished", "step"),),
     ),
+    *(
+        Metric(
+            f"eckpt_progress_{name}",
+            "gauge",
+            meaning,
+            (
+                Source("restore.progress", field, "restore"),
+                Source("persistent.progress", field, "save"),
+            ),
+            "work",
+        )
+        for name, field, meaning in (
+            ("bytes_left", "bytes_left", "bytes that a long restore or save still has to move"),
+            ("bytes_per_second", "bytes_per_second", "rate at which it moves them"),
+            ("slowest_process", "slowest", "process that will take longest (leader)"),
+        )
+    ),
     Metric(
         "eckpt_ramdisk_full_total",
         "counter",

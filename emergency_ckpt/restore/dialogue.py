@@ -131,7 +131,7 @@ _UNREACHABLE_HINT = (
     " An older step is taken only when it is asked for by its number"
 )
 _SILENCE_HINT = (
-    "A peer may be silent for transfer_timeout_s, the restore may take restore_timeout_s, and JAX"
+    "A peer may be silent for transfer_timeout_s, nothing may move for stall_timeout_s, and JAX"
     " aborts the job after heartbeat_timeout_seconds (of jax.distributed.initialize)"
 )
 
@@ -174,7 +174,7 @@ class RestoreDialogue:
       series: of the restores, whose rounds these are.
       new_leader: called once, in process 0, when all have reported.
       deadline_s: of ``time.monotonic``; DeadlineExceeded after it.
-      check: called at intervals of some seconds while this process waits for the others; what it
+      check: called at intervals of some seconds with the processes that this one waits for; what it
         raises ends the wait.
     """
 
@@ -186,7 +186,7 @@ class RestoreDialogue:
         new_leader: Callable[[], Planner],
         *,
         deadline_s: float,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[Collection[int]], None] = lambda _: None,
     ) -> None:
         self._coordinator = coordinator
         self._name = name
@@ -202,8 +202,10 @@ class RestoreDialogue:
 
     def _round(self, name: str, *, for_each: bool = False) -> Round:
         def absent(processes: Collection[int]) -> Mapping[int, str]:
-            self._check()
-            return have_left(self._coordinator, processes)
+            found = have_left(self._coordinator, processes)
+            if not found:
+                self._check(processes)
+            return found
 
         return Round(
             self._coordinator,

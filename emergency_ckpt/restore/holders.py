@@ -29,6 +29,7 @@ from emergency_ckpt.errors import (
     TransferError,
 )
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.names import each_address
@@ -55,16 +56,16 @@ class HolderCalls:
     """Calls to holders during one restore. From any thread.
 
     Attributes:
-      deadline_s: of ``time.monotonic``; no call is repeated after it.
+      progress: of the restore; no call is repeated after its deadline.
 
     Args:
       check: called before a call is repeated; what it raises ends the call.
     """
 
     def __init__(
-        self, events: EventSink, deadline_s: float, check: Callable[[], None] = lambda: None
+        self, events: EventSink, progress: WorkProgress, check: Callable[[], None] = lambda: None
     ) -> None:
-        self.deadline_s = deadline_s
+        self.progress = progress
         self._check = check
         self._events = events
 
@@ -80,7 +81,7 @@ class HolderCalls:
         """Return the first answer of ``ask(holder)``; None when no copy is of use.
 
         Holders are asked in the given order, and those that could not be reached again, with
-        growing pauses. Blocks until the deadline at most.
+        growing pauses. Blocks until nothing moves any more.
 
         Args:
           ask: returns None when the holder has answered and has nothing (more) to give.
@@ -103,10 +104,11 @@ class HolderCalls:
                         left.remove(holder)
                     continue
                 silent.pop(holder, None)
+                self.progress.touch()
                 if answer is not None:
                     return answer
                 left.remove(holder)
-            if not left or attempt == attempts or time.monotonic() + pause_s >= self.deadline_s:
+            if not left or attempt == attempts or pause_s >= self.progress.left_s:
                 break
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -153,7 +155,8 @@ def ask_extra_holders(
 
     def ask(address: str) -> HolderInventory | None:
         left_s = deadline_s - time.monotonic()
-        calls = HolderCalls(events, time.monotonic() + min(_EXTRA_HOLDER_S, left_s / 8))
+        until_s = time.monotonic() + min(_EXTRA_HOLDER_S, left_s / 8)
+        calls = HolderCalls(events, WorkProgress.until(until_s))
         what = f"inventory of {address}"
         try:
             return calls.first(what, [address], client.inventory, lambda _, error: None)

@@ -20,6 +20,7 @@ from absl import logging
 
 from emergency_ckpt.background import no_garbage_collection
 from emergency_ckpt.cluster.timelines import told_of_wait
+from emergency_ckpt.core.progress import TimeLimits
 from emergency_ckpt.core.restore.inventory import (
     Inventory,
     PersistentStep,
@@ -69,6 +70,7 @@ LISTING_TIMEOUT_S = 30.0
 """Longest wait for the list of persistent steps when RAM alone holds a complete step."""
 CHECKSUMS_TIMEOUT_S = 30.0
 """Longest wait for storage's checksums, which a restore from RAM does not need otherwise."""
+_DESCRIBED_IN_STALLS = 3
 _MOST_LOOKS = 256
 _NAMED_HOLDERS = 64
 _NAMED_STEPS = 10
@@ -89,17 +91,18 @@ class RestoreLeader:
         request: RestoreRequest,
         targets: Mapping[int, TargetSet],
         calls: HolderCalls,
-        *,
-        deadline_s: float,
+        limits: TimeLimits,
+        end_s: float,
     ) -> None:
-        """``targets``: the shards that each process needs. ``deadline_s``: of the restore."""
+        """``targets``: the shards that each process needs. ``end_s``: of ``time.monotonic``."""
         self._parts = parts
         self._persistent = parts.persistent
         self._events = parts.events
         self._requested_step = request.requested_step
         self._targets = targets
         self._leaves = request.tree.wanted
-        self._deadline_s = deadline_s
+        self._limits = limits
+        self._end_s = end_s
         self._manifests = ManifestReads(parts.tier, parts.client, calls, parts.events)
         self._inventory = Inventory((), {})
         self._wants_host_state = False
@@ -119,14 +122,17 @@ class RestoreLeader:
         self._last_failure = ""
         self._greatest = 0  # number of an incarnation that a report or storage named
 
+    @property
+    def _deadline_s(self) -> float:
+        """Return when an answer that is asked for now should have come."""
+        return min(self._end_s, time.monotonic() + self._limits.stall_s)
+
     def take_reports(self, reports: Mapping[int, Report]) -> None:
         """Build the inventory from the reports of processes that all want the same state."""
         self._wants_host_state = any(report.wants_host_state for report in reports.values())
         holders = [report.inventory for _, report in sorted(reports.items())]
         if addresses := self._parts.config.extra_holders:
-            holders += ask_extra_holders(
-                self._parts.client, self._events, addresses, self._deadline_s
-            )
+            holders += ask_extra_holders(self._parts.client, self._events, addresses, self._end_s)
         self._greatest = max(self._greatest, *(each.greatest for each in holders))
         damaged = {
             Quarantined(report.inventory.holder, digest, shard)
@@ -363,7 +369,7 @@ class RestoreLeader:
         if self._persistent is None or not is_stored:
             return {}
         now_s = time.monotonic()
-        deadline_s = now_s + min(CHECKSUMS_TIMEOUT_S, (self._deadline_s - now_s) / 8)
+        deadline_s = now_s + min(CHECKSUMS_TIMEOUT_S, (self._end_s - now_s) / 8)
         try:
             found = self._persistent.find(save.step, deadline_s)
             stored = self._persistent.describe(found, deadline_s)
@@ -387,7 +393,7 @@ class RestoreLeader:
 
     def _ask_storage(self, tier: PersistentTier) -> RestorePlan | None:
         """Learn the steps in storage; return the plan for RAM alone where storage has no better."""
-        left_s = self._deadline_s - time.monotonic()
+        left_s = self._end_s - time.monotonic()
         answer = self._plan_from_inventory()
         in_ram = answer if isinstance(answer, RestorePlan) else None
         # RAM must not wait long for storage that is down; without RAM there is nothing else.
@@ -512,8 +518,10 @@ class RestoreLeader:
         self, plan: RestorePlan, persistent: PersistentTier, found: FoundStep
     ) -> LoadPlan | NoPlan:
         """Return the plan to load a persistent step, or the reason why it must not be restored."""
-        left_s = self._deadline_s - time.monotonic()
-        stored = persistent.describe(found, time.monotonic() + left_s / 3)
+        now_s = time.monotonic()
+        # One answer, however many arrays there are.
+        limit_s = min((self._end_s - now_s) / 3, _DESCRIBED_IN_STALLS * self._limits.stall_s)
+        stored = persistent.describe(found, now_s + limit_s)
         if stored.doubt and not self._loads[plan.step]:
             self._events.emit("restore.unsigned", step=plan.step, reason=stored.doubt)
         if stored.marker is not None and not all(stored.marker.empty):

@@ -131,9 +131,12 @@ class Prefetch:
 
         True when it has, or was left behind.
         """
-        if timeout_s is None:
-            timeout_s = max(0.0, self._restore.deadline_s - time.monotonic()) + _GRACE_S
-        return self._is_left_behind or self._ended.wait(timeout_s)
+        if timeout_s is not None or self._is_left_behind:
+            return self._is_left_behind or self._ended.wait(timeout_s)
+        while (left_s := self._restore.deadline_s + _GRACE_S - time.monotonic()) > 0:
+            if self._ended.wait(left_s):
+                return True
+        return False
 
     def wait_for_state(self) -> PlacedState | None:
         """Return what it has brought, if anything, when its thread has ended or should have."""

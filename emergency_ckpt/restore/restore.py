@@ -23,17 +23,19 @@ import dataclasses
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import TypeVar
 
 from absl import logging
 
+from emergency_ckpt.cluster.beats import Beats
 from emergency_ckpt.cluster.coordination import ERROR_LIMIT_CHARS
 from emergency_ckpt.core.boxes import describe
 from emergency_ckpt.core.restore.inventory import persistent_unusable
 from emergency_ckpt.core.restore.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan, few
 from emergency_ckpt.core.wording import TIER_WORDS
 from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.restore.dialogue import (
     RestoreDialogue,
     Status,
@@ -68,8 +70,8 @@ _T = TypeVar("_T")
 
 _OUTVOTED = "most holders have other bytes, and theirs are restored"
 _PHASES = ("report", "plan", "load", "shards", "host_state", "agree")
-_MARGIN_S = 10.0
-"""Time between the end of its calls to holders and the deadline of a restore."""
+_WAITS = ("report", "agree")
+"""The phases in which a process waits for others."""
 _MOST_PASSED_OVER = 8
 
 
@@ -147,7 +149,6 @@ class Restore:
         ends the restore on all processes.
 
     Attributes:
-      deadline_s: of ``time.monotonic``; every wait has ended then.
     """
 
     def __init__(
@@ -165,53 +166,78 @@ class Restore:
         self._host_state = host_state
         self._placed = placed
         self._check = check
-        timeout_s = parts.config.restore_timeout_s
-        self.deadline_s = time.monotonic() + timeout_s
+        self._limits = limits = parts.config.restore_limits
+        self._total_end_s = time.monotonic() + limits.total_s
+        self._progress = WorkProgress(limits)
+        self._beats = Beats(
+            parts.coordinator,
+            f"{name}/beats",
+            self._progress,
+            limits,
+            lambda fields: parts.events.emit("restore.progress", **fields),
+            is_leader=parts.process[0] == 0,
+        )
         self._dialogue = RestoreDialogue(
             parts.coordinator,
             name,
             parts.series,
             self._new_leader,
-            deadline_s=self.deadline_s,
-            check=check,
+            deadline_s=self._total_end_s,
+            check=self._check_others,
         )
-        # Ends first, so that all learn which holder was out of reach, and not only of a deadline.
-        margin_s = min(_MARGIN_S, timeout_s / 10)
-        self._calls = HolderCalls(parts.events, self.deadline_s - margin_s, check)
+        self._calls = HolderCalls(parts.events, self._progress, check)
         self._room = RestoreRoom(parts.tier, check)
         self._spent_s: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
         self._attempt = -1
         self._loaded: SaveId | None = None  # the step that all processes have loaded into RAM
         self._loaded_bytes = 0  # read by this process, also of steps that failed on another
 
+    @property
+    def deadline_s(self) -> float:
+        """Return the time of ``time.monotonic`` at which it has ended, unless something moves."""
+        return min(self._total_end_s, self._progress.moved_s + self._limits.patience_s)
+
+    def _check_others(self, processes: Collection[int]) -> None:
+        self._check()
+        self._beats.check(processes)
+
     def run(self) -> RestoredState | None:
         """Restore the state; return None where there never was a complete step.
 
-        Collective; blocks until the deadline at most. Nothing here holds the state afterwards.
+        Collective; blocks while something moves here, or on a process that is waited for. Nothing
+        here holds the state afterwards.
 
         Raises:
           RestoreFailed: on all processes, when it fails on one; AttemptCancelled: it was cancelled
             there. The error of ``no_plan_error``, on all: what there is must not be restored.
         """
         try:
-            self._report()
-            while True:
-                with self._phase("plan"):
-                    plan = self._dialogue.learn_plan()
-                if isinstance(plan, NoPlan):
-                    self._tell_no_plan(plan)
-                    return None
-                if isinstance(plan, LoadPlan):
-                    if self._on_all(plan, self._load) is not None:
-                        self._loaded = plan.save
-                        self._report()
-                    continue
-                done = self._on_all(plan, self._restore)
-                if done is not None:
-                    return self._with_incarnation(*done)
+            with self._beats:
+                return self._run()
         finally:
+            # Gone once all have come to the next round, and so left this one's beats behind.
+            if self._parts.process[0] == 0:
+                self._parts.series.add(self._beats.name)
             spent = {f"{name}_seconds": seconds for name, seconds in self._spent_s.items()}
             self._parts.events.emit("restore.phases", **spent)
+
+    def _run(self) -> RestoredState | None:
+        self._report()
+        while True:
+            with self._phase("plan"):
+                plan = self._dialogue.learn_plan()
+            self._beats.all_came(range(self._parts.process[1]))
+            if isinstance(plan, NoPlan):
+                self._tell_no_plan(plan)
+                return None
+            if isinstance(plan, LoadPlan):
+                if self._on_all(plan, self._load) is not None:
+                    self._loaded = plan.save
+                    self._report()
+                continue
+            done = self._on_all(plan, self._restore)
+            if done is not None:
+                return self._with_incarnation(*done)
 
     # 1 and 2: report, plan.
 
@@ -227,7 +253,7 @@ class Restore:
     def _new_leader(self) -> RestoreLeader:
         parts, request = self._parts, self._request
         targets = BoxTable(request.tree, parts.process[1]).targets()
-        return RestoreLeader(parts, request, targets, self._calls, deadline_s=self.deadline_s)
+        return RestoreLeader(parts, request, targets, self._calls, self._limits, self._total_end_s)
 
     def _tell_no_plan(self, answer: NoPlan) -> None:
         """Tell why there is no plan; raise the error, unless there never was a complete step."""
@@ -254,10 +280,7 @@ class Restore:
     # 3: load.
 
     def _load(self, plan: LoadPlan) -> int:
-        """Load this process's part of a persistent step into RAM; return its bytes.
-
-        It takes at most half of the time that is left: an older step may have to be tried.
-        """
+        """Load this process's part of a persistent step into RAM; return its bytes."""
         parts, now_s = self._parts, time.monotonic()
         assert parts.persistent is not None, "only a checkpointer with a directory plans for it"
         self._check()
@@ -271,7 +294,7 @@ class Restore:
                 plan,
                 me=parts.process[0],
                 leaves=[leaf.spec for leaf in self._request.tree.leaves],
-                deadline_s=now_s + (self.deadline_s - now_s) / 2,
+                progress=self._progress,
                 room=self._room,
             ).run()
         self._loaded_bytes += nbytes
@@ -487,6 +510,7 @@ class Restore:
     @contextlib.contextmanager
     def _phase(self, name: str) -> Generator[None]:
         started_s = time.monotonic()
+        self._progress.begin("" if name in _WAITS else name)
         try:
             yield
         finally:

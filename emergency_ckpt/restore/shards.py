@@ -33,13 +33,13 @@ from emergency_ckpt.core.restore.inventory import Quarantined
 from emergency_ckpt.core.restore.plan_types import FetchGroup, ProcessPlan, selected
 from emergency_ckpt.core.shard_layout import Layout, lay_out
 from emergency_ckpt.errors import (
-    DeadlineExceeded,
     LocalTierError,
     RamdiskFull,
     RestoreFailed,
     TransferError,
 )
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
 from emergency_ckpt.restore.holders import HolderCalls
@@ -54,7 +54,7 @@ _Lender = Callable[[], npt.NDArray[np.uint8]]
 
 
 _GRACE_S = 5.0
-"""Added to the deadline of the calls to holders: their error says more."""
+"""Added to the time of the calls to holders: their error says more."""
 
 _ALIGNMENT = 64
 _VERIFY_BYTES = 256 << 20
@@ -62,13 +62,10 @@ _VERIFY_BYTES = 256 << 20
 
 
 class Arrivals:
-    """A queue from the threads that fetch and check shards to the one that uses them.
+    """A queue from the threads that fetch and check shards to the one that uses them."""
 
-    ``deadline_s``: of ``time.monotonic``.
-    """
-
-    def __init__(self, deadline_s: float) -> None:
-        self._deadline_s = deadline_s
+    def __init__(self, progress: WorkProgress) -> None:
+        self._progress = progress
         self._changed = threading.Condition()
         self._waiting: list[ShardId] = []
         self._ended = False
@@ -89,9 +86,12 @@ class Arrivals:
         """Yield the shards that arrived since the last time. Waits; DeadlineExceeded."""
         while True:
             with self._changed:
-                left_s = max(0.0, self._deadline_s - time.monotonic())
-                if not self._changed.wait_for(lambda: self._waiting or self._ended, left_s):
-                    raise DeadlineExceeded("restore", "shards", "they did not come in time")
+                while not self._changed.wait_for(
+                    lambda: self._waiting or self._ended, self._progress.left_s + _GRACE_S
+                ):
+                    if time.monotonic() >= self._progress.deadline_s + _GRACE_S:
+                        problem = "they did not come in time"
+                        raise self._progress.error("restore", "shards", problem)
                 found, self._waiting = self._waiting, []
             if not found:
                 return
@@ -134,7 +134,8 @@ class ShardCollection:
         self._located: dict[str, dict[Box, _Lender]] = {}
         self._leaves: dict[str, LeafSpec] = {}
         self._fetched: dict[str, Contents] = {}
-        self._arrivals = Arrivals(calls.deadline_s + _GRACE_S)
+        self._progress = calls.progress
+        self._arrivals = Arrivals(calls.progress)
 
     @functools.cached_property
     def _lends(self) -> bool:
@@ -209,6 +210,7 @@ class ShardCollection:
     def _bring(self, plan: ProcessPlan) -> None:
         for read in plan.local:
             self._know(self._own_contents(read.digest))
+        self._progress.begin("shards", self._own_bytes(plan))
         own, lost = self._verify_own(plan, in_place=not plan.fetch)
         groups = [*plan.fetch, *lost]
         contents = {group.digest: self._own_contents(group.digest) for group in own}
@@ -216,6 +218,8 @@ class ShardCollection:
             if group.digest not in contents:
                 contents[group.digest] = self._contents_of(group, plan)
                 self._know(contents[group.digest])
+            of = contents[group.digest]
+            self._progress.expect(sum(of.shards[i].nbytes for i in selected(group.shards, of)))
         kept, used = self._divide(groups, contents)
         if kept:
             # What is kept goes into one slot, so that the old ones are free.
@@ -270,6 +274,7 @@ class ShardCollection:
             intact: list[int] = []
             for batch in _batches(list(selected(read.shards, contents)), contents):
                 found = dict(self._tier.verify(read.digest, batch))
+                self._progress.add(sum(contents.shards[shard].nbytes for shard in batch))
                 good = [shard for shard in batch if shard not in found]
                 bad.update(found)
                 intact += good
@@ -288,6 +293,10 @@ class ShardCollection:
                 lost.append(FetchGroup(read.digest, tuple(bad), read.alternates))
             own.append(FetchGroup(read.digest, tuple(intact), ()))
         return own, lost
+
+    def _own_bytes(self, plan: ProcessPlan) -> int:
+        held = ((read, self._own_contents(read.digest)) for read in plan.local)
+        return sum(of.shards[i].nbytes for read, of in held for i in selected(read.shards, of))
 
     def _own_contents(self, digest: str) -> Contents:
         contents = self._tier.contents(digest)
@@ -386,21 +395,21 @@ class ShardCollection:
         crcs: dict[ShardId, int] = {}
         for group in own:
             of, shards = contents[group.digest], group.shards or ()
-            if not shards:
-                continue
-            ids = [of.shard_id(shard) for shard in shards]
-            entries = [of.shards[shard] for shard in shards]
-            with self._tier.mapping_for(group.digest) as (mapping, _):
-                views = [mapping.view(entry.offset, entry.nbytes, None) for entry in entries]
-                copied = writer.copy(list(zip(views, (places[i] for i in ids), strict=True)))
-            for shard, shard_id, entry, crc in zip(shards, ids, entries, copied, strict=True):
-                if crc != entry.crc32c:  # changed since it was verified, a moment ago
-                    copy = Quarantined(self._me, group.digest, shard)
-                    self._fetcher.mark_failed(copy, of, f"CRC32C {crc:08x} when copied")
-                    raise CopiesFailed(self._save.step, self._fetcher.unusable)
-                crcs[shard_id] = crc
-                if put(shard_id):
-                    self._fetcher.tally.local += entry.nbytes
+            for batch in _batches(shards, of):
+                ids = [of.shard_id(shard) for shard in batch]
+                entries = [of.shards[shard] for shard in batch]
+                with self._tier.mapping_for(group.digest) as (mapping, _):
+                    views = [mapping.view(entry.offset, entry.nbytes, None) for entry in entries]
+                    copied = writer.copy(list(zip(views, (places[i] for i in ids), strict=True)))
+                self._progress.touch()
+                for shard, shard_id, entry, crc in zip(batch, ids, entries, copied, strict=True):
+                    if crc != entry.crc32c:  # changed since it was verified, a moment ago
+                        copy = Quarantined(self._me, group.digest, shard)
+                        self._fetcher.mark_failed(copy, of, f"CRC32C {crc:08x} when copied")
+                        raise CopiesFailed(self._save.step, self._fetcher.unusable)
+                    crcs[shard_id] = crc
+                    if put(shard_id):
+                        self._fetcher.tally.local += entry.nbytes
         return crcs
 
     def dtype_of(self, path: str) -> str:
@@ -601,8 +610,9 @@ class ShardFetcher:
                     group.digest,
                     _targets(left, contents, places),
                     into,
-                    deadline_left_s(self._calls.deadline_s),
+                    deadline_left_s(self._calls.progress.end_s),
                     lambda position, crc: accept(source, left[position], crc),
+                    self._calls.progress.add,
                 )
             except TransferError as error:
                 _raise_if_full(error, self._save.step)

@@ -20,6 +20,7 @@ from emergency_ckpt.errors import (
     RestoreFailed,
     StepNotFound,
 )
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.restore.dialogue import RestoreDialogue
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.leader import LISTING_TIMEOUT_S, RestoreLeader
@@ -111,17 +112,18 @@ class StepCatalog:
         parts, number = self.parts, self.surveys
         self.surveys += 1
         tree = describe(state, "survey")
-        deadline_s = time.monotonic() + parts.config.restore_timeout_s
+        limits = parts.config.restore_limits
+        end_s = time.monotonic() + limits.patience_s
         request = RestoreRequest(tree, state, None, wants_host_state=True, retained=None)
         targets = BoxTable(tree, parts.coordinator.process_count).targets()
         # Ends before the others stop waiting for its outcome.
-        calls = HolderCalls(parts.events, deadline_s - parts.config.restore_timeout_s / 10)
+        calls = HolderCalls(parts.events, WorkProgress.until(end_s - limits.patience_s / 10))
         dialogue = RestoreDialogue(
             parts.coordinator,
             f"survey/{number}",
             self.series,
-            lambda: RestoreLeader(parts, request, targets, calls, deadline_s=deadline_s),
-            deadline_s=deadline_s,
+            lambda: RestoreLeader(parts, request, targets, calls, limits, end_s),
+            deadline_s=end_s,
         )
         inventory, damaged = parts.holdings.inventory(), parts.tier.damaged()
         dialogue.report(inventory, tree, wants_host_state=True, damaged=damaged)
@@ -156,7 +158,7 @@ class StepCatalog:
 
     def _agree(self, kind: str, number: int, error: str) -> str:
         parts, name = self.parts, f"{kind}/{number}"
-        timeout_s = parts.config.restore_timeout_s
+        timeout_s = parts.config.restore_limits.patience_s
         return agree(parts.coordinator, name, error, timeout_s, self.series)
 
     def _remove(self, step: int) -> None:

@@ -17,6 +17,7 @@ from emergency_ckpt.core.restore.plan_types import Rejection, RestorePlan, Targe
 from emergency_ckpt.core.restore.storage_read import StoredArray, assign_reads
 from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
 from emergency_ckpt.errors import CorruptData, PersistentTierError
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.slot_writer import SlotFile
 from emergency_ckpt.ram.tier import LocalTier
@@ -178,7 +179,7 @@ class StorageLoad:
         *,
         me: int,
         leaves: Sequence[LeafSpec],
-        deadline_s: float,
+        progress: WorkProgress,
         room: RestoreRoom,
     ) -> None:
         self._tier = tier
@@ -191,12 +192,12 @@ class StorageLoad:
             msgspec.structs.replace(leaf, dtype=plan.numbers.get(leaf.path, leaf.dtype))
             for leaf in leaves
         ]
-        self._deadline_s = deadline_s
+        self._progress = progress
 
     def run(self) -> int:
         """Read and publish; returns the bytes of tensors that were read.
 
-        Blocks until the deadline at most: while storage does not answer, it is asked again.
+        Blocks until nothing moves any more: while storage does not answer, it is asked again.
         PersistentTierError, CorruptData; RamdiskFull when others fill the ramdisk meanwhile.
         """
         pause_s = FIRST_PAUSE_S
@@ -205,7 +206,7 @@ class StorageLoad:
                 return self._bring()
             except PersistentTierError as error:
                 may_pass = error.unreachable and error.retryable
-                if not may_pass or time.monotonic() + pause_s >= self._deadline_s:
+                if not may_pass or pause_s >= self._progress.left_s:
                     raise
             time.sleep(pause_s)
             self._room.check()
@@ -224,10 +225,9 @@ class StorageLoad:
 
     def _bring_tensors(self, reads: Sequence[StorageRead]) -> int:
         plan, specs = self._plan, {leaf.path: leaf for leaf in self._leaves}
-        shards = [read.shard for read in reads]
-        layout = lay_out(
-            self._leaves, [(shard, shard_nbytes(specs[shard.leaf], shard.box)) for shard in shards]
-        )
+        sizes = {r.shard: shard_nbytes(specs[r.shard.leaf], r.shard.box) for r in reads}
+        self._progress.begin("load", sum(sizes.values()))
+        layout = lay_out(self._leaves, list(sizes.items()))
         offsets = {placed.shard: placed.offset for placed in layout.shards}
         # What is here of the save is not complete, and is read once more.
         with self._room.begin_write(
@@ -252,7 +252,7 @@ class StorageLoad:
             [(read.shard, offsets[read.shard]) for read in reads],
             file,
             complete=self._plan.complete,
-            deadline_s=self._deadline_s,
+            progress=self._progress,
         )
         crcs: dict[ShardId, int] = {}
         for read, actual in zip(reads, found, strict=True):
@@ -267,8 +267,9 @@ class StorageLoad:
             if wanted.digest:
                 folder = self._plan.documents
                 data = self._persistent.read_document(
-                    folder, wanted.owner, count, wanted.digest, self._deadline_s
+                    folder, wanted.owner, count, wanted.digest, self._progress.deadline_s
                 )
+                self._progress.touch()
                 document = host_states.decode(data)
                 if (document.owner, document.count) != (wanted.owner, count):
                     raise CorruptData(

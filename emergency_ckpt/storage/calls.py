@@ -18,6 +18,7 @@ from types import FrameType
 from typing import TypeVar
 
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
+from emergency_ckpt.progress import WorkProgress
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
@@ -174,13 +175,14 @@ def _status_of(error: BaseException) -> int | None:
 class StorageTimeout(DeadlineExceeded):
     """The call did not end before the deadline. ``thread``: the thread in which it may continue."""
 
-    def __init__(self, target: str, thread: threading.Thread) -> None:
-        super().__init__("use storage at", target, "no answer in time")
+    def __init__(self, target: str, thread: threading.Thread, progress: WorkProgress) -> None:
+        error = progress.error("use storage at", target, "no answer in time")
+        super().__init__(error.operation, target, error.problem)
         self.thread = thread
 
 
-def call(target: str, work: Callable[[], _T], *, deadline_s: float) -> _T:
-    """Return the result of ``work``; StorageTimeout at ``deadline_s`` of ``time.monotonic``.
+def call(target: str, work: Callable[[], _T], *, progress: WorkProgress) -> _T:
+    """Return the result of ``work``; StorageTimeout when nothing moves any more.
 
     After a timeout ``work`` continues in its thread, which does not delay the process's exit.
     """
@@ -198,9 +200,10 @@ def call(target: str, work: Callable[[], _T], *, deadline_s: float) -> _T:
     name = f"{THREAD_NAME}{next(_numbers)}"
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
-    if not done.wait(max(0.001, deadline_s - time.monotonic())):
-        release_workers()
-        raise StorageTimeout(target, thread)
+    while not done.wait(progress.left_s):
+        if time.monotonic() >= progress.deadline_s:
+            release_workers()
+            raise StorageTimeout(target, thread, progress)
     good, value = outcome[0]
     if good:
         return value  # pyright: ignore[reportReturnType]
@@ -245,7 +248,7 @@ def call_with_retries(target: str, work: Callable[[], _T], *, deadline_s: float)
     pause_s = FIRST_PAUSE_S
     while True:
         try:
-            return call(target, work, deadline_s=deadline_s)
+            return call(target, work, progress=WorkProgress.until(deadline_s))
         except Exception as error:
             left_s = deadline_s - time.monotonic()
             if left_s <= pause_s or not is_passing(error):

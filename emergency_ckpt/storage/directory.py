@@ -21,6 +21,7 @@ from emergency_ckpt.core.step_names import (
 )
 from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
 from emergency_ckpt.paths import resolved
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.storage.calls import (
     LATE_CHANGES,
     StorageTimeout,
@@ -306,19 +307,22 @@ class StorageDirectory:
         work: Callable[[], _T],
         deadline_s: float | None = None,
         *,
-        repeat: bool = True,
+        progress: WorkProgress | None = None,
         changes: int | None = None,
     ) -> _T:
-        """Return the result of ``work``; with ``repeat``, retry it on errors that may pass.
+        """Return the result of ``work``, which is retried on errors that may pass.
 
-        ``changes``: the step that it changes, if any; waits first for timed-out calls on it.
+        ``progress``: of work that is not: it has time while that moves. ``changes``: the step that
+        it changes, if any; waits first for timed-out calls on it.
         """
-        deadline_s = self.deadline_s(deadline_s)
+        deadline_s = self.deadline_s(deadline_s) if progress is None else progress.deadline_s
         target = f"{self.path}{below}"
         try:
             if changes is not None:
                 LATE_CHANGES.wait(str(self.path), changes, deadline_s)
-            return (call_with_retries if repeat else call)(target, work, deadline_s=deadline_s)
+            if progress is not None:
+                return call(target, work, progress=progress)
+            return call_with_retries(target, work, deadline_s=deadline_s)
         except (CorruptData, PersistentTierError, InvalidState):
             raise
         except Exception as error:  # Orbax and the clients pass on errors of any type

@@ -7,9 +7,10 @@ TensorStore, as always from a bucket.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -21,10 +22,12 @@ import tensorstore
 from etils import epath
 
 from emergency_ckpt import _native
-from emergency_ckpt.core.boxes import shape_of
+from emergency_ckpt.core.boxes import relative, shape_of, volume
+from emergency_ckpt.core.placement.chunks import CHUNK_BYTES
 from emergency_ckpt.core.restore.leaves import stored_name
-from emergency_ckpt.core.restore.storage_read import StoredArray
+from emergency_ckpt.core.restore.storage_read import StoredArray, split_by_chunks
 from emergency_ckpt.errors import ConfigError, CorruptData
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.state.tree import path_of
 from emergency_ckpt.storage.calls import is_damage
 from emergency_ckpt.storage.chunks.file_reader import FileBox, Sink, read_into
@@ -33,7 +36,7 @@ from emergency_ckpt.storage.directory import text_of
 from emergency_ckpt.storage.orbax_names import TREE
 from emergency_ckpt.storage.steps.folders import ITEMS
 from emergency_ckpt.storage.waits import result_by
-from emergency_ckpt.types import LeafSpec, ShardId
+from emergency_ckpt.types import Box, LeafSpec, ShardId
 
 GCS_BACKEND_VARIABLE = "TENSORSTORE_GCS_BACKEND"
 """Of the environment; Orbax's name, so that both use the same driver."""
@@ -103,9 +106,10 @@ def open_by_name(
         return None  # ``{"a/b": ..., "a.b": ...}``: only one of them has this name
     import orbax.checkpoint as ocp  # noqa: PLC0415
 
+    progress = WorkProgress.until(deadline_s)
     # In a bucket all items of this package are; a look for the manifest takes two requests.
     ocdbt, context = in_bucket(item) or ocp.type_handlers.is_ocdbt_checkpoint(item), _context()
-    if ocdbt and (found := _from_index(str(item), names, deadline_s)) is not None:
+    if ocdbt and (found := _from_index(str(item), names, progress)) is not None:
         return found
     opening = {
         path: tensorstore.open(
@@ -114,7 +118,7 @@ def open_by_name(
         for path, name in names.items()
     }
     try:
-        stores = _opened(opening, str(item), deadline_s)
+        stores = _opened(opening, str(item), progress)
     except ValueError as error:
         if str(error).startswith("NOT_FOUND"):
             return None
@@ -136,14 +140,14 @@ def open_by_name(
 
 
 def _from_index(
-    item: str, names: Mapping[str, str], deadline_s: float
+    item: str, names: Mapping[str, str], progress: WorkProgress
 ) -> dict[str, StoredLeaf] | None:
     """Describe all arrays from the nodes of the database; None where TensorStore must open them.
 
     A node has the metadata of thousands of arrays, which TensorStore opens one by one.
     """
     try:
-        index = ChunkIndex.open(item, deadline_s)
+        index = ChunkIndex.open(item, progress)
     except ValueError as error:
         if not is_damage(error):
             raise
@@ -210,6 +214,15 @@ def _items_with_arrays(folder: epath.Path, item: str | None) -> Sequence[str]:
     raise FileNotFoundError(f"{wanted} in it; it has {', '.join(below) or 'none'}")
 
 
+class _Part(NamedTuple):
+    """Whole chunks of a box, which are asked for at once."""
+
+    shard: ShardId
+    box: Box
+    nbytes: int
+    is_last: bool
+
+
 class BoxReader:
     """Reads boxes of a step. Not thread-safe.
 
@@ -217,8 +230,8 @@ class BoxReader:
       item: directory of the Orbax item; of several the step's.
       complete: True when every chunk was stored, so a missing one is an error; else a missing one
         has the fill value.
-      buffer_bytes: maximum number of bytes requested at once. A larger box is read alone.
-      deadline_s: of ``time.monotonic``; DeadlineExceeded after it.
+      buffer_bytes: maximum number of bytes requested at once. A larger chunk is read alone.
+      progress: counts what comes; DeadlineExceeded when nothing moves any more.
     """
 
     def __init__(
@@ -228,13 +241,13 @@ class BoxReader:
         *,
         complete: bool,
         buffer_bytes: int,
-        deadline_s: float,
+        progress: WorkProgress,
     ) -> None:
         self._item = item.rstrip("/")
         self._arrays = arrays
         self._complete = complete
         self._buffer_bytes = buffer_bytes
-        self._deadline_s = deadline_s
+        self._progress = progress
         self._context = _context()
 
     def read(self, shards: Sequence[ShardId]) -> Iterator[tuple[ShardId, npt.NDArray[Any]]]:
@@ -242,24 +255,48 @@ class BoxReader:
 
         CorruptData, with the leaf, where TensorStore cannot decode; its other errors pass through.
         """
+        gathered: npt.NDArray[Any] | None = None
+        with contextlib.closing(self._read_parts(shards)) as parts:
+            for part, array in parts:
+                found = array
+                if part.box != part.shard.box:
+                    if gathered is None:
+                        gathered = np.empty(shape_of(part.shard.box), array.dtype)
+                    gathered[_index(relative(part.box, part.shard.box))] = array
+                    found = gathered
+                if part.is_last:
+                    gathered = None
+                    yield part.shard, found
+
+    def _read_parts(self, shards: Sequence[ShardId]) -> Generator[tuple[_Part, npt.NDArray[Any]]]:
         stores = self._open({shard.leaf for shard in shards})
-        under_way: deque[tuple[ShardId, int, Any]] = deque()
+        under_way: deque[tuple[_Part, Any]] = deque()
         waiting_bytes = 0
         try:
-            for shard in shards:
-                nbytes = int(np.prod(shape_of(shard.box))) * self._arrays[shard.leaf].item_bytes
-                while under_way and waiting_bytes + nbytes > self._buffer_bytes:
-                    done, done_bytes, future = under_way.popleft()
-                    yield done, self._result(done.leaf, future)
-                    waiting_bytes -= done_bytes
-                index = tuple(slice(start, stop) for start, stop in shard.box)
-                under_way.append((shard, nbytes, stores[shard.leaf][index].read(order="C")))
-                waiting_bytes += nbytes
+            for part in self._parts_of(shards):
+                # So much at once that something comes well within the stall limit.
+                most_bytes = self._progress.window_bytes(self._buffer_bytes)
+                while under_way and waiting_bytes + part.nbytes > most_bytes:
+                    done, future = under_way.popleft()
+                    yield done, self._result(done, future)
+                    waiting_bytes -= done.nbytes
+                future = stores[part.shard.leaf][_index(part.box)].read(order="C")
+                under_way.append((part, future))
+                waiting_bytes += part.nbytes
             while under_way:
-                done, _, future = under_way.popleft()
-                yield done, self._result(done.leaf, future)
+                done, future = under_way.popleft()
+                yield done, self._result(done, future)
         finally:
-            _cancel(future for _, _, future in under_way)
+            _cancel(future for _, future in under_way)
+
+    def _parts_of(self, shards: Sequence[ShardId]) -> Iterator[_Part]:
+        for shard in shards:
+            array = self._arrays[shard.leaf]
+            boxes = split_by_chunks(shard.box, array, CHUNK_BYTES)
+            for box in boxes:
+                nbytes = volume(box) * array.item_bytes
+                self._progress.expect(0, piece_bytes=nbytes)
+                yield _Part(shard, box, nbytes, box == boxes[-1])
 
     def read_into(self, sink: Sink, boxes: Sequence[tuple[ShardId, int]]) -> list[int]:
         """Read each box to its offset in bytes; return the CRC32C of each. Blocks.
@@ -269,9 +306,7 @@ class BoxReader:
         """
         in_files = self._in_files(boxes)
         threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
-        read = read_into(
-            list(in_files.values()), sink, threads=threads, deadline_s=self._deadline_s
-        )
+        read = read_into(list(in_files.values()), sink, threads=threads, progress=self._progress)
         crcs = dict(zip(in_files, read, strict=True))
         others = [number for number in range(len(boxes)) if number not in in_files]
         found = self.read([boxes[number][0] for number in others]) if others else ()
@@ -289,25 +324,27 @@ class BoxReader:
             array = self._arrays[shard.leaf]
             item = self._item_of(array)
             if array.plain and item not in indexes:
-                indexes[item] = ChunkIndex.open(item, self._deadline_s)
+                indexes[item] = ChunkIndex.open(item, self._progress)
             index = indexes.get(item)
             parts = None if index is None else index.parts_of(shard, array)
             if parts is not None:
                 found[number] = FileBox(parts, offset)
         return found
 
-    def _result(self, leaf: str, future: Any) -> npt.NDArray[Any]:
+    def _result(self, part: _Part, future: Any) -> npt.NDArray[Any]:
         try:
-            return result_by(self._deadline_s, future, self._item)
+            found = result_by(self._progress, future, self._item)
         except ValueError as error:
-            raise (_damaged("read", self._item, {leaf: error}) or error) from error
+            raise (_damaged("read", self._item, {part.shard.leaf: error}) or error) from error
+        self._progress.add(part.nbytes)
+        return found
 
     def _open(self, leaves: set[str]) -> dict[str, Any]:
         opening = {
             leaf: tensorstore.open(self._spec(self._arrays[leaf]), open=True, context=self._context)
             for leaf in sorted(leaves)
         }
-        stores = _opened(opening, self._item, self._deadline_s)
+        stores = _opened(opening, self._item, self._progress)
         for leaf, store in stores.items():
             array = self._arrays[leaf]
             actual = (tuple(store.shape), store.dtype.numpy_dtype.itemsize)
@@ -329,7 +366,11 @@ class BoxReader:
         return spec | {"fill_missing_data_reads": False} if self._complete else spec
 
 
-def _opened(futures: Mapping[str, Any], item: str, deadline_s: float) -> dict[str, Any]:
+def _index(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(start, stop) for start, stop in box)
+
+
+def _opened(futures: Mapping[str, Any], item: str, progress: WorkProgress) -> dict[str, Any]:
     """Return the opened arrays by leaf; when one fails or is late, cancel the others.
 
     CorruptData, with all leaves whose metadata TensorStore cannot decode.
@@ -339,7 +380,7 @@ def _opened(futures: Mapping[str, Any], item: str, deadline_s: float) -> dict[st
     try:
         for leaf, future in futures.items():
             try:
-                stores[leaf] = result_by(deadline_s, future, item)
+                stores[leaf] = result_by(progress, future, item)
             except ValueError as error:
                 if not is_damage(error):
                     raise

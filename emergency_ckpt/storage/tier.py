@@ -37,6 +37,7 @@ from emergency_ckpt.errors import (
     PersistentTierError,
     StepNotFound,
 )
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.state.host_state import decode, document_name
 from emergency_ckpt.storage.directory import StorageDirectory
 from emergency_ckpt.storage.marker import (
@@ -334,7 +335,8 @@ class PersistentTier:
         deadline_s: float,
     ) -> Iterator[tuple[ShardId, npt.NDArray[Any]]]:
         """Yield the boxes in the given order, as numpy arrays; see ``BoxReader``."""
-        reader = self._reader(item, arrays, complete=complete, deadline_s=deadline_s)
+        until = WorkProgress.until(deadline_s)
+        reader = self._reader(item, arrays, complete=complete, progress=until)
         try:
             yield from reader.read(shards)
         except CorruptData:
@@ -350,14 +352,14 @@ class PersistentTier:
         sink: Sink,
         *,
         complete: bool,
-        deadline_s: float,
+        progress: WorkProgress,
     ) -> list[int]:
         """Read each box to its offset in ``sink``; return the CRC32C of the bytes as read.
 
-        The bytes are in C order. ``complete``: as in ``BoxReader``. Errors of ``sink`` pass
-        through.
+        The bytes are in C order. ``complete``, ``progress``: as in ``BoxReader``. Errors of
+        ``sink`` pass through.
         """
-        reader = self._reader(item, arrays, complete=complete, deadline_s=deadline_s)
+        reader = self._reader(item, arrays, complete=complete, progress=progress)
         try:
             return reader.read_into(sink, boxes)
         except (CorruptData, LocalTierError):
@@ -366,7 +368,12 @@ class PersistentTier:
             raise self.storage.error("read", item.removeprefix(self.directory), error) from error
 
     def _reader(
-        self, item: str, arrays: Mapping[str, StoredArray], *, complete: bool, deadline_s: float
+        self,
+        item: str,
+        arrays: Mapping[str, StoredArray],
+        *,
+        complete: bool,
+        progress: WorkProgress,
     ) -> BoxReader:
         from emergency_ckpt.storage import orbax_reader  # noqa: PLC0415
 
@@ -375,7 +382,7 @@ class PersistentTier:
             arrays,
             complete=complete,
             buffer_bytes=self._buffer_bytes,
-            deadline_s=deadline_s,
+            progress=progress,
         )
 
     def read_document(
@@ -419,18 +426,20 @@ class PersistentTier:
         meet: Meet = meet_nobody,
         attempt: str = "",
         orbax: OrbaxStep = OrbaxStep(),  # noqa: B008 - immutable
+        progress: WorkProgress | None = None,
     ) -> None:
         """Write the state of ``shards`` as Orbax's step. Collective over ``writers``; blocks.
 
         The step's place must be empty: see ``DirectoryWriter.make_room``.
         ``meet``: the function by which the writers wait for each other.
         ``attempt``: as ``new_attempt`` returns it; several writers must agree on one.
+        ``progress``: counts what is written, and puts the deadline off; None: that of a call.
         """
         from emergency_ckpt.storage.item.state import item_state  # noqa: PLC0415
 
         state, items = item_state(tree, shards, writers), self._items_of(orbax)
         states = {items[0]: state} if len(items) == 1 else {name: state[name] for name in items}
-        self._write_items(save, states, writers, meet, attempt, orbax)
+        self._write_items(save, states, writers, meet, attempt, orbax, progress)
 
     def _write_items(
         self,
@@ -440,6 +449,7 @@ class PersistentTier:
         meet: Meet,
         attempt: str,
         orbax: OrbaxStep,
+        progress: WorkProgress | None = None,
     ) -> None:
         """Write items as Orbax's step; ``states`` as of ``StepWriter``, the rest as above."""
         import jax  # noqa: PLC0415
@@ -448,12 +458,14 @@ class PersistentTier:
         from emergency_ckpt.storage.item.page_cache import release_pages  # noqa: PLC0415
         from emergency_ckpt.storage.step_writer import StepWriter  # noqa: PLC0415
 
-        deadline_s, me = self.storage.deadline_s(None), jax.process_index()
+        me = jax.process_index()
+        progress = progress or WorkProgress.until(self.storage.deadline_s(None))
         writes = ArrayWrites(
             attempt=attempt or new_attempt(),
             creates=me == writers[0],
             at_once_bytes=self._buffer_bytes,
             compression=self._compression,
+            progress=progress,
         )
 
         def write() -> None:
@@ -472,9 +484,7 @@ class PersistentTier:
                     self._withdraw(save.step)
 
         try:
-            self.storage.do(
-                "save", f"/{save.step}", write, deadline_s, repeat=False, changes=save.step
-            )
+            self.storage.do("save", f"/{save.step}", write, progress=progress, changes=save.step)
         except PersistentTierError:
             # A cancelled write must not reach a step that is saved again.
             writes.cancel()

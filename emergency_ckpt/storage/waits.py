@@ -6,22 +6,28 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from emergency_ckpt.errors import DeadlineExceeded
+from emergency_ckpt.progress import WorkProgress
 
+NOT_IN_TIME = "storage did not deliver in time"
 _POLL_S = (0.0005, 0.02)
 
 
-def result_by(deadline_s: float, future: Any, item: str) -> Any:
-    """Return the result of a read of TensorStore; DeadlineExceeded at ``deadline_s``. Blocks.
+def result_by(progress: WorkProgress, future: Any, item: str) -> Any:
+    """Return the result of a read of TensorStore; it is a sign of progress. Blocks.
 
-    No longer, because a daemon thread blocked in TensorStore at interpreter exit aborts the process
-    as soon as storage answers. ``deadline_s``: of ``time.monotonic``.
+    DeadlineExceeded when nothing moves any more. No longer, because a daemon thread blocked in
+    TensorStore at interpreter exit aborts the process as soon as storage answers.
     """
-    try:
-        return future.result(timeout=max(0.001, deadline_s - time.monotonic()))
-    except TimeoutError as error:
-        future.cancel()
-        raise DeadlineExceeded("read", item, "storage did not deliver in time") from error
+    while True:
+        try:
+            result = future.result(timeout=progress.left_s)
+        except TimeoutError as error:
+            if time.monotonic() < progress.deadline_s:
+                continue
+            future.cancel()
+            raise progress.error("read", item, NOT_IN_TIME) from error
+        progress.touch()
+        return result
 
 
 def wait_for(future: Any, is_over: Callable[[], bool] = lambda: False) -> None:

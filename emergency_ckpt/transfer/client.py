@@ -91,6 +91,7 @@ class TransferClient:
         into: Target,
         deadline_s: float,
         on_shard: Callable[[int, int], None] | None = None,
+        on_bytes: Callable[[int], None] | None = None,
     ) -> list[int]:
         """Fetch whole shards of the contents ``digest`` into a writable mapping or a file.
 
@@ -103,6 +104,7 @@ class TransferClient:
           on_shard: called once with (position in ``wanted``, CRC32C) for each shard of at least
             one byte when all its bytes have arrived, from the fetching threads. No thread writes
             to that shard afterwards. An exception that it raises ends the fetch.
+          on_bytes: called with the number of bytes as they arrive; else as ``on_shard``.
         """
         for target in wanted:
             end = target.offset + target.nbytes
@@ -117,7 +119,7 @@ class TransferClient:
             streams=self._streams,
             deadline_s=deadline_s,
             io_timeout_s=self._io_timeout_s,
-            on_bytes_received=self._on_bytes_received,
+            on_bytes_received=on_bytes or self._on_bytes_received,
             on_shard=on_shard or _ignore_shard,
         )
         return fetch.run()

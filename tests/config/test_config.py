@@ -60,6 +60,7 @@ MAY_DIFFER: dict[str, Any] = {
     "snapshot_mode": "wait",
     "device_copy_bytes": 1 << 20,
     "start_timeout_s": 1.0,
+    "stall_timeout_s": 1.5,
     "restore_timeout_s": 2.0,
     "save_timeout_s": 3.0,
     "persistent_timeout_s": 4.0,
@@ -219,6 +220,15 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"device_copy_bytes": 1 << 30}, "'device_copy' need each other"),
         ({"start_timeout_s": 0}, "start_timeout_s must be a positive number"),
         ({"restore_timeout_s": -1.0}, "restore_timeout_s must be"),
+        ({"stall_timeout_s": 0}, "stall_timeout_s must be a positive number"),
+        (
+            {"stall_timeout_s": 90.0, "restore_timeout_s": 60.0},
+            "stall_timeout_s (90 s) is above restore_timeout_s (60 s)",
+        ),
+        (
+            {"stall_timeout_s": 20000.0, "restore_timeout_s": 30000.0},
+            "stall_timeout_s (20000 s) is above persistent_timeout_s (14400 s)",
+        ),
         ({"save_timeout_s": math.nan}, "save_timeout_s must be"),
         ({"persistent_timeout_s": math.inf}, "persistent_timeout_s must be"),
         ({"transfer_timeout_s": "30"}, "transfer_timeout_s must be"),

@@ -13,6 +13,7 @@ from fake_gcs import FaultRule, GcsControl, RequestRecord
 from persistent_steps import life, writer_of
 from state_samples import on_host
 
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.state import BoxTable, describe
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.types import SaveId
@@ -69,7 +70,12 @@ def main() -> None:
         memory = Memory(ends[-1])
         boxes = list(zip(shards, [0, *ends[:-1]], strict=True))
         tier.read_into(
-            stored.item, arrays, boxes, memory, complete=True, deadline_s=time.monotonic() + 120
+            stored.item,
+            arrays,
+            boxes,
+            memory,
+            complete=True,
+            progress=WorkProgress.until(time.monotonic() + 120),
         )
     requests = gcs.requests()
     expected = b"".join(np.asarray(state[shard.leaf]).tobytes() for shard in shards)

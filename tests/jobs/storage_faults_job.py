@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import msgspec
 from fake_gcs import FaultRule, GcsControl
 from job_process import (
     Iterator,
@@ -281,6 +282,27 @@ def restore_under(world: JobProcess, faults: list[str]) -> Any:
             control().delete_object("bucket", f"{name}/{missing}")
         results[f"missing {missing}"] = restore_from(world, name)
     return results
+
+
+def stalls(world: JobProcess) -> Any:
+    """A bucket that answers nothing any more, or some bytes each minute: with a small limit."""
+    name, mesh, iterator = "stalls", mesh_of(world.slices), Iterator(world.process)
+    limits = {"stall_timeout_s": 3.0, "restore_timeout_s": 600.0}
+    with config(world, name, **limits).instantiate() as ckpt:
+        ckpt.save(step=5, state=state_at(5, mesh), host_state=iterator.at(5), force=True)
+        ckpt.wait_until_finished()
+        ckpt.check_for_errors()
+        world.meet()
+    lose_ram(world, name)
+    results: dict[str, Any] = {}
+    for fault in ("stalled", "trickling"):
+        of_step_5 = [
+            msgspec.structs.replace(rule, target="*/5/state/*d/*") for rule in RESTORE_FAULTS[fault]
+        ]
+        arm(world, tuple(of_step_5))
+        results[fault] = restore_from(world, name, **limits)
+    arm(world, ())
+    return {**results, "then": restore_from(world, name, **limits)}
 
 
 def no_bucket(world: JobProcess) -> Any:

@@ -9,6 +9,7 @@ import pytest
 
 from emergency_ckpt.core.restore.plan_types import HostStateFetch, ProcessPlan
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.host_state import fetch_documents
 from emergency_ckpt.restore.room import RestoreRoom
@@ -37,7 +38,7 @@ class Ram:
 def fetch(data: bytes, wanted: str) -> list[Any]:
     fetches = (HostStateFetch(0, wanted, ("process/0",)),)
     plan = ProcessPlan(local=(), fetch=(), host_states=fetches, addresses={})
-    calls = HolderCalls(EventSink(None, process_index=0), time.monotonic() + 5)
+    calls = HolderCalls(EventSink(None, process_index=0), WorkProgress.until(time.monotonic() + 5))
     tier: Any = Ram(data)
     client: Any = None
     return fetch_documents(tier, client, calls, RestoreRoom(tier), plan, SAVE, 1, "process/0")

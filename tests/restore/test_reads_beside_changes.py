@@ -20,8 +20,8 @@ def after_the_index(monkeypatch: pytest.MonkeyPatch, work: Callable[[Path], None
     read: Callable[..., Any] = ChunkIndex.open
     done: list[str] = []
 
-    def read_and_work(item: str, deadline_s: float) -> Any:
-        index = read(item, deadline_s)
+    def read_and_work(item: str, progress: Any) -> Any:
+        index = read(item, progress)
         assert index is not None
         if not done:
             done.append(item)

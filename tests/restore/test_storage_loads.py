@@ -17,6 +17,7 @@ from world import World, finish
 
 from emergency_ckpt.core.restore.plan_types import RestorePlan
 from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.restore.storage_load import LoadPlan, StorageLoad, plan_load
@@ -73,7 +74,7 @@ def load(tier: LocalTier, persistent: PersistentTier, wanted: LoadPlan, me: int)
         wanted,
         me=me,
         leaves=stored.marker.leaves,
-        deadline_s=time.monotonic() + 60,
+        progress=WorkProgress.until(time.monotonic() + 60),
         room=RestoreRoom(tier),
     ).run()
     ((tensors,), _, _) = tier.held()

@@ -237,8 +237,9 @@ def _module(name: str) -> Any:
 class _ArrayWrites:
     """The right to write the arrays of one step, until it is cancelled."""
 
-    def __init__(self, **_: Any) -> None:
+    def __init__(self, *, progress: Any, **_: Any) -> None:
         self.is_cancelled = False
+        self.progress = progress
 
     def check(self) -> None:
         if self.is_cancelled:
@@ -291,6 +292,7 @@ def _write_step(
         shape = [stop - start for start, stop in shard.box]
         boxes.append([shard.leaf, shard.box, str(part.dtype), shape, len(data), part.nbytes])
         data += part.tobytes()
+        writes.progress.touch(part.nbytes)
     head = json.dumps(boxes).encode()
     writes.check()
     write(temporary / ITEM / writes.database_of(me), len(head).to_bytes(8, "big") + head + data)
@@ -349,9 +351,10 @@ def _open_by_name(item: Any, paths: Any, deadline_s: float) -> Any:
 class _BoxReader:
     """Reads boxes of a stored item."""
 
-    def __init__(self, item: Any, arrays: Any, **_: Any) -> None:
+    def __init__(self, item: Any, arrays: Any, *, progress: Any, **_: Any) -> None:
         self._item = Path(item)
         self._arrays = arrays
+        self._progress = progress
 
     def read(self, shards: Any) -> Iterator[tuple[Any, Any]]:
         if _arrive(self._item):
@@ -375,5 +378,6 @@ class _BoxReader:
         for shard, values in self.read([shard for shard, _ in boxes]):
             data = values.tobytes()
             sink.write(memoryview(data), offsets[shard])
+            self._progress.add(len(data))
             crcs.append(native.crc32c(data))
         return crcs

@@ -29,7 +29,7 @@ class NoStorage:
         pass
 
     def write_tensors(
-        self, save: Any, tree: Any, shards: Any, writers: Any, meet: Any, attempt: str, orbax: Any
+        self, save: Any, tree: Any, shards: Any, writers: Any, meet: Any, attempt: str, *_: Any
     ) -> None:
         meet("tensors_begun")
         meet("tensors_written")
@@ -58,6 +58,7 @@ def count(writers: int) -> dict[str, int]:
     from emergency_ckpt.cluster.coordination import JaxCoordinator  # noqa: PLC0415
     from emergency_ckpt.cluster.shard_source import HostStateInbox  # noqa: PLC0415
     from emergency_ckpt.core.placement.placement_policies import Topology  # noqa: PLC0415
+    from emergency_ckpt.core.progress import time_limits  # noqa: PLC0415
     from emergency_ckpt.events import EventSink  # noqa: PLC0415
     from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves  # noqa: PLC0415
     from emergency_ckpt.state import host_state  # noqa: PLC0415
@@ -86,7 +87,7 @@ def count(writers: int) -> dict[str, int]:
             Failures(),
             chain=chain,
             host_state_limit_bytes=1000,
-            timeout_s=TIMEOUT_S,
+            limits=time_limits(None, TIMEOUT_S),
         )
 
     every = [saves_of(index) for index in everyone]

@@ -18,6 +18,7 @@ from world import World
 from emergency_ckpt import _native
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.errors import CorruptData, DeadlineExceeded, PersistentTierError
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.chunks.file_reader import FileBox, read_into
 from emergency_ckpt.storage.chunks.index import ChunkIndex, Stretch
@@ -26,6 +27,10 @@ from emergency_ckpt.types import ShardId
 
 DTYPES = ("bool", "int4", "int8", "uint16", "float16", "bfloat16", "float32", "float8_e4m3fn")
 STEP = 2
+
+
+def in_time() -> WorkProgress:
+    return WorkProgress.until(soon())
 
 
 def soon() -> float:
@@ -79,7 +84,7 @@ def read(tier: PersistentTier, stored: StoredStep) -> tuple[dict[ShardId, int], 
     boxes, size_bytes = boxes_of(stored)
     memory = Memory(size_bytes)
     arrays = {path: leaf.array for path, leaf in stored.leaves.items()}
-    crcs = tier.read_into(stored.item, arrays, boxes, memory, complete=True, deadline_s=soon())
+    crcs = tier.read_into(stored.item, arrays, boxes, memory, complete=True, progress=in_time())
     return dict(zip((shard for shard, _ in boxes), crcs, strict=True)), bytes(memory.data)
 
 
@@ -106,7 +111,7 @@ def test_bytes_and_checksums_are_those_that_are_decoded(tier: PersistentTier) ->
 def test_uncompressed_chunks_are_found_in_files(tier: PersistentTier) -> None:
     """Without this the tests here would compare the library with itself."""
     stored = tier.describe(tier.find(STEP))
-    index = ChunkIndex.open(stored.item, soon())
+    index = ChunkIndex.open(stored.item, in_time())
     assert index is not None
     for shard in stored.crcs:
         assert index.parts_of(shard, stored.leaves[shard.leaf].array) is not None
@@ -189,7 +194,7 @@ def test_reader_that_hangs_is_left_behind_and_writes_nothing(tmp_path: Path) -> 
         FileBox([Stretch(str(good), 0, 100)], 100),
     ]
     with pytest.raises(DeadlineExceeded):
-        read_into(boxes, memory, threads=2, deadline_s=time.monotonic() + 0.3)
+        read_into(boxes, memory, threads=2, progress=WorkProgress.until(time.monotonic() + 0.3))
     left = set(threading.enumerate()) - before
     assert all(thread.daemon for thread in left), "none delays the exit"
     assert bytes(memory.data) == bytes(100) + b"x" * 100
@@ -210,7 +215,7 @@ def test_error_of_the_place_is_raised_and_ends_all_readers(tmp_path: Path) -> No
     before = set(threading.enumerate())
     with pytest.raises(OSError, match="full"):
         read_into(
-            [FileBox([Stretch(str(file), 0, 4 << 20)], 0)], Full(0), threads=3, deadline_s=soon()
+            [FileBox([Stretch(str(file), 0, 4 << 20)], 0)], Full(0), threads=3, progress=in_time()
         )
     for thread in set(threading.enumerate()) - before:
         thread.join(60)
@@ -229,7 +234,7 @@ def test_checksum_is_over_all_parts_of_a_box(tmp_path: Path, sizes: list[int]) -
         at += size
     parts.append(data[at:])
     memory = Memory(len(data))
-    assert read_into([FileBox(parts, 0)], memory, threads=2, deadline_s=soon()) == [
+    assert read_into([FileBox(parts, 0)], memory, threads=2, progress=in_time()) == [
         _native.crc32c(data)
     ]
     assert bytes(memory.data) == data
@@ -247,19 +252,19 @@ def test_database_of_many_nodes_has_the_place_of_each_key(tmp_path: Path, kind: 
         database.write(key, value).result()
     for number in (1, 9, 39):
         database.write(f"array{number}/0", values[f"prefix/{number:03}"]).result()
-    index = ChunkIndex.open(str(tmp_path), soon())
+    index = ChunkIndex.open(str(tmp_path), in_time())
     assert index is not None
     for number in (1, 9, 39):
         array = StoredArray(f"array{number}", (), (), number, plain=True)
         parts = index.parts_of(ShardId("w", ()), array)
         assert parts is not None
         memory = Memory(number)
-        read_into([FileBox(parts, 0)], memory, threads=1, deadline_s=soon())
+        read_into([FileBox(parts, 0)], memory, threads=1, progress=in_time())
         assert bytes(memory.data) == b"x" * number
 
 
 def test_bucket_has_no_files_to_read_from() -> None:
-    assert ChunkIndex.open("gs://bucket/item", soon()) is None
+    assert ChunkIndex.open("gs://bucket/item", in_time()) is None
 
 
 @pytest.mark.parametrize(

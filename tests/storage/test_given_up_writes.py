@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from persistent_steps import life, writer_of
 from state_samples import mesh_of, on_host, sharded
 
 from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.item.array_writes import (
     ArrayWrites,
@@ -135,7 +137,13 @@ def test_cancelled_save_begins_no_commit(tmp_path: Path) -> None:
     values = np.arange(8, dtype=np.float32)
     part = loaded_part(((0, 8),), values)
     array = ItemArray((8,), "float32", NUMPY_ARRAY, (8,), (8,), None, None, (part,))
-    writes = ArrayWrites(attempt="0", creates=True, at_once_bytes=1 << 20, compression="none")
+    writes = ArrayWrites(
+        attempt="0",
+        creates=True,
+        at_once_bytes=1 << 20,
+        compression="none",
+        progress=WorkProgress.until(time.monotonic() + 60),
+    )
     database = writes.open(published_database_spec(str(tmp_path)), new_context())
     writes.cancel()
     with pytest.raises(PersistentTierError, match="was cancelled"):

@@ -32,7 +32,7 @@ from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierEr
 from emergency_ckpt.state import BoxTable, describe, host_state
 from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.state.materialize import materialize
-from emergency_ckpt.storage import PersistentTier, StepMarker
+from emergency_ckpt.storage import PersistentTier, StepMarker, orbax_reader
 from emergency_ckpt.storage.marker import (
     NO_SIGNING,
     TensorsId,
@@ -105,6 +105,32 @@ def read(tier: PersistentTier, step: int, like: Any = None) -> Any:
         return np.ascontiguousarray(found[shard]).reshape(-1).view(np.uint8)
 
     return materialize(tree, like, bytes_of)
+
+
+@pytest.mark.parametrize("limit_bytes", [8, 64])
+def test_box_of_many_chunks_is_put_together_from_parts(
+    tier: PersistentTier, monkeypatch: pytest.MonkeyPatch, limit_bytes: int
+) -> None:
+    """So what comes of a large box is seen long before all of it has."""
+    written = state_of(3)
+    write(tier, 3, written)
+    monkeypatch.setattr(orbax_reader, "CHUNK_BYTES", limit_bytes)
+    stored = tier.describe(tier.find(3))
+    arrays = {path: leaf.array for path, leaf in stored.leaves.items()}
+    assert np.prod(arrays["params/float32"].chunk_shape) == 4
+    boxes = [
+        ShardId("params/float32", ((0, 8), (0, 4))),
+        ShardId("point", ()),
+        ShardId("params/float32", ((2, 7), (1, 3))),
+        ShardId("columns", ((0, 2), (0, 8))),
+    ]
+    later = time.monotonic() + 60
+    read = list(tier.read_boxes(stored.item, arrays, boxes, complete=True, deadline_s=later))
+    values = written["params"]["float32"], written["point"], written["columns"]
+    whole, point, columns = map(np.asarray, values)
+    assert [shard for shard, _ in read] == boxes
+    expected = (whole, point, whole[2:7, 1:3], columns)
+    assert [array.tobytes() for _, array in read] == [each.tobytes() for each in expected]
 
 
 def marker_in(tier: PersistentTier, step: int) -> StepMarker:

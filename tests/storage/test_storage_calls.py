@@ -13,6 +13,7 @@ import pytest
 import tensorstore
 
 from emergency_ckpt.errors import DeadlineExceeded
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.storage.calls import (
     StorageTimeout,
     call,
@@ -136,7 +137,7 @@ def test_silent_call_ends_at_the_deadline() -> None:
     answers = threading.Event()
     try:
         with pytest.raises(DeadlineExceeded, match="bucket") as raised:
-            call("bucket", lambda: answers.wait(60), deadline_s=in_seconds(0.05))
+            call("bucket", lambda: answers.wait(60), progress=WorkProgress.until(in_seconds(0.05)))
     finally:
         answers.set()
     assert isinstance(raised.value, StorageTimeout)

@@ -74,6 +74,18 @@ def test_save_under_a_fault(results: Callable[[str], list[Any]], fault: str) -> 
             assert (seen["step_10"]["step"], seen["step_10"]["wrong"]) == (10, [])
 
 
+@pytest.mark.parametrize("fault", ["stalled", "trickling"])
+def test_bucket_that_stalls_ends_a_restore_soon(
+    results: Callable[[str], list[Any]], fault: str
+) -> None:
+    """Far from its total, with a limit of three seconds, and with time left to describe a step."""
+    for seen in results("stalls"):
+        assert seen[fault].get("error") == "StorageUnreachable", seen
+        assert seen[fault]["seconds"] < 60
+        assert seen[fault]["at_storage"] == []
+        assert (seen["then"]["step"], seen["then"]["wrong"]) == (5, [])
+
+
 @pytest.mark.parametrize("fault", cases(RESTORE_FAULTS, USUAL_RESTORES))
 def test_restore_under_a_fault(results: Callable[[str], list[Any]], fault: str) -> None:
     program = "usual_restores" if fault in USUAL_RESTORES else "more_restores"

@@ -25,6 +25,7 @@ from emergency_ckpt import _native
 from emergency_ckpt.core.restore.plan_types import FetchGroup
 from emergency_ckpt.errors import TransferError
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.shards import CopiesFailed, ShardFetcher
 from emergency_ckpt.transfer import ShardTarget, TransferClient, TransferServer
@@ -161,7 +162,9 @@ def test_damaged_shard_is_not_told(
 
 def fetcher_of(client: TransferClient) -> ShardFetcher:
     sink = EventSink(None, process_index=0)
-    return ShardFetcher(client, sink, HolderCalls(sink, time.monotonic() + 60), save=SAVE)
+    return ShardFetcher(
+        client, sink, HolderCalls(sink, WorkProgress.until(time.monotonic() + 60)), save=SAVE
+    )
 
 
 def contents_of(holdings: MemoryHoldings, digest: str) -> Contents:

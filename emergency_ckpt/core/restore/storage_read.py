@@ -147,7 +147,7 @@ def _units(
         if not _are_whole_chunks(boxes, array):
             boxes = _blocks(boxes, array, limit_bytes)
         for box, members in boxes.items():
-            for piece in [box] if box in known[leaf] else _split(box, array, limit_bytes):
+            for piece in [box] if box in known[leaf] else split_by_chunks(box, array, limit_bytes):
                 units.append(_Unit(_size_bytes(piece, array), ShardId(leaf, piece), members))
     units.sort(key=lambda unit: (-unit.size_bytes, unit.shard))
     return units
@@ -226,7 +226,7 @@ def _needing(
     return found
 
 
-def _split(box: Box, array: StoredArray, limit_bytes: int | None) -> list[Box]:
+def split_by_chunks(box: Box, array: StoredArray, limit_bytes: int | None) -> list[Box]:
     """Return ``box`` in halves along chunk borders until each is within the limit or one chunk."""
     if limit_bytes is None or _size_bytes(box, array) <= limit_bytes:
         return [box]
@@ -238,7 +238,9 @@ def _split(box: Box, array: StoredArray, limit_bytes: int | None) -> list[Box]:
             return [
                 piece
                 for half in halves
-                for piece in _split((*box[:axis], half, *box[axis + 1 :]), array, limit_bytes)
+                for piece in split_by_chunks(
+                    (*box[:axis], half, *box[axis + 1 :]), array, limit_bytes
+                )
             ]
     return [box]
 

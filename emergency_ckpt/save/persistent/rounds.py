@@ -114,8 +114,8 @@ FIRST_STAGE = "host_states"
 DOCUMENTS = "documents"
 TENSORS = "tensors"
 _KEPT_REFUSALS = 2
-_STAGES = 4
-"""So many stages, each with the timeout, lie between a process's own part and the outcome."""
+_SAVES = 2
+"""The first writer may begin a save so many of them later, and then has the timeout for it."""
 
 
 class StorageRounds:
@@ -137,14 +137,22 @@ class StorageRounds:
         self._refusals = Series(_KEPT_REFUSALS)
         self._ending = threading.Event()
         self._is_learning = False
+        self._check: Callable[[Collection[int]], None] = lambda _: None
 
-    def begin(self, save: SaveId) -> None:
-        """Tell that this process has come to ``save``: it takes part in none before it."""
+    def begin(self, save: SaveId, check: Callable[[Collection[int]], None]) -> None:
+        """Tell that this process has come to ``save``: it takes part in none before it.
+
+        ``check``: called now and then with the processes that it waits for; may raise.
+        """
+        self._check = check
         self._left_processes.come_to(PERSISTENT, save)
 
     def absent(self, save: SaveId, processes: Collection[int]) -> dict[int, str]:
         """Return which of ``processes`` take no part in ``save``, each with a sentence."""
-        return self._left_processes.absent(PERSISTENT, save, processes)
+        found = self._left_processes.absent(PERSISTENT, save, processes)
+        if not found:
+            self._check(processes)
+        return found
 
     def stage(self, save: SaveId, stage: str, writers: Sequence[int]) -> Round:
         """Begin a round of the ``writers``, which the first of them leads."""
@@ -223,13 +231,12 @@ class StorageRounds:
 
         self._is_learning = True
         try:
-            data = self._outcome(save).wait(_STAGES * self._timeout_s, inspect)
+            data = self._outcome(save).wait(_SAVES * self._timeout_s, inspect)
         except (DeadlineExceeded, PeerLeft) as error:
-            reason = "" if isinstance(error, DeadlineExceeded) else f": {error.problem}"
             raise DeadlineExceeded(
                 "learn the outcome of",
                 f"step {save.step} in the persistent tier",
-                f"the first writer has not said whether it is complete{reason}",
+                f"the first writer has not said whether it is complete: {error.problem}",
                 missing=[f"process {first_writer}"],
             ) from error
         finally:
@@ -330,3 +337,8 @@ class WriterMeetings:
 
 def _prefix(save: SaveId) -> str:
     return f"persist/{save.incarnation}/{save.step}"
+
+
+def beats_of(save: SaveId) -> str:
+    """Return the name of the keys by which the writers of ``save`` tell that they move."""
+    return f"{_prefix(save)}/beats"

@@ -12,13 +12,14 @@ import dataclasses
 import hashlib
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from absl import logging
 
 from emergency_ckpt.background import Failures
+from emergency_ckpt.cluster.beats import Beats
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.peers import Peers
@@ -27,6 +28,7 @@ from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import StoredChain
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.core.placement.placement_policies import Topology, host_state_writer, owners_of
+from emergency_ckpt.core.progress import TimeLimits
 from emergency_ckpt.errors import (
     CoordinationError,
     CorruptData,
@@ -34,6 +36,7 @@ from emergency_ckpt.errors import (
     SaveFailed,
 )
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.save.persistent.rounds import (
     DOCUMENTS,
     FIRST_STAGE,
@@ -44,6 +47,7 @@ from emergency_ckpt.save.persistent.rounds import (
     StorageRounds,
     WriterMeetings,
     agreed_crcs,
+    beats_of,
     checked_metrics,
     raise_failure,
     report_of,
@@ -97,12 +101,12 @@ class PersistentSaves:
         *,
         chain: StoredChain,
         host_state_limit_bytes: int = MAX_HOST_STATE_BYTES,
-        timeout_s: float,
+        limits: TimeLimits,
         left_processes: LeftProcesses | None = None,
     ) -> None:
         self._tier = tier
         self._coordinator = coordinator
-        self._rounds = StorageRounds(coordinator, timeout_s, left_processes)
+        self._rounds = StorageRounds(coordinator, limits.total_s, left_processes)
         self._complete: SaveId | None = None
         self._peers = peers
         self._inbox = inbox
@@ -110,7 +114,9 @@ class PersistentSaves:
         self._chain = chain
         self._failures = failures
         self._host_state_limit_bytes = host_state_limit_bytes
-        self._timeout_s = timeout_s
+        self._limits = limits
+        self._progress = WorkProgress(limits)  # of the save under way, as the next
+        self._came: Callable[[Collection[int]], None] = lambda _: None
         self._is_created = False
         self._skipped: queue.SimpleQueue[SaveId] = queue.SimpleQueue()
 
@@ -217,7 +223,25 @@ class PersistentSaves:
 
     def _save(self, job: PersistentSave) -> bool:
         """Return when the step is complete; whether it was so before."""
-        self._rounds.begin(job.save)
+        self._progress = WorkProgress(self._limits)
+        is_writer = self._coordinator.process_index in job.writers
+        beats = self._beats(job)
+        self._came = beats.all_came
+        self._rounds.begin(job.save, beats.check)
+        with beats if is_writer else contextlib.nullcontext():
+            return self._take_part(job)
+
+    def _beats(self, job: PersistentSave) -> Beats:
+        return Beats(
+            self._coordinator,
+            beats_of(job.save),
+            self._progress,
+            self._limits,
+            lambda fields: self._events.emit("persistent.progress", step=job.save.step, **fields),
+            is_leader=self._coordinator.process_index == job.writers[0],
+        )
+
+    def _take_part(self, job: PersistentSave) -> bool:
         members, me = job.writers, self._coordinator.process_index
         to = host_state_writer(me, job.topology, members)
         if to != me:
@@ -250,6 +274,7 @@ class PersistentSaves:
             return StageReport(attempt=new_attempt())
 
         told, _ = self._stage(job, FIRST_STAGE, first)
+        self._came(members)
         if told.kept:
             return True
         written = self._stage(
@@ -309,7 +334,7 @@ class PersistentSaves:
         found = self._inbox.wait_for(
             job.save,
             others,
-            self._timeout_s,
+            self._limits.patience_s,
             lambda absent: self._rounds.check_sent(job.save, absent),
         )
         if me == job.writers[0]:
@@ -327,19 +352,32 @@ class PersistentSaves:
         # An incarnation that has hung must not commit what the next one writes in the step's place.
         is_first = self._coordinator.process_index == members[0]
         check, started_s = self._chain.writer.check, time.monotonic()
+        size_bytes = sum(each.view.nbytes for each in shards.values())
+        self._progress.begin("tensors", size_bytes)
         meetings = WriterMeetings(
             self._rounds, job.save, members, is_first=is_first, before_commit=check
         )
         try:
             self._tier.write_tensors(
-                job.save, job.tree, shards, members, meetings.meet, attempt, job.orbax
+                job.save,
+                job.tree,
+                shards,
+                members,
+                meetings.meet,
+                attempt,
+                job.orbax,
+                self._progress,
             )
         except Exception as error:
             meetings.leave(text_of(error)[:500])
             raise
-        spent = {"seconds": time.monotonic() - started_s}
-        spent["size_bytes"] = sum(each.view.nbytes for each in shards.values())
-        self._events.emit("persistent.tensors_written", step=job.save.step, **spent)
+        seconds = time.monotonic() - started_s
+        self._events.emit(
+            "persistent.tensors_written",
+            step=job.save.step,
+            seconds=seconds,
+            size_bytes=size_bytes,
+        )
 
     def _write_documents(
         self,
@@ -383,11 +421,13 @@ class PersistentSaves:
         """
         step, writers = job.save.step, job.writers
         held = self._rounds.stage(job.save, name, writers)
+        self._progress.begin(name)
         try:
             report = work()
         except Exception as error:
             self._give_up(held, writers, StageReport(text_of(error)[:500]))
             raise
+        self._progress.begin("")
         data = held.hold(msgspec.json.encode(report), rule_of(held, name, step, writers[0]))
         answer = report_of(data, name, step, writers[0])
         raise_failure(answer, step)

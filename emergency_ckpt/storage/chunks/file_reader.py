@@ -15,8 +15,10 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from emergency_ckpt import _native
-from emergency_ckpt.errors import CorruptData, DeadlineExceeded
+from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.storage.chunks.index import Stretch
+from emergency_ckpt.storage.waits import NOT_IN_TIME
 
 _PIECE_BYTES = 512 << 10
 _OPEN_FILES = 64
@@ -45,21 +47,21 @@ class _Piece(NamedTuple):
 
 
 def read_into(
-    boxes: Sequence[FileBox], sink: Sink, *, threads: int, deadline_s: float
+    boxes: Sequence[FileBox], sink: Sink, *, threads: int, progress: WorkProgress
 ) -> list[int]:
     """Read all boxes; return the CRC32C of the bytes of each as they were read. Blocks.
 
     Raises:
       OSError: a file is missing or cannot be read.
       CorruptData: a file is shorter than it should be.
-      DeadlineExceeded: at ``deadline_s`` of ``time.monotonic``.
+      DeadlineExceeded: nothing moves any more.
       Anything that ``sink`` raises.
     """
-    reading = _Reading(_cut(boxes), sink)
+    reading = _Reading(_cut(boxes), sink, progress)
     for number in range(min(threads, len(reading.pieces))):
         name = f"eckpt-read-{number}"
         threading.Thread(target=reading.work, name=name, daemon=True).start()
-    crcs = reading.wait(deadline_s)
+    crcs = reading.wait()
     found = [0] * len(boxes)
     for piece, crc in zip(reading.pieces, crcs, strict=True):
         found[piece.box] = _native.crc32c_combine(found[piece.box], crc, piece.nbytes)
@@ -86,8 +88,9 @@ def _cut(boxes: Sequence[FileBox]) -> list[_Piece]:
 class _Reading:
     """The state that the threads of one ``read_into`` share."""
 
-    def __init__(self, pieces: list[_Piece], sink: Sink) -> None:
+    def __init__(self, pieces: list[_Piece], sink: Sink, progress: WorkProgress) -> None:
         self.pieces = pieces
+        self._progress = progress
         self._sink = sink
         self._crcs: list[int] = [0] * len(pieces)
         self._changed = threading.Condition()
@@ -96,15 +99,14 @@ class _Reading:
         self._error: BaseException | None = None
         self._is_cancelled = False
 
-    def wait(self, deadline_s: float) -> list[int]:
+    def wait(self) -> list[int]:
         """Return the CRC32C of each piece when all are read; else raise, and begin no more."""
         with self._changed:
             try:
                 while self._error is None and self._done < len(self.pieces):
-                    if not self._changed.wait(max(0.001, deadline_s - time.monotonic())):
-                        raise DeadlineExceeded(
-                            "read", "files of a step", "storage did not deliver in time"
-                        )
+                    is_told = self._changed.wait(self._progress.left_s)
+                    if not is_told and time.monotonic() >= self._progress.deadline_s:
+                        raise self._progress.error("read", "files of a step", NOT_IN_TIME)
             finally:
                 self._is_cancelled = True
             if self._error is not None:
@@ -127,6 +129,7 @@ class _Reading:
                     return
                 crc = _native.crc32c(data)
                 self._sink.write(data, piece.into)
+                self._progress.add(piece.nbytes)
                 self._put(number, crc)
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
             with self._changed:

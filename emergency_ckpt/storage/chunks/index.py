@@ -14,6 +14,7 @@ import tensorstore
 
 from emergency_ckpt.core.restore.storage_read import StoredArray, runs_of
 from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.storage.waits import result_by
 from emergency_ckpt.types import LeafSpec, ShardId
@@ -44,15 +45,15 @@ class ChunkIndex:
         self._entries = entries
 
     @classmethod
-    def open(cls, item: str, deadline_s: float) -> ChunkIndex | None:
+    def open(cls, item: str, progress: WorkProgress) -> ChunkIndex | None:
         """Read the nodes of the database in the folder ``item``. Blocks.
 
         None when there is no database, or it is in a form that this class does not know. Errors of
-        TensorStore pass through; DeadlineExceeded at ``deadline_s`` of ``time.monotonic``.
+        TensorStore pass through; DeadlineExceeded when nothing moves any more.
         """
         if "://" in item:
             return None
-        nodes = _Nodes(item, deadline_s)
+        nodes = _Nodes(item, progress)
         try:
             entries = nodes.entries()
         except (KeyError, IndexError, TypeError, UnicodeDecodeError):
@@ -135,9 +136,9 @@ def _form_of(document: bytes) -> _Form | None:
 
 
 class _Nodes:
-    def __init__(self, item: str, deadline_s: float) -> None:
+    def __init__(self, item: str, progress: WorkProgress) -> None:
         self._item = item
-        self._deadline_s = deadline_s
+        self._progress = progress
         self._base = self._wait(
             tensorstore.KvStore.open({"driver": "file", "path": f"{item.rstrip('/')}/"})
         )
@@ -169,7 +170,7 @@ class _Nodes:
         return found
 
     def _wait(self, future: Any) -> Any:
-        return result_by(self._deadline_s, future, self._item)
+        return result_by(self._progress, future, self._item)
 
 
 def _place_of(location: str) -> Stretch | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorstore
 
 from emergency_ckpt.core.placement.placement_policies import StorageCompression
 from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.storage.item.documents import NamedArray
 from emergency_ckpt.storage.item.state import ItemArray, StoredPart
 from emergency_ckpt.storage.orbax_names import MANIFEST
@@ -24,6 +26,7 @@ _INLINE_BYTES = 1024  # the metadata of an array, not its chunks
 _NODE_CACHE_BYTES = 100_000_000
 _FILES_AT_ONCE = 128
 _METADATA_KEY = ".zarray"
+_COUNTED_EVERY_S = 1.0
 
 
 class _Piece(NamedTuple):
@@ -45,15 +48,25 @@ class ArrayWrites:
       attempt: as ``new_attempt`` returns it, alike on all writers.
       creates: True for the first writer, which also writes the metadata of the arrays.
       at_once_bytes: maximum number of bytes in one transaction; a larger part has its own.
+      progress: counts what TensorStore writes.
     """
 
     def __init__(
-        self, *, attempt: str, creates: bool, at_once_bytes: int, compression: StorageCompression
+        self,
+        *,
+        attempt: str,
+        creates: bool,
+        at_once_bytes: int,
+        compression: StorageCompression,
+        progress: WorkProgress,
     ) -> None:
         self._attempt = attempt
         self._creates = creates
         self._at_once_bytes = at_once_bytes
         self._compressor = {"id": "zstd", "level": 1} if compression == "zstd" else None
+        self._progress = progress
+        self._counted_s, self._written_bytes = time.monotonic(), _written_bytes()
+        self._uncounted_bytes = 0  # of the batch that is being written
         self._is_cancelled = threading.Event()
         self._kinds: dict[tuple[object, ...], _Kind] = {}
 
@@ -90,8 +103,17 @@ class ArrayWrites:
         Errors of TensorStore pass through; PersistentTierError once the save is cancelled.
         """
         created: set[str] = set()
-        for batch in _batches(arrays, self._at_once_bytes, all_arrays=self._creates):
+        for array in arrays:
+            for part in array.array.parts:
+                self._progress.expect(0, piece_bytes=part.nbytes)
+
+        def at_once_bytes() -> int:
+            return self._progress.window_bytes(self._at_once_bytes)
+
+        for batch in _batches(arrays, at_once_bytes, all_arrays=self._creates):
+            self._uncounted_bytes = sum(part.nbytes for piece in batch for part in piece.parts)
             self._write_batch(database, batch, created)
+            self._progress.touch(self._uncounted_bytes)
 
     def _write_batch(
         self, database: tensorstore.KvStore, batch: Sequence[_Piece], created: set[str]
@@ -147,11 +169,26 @@ class ArrayWrites:
         if not future.done():
             future.cancel()
             self.check()
+        self._progress.touch()
         return future.result()
 
     def _wait(self, future: Any) -> None:
         """Return when TensorStore's ``future`` is done, or the save is cancelled."""
-        wait_for(future, self._is_cancelled.is_set)
+        wait_for(future, self._is_over)
+
+    def _is_over(self) -> bool:
+        if time.monotonic() - self._counted_s >= _COUNTED_EVERY_S:
+            self._count()
+        return self._is_cancelled.is_set()
+
+    def _count(self) -> None:
+        """Note what was written since the last time, of which no future tells before its end."""
+        self._counted_s = time.monotonic()
+        before, self._written_bytes = self._written_bytes, _written_bytes()
+        if self._written_bytes > before:
+            counted = min(self._written_bytes - before, self._uncounted_bytes)
+            self._uncounted_bytes -= counted
+            self._progress.touch(counted)
 
     def _kind(self, array: ItemArray) -> _Kind:
         key = (array.shape, array.dtype, array.chunk_shape)
@@ -181,8 +218,16 @@ class ArrayWrites:
         return _Kind(spec, memory[_METADATA_KEY])
 
 
+def _written_bytes() -> int:
+    """Return the bytes that TensorStore has written in this process: of files that are complete."""
+    found = tensorstore.experimental_collect_matching_metrics("/tensorstore/kvstore/")
+    return sum(
+        each["values"][0]["value"] for each in found if each["name"].endswith("/bytes_written")
+    )
+
+
 def _batches(
-    arrays: Iterable[NamedArray], at_once_bytes: int, *, all_arrays: bool
+    arrays: Iterable[NamedArray], at_once_bytes: Callable[[], int], *, all_arrays: bool
 ) -> Iterator[list[_Piece]]:
     """Yield the parts to write, as many at a time as fit; ``all_arrays``: also arrays without."""
     batch: list[_Piece] = []
@@ -190,7 +235,7 @@ def _batches(
     for named in arrays:
         parts: list[StoredPart] = []
         for part in named.array.parts:
-            if size_bytes and size_bytes + part.nbytes > at_once_bytes:
+            if size_bytes and size_bytes + part.nbytes > at_once_bytes():
                 yield [*batch, _Piece(named, tuple(parts))] if parts else batch
                 batch, parts, size_bytes = [], [], 0
             parts.append(part)

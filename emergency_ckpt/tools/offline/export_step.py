@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import secrets
 import shutil
@@ -27,6 +28,7 @@ from emergency_ckpt.errors import (
     HostStateError,
     PersistentTierError,
 )
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.state.host_state import decode as decode_document
 from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.storage.item.array_writes import ArrayWrites
@@ -131,7 +133,11 @@ class Export:
         states, is_like = late_items(step, like, progress)
         into = epath.Path(self._temporary)
         writes = ArrayWrites(
-            attempt=new_attempt(), creates=True, at_once_bytes=_BATCH_BYTES, compression="none"
+            attempt=new_attempt(),
+            creates=True,
+            at_once_bytes=_BATCH_BYTES,
+            compression="none",
+            progress=WorkProgress.until(math.inf),
         )
         orbax = OrbaxStep(items=tuple(states))
         StepWriter(into, step.save, states, (0,), writes, orbax=orbax, meet=meet_nobody).write()

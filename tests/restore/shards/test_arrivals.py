@@ -7,6 +7,7 @@ import time
 import pytest
 
 from emergency_ckpt.errors import DeadlineExceeded
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.restore.shards import Arrivals
 from emergency_ckpt.types import ShardId
 
@@ -14,7 +15,7 @@ SHARD = ShardId("w", ((0, 1),))
 
 
 def test_arrivals_without_an_end_raise_at_the_deadline() -> None:
-    arrivals = Arrivals(time.monotonic() + 0.1)
+    arrivals = Arrivals(WorkProgress.until(time.monotonic()))
     arrivals.put(SHARD)
     found = iter(arrivals)
     assert next(found) == [SHARD]
@@ -23,7 +24,7 @@ def test_arrivals_without_an_end_raise_at_the_deadline() -> None:
 
 
 def test_arrivals_end_after_the_last_shard() -> None:
-    arrivals = Arrivals(time.monotonic() + 60)
+    arrivals = Arrivals(WorkProgress.until(time.monotonic() + 60))
     arrivals.put(SHARD)
     arrivals.end()
     assert list(arrivals) == [[SHARD]]

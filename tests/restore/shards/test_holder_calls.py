@@ -17,6 +17,7 @@ from emergency_ckpt.errors import (
     TransferError,
 )
 from emergency_ckpt.events import Event, EventSink
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.restore.holders import HolderCalls
 
 RESET = TransferError("fetch", "10.0.0.1:7000", "the connection failed")
@@ -43,7 +44,9 @@ class Holders:
         return outcome
 
     def first(self, *, deadline_s: float = math.inf, attempts: int | None = None) -> int | None:
-        calls = HolderCalls(EventSink(self.events.append, process_index=0), deadline_s)
+        calls = HolderCalls(
+            EventSink(self.events.append, process_index=0), WorkProgress.until(deadline_s)
+        )
         return calls.first("step 10", list(self.left), self.ask, self.fail, attempts=attempts)
 
     def fail(self, holder: str, _: CheckpointError) -> None:
@@ -112,6 +115,6 @@ def test_call_that_is_not_wanted_any_more_ends() -> None:
     def check() -> None:
         raise ValueError("not wanted")
 
-    calls = HolderCalls(EventSink(None, process_index=0), math.inf, check)
+    calls = HolderCalls(EventSink(None, process_index=0), WorkProgress.until(math.inf), check)
     with pytest.raises(ValueError, match="not wanted"):
         calls.first("step 10", ["a"], holders.ask, lambda *_: None)

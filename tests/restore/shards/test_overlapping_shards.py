@@ -28,6 +28,7 @@ from emergency_ckpt.core.restore.restore_plan import plan_restore
 from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import RestoreFailed
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.holders import HolderCalls
@@ -134,7 +135,7 @@ def collected(host: Host, plan: ProcessPlan, wanted: Sequence[ShardId]) -> dict[
             save=SAVE,
             me=holder_name(0),
             retained=None,
-            calls=HolderCalls(sink, time.monotonic() + 60),
+            calls=HolderCalls(sink, WorkProgress.until(time.monotonic() + 60)),
             room=RestoreRoom(host.tier),
         )
         with shards.collecting(plan) as arrivals:

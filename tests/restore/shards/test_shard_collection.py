@@ -15,6 +15,7 @@ from world import small_tmpfs
 from emergency_ckpt.core.restore.plan_types import FetchGroup, LocalRead, ProcessPlan
 from emergency_ckpt.errors import HolderUnreachable
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.ram.reserve import reserve_slot
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.holders import HolderCalls
@@ -57,7 +58,7 @@ def _fetching(
             save=SAVE,
             me="process/0",
             retained=None,
-            calls=HolderCalls(sink, time.monotonic() + 30),
+            calls=HolderCalls(sink, WorkProgress.until(time.monotonic() + 30)),
             room=RestoreRoom(tier),
         )
         group = FetchGroup(digest, None, ("server",))
@@ -137,7 +138,7 @@ def _fetch_from(addresses: dict[str, str], tier: LocalTier, digest: str, deadlin
             save=SAVE,
             me="process/0",
             retained=None,
-            calls=HolderCalls(sink, time.monotonic() + deadline_s),
+            calls=HolderCalls(sink, WorkProgress.until(time.monotonic() + deadline_s)),
             room=RestoreRoom(tier),
         )
         plan = ProcessPlan(fetch=(FetchGroup(digest, None, tuple(addresses)),), addresses=addresses)

@@ -23,8 +23,10 @@ from emergency_ckpt.cluster import Peers
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import StoredChain, Timelines
 from emergency_ckpt.core.placement.placement_policies import Topology, writers
+from emergency_ckpt.core.progress import time_limits
 from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
 from emergency_ckpt.events import Event, EventSink
+from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
 from emergency_ckpt.state import HostShard, StateTree, describe, host_state
 from emergency_ckpt.storage import PersistentTier
@@ -52,6 +54,7 @@ class NoTensors(PersistentTier):
         meet: Meet = meet_nobody,
         attempt: str = "",
         orbax: OrbaxStep | None = None,
+        progress: WorkProgress | None = None,
     ) -> None:
         (Path(self.directory) / str(save.step)).mkdir(exist_ok=True)
 
@@ -101,7 +104,7 @@ class Job:
                     QUIET,
                 ),
                 host_state_limit_bytes=LIMIT_BYTES,
-                timeout_s=LONG_S,
+                limits=time_limits(None, LONG_S),
             )
             for process in range(count)
         ]

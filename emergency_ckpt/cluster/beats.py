@@ -1,0 +1,180 @@
+"""The beats of processes that wait for each other in long work, and what is told of it.
+
+A thread of each process that is at the work tells, every quarter of the stall limit, how far it
+has come: one key for each process, which it replaces. Short work sends none. Who waits looks at the
+beats of those it waits for, so a wait lasts as long as they move and no longer
+(``core.progress.BeatLog``).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Collection
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from absl import logging
+
+from emergency_ckpt.cluster.coordination import Coordinator
+from emergency_ckpt.cluster.messages import by_process, decode_message
+from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
+from emergency_ckpt.core.progress import BeatLog, ProcessWork, TimeLimits, slowest
+from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
+from emergency_ckpt.progress import WorkProgress
+
+_TOLD_S = 30.0
+_ASKED_ALONE = 2
+
+
+class _Beat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """``number`` counts the beats of a process."""
+
+    number: int
+    work: ProcessWork
+
+
+class Beats:
+    """This process's beats in one piece of work, while inside, and its look at the others'.
+
+    Args:
+      name: of the keys; the leader deletes them once all have left the work.
+      tell: called about every 30 s with the fields of an event.
+      is_leader: looks at the beats of all, and so can name the slowest.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        name: str,
+        progress: WorkProgress,
+        limits: TimeLimits,
+        tell: Callable[[dict[str, Any]], None],
+        *,
+        is_leader: bool,
+    ) -> None:
+        self.name = name
+        self._coordinator = coordinator
+        self._progress = progress
+        self._limits = limits
+        self._tell = tell
+        self._is_leader = is_leader
+        self._log = BeatLog(limits, time.monotonic())
+        self._lock = threading.Lock()
+        self._looked_s = -math.inf
+        self._told_s = time.monotonic()
+        self._has_told = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="eckpt-beats", daemon=True)
+
+    def __enter__(self) -> Beats:
+        self._log = BeatLog(self._limits, time.monotonic())
+        self._told_s = time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        del kind, error, trace
+        self._ended.set()
+        self._thread.join()  # a beat after the leader's deletion would stay for ever
+        if self._has_told:
+            self._tell(_fields(ProcessWork(doing="over"), None, None))
+
+    def all_came(self, processes: Collection[int]) -> None:
+        """Note that these have come to the work, as an answer shows for which all have spoken."""
+        with self._lock:
+            self._log.came(processes, time.monotonic())
+
+    def check(self, processes: Collection[int]) -> None:
+        """Look at those that are waited for, now and then. DeadlineExceeded names who is stuck.
+
+        While nobody is, this process's own work goes on too.
+        """
+        now_s = time.monotonic()
+        others = sorted(set(processes) - {self._coordinator.process_index})
+        if now_s - self._looked_s >= self._limits.beat_s / 2:
+            self._looked_s = now_s
+            self._look(others)
+        with self._lock:
+            stuck = self._log.stuck(others, time.monotonic())
+        if stuck:
+            named = list(stuck)[:4]
+            raise DeadlineExceeded(
+                "wait for",
+                self.name,
+                "; ".join(stuck[process] for process in named),
+                missing=[f"process {process}" for process in stuck],
+                hint="look at the logs of these processes",
+            )
+        self._progress.touch()
+
+    def _look(self, processes: Collection[int]) -> None:
+        if len(processes) <= _ASKED_ALONE:
+            each = {p: self._coordinator.find(f"{self.name}/{p}") for p in processes}
+            found = {p: data for p, data in each.items() if data is not None}
+        else:
+            listed = self._coordinator.list(self.name)
+            found = by_process(listed, self.name, self._coordinator.process_count)
+        now_s = time.monotonic()
+        with self._lock:
+            for process, data in found.items():
+                what = f"{self.name}/{process}"
+                beat: _Beat = decode_message(data, _Beat, what, limit_bytes=MAX_MESSAGE_BYTES)
+                self._log.note(process, beat.number, beat.work, now_s)
+
+    # The thread.
+
+    def _run(self) -> None:
+        number = 0
+        while not self._ended.wait(self._limits.beat_s):
+            number += 1
+            self._progress.decide()
+            try:
+                self._beat(number)
+            except CheckpointError as error:
+                logging.warning("the others do not learn how far this process is: %s", error)
+            if time.monotonic() - self._told_s >= min(_TOLD_S, self._limits.stall_s / 2):
+                self._told_s = time.monotonic()
+                self._tell_progress()
+
+    def _beat(self, number: int) -> None:
+        me, count = self._coordinator.process_index, self._coordinator.process_count
+        if count == 1:
+            return
+        beat = msgspec.json.encode(_Beat(number, self._progress.work))
+        self._coordinator.replace(f"{self.name}/{me}", beat)
+        if self._is_leader:
+            self._look([process for process in range(count) if process != me])
+
+    def _tell_progress(self) -> None:
+        work, last = self._progress.work, None
+        works = {self._coordinator.process_index: work}
+        if self._is_leader:
+            with self._lock:
+                works |= self._log.works
+            last = slowest(works)
+        self._has_told = True
+        self._tell(_fields(work, last, None if last is None else works[last]))
+
+
+def _fields(work: ProcessWork, last: int | None, of_last: ProcessWork | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "doing": work.doing,
+        "bytes_done": work.done_bytes,
+        "bytes_left": work.left_bytes,
+        "bytes_per_second": round(work.rate),
+    }
+    if of_last is not None:
+        fields |= {
+            "slowest": last,
+            "slowest_bytes_left": of_last.left_bytes,
+            "slowest_bytes_per_second": round(of_last.rate),
+        }
+    return fields

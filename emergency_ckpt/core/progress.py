@@ -1,0 +1,220 @@
+"""The rules on how long work that moves bytes may take, and whom the others stop waiting for. Pure.
+
+A process judges its own work by its own clock (``decide_progress``): it goes on while bytes move,
+and ends when none have for the stall limit, or when its rate says that it cannot end by the total.
+Of the others it knows their beats alone (``BeatLog``), and when these came by its own clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from emergency_ckpt.core.wording import seconds_text, size_text
+
+DEFAULT_STALL_S = 60.0
+_PATIENCE_IN_STALLS = 10
+_RATE_IN_STALLS = 5
+FIRST_WINDOW_BYTES = 64 << 20
+"""So much is asked for at once before a rate is known, the largest chunk that this package writes:
+a process that has 1.1 MB/s has it within the usual stall limit."""
+_SLOWEST_BYTES_PER_S = 2e6
+"""A single answer that is larger than that has time in proportion: none of it is seen before all
+of it is there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TimeLimits:
+    """The limits of one kind of work, in seconds.
+
+    Attributes:
+      stall_s: longest time in which nothing moves.
+      total_s: longest time of the whole, however much moves.
+    """
+
+    stall_s: float
+    total_s: float
+
+    @property
+    def patience_s(self) -> float:
+        """Return the limit of what moves without bytes: a process that comes, a caller's code."""
+        return min(self.total_s, _PATIENCE_IN_STALLS * self.stall_s)
+
+    @property
+    def beat_s(self) -> float:
+        """Return the time from one beat of a process to the next."""
+        return self.stall_s / 4
+
+
+def time_limits(stall_s: float | None, total_s: float) -> TimeLimits:
+    """Return the limits for a total; ``stall_s`` None: the usual one, or the total."""
+    return TimeLimits(min(DEFAULT_STALL_S, total_s) if stall_s is None else stall_s, total_s)
+
+
+class Move(NamedTuple):
+    """The bytes done when something moved, by the clock of the process."""
+
+    at_s: float
+    done_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgressDecision:
+    """``rate``: bytes per second lately. ``reason``: why it does not go on; else empty."""
+
+    kind: Literal["go_on", "stalled", "too_slow"]
+    rate: float
+    reason: str = ""
+
+
+def give_up_at_s(moved_s: float, limits: TimeLimits, end_s: float, piece_bytes: int = 0) -> float:
+    """Return the time at which work that last moved at ``moved_s`` has stalled.
+
+    ``piece_bytes``: the largest part of it that comes in one answer.
+    """
+    longer_s = max(0, piece_bytes - FIRST_WINDOW_BYTES) / _SLOWEST_BYTES_PER_S
+    return min(end_s, moved_s + limits.stall_s + longer_s)
+
+
+def decide_progress(
+    now_s: float,
+    samples: Sequence[Move],
+    total_bytes: int,
+    limits: TimeLimits,
+    end_s: float,
+    piece_bytes: int = 0,
+) -> ProgressDecision:
+    """Decide whether work goes on.
+
+    Args:
+      samples: the first of the work's begin, the last of the last move.
+      end_s: when the total is over. Only after five stall limits does a rate tell of it.
+    """
+    rate = rate_of(now_s, samples, limits)
+    moved_s, done_bytes = samples[-1]
+    left_bytes = max(0, total_bytes - done_bytes)
+    done = f"{size_text(done_bytes)} of {size_text(max(total_bytes, done_bytes))} done"
+    if now_s >= give_up_at_s(moved_s, limits, end_s, piece_bytes):
+        if now_s >= end_s:
+            reason = f"it was not done in {seconds_text(limits.total_s)}: {done}"
+            return ProgressDecision("too_slow", rate, reason)
+        reason = f"nothing has moved for {seconds_text(now_s - moved_s)}: {done}"
+        return ProgressDecision("stalled", rate, reason)
+    took_s = now_s - samples[0].at_s
+    if left_bytes and took_s >= _RATE_IN_STALLS * limits.stall_s:
+        best = max(rate, (done_bytes - samples[0].done_bytes) / took_s)
+        if best * (end_s - now_s) < left_bytes:
+            reason = (
+                f"at {size_text(round(best))}/s it cannot end in the"
+                f" {seconds_text(end_s - now_s)} that are left: {done}"
+            )
+            return ProgressDecision("too_slow", rate, reason)
+    return ProgressDecision("go_on", rate)
+
+
+def rate_of(now_s: float, samples: Sequence[Move], limits: TimeLimits) -> float:
+    """Return the bytes per second since the begin, but of five stall limits at most."""
+    first = next(
+        (each for each in samples if each.at_s >= now_s - _RATE_IN_STALLS * limits.stall_s),
+        samples[-1],
+    )
+    took_s = now_s - first.at_s
+    return (samples[-1].done_bytes - first.done_bytes) / took_s if took_s > 0 else 0.0
+
+
+def window_bytes(rate: float, limits: TimeLimits, most_bytes: int) -> int:
+    """Return how much to ask for at once, so that something moves well within the limit."""
+    if math.isinf(limits.stall_s):
+        return most_bytes
+    return min(most_bytes, max(FIRST_WINDOW_BYTES, int(rate * limits.beat_s)))
+
+
+class ProcessWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The work of one process, as it tells it.
+
+    Attributes:
+      moves: rises with every move.
+      doing: the part of the work that it is at; empty while it waits for others.
+    """
+
+    moves: int = 0
+    doing: str = ""
+    done_bytes: int = 0
+    left_bytes: int = 0
+    rate: float = 0.0
+
+    @property
+    def left_s(self) -> float:
+        """Return the seconds that the rest takes at its rate."""
+        if not self.left_bytes:
+            return 0.0
+        return self.left_bytes / self.rate if self.rate > 0 else math.inf
+
+
+def slowest(works: Mapping[int, ProcessWork]) -> int | None:
+    """Return the process that will take longest; None where none has bytes left."""
+    left = {p: each for p, each in works.items() if each.left_bytes}
+    return max(left, key=lambda p: (left[p].left_s, left[p].left_bytes, -p), default=None)
+
+
+class BeatLog:
+    """The beats of other processes, and when they came by this process's clock."""
+
+    def __init__(self, limits: TimeLimits, now_s: float) -> None:
+        self._limits = limits
+        self._begun_s = now_s
+        self._beats: dict[int, tuple[int, ProcessWork]] = {}
+        self._came_s: dict[int, float] = {}
+        self._moved_s: dict[int, float] = {}
+
+    @property
+    def works(self) -> dict[int, ProcessWork]:
+        """Return the last that each process told."""
+        return {process: work for process, (_, work) in self._beats.items()}
+
+    def came(self, processes: Collection[int], now_s: float) -> None:
+        """Note that these have come to the work: from now on they should tell of themselves."""
+        for process in set(processes) - self._beats.keys():
+            self.note(process, 0, ProcessWork(), now_s)
+
+    def note(self, process: int, number: int, work: ProcessWork, now_s: float) -> None:
+        """Note the newest beat of ``process``, which has counted it."""
+        before = self._beats.get(process)
+        if before is None or before[0] != number:
+            self._came_s[process] = now_s
+        if before is None or before[1].moves != work.moves or not work.doing:
+            self._moved_s[process] = now_s
+        self._beats[process] = number, work
+
+    def stuck(self, processes: Collection[int], now_s: float) -> dict[int, str]:
+        """Return those that nobody should wait for any more, each with a sentence.
+
+        Who has told nothing may come late; who tells no more is gone or hangs; and who tells of
+        work that does not move should have ended it.
+        """
+        found: dict[int, str] = {}
+        for process in sorted(processes):
+            if process not in self._beats:
+                if now_s - self._begun_s >= self._limits.patience_s:
+                    waited = seconds_text(now_s - self._begun_s)
+                    found[process] = f"process {process} has not come in {waited}"
+                continue
+            work = self._beats[process][1]
+            silent_s, still_s = now_s - self._came_s[process], now_s - self._moved_s[process]
+            if silent_s >= self._limits.stall_s:
+                text = f"gives no sign of life since {seconds_text(silent_s)}"
+                found[process] = f"process {process} {text}; last: {_work_text(work)}"
+            elif still_s >= self._limits.patience_s:
+                text = f"is stuck since {seconds_text(still_s)}: {_work_text(work)}"
+                found[process] = f"process {process} {text}"
+        return found
+
+
+def _work_text(work: ProcessWork) -> str:
+    total = work.done_bytes + work.left_bytes
+    done = f", {size_text(work.done_bytes)} of {size_text(total)} done" if total else ""
+    return f"{work.doing or 'waiting for others'}{done}"
