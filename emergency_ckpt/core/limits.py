@@ -118,6 +118,13 @@ MAX_RANGES: Final = 1024
 MAX_MESSAGE_CHARS: Final = 1000
 """Maximum for the text of a ``Failure``."""
 
+# Reads of a restore
+
+MAX_HEDGED_SHARE: Final = 0.03
+"""Maximum of the bytes that come twice, of all that a process reads: where a network is slow, not a
+source, second requests make it slower. One read may go beyond it.
+"""
+
 # Jobs on one machine, and studies of a placement
 
 MAX_HOSTS: Final = 256

@@ -1,0 +1,141 @@
+"""The decision which read of a restore is asked for once more, from elsewhere if possible. Pure.
+
+A read is behind when it is late by the rate of the others: as a whole, or since its last byte. So
+reads that are all slow are behind together, which is to say not at all. A second request costs
+bytes that come twice, so there is a bound on these; a read that stalls is asked for beyond it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Generic, NamedTuple, TypeVar
+
+from emergency_ckpt.core.limits import MAX_HEDGED_SHARE
+
+TIMES = 3
+"""A read takes so much longer than by the others' rate before it is late."""
+PATIENCE_S = 1.0
+"""Added to that: a pause of a process or of a network is no reason to read twice."""
+STALLED = 10
+"""A read that is late by so many times both has stalled."""
+REQUEST_BYTES = 1 << 20
+"""A request takes as long as so many bytes beside its own: small reads compare with large ones."""
+UNKNOWN_RATE = 4 << 20
+"""Bytes a second that are taken for the others' rate while there is none."""
+_RECENT = 64
+
+_Name = TypeVar("_Name", bound=Hashable)
+
+
+class Behind(NamedTuple, Generic[_Name]):
+    """A read to ask for once more.
+
+    Attributes:
+      again_bytes: bytes that come twice, at most.
+      reason: how slow it is, beside the others.
+    """
+
+    name: _Name
+    again_bytes: int
+    reason: str
+
+
+@dataclass
+class _Read:
+    nbytes: int
+    piece_bytes: int
+    began_s: float
+    moved_s: float
+    came_bytes: int = 0
+    kept_bytes: int = 0
+    is_hedged: bool = False
+
+    @property
+    def next_bytes(self) -> int:
+        """Bytes that come at once."""
+        return min(self.piece_bytes, self.nbytes - self.came_bytes)
+
+
+class ReadsInFlight(Generic[_Name]):
+    """The reads of one restore on one process, by name. All times are of ``time.monotonic``.
+
+    Attributes:
+      hedged_bytes: bytes that came twice so far, at most.
+    """
+
+    def __init__(self) -> None:
+        self.hedged_bytes = 0
+        self._asked_bytes = 0
+        self._reads: dict[_Name, _Read] = {}
+        self._rates: deque[float] = deque(maxlen=_RECENT)
+
+    def begin(
+        self, name: _Name, nbytes: int, now_s: float, *, piece_bytes: int | None = None
+    ) -> None:
+        """Note a request of ``nbytes``, of which at least ``piece_bytes`` come at once.
+
+        ``piece_bytes``: None: nothing is known of it before it has ended.
+        """
+        self._asked_bytes += nbytes + REQUEST_BYTES
+        piece_bytes = nbytes if piece_bytes is None else piece_bytes
+        self._reads[name] = _Read(nbytes, piece_bytes, now_s, now_s)
+
+    def saw(self, name: _Name, came_bytes: int, kept_bytes: int, now_s: float) -> None:
+        """Note how many bytes have come, and how many of them stay if the read is given up."""
+        read = self._reads[name]
+        if came_bytes > read.came_bytes:
+            read.came_bytes, read.moved_s = came_bytes, now_s
+        read.kept_bytes = kept_bytes
+
+    def end(self, name: _Name, now_s: float, *, is_complete: bool = True) -> None:
+        """Note that nobody waits for the read any more."""
+        read = self._reads.pop(name)
+        if is_complete:
+            self._rates.append(_rate(read.nbytes, now_s - read.began_s))
+
+    def names(self) -> list[_Name]:
+        """Return the reads in flight that were not asked for once more."""
+        return [name for name, read in self._reads.items() if not read.is_hedged]
+
+    def behind(self, name: _Name, now_s: float) -> Behind[_Name] | None:
+        """Return why to ask for a read once more, at most once; None while it is not behind."""
+        read = self._reads[name]
+        if read.is_hedged:
+            return None
+        rates = [*self._rates, *self._rates_beside(name, now_s)]
+        rate = median(rates) if rates else UNKNOWN_RATE
+        has_budget = self.hedged_bytes < MAX_HEDGED_SHARE * self._asked_bytes
+        if not _is_late(read, now_s, rate, 1 if has_budget else STALLED):
+            return None
+        again_bytes = read.came_bytes - read.kept_bytes + read.next_bytes
+        read.is_hedged = True
+        self.hedged_bytes += again_bytes
+        others = f"others have {rate / 1e6:.1f} MB/s" if rates else "no other read to compare with"
+        reason = (
+            f"{read.came_bytes} of {read.nbytes} bytes in {now_s - read.began_s:.1f} s,"
+            f" none for {now_s - read.moved_s:.1f} s; {others}"
+        )
+        return Behind(name, again_bytes, reason)
+
+    def _rates_beside(self, name: _Name, now_s: float) -> Iterator[float]:
+        for other, read in self._reads.items():
+            if other != name and read.came_bytes:
+                yield _rate(read.came_bytes, now_s - read.began_s)
+
+
+def _rate(nbytes: int, elapsed_s: float) -> float:
+    return (nbytes + REQUEST_BYTES) / max(elapsed_s, 1e-6)
+
+
+def _is_late(read: _Read, now_s: float, rate: float, times: int) -> bool:
+    """Return whether the read is late as a whole, or the bytes that come next are."""
+
+    def is_late(since_s: float, nbytes: int) -> bool:
+        expected_s = (nbytes + REQUEST_BYTES) / rate
+        return now_s - since_s > times * (PATIENCE_S + TIMES * expected_s)
+
+    whole_bytes = read.came_bytes + read.next_bytes
+    return is_late(read.began_s, whole_bytes) or is_late(read.moved_s, read.next_bytes)
