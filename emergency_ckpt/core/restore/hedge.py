@@ -19,12 +19,12 @@ TIMES = 3
 """A read takes so much longer than by the others' rate before it is late."""
 PATIENCE_S = 1.0
 """Added to that: a pause of a process or of a network is no reason to read twice."""
-STALLED = 10
+STALLED = 4
 """A read that is late by so many times both has stalled."""
 REQUEST_BYTES = 1 << 20
 """A request takes as long as so many bytes beside its own: small reads compare with large ones."""
 UNKNOWN_RATE = 4 << 20
-"""Bytes a second that are taken for the others' rate while there is none."""
+"""Bytes a second that all reads together are taken to have while nothing is known."""
 _RECENT = 64
 
 _Name = TypeVar("_Name", bound=Hashable)
@@ -69,7 +69,9 @@ class ReadsInFlight(Generic[_Name]):
     def __init__(self) -> None:
         self.hedged_bytes = 0
         self._asked_bytes = 0
+        self._spent_bytes = 0
         self._reads: dict[_Name, _Read] = {}
+        self._moving: set[_Name] = set()
         self._rates: deque[float] = deque(maxlen=_RECENT)
 
     def begin(
@@ -88,12 +90,14 @@ class ReadsInFlight(Generic[_Name]):
         read = self._reads[name]
         if came_bytes > read.came_bytes:
             read.came_bytes, read.moved_s = came_bytes, now_s
+            self._moving.add(name)
         read.kept_bytes = kept_bytes
 
     def end(self, name: _Name, now_s: float, *, is_complete: bool = True) -> None:
-        """Note that nobody waits for the read any more."""
-        read = self._reads.pop(name)
-        if is_complete:
+        """Note that nobody waits for the read any more. Idempotent."""
+        read = self._reads.pop(name, None)
+        self._moving.discard(name)
+        if read is not None and is_complete:
             self._rates.append(_rate(read.nbytes, now_s - read.began_s))
 
     def names(self) -> list[_Name]:
@@ -103,16 +107,17 @@ class ReadsInFlight(Generic[_Name]):
     def behind(self, name: _Name, now_s: float) -> Behind[_Name] | None:
         """Return why to ask for a read once more, at most once; None while it is not behind."""
         read = self._reads[name]
-        if read.is_hedged:
+        if read.is_hedged or now_s - read.began_s <= PATIENCE_S:
             return None
         rates = [*self._rates, *self._rates_beside(name, now_s)]
-        rate = median(rates) if rates else UNKNOWN_RATE
-        has_budget = self.hedged_bytes < MAX_HEDGED_SHARE * self._asked_bytes
+        rate = median(rates) if rates else UNKNOWN_RATE / len(self._reads)
+        has_budget = self._spent_bytes < MAX_HEDGED_SHARE * self._asked_bytes
         if not _is_late(read, now_s, rate, 1 if has_budget else STALLED):
             return None
         again_bytes = read.came_bytes - read.kept_bytes + read.next_bytes
         read.is_hedged = True
         self.hedged_bytes += again_bytes
+        self._spent_bytes += again_bytes + REQUEST_BYTES
         others = f"others have {rate / 1e6:.1f} MB/s" if rates else "no other read to compare with"
         reason = (
             f"{read.came_bytes} of {read.nbytes} bytes in {now_s - read.began_s:.1f} s,"
@@ -121,9 +126,9 @@ class ReadsInFlight(Generic[_Name]):
         return Behind(name, again_bytes, reason)
 
     def _rates_beside(self, name: _Name, now_s: float) -> Iterator[float]:
-        for other, read in self._reads.items():
-            if other != name and read.came_bytes:
-                yield _rate(read.came_bytes, now_s - read.began_s)
+        for other in self._moving - {name}:
+            read = self._reads[other]
+            yield _rate(read.came_bytes, now_s - read.began_s)
 
 
 def _rate(nbytes: int, elapsed_s: float) -> float:

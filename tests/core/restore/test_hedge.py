@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from emergency_ckpt.core.limits import MAX_HEDGED_SHARE
-from emergency_ckpt.core.restore.hedge import PATIENCE_S, REQUEST_BYTES, ReadsInFlight
+from emergency_ckpt.core.restore.hedge import PATIENCE_S, ReadsInFlight
 
 MIB = 1 << 20
 
@@ -101,6 +101,14 @@ def test_read_without_another_is_compared_with_a_low_rate() -> None:
     assert found.reason.endswith("no other read to compare with")
 
 
+def test_reads_of_which_none_has_ended_share_a_low_rate() -> None:
+    """Storage that gives all of them 8 MB/s lets the first of 24 wait for seconds."""
+    reads = ReadsInFlight[int]()
+    for number in range(24):
+        reads.begin(number, 2 * MIB, 0.0)
+    assert behind_at(reads, 8.0) == []
+
+
 def test_bytes_that_come_twice_are_bounded() -> None:
     """Half of the reads are late; as many as the bound allows are asked for, and one."""
     reads = ReadsInFlight[int]()
@@ -109,9 +117,18 @@ def test_bytes_that_come_twice_are_bounded() -> None:
     for number in range(500):
         reads.end(number, 0.1)
     assert behind_at(reads, 5.0)
-    asked = 1000 * (MIB + REQUEST_BYTES)
-    assert MAX_HEDGED_SHARE * asked <= reads.hedged_bytes <= MAX_HEDGED_SHARE * asked + MIB
-    assert not behind_at(reads, 9.0)
+    bound = MAX_HEDGED_SHARE * 1000 * MIB
+    assert bound <= reads.hedged_bytes <= bound + MIB
+    assert not behind_at(reads, 5.1)
+
+
+def test_small_reads_that_are_asked_again_are_bounded() -> None:
+    reads = ReadsInFlight[int]()
+    for number in range(1000):
+        reads.begin(number, 0, 0.0)
+    reads.end(0, 0.1)
+    assert len(behind_at(reads, 5.0)) == 30
+    assert reads.hedged_bytes == 0
 
 
 def test_stalled_reads_are_asked_for_beyond_the_bound() -> None:
@@ -121,8 +138,8 @@ def test_stalled_reads_are_asked_for_beyond_the_bound() -> None:
         reads.begin(number, 64 * MIB, 0.0)
     reads.end(0, 0.5)
     assert behind_at(reads, 5.0) == [1]
-    assert behind_at(reads, 24.0) == []
-    assert behind_at(reads, 26.0) == [2, 3]
+    assert behind_at(reads, 9.9) == []
+    assert behind_at(reads, 10.1) == [2, 3]
 
 
 def test_read_that_was_given_up_is_no_measure() -> None:
