@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emergency_ckpt.core.limits import MAX_HEDGED_SHARE
+from emergency_ckpt.core.limits import MAX_HEDGED_SHARE, MAX_HEDGED_SHARE_WHEN_IDLE
 from emergency_ckpt.core.restore.hedge import PATIENCE_S, ReadsInFlight
 
 MIB = 1 << 20
@@ -76,10 +76,22 @@ def test_stalled_object_is_behind_once_by_what_others_took() -> None:
         reads.begin(number, 64 * MIB, 0.0)
     for number in range(23):
         reads.end(number, 0.5)
-    assert reads.behind(23, 2.4) is None
-    assert reads.behind(23, 2.6) is not None
+    assert reads.behind(23, 1.5) is None
+    assert reads.behind(23, 1.7) is not None
     assert reads.behind(23, 100.0) is None, "it was asked for twice already"
     assert reads.hedged_bytes == 64 * MIB
+
+
+def test_last_of_reads_that_shared_a_rate_is_not_measured_by_their_wait() -> None:
+    """All were asked for at once, and ended one by one: the last would have by now."""
+    reads = ReadsInFlight[int]()
+    for number in range(32):
+        reads.begin(number, 16 * MIB, 0.0)
+    for number in range(31):
+        assert behind_at(reads, number * 0.28) == []
+        reads.end(number, number * 0.28 + 0.28)
+    assert reads.behind(31, 8.68 + 1.5) is None
+    assert reads.behind(31, 8.68 + 2.0) is not None
 
 
 def test_small_reads_are_no_measure_that_a_large_one_is_late() -> None:
@@ -98,7 +110,7 @@ def test_read_without_another_is_compared_with_a_low_rate() -> None:
     assert reads.behind("only", 1.7) is None
     found = reads.behind("only", 1.9)
     assert found is not None
-    assert found.reason.endswith("no other read to compare with")
+    assert found.reason.endswith("no other to compare with")
 
 
 def test_reads_of_which_none_has_ended_share_a_low_rate() -> None:
@@ -116,10 +128,25 @@ def test_bytes_that_come_twice_are_bounded() -> None:
         reads.begin(number, MIB, 0.0)
     for number in range(500):
         reads.end(number, 0.1)
+    reads.begin(1000, MIB, 4.9)
     assert behind_at(reads, 5.0)
-    bound = MAX_HEDGED_SHARE * 1000 * MIB
+    bound = MAX_HEDGED_SHARE * 1001 * MIB
     assert bound <= reads.hedged_bytes <= bound + MIB
     assert not behind_at(reads, 5.1)
+
+
+def test_bound_is_wider_when_all_else_has_ended() -> None:
+    reads = ReadsInFlight[int]()
+    for number in range(100):
+        reads.begin(number, MIB, 0.0)
+    for number in range(94):
+        reads.end(number, 0.1)
+    reads.begin(100, MIB, 1.9)
+    assert len(behind_at(reads, 2.0)) == 4
+    reads.end(100, 2.1)
+    assert behind_at(reads, 3.0) == []
+    assert len(behind_at(reads, 3.7)) == 2
+    assert reads.hedged_bytes <= MAX_HEDGED_SHARE_WHEN_IDLE * 100 * MIB
 
 
 def test_small_reads_that_are_asked_again_are_bounded() -> None:
@@ -127,7 +154,7 @@ def test_small_reads_that_are_asked_again_are_bounded() -> None:
     for number in range(1000):
         reads.begin(number, 0, 0.0)
     reads.end(0, 0.1)
-    assert len(behind_at(reads, 5.0)) == 30
+    assert len(behind_at(reads, 5.0)) == 100
     assert reads.hedged_bytes == 0
 
 
