@@ -5,8 +5,9 @@
 Each slice is one host: a network namespace with its own link to one switch. The job saves and ends,
 slice 0 loses its ramdisk, and fresh processes restore. Prints the time of the restore and the bytes
 over each link for this checkpointer and Orbax's emergency manager; neither should grow with the
-number of slices. Needs Linux, root, iproute2 and util-linux; if one is missing, the program reports
-it and exits with status 77. benchmarks/README.md explains the measurements.
+number of slices. With ``--slowest 0.1`` the last host's link has a tenth of the rate. Needs Linux,
+root, iproute2 and util-linux; if one is missing, the program reports it and exits with status 77.
+benchmarks/README.md explains the measurements.
 """
 
 import argparse
@@ -58,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
         "schema_version": 1,
         "date": options.date,
         "machine": about,
-        "link": {"mbit": options.mbit, "delay_ms": delay_ms},
+        "link": {"mbit": options.mbit, "delay_ms": delay_ms, "slowest": options.slowest},
         "state_bytes": shapes[0].state_bytes,
         "rows": [dataclasses.asdict(row) for row in rows],
     }
@@ -84,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--delay-ms", type=above_0, default=0.5, help="delay of each direction of each link"
     )
+    parser.add_argument(
+        "--slowest", type=above_0, default=1.0, help="share of the rate that the last host's has"
+    )
     parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument(
         "--contenders", type=some_of(_CONTENDERS),
@@ -108,7 +112,9 @@ def _measure(
             for name in options.contenders[turn:] + options.contenders[:turn]:
                 print(f"round {number + 1}: {shape.slices} slices, {name}", file=sys.stderr)
                 # New links for each, so that no queue or connection is left of the one before.
-                with links.linked_hosts(shape.slices, options.mbit, options.delay_ms) as hosts:
+                with links.linked_hosts(
+                    shape.slices, options.mbit, options.delay_ms, options.slowest
+                ) as hosts:
                     measured = _round_over(hosts, name, shape, options)
                 delay_ms = hosts.delay_ms
                 rounds.setdefault((name, shape.slices), []).append(measured)
@@ -150,6 +156,8 @@ def _text(
         "",
         report.table(rows, options.mib * 2**20 / (options.mbit * 1e6 / 8)),
     ]
+    if options.slowest != 1:
+        lines += ["", f"The last host's link has {options.slowest:g} of the rate."]
     if delay_ms == 0:
         lines += ["", "This kernel has no netem: the links have their rate, but no delay."]
     if (load := about["load_average_at_start"]) > machine.IDLE_LOAD:

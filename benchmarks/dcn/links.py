@@ -35,8 +35,12 @@ class Links:
 
 
 @contextlib.contextmanager
-def linked_hosts(count: int, rate_mbit: float, delay_ms: float) -> Iterator[Links]:
+def linked_hosts(
+    count: int, rate_mbit: float, delay_ms: float, slowest: float = 1.0
+) -> Iterator[Links]:
     """Create ``count`` hosts on one switch; each direction of each link has ``rate_mbit``.
+
+    The last host's link has that rate times ``slowest``.
 
     Removes all of them at the end, also after a failed start. Raises NotPossible.
     """
@@ -60,8 +64,9 @@ def linked_hosts(count: int, rate_mbit: float, delay_ms: float) -> Iterator[Link
             _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
             _run("ip", "-n", host, "address", "add", f"{addresses[number]}/16", "dev", "uplink")
             _run("ip", "-n", host, "link", "set", "uplink", "up")
+            share = slowest if number == count - 1 else 1.0
             for namespace, device in ((switch, port), (host, "uplink")):
-                _limit(namespace, device, rate_mbit, delayed_ms)
+                _limit(namespace, device, rate_mbit * share, delayed_ms)
         yield Links(hosts, addresses, delayed_ms)
 
 

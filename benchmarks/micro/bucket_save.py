@@ -152,7 +152,7 @@ def _save(state: dict[str, Any], step: int) -> None:
     tier = PersistentTier(f"gs://{_BUCKET}/ours")
     save = SaveId(step=step, incarnation="life", run_id="run")
     tier.write_tensors(save, tree, shards, (0,))
-    tier.publish(save, {0: ("0" * 64, True)}, [leaf.spec for leaf in tree.leaves], {})
+    tier.finish(save, {0: ("0" * 64, True)}, [leaf.spec for leaf in tree.leaves], {})
 
 
 def _save_with_orbax(state: dict[str, Any], step: int) -> None:

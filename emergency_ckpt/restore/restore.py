@@ -63,6 +63,7 @@ from emergency_ckpt.restore.storage_load import (
 )
 from emergency_ckpt.state.materialize import materialize
 from emergency_ckpt.state.tree import BoxTable
+from emergency_ckpt.storage.hedged_reads import OnHedged
 from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
 
 _Plan = TypeVar("_Plan", RestorePlan, LoadPlan)
@@ -296,6 +297,7 @@ class Restore:
                 leaves=[leaf.spec for leaf in self._request.tree.leaves],
                 progress=self._progress,
                 room=self._room,
+                on_hedged=self._tell_hedged(plan.step),
             ).run()
         self._loaded_bytes += nbytes
         parts.events.emit(
@@ -305,6 +307,18 @@ class Restore:
             seconds=time.monotonic() - now_s,
         )
         return nbytes
+
+    def _tell_hedged(self, step: int) -> OnHedged:
+        def tell(leaf: str, again_bytes: int, reason: str) -> None:
+            self._parts.events.emit(
+                "restore.hedged",
+                step=step,
+                source="storage",
+                size_bytes=again_bytes,
+                reason=f"{leaf}: {reason}",
+            )
+
+        return tell
 
     # 4: place.
 

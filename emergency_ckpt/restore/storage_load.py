@@ -24,6 +24,7 @@ from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.storage.calls import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from emergency_ckpt.storage.hedged_reads import OnHedged, not_told
 from emergency_ckpt.storage.tier import PersistentTier, StoredStep
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
@@ -181,6 +182,7 @@ class StorageLoad:
         leaves: Sequence[LeafSpec],
         progress: WorkProgress,
         room: RestoreRoom,
+        on_hedged: OnHedged = not_told,
     ) -> None:
         self._tier = tier
         self._room = room
@@ -193,6 +195,7 @@ class StorageLoad:
             for leaf in leaves
         ]
         self._progress = progress
+        self._on_hedged = on_hedged
 
     def run(self) -> int:
         """Read and publish; returns the bytes of tensors that were read.
@@ -253,6 +256,8 @@ class StorageLoad:
             file,
             complete=self._plan.complete,
             progress=self._progress,
+            crcs={read.shard: read.crc32c for read in reads if read.crc32c is not None},
+            on_hedged=self._on_hedged,
         )
         crcs: dict[ShardId, int] = {}
         for read, actual in zip(reads, found, strict=True):

@@ -11,6 +11,8 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -24,6 +26,7 @@ from etils import epath
 from emergency_ckpt import _native
 from emergency_ckpt.core.boxes import relative, shape_of, volume
 from emergency_ckpt.core.placement.chunks import CHUNK_BYTES
+from emergency_ckpt.core.restore.hedge import REQUEST_BYTES
 from emergency_ckpt.core.restore.leaves import stored_name
 from emergency_ckpt.core.restore.storage_read import StoredArray, split_by_chunks
 from emergency_ckpt.errors import ConfigError, CorruptData
@@ -33,9 +36,16 @@ from emergency_ckpt.storage.calls import is_damage
 from emergency_ckpt.storage.chunks.file_reader import FileBox, Sink, read_into
 from emergency_ckpt.storage.chunks.index import ChunkIndex
 from emergency_ckpt.storage.directory import text_of
+from emergency_ckpt.storage.hedged_reads import (
+    HedgedReads,
+    OnHedged,
+    Read,
+    Request,
+    Requests,
+    not_told,
+)
 from emergency_ckpt.storage.orbax_names import TREE
 from emergency_ckpt.storage.steps.folders import ITEMS
-from emergency_ckpt.storage.waits import result_by
 from emergency_ckpt.types import Box, LeafSpec, ShardId
 
 GCS_BACKEND_VARIABLE = "TENSORSTORE_GCS_BACKEND"
@@ -108,17 +118,16 @@ def open_by_name(
 
     progress = WorkProgress.until(deadline_s)
     # In a bucket all items of this package are; a look for the manifest takes two requests.
-    ocdbt, context = in_bucket(item) or ocp.type_handlers.is_ocdbt_checkpoint(item), _context()
+    ocdbt = in_bucket(item) or ocp.type_handlers.is_ocdbt_checkpoint(item)
     if ocdbt and (found := _from_index(str(item), names, progress)) is not None:
         return found
-    opening = {
-        path: tensorstore.open(
-            _spec(str(item), name, driver="zarr", ocdbt=ocdbt), open=True, context=context
-        )
-        for path, name in names.items()
-    }
+
+    def start(path: str, context: tensorstore.Context) -> Any:
+        spec = _spec(str(item), names[path], driver="zarr", ocdbt=ocdbt)
+        return tensorstore.open(spec, open=True, context=context)
+
     try:
-        stores = _opened(opening, str(item), progress)
+        stores = _opened(names, start, str(item), progress)
     except ValueError as error:
         if str(error).startswith("NOT_FOUND"):
             return None
@@ -232,6 +241,9 @@ class BoxReader:
         has the fill value.
       buffer_bytes: maximum number of bytes requested at once. A larger chunk is read alone.
       progress: counts what comes; DeadlineExceeded when nothing moves any more.
+      crcs: CRC32Cs of boxes, where they are known: of two answers for a whole box, one without it
+        is passed over.
+      on_hedged: told of each second request.
     """
 
     def __init__(
@@ -242,13 +254,16 @@ class BoxReader:
         complete: bool,
         buffer_bytes: int,
         progress: WorkProgress,
+        crcs: Mapping[ShardId, int] = MappingProxyType({}),
+        on_hedged: OnHedged = not_told,
     ) -> None:
         self._item = item.rstrip("/")
         self._arrays = arrays
         self._complete = complete
         self._buffer_bytes = buffer_bytes
         self._progress = progress
-        self._context = _context()
+        self._crcs = crcs
+        self._on_hedged = on_hedged
 
     def read(self, shards: Sequence[ShardId]) -> Iterator[tuple[ShardId, npt.NDArray[Any]]]:
         """Yield the boxes in the given order, C-contiguous.
@@ -270,24 +285,28 @@ class BoxReader:
 
     def _read_parts(self, shards: Sequence[ShardId]) -> Generator[tuple[_Part, npt.NDArray[Any]]]:
         stores = self._open({shard.leaf for shard in shards})
-        under_way: deque[tuple[_Part, Any]] = deque()
+        reads = HedgedReads(self._item, self._progress, self._on_hedged)
+        under_way: deque[tuple[_Part, Read]] = deque()
         waiting_bytes = 0
+        again = _context()
         try:
             for part in self._parts_of(shards):
                 # So much at once that something comes well within the stall limit.
                 most_bytes = self._progress.window_bytes(self._buffer_bytes)
                 while under_way and waiting_bytes + part.nbytes > most_bytes:
-                    done, future = under_way.popleft()
-                    yield done, self._result(done, future)
+                    done, read = under_way.popleft()
+                    yield done, self._result(reads, done, read)
                     waiting_bytes -= done.nbytes
-                future = stores[part.shard.leaf][_index(part.box)].read(order="C")
-                under_way.append((part, future))
+                leaf, index = part.shard.leaf, _index(part.box)
+                first = Request(stores[leaf][index].read(order="C"))
+                second = partial(self._ask_again, leaf, index, again)
+                under_way.append((part, reads.ask(leaf, part.nbytes, first, second)))
                 waiting_bytes += part.nbytes
             while under_way:
-                done, future = under_way.popleft()
-                yield done, self._result(done, future)
+                done, read = under_way.popleft()
+                yield done, self._result(reads, done, read)
         finally:
-            _cancel(future for _, future in under_way)
+            reads.cancel()
 
     def _parts_of(self, shards: Sequence[ShardId]) -> Iterator[_Part]:
         for shard in shards:
@@ -311,7 +330,7 @@ class BoxReader:
         others = [number for number in range(len(boxes)) if number not in in_files]
         found = self.read([boxes[number][0] for number in others]) if others else ()
         for number, (_, array) in zip(others, found, strict=True):
-            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            data = _bytes_of(array)
             crcs[number] = _native.crc32c(data)
             sink.write(data, boxes[number][1])
         return [crcs[number] for number in range(len(boxes))]
@@ -331,20 +350,30 @@ class BoxReader:
                 found[number] = FileBox(parts, offset)
         return found
 
-    def _result(self, part: _Part, future: Any) -> npt.NDArray[Any]:
+    def _ask_again(
+        self, leaf: str, index: tuple[slice, ...], context: tensorstore.Context
+    ) -> Request:
+        """Ask as a client that has waited for nothing: a node of the database may have stalled."""
+        return Request(self._start(leaf, context), lambda store: store[index].read(order="C"))
+
+    def _result(self, reads: HedgedReads, part: _Part, read: Read) -> npt.NDArray[Any]:
+        expected = self._crcs.get(part.shard) if part.box == part.shard.box else None
+
+        def is_right(array: npt.NDArray[Any]) -> bool:
+            return expected is None or _native.crc32c(_bytes_of(array)) == expected
+
         try:
-            found = result_by(self._progress, future, self._item)
+            found = reads.result(read, is_right)
         except ValueError as error:
             raise (_damaged("read", self._item, {part.shard.leaf: error}) or error) from error
         self._progress.add(part.nbytes)
         return found
 
+    def _start(self, leaf: str, context: tensorstore.Context) -> Any:
+        return tensorstore.open(self._spec(self._arrays[leaf]), open=True, context=context)
+
     def _open(self, leaves: set[str]) -> dict[str, Any]:
-        opening = {
-            leaf: tensorstore.open(self._spec(self._arrays[leaf]), open=True, context=self._context)
-            for leaf in sorted(leaves)
-        }
-        stores = _opened(opening, self._item, self._progress)
+        stores = _opened(sorted(leaves), self._start, self._item, self._progress, self._on_hedged)
         for leaf, store in stores.items():
             array = self._arrays[leaf]
             actual = (tuple(store.shape), store.dtype.numpy_dtype.itemsize)
@@ -370,24 +399,37 @@ def _index(box: Box) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in box)
 
 
-def _opened(futures: Mapping[str, Any], item: str, progress: WorkProgress) -> dict[str, Any]:
+def _opened(
+    leaves: Iterable[str],
+    start: Callable[[str, tensorstore.Context], Any],
+    item: str,
+    progress: WorkProgress,
+    on_hedged: OnHedged = not_told,
+) -> dict[str, Any]:
     """Return the opened arrays by leaf; when one fails or is late, cancel the others.
 
-    CorruptData, with all leaves whose metadata TensorStore cannot decode.
+    ``start`` begins to open that of a leaf. CorruptData, with all leaves whose metadata TensorStore
+    cannot decode.
     """
+    leaves = tuple(leaves)
+
+    def opening() -> Requests:
+        # One context for all: each reads the nodes of the database once.
+        context = _context()
+        return Requests({leaf: start(leaf, context) for leaf in leaves})
+
+    reads = HedgedReads(item, progress, on_hedged)
+    nbytes = REQUEST_BYTES * len(leaves)
+    read = reads.ask("arrays", nbytes, opening(), opening, piece_bytes=REQUEST_BYTES)
     stores: dict[str, Any] = {}
     damaged: dict[str, Exception] = {}
-    try:
-        for leaf, future in futures.items():
-            try:
-                stores[leaf] = result_by(progress, future, item)
-            except ValueError as error:
-                if not is_damage(error):
-                    raise
-                damaged[leaf] = error
-    except BaseException:
-        _cancel(futures.values())
-        raise
+    for leaf, future in reads.result(read).items():
+        try:
+            stores[leaf] = future.result()
+        except ValueError as error:
+            if not is_damage(error):
+                raise
+            damaged[leaf] = error
     if error := _damaged("open", item, damaged):
         raise error
     return stores
@@ -406,9 +448,8 @@ def _damaged(operation: str, item: str, errors: Mapping[str, Exception]) -> Corr
     )
 
 
-def _cancel(futures: Iterable[Any]) -> None:
-    for future in futures:
-        future.cancel()
+def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _context() -> tensorstore.Context:

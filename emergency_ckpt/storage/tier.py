@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy.typing as npt
@@ -40,6 +41,7 @@ from emergency_ckpt.errors import (
 from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.state.host_state import decode, document_name
 from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.hedged_reads import OnHedged, not_told
 from emergency_ckpt.storage.marker import (
     CHECKSUMS_NAME,
     HOST_STATE,
@@ -353,13 +355,17 @@ class PersistentTier:
         *,
         complete: bool,
         progress: WorkProgress,
+        crcs: Mapping[ShardId, int] = MappingProxyType({}),
+        on_hedged: OnHedged = not_told,
     ) -> list[int]:
         """Read each box to its offset in ``sink``; return the CRC32C of the bytes as read.
 
-        The bytes are in C order. ``complete``, ``progress``: as in ``BoxReader``. Errors of
-        ``sink`` pass through.
+        The bytes are in C order. ``complete``, ``progress``, ``crcs``, ``on_hedged``: as in
+        ``BoxReader``. Errors of ``sink`` pass through.
         """
-        reader = self._reader(item, arrays, complete=complete, progress=progress)
+        reader = self._reader(
+            item, arrays, complete=complete, progress=progress, crcs=crcs, on_hedged=on_hedged
+        )
         try:
             return reader.read_into(sink, boxes)
         except (CorruptData, LocalTierError):
@@ -367,23 +373,10 @@ class PersistentTier:
         except Exception as error:  # TensorStore raises ValueError for every storage error
             raise self.storage.error("read", item.removeprefix(self.directory), error) from error
 
-    def _reader(
-        self,
-        item: str,
-        arrays: Mapping[str, StoredArray],
-        *,
-        complete: bool,
-        progress: WorkProgress,
-    ) -> BoxReader:
+    def _reader(self, item: str, arrays: Mapping[str, StoredArray], **how: Any) -> BoxReader:
         from emergency_ckpt.storage import orbax_reader  # noqa: PLC0415
 
-        return orbax_reader.BoxReader(
-            item,
-            arrays,
-            complete=complete,
-            buffer_bytes=self._buffer_bytes,
-            progress=progress,
-        )
+        return orbax_reader.BoxReader(item, arrays, buffer_bytes=self._buffer_bytes, **how)
 
     def read_document(
         self,

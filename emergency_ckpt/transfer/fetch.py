@@ -20,10 +20,15 @@ from emergency_ckpt.transfer.stream import Stream, timeout_until
 OPERATION = "fetch shards"
 
 
+class FetchCut(CheckpointError):
+    """A fetch was ended from another thread. It says nothing about what its source holds."""
+
+
 class Fetch:
     """Fetches ``wanted`` from one address; ``run`` blocks and may be called once.
 
-    After ``run`` has returned or raised, no thread writes to ``into``.
+    After ``run`` has returned or raised, no thread writes to ``into``, or calls ``on_shard``. A
+    thread may still wait for a connection then: it closes that.
     """
 
     def __init__(
@@ -50,47 +55,72 @@ class Fetch:
         self._on_bytes_received = on_bytes_received
         self._on_shard = on_shard
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._requests = deque(split.requests(wanted, streams))
         self._stream_count = min(streams, len(self._requests))
+        self._working = 0
         self._active: set[Stream] = set()
         self._error: BaseException | None = None
         self._not_connected: NotConnected | None = None
         self._received_bytes = 0
         self._crcs: list[dict[int, tuple[int, int]]] = [{} for _ in wanted]
 
+    @property
+    def received_bytes(self) -> int:
+        """Return how many bytes of shards have arrived. From any thread."""
+        return self._received_bytes
+
+    def cut(self, reason: str) -> None:
+        """End the fetch: ``run`` raises FetchCut. From any thread; does not wait for it."""
+        self._fail(FetchCut(OPERATION, self._address, reason))
+
     def run(self) -> list[int]:
         """Return the CRC32C of each wanted shard as received, or raise the first error."""
-        extra = [
-            threading.Thread(target=self._work, name=f"fetch {self._address} {index}", daemon=True)
-            for index in range(1, self._stream_count)
-        ]
-        for thread in extra:
-            thread.start()
-        self._work()
-        for thread in extra:
-            self._join(thread)
-        self._finish_alone()
+        self._run_streams(self._stream_count)
+        # A busy server may refuse streams, at first all of them. A round that received bytes is
+        # followed by another one for the rest; a round that received none is the last.
+        while self._error is None and self._requests:
+            before = self._received_bytes
+            self._run_streams(1)
+            if self._received_bytes == before and self._not_connected is not None:
+                self._error = self._error or self._not_connected
         if self._error is not None:
             raise self._explained(self._error) from self._error.__cause__
         return [self._combined(position) for position in range(len(self._wanted))]
 
-    def _join(self, thread: threading.Thread) -> None:
-        # This ends, since each wait of the thread has the fetch's deadline. Even an interrupt must
+    def _run_streams(self, count: int) -> None:
+        """Run threads until all have ended or, after a cut, until none is at a connection."""
+        self._working = count
+        threads = [
+            threading.Thread(
+                target=self._run_stream, name=f"fetch {self._address} {index}", daemon=True
+            )
+            for index in range(count)
+        ]
+        for thread in threads:
+            thread.start()
+        # This ends, since each wait of a thread has the fetch's deadline. Even an interrupt must
         # not leave a thread behind that writes to the caller's mapping.
-        while thread.is_alive():
+        while not self._is_over():
             try:
-                thread.join()
+                with self._changed:
+                    self._changed.wait_for(self._is_over)
             except KeyboardInterrupt as interrupt:
                 self._fail(interrupt)
+        if not self._working:
+            for thread in threads:
+                thread.join()
 
-    def _finish_alone(self) -> None:
-        # A busy server may refuse streams, also the caller's own. A round that received bytes is
-        # followed by another one for the rest; a round that received none is the last.
-        while self._error is None and self._requests:
-            before = self._received_bytes
+    def _is_over(self) -> bool:
+        return not self._working or (isinstance(self._error, FetchCut) and not self._active)
+
+    def _run_stream(self) -> None:
+        try:
             self._work()
-            if self._received_bytes == before and self._not_connected is not None:
-                self._error = self._error or self._not_connected
+        finally:
+            with self._changed:
+                self._working -= 1
+                self._changed.notify_all()
 
     def _work(self) -> None:
         while (parts := self._next()) is not None:
@@ -125,8 +155,9 @@ class Fetch:
         try:
             self._transfer(stream, parts)
         finally:
-            with self._lock:
+            with self._changed:
                 self._active.discard(stream)
+                self._changed.notify_all()
 
     def _transfer(self, stream: Stream, parts: list[split.Part]) -> None:
         targets = [self._wanted[part.position] for part in parts]
@@ -170,6 +201,7 @@ class Fetch:
                 self._error = error
             for stream in self._active:
                 stream.abort()  # wakes the other streams: the whole fetch has failed
+            self._changed.notify_all()
 
     def _explained(self, error: BaseException) -> BaseException:
         if type(error) not in (TransferError, NotConnected):
