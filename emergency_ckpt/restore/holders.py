@@ -12,6 +12,7 @@ may succeed, at another holder first.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -68,6 +69,11 @@ class HolderCalls:
         self.progress = progress
         self._check = check
         self._events = events
+        self._got_s = -math.inf
+
+    def got_one(self) -> None:
+        """Note that what is asked for has come in part: it is worth while to ask on."""
+        self._got_s = time.monotonic()
 
     def first(
         self,
@@ -81,7 +87,7 @@ class HolderCalls:
         """Return the first answer of ``ask(holder)``; None when no copy is of use.
 
         Holders are asked in the given order, and those that could not be reached again, with
-        growing pauses. Blocks until nothing moves any more.
+        growing pauses. Blocks until nothing moves any more, or no more of what is asked for comes.
 
         Args:
           ask: returns None when the holder has answered and has nothing (more) to give.
@@ -92,7 +98,7 @@ class HolderCalls:
           HolderUnreachable: no holder has answered with a copy of use, and these could not be
             reached until the deadline.
         """
-        left = list(holders)
+        left, began_s = list(holders), time.monotonic()
         silent: dict[str, CheckpointError] = {}
         pause_s = FIRST_PAUSE_S
         for attempt in itertools.count(1):
@@ -108,7 +114,9 @@ class HolderCalls:
                 if answer is not None:
                     return answer
                 left.remove(holder)
-            if not left or attempt == attempts or pause_s >= self.progress.left_s:
+            patience_s = self.progress.limits.patience_s
+            patience_s += max(began_s, self._got_s) - time.monotonic()
+            if not left or attempt == attempts or pause_s >= min(patience_s, self.progress.left_s):
                 break
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

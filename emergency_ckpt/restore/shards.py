@@ -599,6 +599,7 @@ class ShardFetcher:
                 of_holder = self.tally.by_holder
                 of_holder[source] = of_holder.get(source, 0) + entry.nbytes
             crcs[name] = crc
+            self._calls.got_one()
             arrived(name)
 
         def ask(source: str) -> dict[ShardId, int] | None:
