@@ -30,11 +30,11 @@ from emergency_ckpt.errors import (
     TransferError,
 )
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.names import each_address
 from emergency_ckpt.types import Contents, SaveId
+from emergency_ckpt.work_progress import WorkProgress
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0

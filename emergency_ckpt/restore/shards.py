@@ -39,7 +39,6 @@ from emergency_ckpt.errors import (
     TransferError,
 )
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
 from emergency_ckpt.restore.holders import HolderCalls
@@ -49,6 +48,7 @@ from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.source import FileTarget, PartlyMade, ShardTarget, Target
 from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardId
+from emergency_ckpt.work_progress import WorkProgress
 
 _Lender = Callable[[], npt.NDArray[np.uint8]]
 

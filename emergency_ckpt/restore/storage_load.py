@@ -17,7 +17,6 @@ from emergency_ckpt.core.restore.plan_types import Rejection, RestorePlan, Targe
 from emergency_ckpt.core.restore.storage_read import StoredArray, assign_reads
 from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
 from emergency_ckpt.errors import CorruptData, PersistentTierError
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.slot_writer import SlotFile
 from emergency_ckpt.ram.tier import LocalTier
@@ -26,6 +25,7 @@ from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.storage.calls import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from emergency_ckpt.storage.tier import PersistentTier, StoredStep
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
+from emergency_ckpt.work_progress import WorkProgress
 
 
 class StorageRead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -9,8 +9,8 @@ from faults import shards_in_ram_look_damaged
 from world import World, same, save_all
 
 from emergency_ckpt.errors import StorageUnreachable, Unrecoverable
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.storage import PersistentTier
+from emergency_ckpt.work_progress import WorkProgress
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from emergency_ckpt import progress as progress_module
-from emergency_ckpt.core.progress import time_limits
+from emergency_ckpt import work_progress as progress_module
+from emergency_ckpt.core.stall import time_limits
 from emergency_ckpt.errors import (
     AuthenticationFailed,
     CheckpointError,
@@ -19,9 +19,9 @@ from emergency_ckpt.errors import (
     TransferError,
 )
 from emergency_ckpt.events import Event, EventSink
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.restore import holders as holders_module
 from emergency_ckpt.restore.holders import HolderCalls
+from emergency_ckpt.work_progress import WorkProgress
 
 RESET = TransferError("fetch", "10.0.0.1:7000", "the connection failed")
 ALTERED = AuthenticationFailed("fetch", "10.0.0.2:7000", "not sealed by the peer")

@@ -1,7 +1,7 @@
 """The progress of one piece of work on this process, and the deadline that it puts off.
 
 Who moves bytes adds them; who waits for them waits until ``deadline_s``, and looks again then: it
-is later whenever something has moved. ``core.progress`` has the rules.
+is later whenever something has moved. ``core.stall`` has the rules.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 
-from emergency_ckpt.core.progress import (
+from emergency_ckpt.core.stall import (
     Move,
     ProcessWork,
     ProgressDecision,
