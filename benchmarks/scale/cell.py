@@ -29,15 +29,15 @@ from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.cluster.round import Series, run_on_all
 from emergency_ckpt.config.settings import Config
 from emergency_ckpt.core.placement.placement_policies import parse_policy, place
-from emergency_ckpt.core.progress import time_limits
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, selected
+from emergency_ckpt.core.stall import time_limits
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.restore.dialogue import Answer, RestoreDialogue, Status
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.leader import RestoreLeader
 from emergency_ckpt.restore.request import RestoreRequest
 from emergency_ckpt.save.vote import Ballot, Vote
+from emergency_ckpt.work_progress import WorkProgress
 
 DEADLINE_S = 3600.0
 

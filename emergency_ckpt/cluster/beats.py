@@ -3,7 +3,7 @@
 A thread of each process that is at the work tells, every quarter of the stall limit, how far it
 has come: one key for each process, which it replaces. Short work sends none. Who waits looks at the
 beats of those it waits for, so a wait lasts as long as they move and no longer
-(``core.progress.BeatLog``).
+(``core.stall.BeatLog``).
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from typing import Any
 import msgspec
 from absl import logging
 
+from emergency_ckpt.background import join
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.messages import by_process, decode_message
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
-from emergency_ckpt.core.progress import BeatLog, ProcessWork, TimeLimits, slowest
+from emergency_ckpt.core.stall import BeatLog, ProcessWork, TimeLimits, slowest
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
-from emergency_ckpt.progress import WorkProgress
+from emergency_ckpt.work_progress import WorkProgress
 
 _TOLD_S = 30.0
 _ASKED_ALONE = 2
+_LEAVE_S = 10.0
 
 
 class _Beat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -83,7 +85,8 @@ class Beats:
     ) -> None:
         del kind, error, trace
         self._ended.set()
-        self._thread.join()  # a beat after the leader's deletion would stay for ever
+        # A beat after the leader's deletion would stay; a service that hangs must hold nothing up.
+        join(self._thread, _LEAVE_S)
         if self._has_told:
             self._tell(_fields(ProcessWork(doing="over"), None, None))
 

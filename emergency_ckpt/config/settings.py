@@ -31,11 +31,11 @@ from emergency_ckpt.core.placement.placement_policies import (
     StorageCompression,
     parse_policy,
 )
-from emergency_ckpt.core.progress import TimeLimits, time_limits
 from emergency_ckpt.core.restore.majority import OnDivergence
 from emergency_ckpt.core.save.snapshot_plan import (
     SnapshotMode,
 )
+from emergency_ckpt.core.stall import TimeLimits, time_limits
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.event_log.log_writer import launcher_directory
 from emergency_ckpt.events import Listener

@@ -12,6 +12,7 @@ may succeed, at another holder first.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,11 +30,11 @@ from emergency_ckpt.errors import (
     TransferError,
 )
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.names import each_address
 from emergency_ckpt.types import Contents, SaveId
+from emergency_ckpt.work_progress import WorkProgress
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
@@ -68,6 +69,11 @@ class HolderCalls:
         self.progress = progress
         self._check = check
         self._events = events
+        self._got_s = -math.inf
+
+    def got_one(self) -> None:
+        """Note that what is asked for has come in part: it is worth while to ask on."""
+        self._got_s = time.monotonic()
 
     def first(
         self,
@@ -81,7 +87,7 @@ class HolderCalls:
         """Return the first answer of ``ask(holder)``; None when no copy is of use.
 
         Holders are asked in the given order, and those that could not be reached again, with
-        growing pauses. Blocks until nothing moves any more.
+        growing pauses. Blocks until nothing moves any more, or no more of what is asked for comes.
 
         Args:
           ask: returns None when the holder has answered and has nothing (more) to give.
@@ -92,7 +98,7 @@ class HolderCalls:
           HolderUnreachable: no holder has answered with a copy of use, and these could not be
             reached until the deadline.
         """
-        left = list(holders)
+        left, began_s = list(holders), time.monotonic()
         silent: dict[str, CheckpointError] = {}
         pause_s = FIRST_PAUSE_S
         for attempt in itertools.count(1):
@@ -108,7 +114,9 @@ class HolderCalls:
                 if answer is not None:
                     return answer
                 left.remove(holder)
-            if not left or attempt == attempts or pause_s >= self.progress.left_s:
+            patience_s = self.progress.limits.patience_s
+            patience_s += max(began_s, self._got_s) - time.monotonic()
+            if not left or attempt == attempts or pause_s >= min(patience_s, self.progress.left_s):
                 break
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -20,7 +20,6 @@ from absl import logging
 
 from emergency_ckpt.background import no_garbage_collection
 from emergency_ckpt.cluster.timelines import told_of_wait
-from emergency_ckpt.core.progress import TimeLimits
 from emergency_ckpt.core.restore.inventory import (
     Inventory,
     PersistentStep,
@@ -36,6 +35,7 @@ from emergency_ckpt.core.restore.majority import (
 )
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, TargetSet
 from emergency_ckpt.core.restore.restore_plan import plan_restore
+from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.core.timeline import (
     is_plain,
     is_same_save,

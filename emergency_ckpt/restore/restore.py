@@ -35,7 +35,6 @@ from emergency_ckpt.core.restore.inventory import persistent_unusable
 from emergency_ckpt.core.restore.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan, few
 from emergency_ckpt.core.wording import TIER_WORDS
 from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.restore.dialogue import (
     RestoreDialogue,
     Status,
@@ -65,6 +64,7 @@ from emergency_ckpt.state.materialize import materialize
 from emergency_ckpt.state.tree import BoxTable
 from emergency_ckpt.storage.hedged_reads import OnHedged
 from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
+from emergency_ckpt.work_progress import WorkProgress
 
 _Plan = TypeVar("_Plan", RestorePlan, LoadPlan)
 _T = TypeVar("_T")

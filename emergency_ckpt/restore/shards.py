@@ -44,7 +44,6 @@ from emergency_ckpt.errors import (
     TransferError,
 )
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
 from emergency_ckpt.restore.holders import HolderCalls
@@ -56,6 +55,7 @@ from emergency_ckpt.transfer.fetch import Fetch, FetchCut
 from emergency_ckpt.transfer.security.sealing import PIECE_BYTES
 from emergency_ckpt.transfer.source import FileTarget, PartlyMade, ShardTarget, Target
 from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardId
+from emergency_ckpt.work_progress import WorkProgress
 
 _Lender = Callable[[], npt.NDArray[np.uint8]]
 
@@ -628,6 +628,7 @@ class ShardFetcher:
                 return
             self._count(attempt, entry.nbytes)
             crcs[name] = crc
+            self._calls.got_one()
             arrived(name)
 
         def missing() -> list[int]:

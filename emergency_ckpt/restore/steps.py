@@ -20,7 +20,6 @@ from emergency_ckpt.errors import (
     RestoreFailed,
     StepNotFound,
 )
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.restore.dialogue import RestoreDialogue
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.leader import LISTING_TIMEOUT_S, RestoreLeader
@@ -29,6 +28,7 @@ from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.tree import BoxTable, PyTree, describe
 from emergency_ckpt.tier import StepReader, Tier
 from emergency_ckpt.types import LeafSpec, TierName
+from emergency_ckpt.work_progress import WorkProgress
 
 
 class StepDescription(NamedTuple):

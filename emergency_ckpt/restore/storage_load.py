@@ -17,7 +17,6 @@ from emergency_ckpt.core.restore.plan_types import Rejection, RestorePlan, Targe
 from emergency_ckpt.core.restore.storage_read import StoredArray, assign_reads
 from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
 from emergency_ckpt.errors import CorruptData, PersistentTierError
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.slot_writer import SlotFile
 from emergency_ckpt.ram.tier import LocalTier
@@ -27,6 +26,7 @@ from emergency_ckpt.storage.calls import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from emergency_ckpt.storage.hedged_reads import OnHedged, not_told
 from emergency_ckpt.storage.tier import PersistentTier, StoredStep
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
+from emergency_ckpt.work_progress import WorkProgress
 
 
 class StorageRead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -194,25 +194,35 @@ class StorageLoad:
             msgspec.structs.replace(leaf, dtype=plan.numbers.get(leaf.path, leaf.dtype))
             for leaf in leaves
         ]
+        specs = {leaf.path: leaf for leaf in self._leaves}
+        shards = [read.shard for read in self._part.reads]
+        self._sizes = {shard: shard_nbytes(specs[shard.leaf], shard.box) for shard in shards}
         self._progress = progress
         self._on_hedged = on_hedged
 
     def run(self) -> int:
         """Read and publish; returns the bytes of tensors that were read.
 
-        Blocks until nothing moves any more: while storage does not answer, it is asked again.
+        Blocks until nothing moves any more: while storage does not answer, it is asked again. An
+        answer that breaks off comes again too, but gets further before long.
         PersistentTierError, CorruptData; RamdiskFull when others fill the ramdisk meanwhile.
         """
-        pause_s = FIRST_PAUSE_S
+        pause_s, most_bytes, further_s = FIRST_PAUSE_S, 0, time.monotonic()
+        self._progress.begin("load", sum(self._sizes.values()))
         while True:
             try:
                 return self._bring()
             except PersistentTierError as error:
+                done_bytes = self._progress.work.done_bytes
+                if done_bytes > most_bytes:
+                    most_bytes, further_s = done_bytes, time.monotonic()
                 may_pass = error.unreachable and error.retryable
-                if not may_pass or pause_s >= self._progress.left_s:
+                patience_s = further_s + self._progress.limits.patience_s - time.monotonic()
+                if not may_pass or pause_s >= min(patience_s, self._progress.left_s):
                     raise
             time.sleep(pause_s)
             self._room.check()
+            self._progress.again()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _bring(self) -> int:
@@ -227,10 +237,8 @@ class StorageLoad:
         return {self._plan.save, *passed_over(self._plan.save, self._plan.rejected)}
 
     def _bring_tensors(self, reads: Sequence[StorageRead]) -> int:
-        plan, specs = self._plan, {leaf.path: leaf for leaf in self._leaves}
-        sizes = {r.shard: shard_nbytes(specs[r.shard.leaf], r.shard.box) for r in reads}
-        self._progress.begin("load", sum(sizes.values()))
-        layout = lay_out(self._leaves, list(sizes.items()))
+        plan = self._plan
+        layout = lay_out(self._leaves, list(self._sizes.items()))
         offsets = {placed.shard: placed.offset for placed in layout.shards}
         # What is here of the save is not complete, and is read once more.
         with self._room.begin_write(

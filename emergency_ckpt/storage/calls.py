@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TypeVar
 
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
-from emergency_ckpt.progress import WorkProgress
+from emergency_ckpt.work_progress import WorkProgress
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0

@@ -21,7 +21,6 @@ from emergency_ckpt.core.step_names import (
 )
 from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
 from emergency_ckpt.paths import resolved
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.storage.calls import (
     LATE_CHANGES,
     StorageTimeout,
@@ -33,6 +32,7 @@ from emergency_ckpt.storage.calls import (
     is_refusal,
     is_unreachable,
 )
+from emergency_ckpt.work_progress import WorkProgress
 
 _T = TypeVar("_T")
 

@@ -30,7 +30,6 @@ from emergency_ckpt.core.restore.hedge import REQUEST_BYTES
 from emergency_ckpt.core.restore.leaves import stored_name
 from emergency_ckpt.core.restore.storage_read import StoredArray, split_by_chunks
 from emergency_ckpt.errors import ConfigError, CorruptData
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.state.tree import path_of
 from emergency_ckpt.storage.calls import is_damage
 from emergency_ckpt.storage.chunks.file_reader import FileBox, Sink, read_into
@@ -47,6 +46,7 @@ from emergency_ckpt.storage.hedged_reads import (
 from emergency_ckpt.storage.orbax_names import TREE
 from emergency_ckpt.storage.steps.folders import ITEMS
 from emergency_ckpt.types import Box, LeafSpec, ShardId
+from emergency_ckpt.work_progress import WorkProgress
 
 GCS_BACKEND_VARIABLE = "TENSORSTORE_GCS_BACKEND"
 """Of the environment; Orbax's name, so that both use the same driver."""

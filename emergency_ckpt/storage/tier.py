@@ -38,7 +38,6 @@ from emergency_ckpt.errors import (
     PersistentTierError,
     StepNotFound,
 )
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.state.host_state import decode, document_name
 from emergency_ckpt.storage.directory import StorageDirectory
 from emergency_ckpt.storage.hedged_reads import OnHedged, not_told
@@ -60,6 +59,7 @@ from emergency_ckpt.storage.steps.stored import StoredSteps
 from emergency_ckpt.storage.steps.writer import DirectoryWriter, delete_step, remove_tensors
 from emergency_ckpt.tier import StepReader
 from emergency_ckpt.types import PERSISTENT, LeafSpec, OrbaxStep, SaveId, ShardId, TierName
+from emergency_ckpt.work_progress import WorkProgress
 
 # JAX, Orbax and TensorStore are imported where arrays are described, read or written: a list of
 # steps, and a restart from RAM, need none of them.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from emergency_ckpt.progress import WorkProgress
+from emergency_ckpt.work_progress import WorkProgress
 
 NOT_IN_TIME = "storage did not deliver in time"
 _POLL_S = (0.0005, 0.02)

@@ -13,10 +13,10 @@ from fake_gcs import FaultRule, GcsControl, RequestRecord
 from persistent_steps import life, writer_of
 from state_samples import on_host
 
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.state import BoxTable, describe
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.types import SaveId
+from emergency_ckpt.work_progress import WorkProgress
 
 LEAVES = 24
 SHAPE = (512, 1024)  # 2 MiB

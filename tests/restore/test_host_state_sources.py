@@ -9,13 +9,13 @@ import pytest
 
 from emergency_ckpt.core.restore.plan_types import HostStateFetch, ProcessPlan
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.host_state import fetch_documents
 from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.restore.shards import CopiesFailed
 from emergency_ckpt.state import host_state
 from emergency_ckpt.types import SaveId
+from emergency_ckpt.work_progress import WorkProgress
 
 SAVE = SaveId(7, "b-1", "run")
 OTHER = SaveId(7, "a-1", "run")

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from emergency_ckpt import progress as module
+from emergency_ckpt import work_progress as module
 from emergency_ckpt.config import Config
-from emergency_ckpt.core.progress import BeatLog, slowest
+from emergency_ckpt.core.stall import BeatLog, slowest
 from emergency_ckpt.errors import DeadlineExceeded
-from emergency_ckpt.progress import WorkProgress
+from emergency_ckpt.work_progress import WorkProgress
 
 HOSTS = 176
 SHARE_BYTES = 5 * 10**12 // HOSTS

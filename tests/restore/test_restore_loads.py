@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from faults import shards_in_ram_look_damaged
 from world import World, same, save_all
 
 from emergency_ckpt.errors import StorageUnreachable, Unrecoverable
 from emergency_ckpt.storage import PersistentTier
+from emergency_ckpt.work_progress import WorkProgress
 
 
 @pytest.fixture
@@ -76,6 +79,24 @@ def test_storage_that_stays_away_during_a_load_costs_no_step(
             with pytest.raises(StorageUnreachable, match="not lost"):
                 checkpointer.restore(state=stored.state(0), host_state={})
         assert checkpointer.restore(state=stored.state(0), host_state={})[0] == 4
+
+
+@pytest.mark.parametrize("nbytes", [0, 100])
+def test_storage_that_breaks_off_each_time_ends_the_load(
+    stored: World, monkeypatch: pytest.MonkeyPatch, nbytes: int
+) -> None:
+    """What comes a second time is no progress: far from the total of four hours."""
+
+    def fail(self: PersistentTier, *_: object, progress: WorkProgress, **__: object) -> object:
+        progress.add(nbytes) if nbytes else None
+        raise self.storage.error("read", "/4", ConnectionResetError("scripted"))
+
+    monkeypatch.setattr(PersistentTier, "read_into", fail)
+    with stored.open_both(stall_timeout_s=1.0) as checkpointer:
+        began_s = time.monotonic()
+        with pytest.raises(StorageUnreachable, match="not lost"):
+            checkpointer.restore(state=stored.state(0), host_state={})
+        assert time.monotonic() - began_s < 60
 
 
 @pytest.mark.parametrize("method", ["describe", "read_into"])

@@ -17,12 +17,12 @@ from world import World, finish
 
 from emergency_ckpt.core.restore.plan_types import RestorePlan
 from emergency_ckpt.errors import CorruptData
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.restore.storage_load import LoadPlan, StorageLoad, plan_load
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import ShardId
+from emergency_ckpt.work_progress import WorkProgress
 
 STEP = 2
 

@@ -338,15 +338,13 @@ def arrivals_without_deadline() -> None:
 @_mutant("tests/restore/test_many_hosts.py", simulated=False)
 def stall_without_end() -> None:
     """P6: work that moves nothing any more goes on until its total."""
-    _edit(
-        "core.progress", "give_up_at_s", "min(end_s, moved_s + limits.stall_s + longer_s)", "end_s"
-    )
+    _edit("core.stall", "give_up_at_s", "min(end_s, moved_s + limits.stall_s + longer_s)", "end_s")
 
 
 @_mutant("tests/cluster/test_beats.py", simulated=False)
 def silence_not_heard() -> None:
     """P6: a process that hangs is waited for while its last beat stands there."""
-    _edit("core.progress", "BeatLog.stuck", "silent_s >= self._limits.stall_s", "False")
+    _edit("core.stall", "BeatLog.stuck", "silent_s >= self._limits.stall_s", "False")
 
 
 @_mutant("tests/core/restore/test_majority.py", simulated=False)

@@ -16,7 +16,6 @@ from persistent_steps import life, writer_of
 from state_samples import mesh_of, on_host, sharded
 
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.item.array_writes import (
     ArrayWrites,
@@ -26,6 +25,7 @@ from emergency_ckpt.storage.item.array_writes import (
 from emergency_ckpt.storage.item.documents import NamedArray
 from emergency_ckpt.storage.item.state import NUMPY_ARRAY, ItemArray, loaded_part
 from emergency_ckpt.types import SaveId
+from emergency_ckpt.work_progress import WorkProgress
 
 TIMEOUT_S = 5.0
 LONG_S = 60.0

@@ -13,7 +13,6 @@ import pytest
 import tensorstore
 
 from emergency_ckpt.errors import DeadlineExceeded
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.storage.calls import (
     StorageTimeout,
     call,
@@ -21,6 +20,7 @@ from emergency_ckpt.storage.calls import (
     is_passing,
     is_unreachable,
 )
+from emergency_ckpt.work_progress import WorkProgress
 
 
 class HttpError(Exception):

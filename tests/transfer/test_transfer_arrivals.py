@@ -25,11 +25,11 @@ from emergency_ckpt import _native
 from emergency_ckpt.core.restore.plan_types import FetchGroup
 from emergency_ckpt.errors import TransferError
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.shards import CopiesFailed, ShardFetcher
 from emergency_ckpt.transfer import ShardTarget, TransferClient, TransferServer
 from emergency_ckpt.types import Contents, ShardId
+from emergency_ckpt.work_progress import WorkProgress
 
 MIB = 1 << 20
 

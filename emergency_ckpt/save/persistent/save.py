@@ -28,7 +28,7 @@ from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import StoredChain
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.core.placement.placement_policies import Topology, host_state_writer, owners_of
-from emergency_ckpt.core.progress import TimeLimits
+from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.errors import (
     CoordinationError,
     CorruptData,
@@ -36,7 +36,6 @@ from emergency_ckpt.errors import (
     SaveFailed,
 )
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.save.persistent.rounds import (
     DOCUMENTS,
     FIRST_STAGE,
@@ -60,6 +59,7 @@ from emergency_ckpt.state.tree import StateTree
 from emergency_ckpt.storage.meetings import new_attempt
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import OrbaxStep, SaveId, ShardId
+from emergency_ckpt.work_progress import WorkProgress
 
 _SKIPPED = "skipped it: the save before was under way"
 _PAUSE = "skipped it: the tier pauses after failed saves"

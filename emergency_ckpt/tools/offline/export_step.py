@@ -28,7 +28,6 @@ from emergency_ckpt.errors import (
     HostStateError,
     PersistentTierError,
 )
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.state.host_state import decode as decode_document
 from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.storage.item.array_writes import ArrayWrites
@@ -44,6 +43,7 @@ from emergency_ckpt.tier import StepReader, leaf_bytes
 from emergency_ckpt.tools.offline.named_steps import find_step
 from emergency_ckpt.tools.survey.places import Places
 from emergency_ckpt.types import OrbaxStep
+from emergency_ckpt.work_progress import WorkProgress
 
 HOST_STATES = "host_states"
 _LEFT_OUT = "the host states are left out"

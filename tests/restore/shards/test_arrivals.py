@@ -7,9 +7,9 @@ import time
 import pytest
 
 from emergency_ckpt.errors import DeadlineExceeded
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.restore.shards import Arrivals
 from emergency_ckpt.types import ShardId
+from emergency_ckpt.work_progress import WorkProgress
 
 SHARD = ShardId("w", ((0, 1),))
 

@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from emergency_ckpt import work_progress as progress_module
+from emergency_ckpt.core.stall import time_limits
 from emergency_ckpt.errors import (
     AuthenticationFailed,
     CheckpointError,
@@ -17,8 +19,9 @@ from emergency_ckpt.errors import (
     TransferError,
 )
 from emergency_ckpt.events import Event, EventSink
-from emergency_ckpt.progress import WorkProgress
+from emergency_ckpt.restore import holders as holders_module
 from emergency_ckpt.restore.holders import HolderCalls
+from emergency_ckpt.work_progress import WorkProgress
 
 RESET = TransferError("fetch", "10.0.0.1:7000", "the connection failed")
 ALTERED = AuthenticationFailed("fetch", "10.0.0.2:7000", "not sealed by the peer")
@@ -107,6 +110,42 @@ def test_one_attempt_asks_each_holder_once() -> None:
     with pytest.raises(HolderUnreachable):
         holders.first(attempts=1)
     assert holders.asked == ["a", "b"]
+
+
+class Clock:
+    """A simulated clock: to sleep is all that takes time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1e6
+        for module in (holders_module, progress_module):
+            monkeypatch.setattr(module, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.mark.parametrize(("gets", "longest_s"), [(False, 610.0), (True, 3700.0)])
+def test_holder_that_breaks_off_is_asked_while_some_of_it_comes(
+    monkeypatch: pytest.MonkeyPatch, *, gets: bool, longest_s: float
+) -> None:
+    """Bytes move each time, so nothing stalls; without any of what is asked for it ends."""
+    clock = Clock(monkeypatch)
+    progress = WorkProgress(time_limits(None, 14400.0))
+    calls = HolderCalls(EventSink(None, process_index=0), progress)
+    began_s = clock.now_s
+
+    def ask(_: str) -> int:
+        progress.add(1000)
+        if gets and clock.now_s - began_s < 3000:
+            calls.got_one()
+        raise RESET
+
+    with pytest.raises(HolderUnreachable, match="a: "):
+        calls.first("step 10", ["a"], ask, lambda *_: None)
+    assert longest_s - 120 < clock.now_s - began_s < longest_s
 
 
 def test_call_that_is_not_wanted_any_more_ends() -> None:

@@ -28,7 +28,6 @@ from emergency_ckpt.core.restore.restore_plan import plan_restore
 from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import RestoreFailed
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.holders import HolderCalls
@@ -37,6 +36,7 @@ from emergency_ckpt.restore.shards import CopiesFailed, ShardCollection
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardId, Writer
+from emergency_ckpt.work_progress import WorkProgress
 
 SECRET = b"s" * 40
 SAVE = SaveId(8, "000000000000-orbax", "run")

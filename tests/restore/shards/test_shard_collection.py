@@ -15,7 +15,6 @@ from world import small_tmpfs
 from emergency_ckpt.core.restore.plan_types import FetchGroup, LocalRead, ProcessPlan
 from emergency_ckpt.errors import HolderUnreachable
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.ram.reserve import reserve_slot
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.holders import HolderCalls
@@ -24,6 +23,7 @@ from emergency_ckpt.restore.shards import CopiesFailed, ShardCollection
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import SaveId, Writer
+from emergency_ckpt.work_progress import WorkProgress
 
 SECRET = b"s" * 40
 SAVE = SaveId(5, "000000000002-life", "run")

@@ -23,16 +23,16 @@ from emergency_ckpt.cluster import Peers
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import StoredChain, Timelines
 from emergency_ckpt.core.placement.placement_policies import Topology, writers
-from emergency_ckpt.core.progress import time_limits
+from emergency_ckpt.core.stall import time_limits
 from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
 from emergency_ckpt.events import Event, EventSink
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
 from emergency_ckpt.state import HostShard, StateTree, describe, host_state
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.meetings import Meet, meet_nobody
 from emergency_ckpt.transfer import TransferClient
 from emergency_ckpt.types import OrbaxStep, SaveId, ShardId
+from emergency_ckpt.work_progress import WorkProgress
 
 CALLS = Path(__file__).parents[2] / "simulation" / "storage_calls.py"
 LONG_S = 120.0

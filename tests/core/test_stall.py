@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from emergency_ckpt.core.progress import (
+from emergency_ckpt.core.stall import (
     FIRST_WINDOW_BYTES,
     BeatLog,
     Move,

@@ -1,7 +1,7 @@
 """The progress of one piece of work on this process, and the deadline that it puts off.
 
 Who moves bytes adds them; who waits for them waits until ``deadline_s``, and looks again then: it
-is later whenever something has moved. ``core.progress`` has the rules.
+is later whenever something has moved. ``core.stall`` has the rules.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 
-from emergency_ckpt.core.progress import (
+from emergency_ckpt.core.stall import (
     Move,
     ProcessWork,
     ProgressDecision,
@@ -32,12 +32,13 @@ class WorkProgress:
     """The bytes that one piece of work moves. Thread-safe; no method blocks.
 
     Attributes:
+      limits: as given.
       end_s: of ``time.monotonic``: when the total is nearly over, so that all learn why the work
         has ended, and not only of a deadline.
     """
 
     def __init__(self, limits: TimeLimits) -> None:
-        self._limits = limits
+        self.limits = limits
         self._lock = threading.Lock()
         margin_s = min(_LONGEST_MARGIN_S, limits.total_s / 10)
         self.end_s = time.monotonic() + limits.total_s - margin_s
@@ -64,6 +65,13 @@ class WorkProgress:
             self._samples: deque[Move] = deque([self._first], _SAMPLES)
             self._moves += 1
 
+    def again(self) -> None:
+        """Begin the part once more after a failure, which is no sign of progress."""
+        with self._lock:
+            self._done = 0
+            self._first = Move(self._samples[-1].at_s, 0)
+            self._samples = deque([self._first], _SAMPLES)
+
     def expect(self, nbytes: int, piece_bytes: int = 0) -> None:
         """Note that the part has so many bytes more, of which ``piece_bytes`` come at once."""
         with self._lock:
@@ -88,7 +96,7 @@ class WorkProgress:
 
     @property
     def _sample_s(self) -> float:
-        return self._limits.stall_s / 12
+        return self.limits.stall_s / 12
 
     @property
     def moved_s(self) -> float:
@@ -103,7 +111,7 @@ class WorkProgress:
             if self._ended:
                 return -math.inf
             moved_s = self._samples[-1].at_s
-            return give_up_at_s(moved_s, self._limits, self.end_s, self._piece)
+            return give_up_at_s(moved_s, self.limits, self.end_s, self._piece)
 
     @property
     def left_s(self) -> float:
@@ -118,7 +126,7 @@ class WorkProgress:
                 now_s,
                 [self._first, *self._samples],
                 self._total,
-                self._limits,
+                self.limits,
                 self.end_s,
                 self._piece,
             )
@@ -128,7 +136,7 @@ class WorkProgress:
 
     def error(self, operation: str, target: str, problem: str) -> DeadlineExceeded:
         """Return the error of a wait that has reached ``deadline_s``."""
-        is_fixed = math.isinf(self._limits.stall_s)  # the error of the call says enough
+        is_fixed = math.isinf(self.limits.stall_s)  # the error of the call says enough
         reason = "" if is_fixed else self._ended or self.decide().reason
         return DeadlineExceeded(operation, target, f"{problem}: {reason}" if reason else problem)
 
@@ -136,14 +144,14 @@ class WorkProgress:
         """Return how much to ask for at once, so that something moves before it would stall."""
         with self._lock:
             last = self._samples[-1]
-            rate = rate_of(last.at_s, [self._first, *self._samples], self._limits)
-        return window_bytes(rate, self._limits, most_bytes)
+            rate = rate_of(last.at_s, [self._first, *self._samples], self.limits)
+        return window_bytes(rate, self.limits, most_bytes)
 
     @property
     def work(self) -> ProcessWork:
         """Return what others are told of it."""
         rate, now_s = 0.0, time.monotonic()
         with self._lock:
-            rate = rate_of(now_s, [self._first, *self._samples], self._limits)
+            rate = rate_of(now_s, [self._first, *self._samples], self.limits)
             left = max(0, self._total - self._done)
             return ProcessWork(self._moves, self._doing, self._done, left, rate)
