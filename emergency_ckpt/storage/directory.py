@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import secrets
 import shutil
@@ -42,6 +43,8 @@ that a write gives to an object, and to no other."""
 _OBJECTS_AT_ONCE = 64
 _DAMAGED_HINT = "the step cannot be read in full; use another one"
 _UNSATISFIABLE = 416
+_STALLED_S = 5.0
+"""After this time a read of a small file is begun once more: most take tens of milliseconds."""
 
 
 class StorageDirectory:
@@ -211,7 +214,13 @@ class StorageDirectory:
 
         Reads at most one byte more than the limit.
         """
-        data = self.do("read", below, lambda: read_at_most(path, limit_bytes + 1), deadline_s)
+        data = self.do(
+            "read",
+            below,
+            lambda: read_at_most(path, limit_bytes + 1),
+            deadline_s,
+            again_after_s=_STALLED_S,
+        )
         if len(data) > limit_bytes:
             expected = f"at most {limit_bytes} bytes"
             raise CorruptData("read", str(path), "too long", expected=expected)
@@ -301,17 +310,21 @@ class StorageDirectory:
         *,
         repeat: bool = True,
         changes: int | None = None,
+        again_after_s: float = math.inf,
     ) -> _T:
         """Return the result of ``work``; with ``repeat``, retry it on errors that may pass.
 
         ``changes``: the step that it changes, if any; waits first for timed-out calls on it.
+        ``again_after_s``: as in ``call``, for what changes nothing.
         """
         deadline_s = self.deadline_s(deadline_s)
         target = f"{self.path}{below}"
         try:
             if changes is not None:
                 LATE_CHANGES.wait(str(self.path), changes, deadline_s)
-            return (call_with_retries if repeat else call)(target, work, deadline_s=deadline_s)
+            return (call_with_retries if repeat else call)(
+                target, work, deadline_s=deadline_s, again_after_s=again_after_s
+            )
         except (CorruptData, PersistentTierError, InvalidState):
             raise
         except Exception as error:  # Orbax and the clients pass on errors of any type
