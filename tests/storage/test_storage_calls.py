@@ -119,7 +119,7 @@ def test_undecodable_bytes_are_not_asked_for_again(tmp_path: Path) -> None:
         assert not is_unreachable(error)
 
 
-def test_stalled_call_is_begun_once_more_and_its_late_outcome_dropped() -> None:
+def test_stalled_call_is_begun_once_more_and_late_outcome_dropped() -> None:
     ended, begun = threading.Event(), list[int]()
 
     def read() -> str:
@@ -134,7 +134,7 @@ def test_stalled_call_is_begun_once_more_and_its_late_outcome_dropped() -> None:
     assert begun == [0, 1]
 
 
-def test_call_whose_second_time_stalls_too_ends_with_the_first_outcome() -> None:
+def test_second_time_that_stalls_too_leaves_the_first_outcome() -> None:
     second, ended = threading.Event(), threading.Event()
 
     def read() -> str:
