@@ -119,7 +119,7 @@ def test_undecodable_bytes_are_not_asked_for_again(tmp_path: Path) -> None:
         assert not is_unreachable(error)
 
 
-def test_stalled_call_is_begun_once_more_and_late_outcome_dropped() -> None:
+def test_stalled_call_is_begun_again_and_late_outcome_dropped() -> None:
     ended, begun = threading.Event(), list[int]()
 
     def read() -> str:
