@@ -58,7 +58,7 @@ class _Memory:
 
 
 def _measure(options: argparse.Namespace) -> int:
-    from emergency_ckpt.progress import WorkProgress  # noqa: PLC0415
+    from emergency_ckpt.work_progress import WorkProgress  # noqa: PLC0415
 
     gcs = GcsControl(options.against)
     tier, item, arrays, boxes = _saved(options.mib)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import math
 import re
 import sys
 import threading
@@ -16,6 +17,8 @@ import time
 from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
+
+from absl import logging
 
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
 from emergency_ckpt.work_progress import WorkProgress
@@ -181,10 +184,20 @@ class StorageTimeout(DeadlineExceeded):
         self.thread = thread
 
 
-def call(target: str, work: Callable[[], _T], *, progress: WorkProgress) -> _T:
+def call(
+    target: str,
+    work: Callable[[], _T],
+    *,
+    progress: WorkProgress,
+    again_after_s: float = math.inf,
+) -> _T:
     """Return the result of ``work``; StorageTimeout when nothing moves any more.
 
     After a timeout ``work`` continues in its thread, which does not delay the process's exit.
+
+    Args:
+      again_after_s: begin it a second time when it takes so many seconds: the first outcome is
+        returned, the other is dropped. For a small read, which nothing but a stall makes so long.
     """
     outcome: list[tuple[bool, object]] = []
     done = threading.Event()
@@ -197,9 +210,16 @@ def call(target: str, work: Callable[[], _T], *, progress: WorkProgress) -> _T:
         finally:
             done.set()
 
-    name = f"{THREAD_NAME}{next(_numbers)}"
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
+    def start() -> threading.Thread:
+        name = f"{THREAD_NAME}{next(_numbers)}"
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    thread = start()
+    if again_after_s < progress.left_s and not done.wait(again_after_s):
+        logging.info("%s is read once more: no answer in %.0f s", target, again_after_s)
+        start()
     while not done.wait(progress.left_s):
         if time.monotonic() >= progress.deadline_s:
             release_workers()
@@ -240,15 +260,23 @@ def _no_join(timeout: float | None = None) -> None:
     del timeout
 
 
-def call_with_retries(target: str, work: Callable[[], _T], *, deadline_s: float) -> _T:
+def call_with_retries(
+    target: str,
+    work: Callable[[], _T],
+    *,
+    deadline_s: float,
+    again_after_s: float = math.inf,
+) -> _T:
     """Return the result of ``work``, which is retried with growing pauses on passing errors.
 
-    At the deadline the last error is raised. ``work`` must be safe to repeat.
+    At the deadline the last error is raised. ``work`` must be safe to repeat. ``again_after_s``: as
+    in ``call``.
     """
     pause_s = FIRST_PAUSE_S
     while True:
         try:
-            return call(target, work, progress=WorkProgress.until(deadline_s))
+            progress = WorkProgress.until(deadline_s)
+            return call(target, work, progress=progress, again_after_s=again_after_s)
         except Exception as error:
             left_s = deadline_s - time.monotonic()
             if left_s <= pause_s or not is_passing(error):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import secrets
 import shutil
@@ -43,6 +44,8 @@ that a write gives to an object, and to no other."""
 _OBJECTS_AT_ONCE = 64
 _DAMAGED_HINT = "the step cannot be read in full; use another one"
 _UNSATISFIABLE = 416
+_STALLED_S = 5.0
+"""After this time a read of a small file is begun once more: most take tens of milliseconds."""
 
 
 class StorageDirectory:
@@ -219,7 +222,13 @@ class StorageDirectory:
 
         Reads at most one byte more than the limit.
         """
-        data = self.do("read", below, lambda: read_at_most(path, limit_bytes + 1), deadline_s)
+        data = self.do(
+            "read",
+            below,
+            lambda: read_at_most(path, limit_bytes + 1),
+            deadline_s,
+            again_after_s=_STALLED_S,
+        )
         if len(data) > limit_bytes:
             expected = f"at most {limit_bytes} bytes"
             raise CorruptData("read", str(path), "too long", expected=expected)
@@ -309,11 +318,13 @@ class StorageDirectory:
         *,
         progress: WorkProgress | None = None,
         changes: int | None = None,
+        again_after_s: float = math.inf,
     ) -> _T:
         """Return the result of ``work``, which is retried on errors that may pass.
 
         ``progress``: of work that is not: it has time while that moves. ``changes``: the step that
-        it changes, if any; waits first for timed-out calls on it.
+        it changes, if any; waits first for timed-out calls on it. ``again_after_s``: as in
+        ``call``, for what changes nothing.
         """
         deadline_s = self.deadline_s(deadline_s) if progress is None else progress.deadline_s
         target = f"{self.path}{below}"
@@ -321,8 +332,10 @@ class StorageDirectory:
             if changes is not None:
                 LATE_CHANGES.wait(str(self.path), changes, deadline_s)
             if progress is not None:
-                return call(target, work, progress=progress)
-            return call_with_retries(target, work, deadline_s=deadline_s)
+                return call(target, work, progress=progress, again_after_s=again_after_s)
+            return call_with_retries(
+                target, work, deadline_s=deadline_s, again_after_s=again_after_s
+            )
         except (CorruptData, PersistentTierError, InvalidState):
             raise
         except Exception as error:  # Orbax and the clients pass on errors of any type

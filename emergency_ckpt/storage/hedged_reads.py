@@ -14,8 +14,8 @@ from typing import Any
 from absl import logging
 
 from emergency_ckpt.core.restore.hedge import REQUEST_BYTES, ReadsInFlight
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.storage.waits import NOT_IN_TIME
+from emergency_ckpt.work_progress import WorkProgress
 
 OnHedged = Callable[[str, int, str], object]
 """Told of a second request: the leaf, the bytes that come twice at most, and why."""

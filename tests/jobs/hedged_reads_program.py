@@ -14,9 +14,9 @@ from bucket_reads_program import STEP, Memory, save
 from fake_gcs import FaultRule, GcsControl
 
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.state import BoxTable, describe
 from emergency_ckpt.storage import PersistentTier
+from emergency_ckpt.work_progress import WorkProgress
 
 LEAVES = 24
 SHAPE = (512, 1024)  # 2 MiB

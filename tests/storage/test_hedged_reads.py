@@ -10,8 +10,8 @@ import tensorstore
 from bucket_programs import printed_beside_bucket
 
 from emergency_ckpt.errors import DeadlineExceeded
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.storage.hedged_reads import HedgedReads, Read, Request
+from emergency_ckpt.work_progress import WorkProgress
 
 MIB = 1 << 20
 

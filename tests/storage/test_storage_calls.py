@@ -120,6 +120,48 @@ def test_undecodable_bytes_are_not_asked_for_again(tmp_path: Path) -> None:
         assert not is_unreachable(error)
 
 
+def test_stalled_call_is_begun_again_and_late_outcome_dropped() -> None:
+    ended, begun = threading.Event(), list[int]()
+
+    def read() -> str:
+        begun.append(len(begun))
+        if len(begun) == 1:
+            ended.wait(60)
+            raise ConnectionResetError("late, and seen by nobody")
+        return f"time {len(begun)}"
+
+    assert call("bucket", read, deadline_s=in_seconds(60), again_after_s=0.1) == "time 2"
+    ended.set()
+    assert begun == [0, 1]
+
+
+def test_second_time_that_stalls_too_leaves_the_first_outcome() -> None:
+    second, ended = threading.Event(), threading.Event()
+
+    def read() -> str:
+        if threading.current_thread() is not threads[0]:
+            second.set()
+            ended.wait(60)
+        assert second.wait(60)
+        return "first"
+
+    threads: list[threading.Thread] = []
+
+    def first_known() -> str:
+        threads.append(threading.current_thread())
+        return read()
+
+    assert call("bucket", first_known, deadline_s=in_seconds(60), again_after_s=0.1) == "first"
+    ended.set()
+
+
+def test_call_that_stalls_twice_ends_at_the_deadline() -> None:
+    ended = threading.Event()
+    with pytest.raises(StorageTimeout):
+        call("bucket", lambda: ended.wait(60), deadline_s=in_seconds(1), again_after_s=0.1)
+    ended.set()
+
+
 def test_at_the_deadline_the_last_error_is_raised() -> None:
     asked: list[int] = []
 

@@ -82,7 +82,7 @@ def test_stalled_object_is_behind_once_by_what_others_took() -> None:
     assert reads.hedged_bytes == 64 * MIB
 
 
-def test_last_of_reads_that_shared_a_rate_is_not_measured_by_their_wait() -> None:
+def test_last_read_is_not_measured_by_the_wait_of_others() -> None:
     """All were asked for at once, and ended one by one: the last would have by now."""
     reads = ReadsInFlight[int]()
     for number in range(32):

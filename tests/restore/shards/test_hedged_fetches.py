@@ -24,11 +24,11 @@ from transfer_support import (
 from emergency_ckpt import _native
 from emergency_ckpt.core.restore.plan_types import FetchGroup
 from emergency_ckpt.events import Event, EventSink
-from emergency_ckpt.progress import WorkProgress
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.shards import CopiesFailed, ShardFetcher
 from emergency_ckpt.transfer import TransferClient, TransferServer
 from emergency_ckpt.types import Security, ShardId
+from emergency_ckpt.work_progress import WorkProgress
 
 MIB = 1 << 20
 SHARDS = 16
