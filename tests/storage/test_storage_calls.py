@@ -130,7 +130,10 @@ def test_stalled_call_is_begun_again_and_late_outcome_dropped() -> None:
             raise ConnectionResetError("late, and seen by nobody")
         return f"time {len(begun)}"
 
-    assert call("bucket", read, deadline_s=in_seconds(60), again_after_s=0.1) == "time 2"
+    assert (
+        call("bucket", read, progress=WorkProgress.until(in_seconds(60)), again_after_s=0.1)
+        == "time 2"
+    )
     ended.set()
     assert begun == [0, 1]
 
@@ -151,14 +154,22 @@ def test_second_time_that_stalls_too_leaves_the_first_outcome() -> None:
         threads.append(threading.current_thread())
         return read()
 
-    assert call("bucket", first_known, deadline_s=in_seconds(60), again_after_s=0.1) == "first"
+    assert (
+        call("bucket", first_known, progress=WorkProgress.until(in_seconds(60)), again_after_s=0.1)
+        == "first"
+    )
     ended.set()
 
 
 def test_call_that_stalls_twice_ends_at_the_deadline() -> None:
     ended = threading.Event()
     with pytest.raises(StorageTimeout):
-        call("bucket", lambda: ended.wait(60), deadline_s=in_seconds(1), again_after_s=0.1)
+        call(
+            "bucket",
+            lambda: ended.wait(60),
+            progress=WorkProgress.until(in_seconds(1)),
+            again_after_s=0.1,
+        )
     ended.set()
 
 
