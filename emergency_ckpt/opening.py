@@ -34,6 +34,7 @@ from emergency_ckpt.metrics.jax_events import record_for_jax
 from emergency_ckpt.restore.prefetch import Prefetches
 from emergency_ckpt.restore.request import RestoreParts
 from emergency_ckpt.restore.steps import StepCatalog
+from emergency_ckpt.save.finite import FiniteLeaves
 from emergency_ckpt.save.local_save import LocalSaves
 from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.save.persistent.save import PersistentSaves
@@ -249,6 +250,7 @@ class Opened:
     def _assemble(self) -> None:
         config, process, member, storage = self.config, self.process, self.member, self._storage
         self._probe = self._storage_probe()
+        self._finite = FiniteLeaves(self.events, config.non_finite)
         timelines = Timelines(member.tier, self.events, member.newest_step, member.complete)
         self.preservation: Preservation | None = None
         chain: StoredChain | None = None
@@ -289,6 +291,7 @@ class Opened:
                 events=self.events,
                 failures=self.failures,
                 inbox=member.holdings.inbox,
+                finite=self._finite,
                 before_save=self.prefetches.before_save,
                 inspect=self._deaths.inspect,
             ),
@@ -319,6 +322,7 @@ class Opened:
             copy_batch_bytes=self.buffers.copy_batch_bytes,
             timelines=timelines,
             preservation=config.local_preservation_policy,
+            finite=self._finite,
         )
 
     def _stored_saves(self, tier: PersistentTier, chain: StoredChain) -> PersistentSaves:
@@ -333,6 +337,7 @@ class Opened:
             chain=chain,
             timeout_s=self.config.persistent_timeout_s,
             left_processes=self.left_processes,
+            checks_finite=self._finite.is_on,
         )
 
     def _preservation(self, writer: DirectoryWriter, timelines: Timelines) -> Preservation:
@@ -346,6 +351,7 @@ class Opened:
             keep_every_n_steps=config.keep_every_n_steps,
             timelines=timelines,
             timeout_s=config.persistent_timeout_s,
+            keeps_finite=config.non_finite == "keep",
         )
 
     # The checks.

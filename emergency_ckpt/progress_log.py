@@ -113,6 +113,7 @@ _WARNINGS = frozenset(
         "preemption.notice",
         "preemption.source_failed",
         "save.without_restore",
+        "save.non_finite",
         "stop.not_saved",
         "ramdisk.run_removed",
         "ramdisk.full",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         StorageCompression,
     )
     from emergency_ckpt.core.restore.majority import OnDivergence
+    from emergency_ckpt.core.save.retention_rules import NonFinite
     from emergency_ckpt.core.save.snapshot_plan import SnapshotMode
     from emergency_ckpt.events import Listener
     from emergency_ckpt.types import Requirement, Security
@@ -51,6 +52,7 @@ class Settings(TypedDict, total=False):
     allow_missing_host_state: bool
     take_over_dir: bool
     on_divergence: OnDivergence
+    non_finite: NonFinite
     orbax_item: str | None
     require: Collection[Requirement]
     storage_compression: StorageCompression

@@ -53,6 +53,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
       saved_s: Unix time by the writer's clock, for people and for policies of seconds.
       folder: its name where plain Orbax wrote it under another name than its number.
       metrics: as given to ``save``.
+      finite: at its capture no value was NaN or infinite; False also where nobody looked.
     """
 
     step: int
@@ -66,6 +67,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     saved_s: float = 0.0
     folder: str = ""
     metrics: dict[str, Any] | None = None
+    finite: bool = False
 
     @property
     def key(self) -> Key:

@@ -91,15 +91,25 @@ class ProcessDirectory:
         except (CheckpointError, OSError) as error:
             logging.warning("incarnation %s is not on record: %s", incarnation, error)
 
-    def note_complete(self, save: SaveId) -> None:
-        """Record, across restarts, that ``save`` is complete.
+    def note_complete(self, save: SaveId, *, is_finite: bool = False) -> None:
+        """Record, across restarts, that ``save`` is complete, and whether it is known to be finite.
 
         Removes the host states of older saves whose tensors are no longer held.
         """
-        self._record_complete(save)
+        finite = save if is_finite else self.ledger.finite
+        self._record(msgspec.structs.replace(self.ledger, complete=save, finite=finite))
         kept = {slot.published.save for slot in self.published() if slot.published is not None}
         self.host_states.note_complete(save, kept)
         self.host_states.remove_if(lambda held: self.excludes(held.save) and held.save not in kept)
+
+    @property
+    def finite(self) -> SaveId | None:
+        """Return the newest save that is known to be finite, if a slot holds it and it counts."""
+        save = self.ledger.finite
+        held = {slot.published.save for slot in self.published() if slot.published is not None}
+        return (
+            save if isinstance(save, SaveId) and save in held and not self.excludes(save) else None
+        )
 
     def excludes(self, save: SaveId) -> bool:
         """Return whether the chain on record excludes ``save``."""

@@ -70,11 +70,14 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       chain: which saves were rolled back; None before that was ever decided.
       complete: the newest save known to be complete on all processes; None without one. It only
         tells a job that lost its checkpoints from one that never had any.
+      finite: the newest of these saves without a value that is NaN or infinite, on any process;
+        not in the file before there was one.
     """
 
     incarnation: str = ""
     chain: Timeline | None = None
     complete: SaveId | None = None
+    finite: SaveId | msgspec.UnsetType = msgspec.UNSET
 
 
 T = TypeVar("T")
@@ -168,10 +171,11 @@ class ProcessFiles:
         file, doubt = open_signed(LEDGER, read, self.signer)
         ledger = LEDGER_FILE.decode(file, LEDGER)
         problem = "" if ledger.chain is None else problem_of(ledger.chain)
-        if ledger.complete is not None:
-            check_save(ledger.complete)
-            if ledger.complete.run_id != self.run_id:
-                problem = "it is of another run"
+        for save in (ledger.complete, ledger.finite):
+            if isinstance(save, SaveId):
+                check_save(save)
+                if save.run_id != self.run_id:
+                    problem = "it is of another run"
         if ledger.incarnation and not NAME_PATTERN.fullmatch(ledger.incarnation):
             problem = "its incarnation is not a plain name"
         if problem:

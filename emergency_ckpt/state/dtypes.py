@@ -17,7 +17,7 @@ PACKED_DTYPES = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
 ValuePattern = tuple[int, int, int]
 """(width in bytes, mask, match): values with ``value & mask == match``; width 0: none."""
 
-_NO_VALUES: ValuePattern = (0, 0, 0)
+NO_VALUES: ValuePattern = (0, 0, 0)
 _DOUBLE = (8, 0x7FF0_0000_0000_0000, 0x7FF0_0000_0000_0000)
 _SINGLE = (4, 0x7F80_0000, 0x7F80_0000)
 _NEGATIVE_ZERO = (1, 0xFF, 0x80)  # the only NaN of types without infinities and without -0
@@ -63,4 +63,4 @@ def non_finite_pattern(name: str) -> ValuePattern:
 
     A complex number counts as two. Types that have neither have the pattern of no values.
     """
-    return _NON_FINITE.get(name, _NO_VALUES)
+    return _NON_FINITE.get(name, NO_VALUES)

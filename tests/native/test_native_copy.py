@@ -73,7 +73,7 @@ def test_copies_count_values_that_are_not_finite(
 )
 def test_other_patterns_are_refused(mapping: _native.Mapping, patterns: list[Any]) -> None:
     before = contents(mapping, 0, 100)
-    with pytest.raises(ValueError, match="pattern|width|mask"):
+    with pytest.raises(ValueError, match=r"pattern|width|mask"):
         _native.copy_and_count(mapping, [(b"x" * 100, 0)], patterns, 1)
     assert contents(mapping, 0, 100) == before
 

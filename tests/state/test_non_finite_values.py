@@ -40,7 +40,7 @@ def test_pattern_fits_exactly_what_is_not_finite(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "part"), [("complex64", "float32"), ("complex128", "float64")])
-def test_a_complex_number_is_two(name: str, part: str) -> None:
+def test_complex_numbers_are_two(name: str, part: str) -> None:
     assert non_finite_pattern(name) == non_finite_pattern(part)
 
 
