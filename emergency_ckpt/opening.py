@@ -158,6 +158,13 @@ class Opened:
         if self.hang is not None:
             self.hang.close()
 
+    def note_orderly_end(self) -> None:
+        """Record that nothing ended this life. Not collective; blocks for storage for a moment."""
+        self.member.tier.note_orderly_end()
+        chain = self.restore_parts.stored_chain
+        if chain is not None and self.process[0] == 0:
+            chain.note_orderly_end()
+
     def release(self, reason: str) -> None:
         """Release ramdisk, port and threads, and tell the others ``reason``. Not collective.
 

@@ -119,6 +119,7 @@ _WARNINGS = frozenset(
         "ramdisk.full",
         "restore.quarantined",
         "restore.replanned",
+        "restore.suspect",
         "restore.unsigned",
         "restore.without_host_state",
         "restore.persistent_unreachable",

@@ -50,6 +50,7 @@ class Settings(TypedDict, total=False):
     host_state_buddies: int | None
     host_state_remap: HostStateRemap | None
     allow_missing_host_state: bool
+    suspect_lives: int | None
     take_over_dir: bool
     on_divergence: OnDivergence
     non_finite: NonFinite

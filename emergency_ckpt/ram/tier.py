@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from absl import logging
 
 from emergency_ckpt import files
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, SMALL_FILES_BYTES
-from emergency_ckpt.errors import LocalTierError, RamdiskFull, SlotBusy
+from emergency_ckpt.core.restore.suspect import RestoredSave
+from emergency_ckpt.errors import CheckpointError, LocalTierError, RamdiskFull, SlotBusy
 from emergency_ckpt.ram import locks as claims
 from emergency_ckpt.ram.old_lives import claim_or_wait
 from emergency_ckpt.ram.other_runs import OtherRuns
@@ -350,16 +352,19 @@ class LocalTier(HeldCopies):
         pinned = self.pinned
         return self._protected if pinned is None else self._protected | {pinned}
 
-    def note_complete(self, save: SaveId, *, is_finite: bool = False) -> None:
+    def note_complete(
+        self, save: SaveId, *, is_finite: bool = False, lives: int | None = None
+    ) -> None:
         """Record ``save`` as complete on all processes; slots of older saves may then be reused.
 
         Host states of older saves are removed once the slot of their tensors is overwritten.
-        ``is_finite``: no value of it is NaN or infinite, on any process.
+        ``is_finite``: no value of it is NaN or infinite, on any process. ``lives``: it was
+        restored, and so many in a row began from it.
         RamdiskFull, LocalTierError when the record cannot be written; then nothing is released.
         """
         self._check_open("note a complete save in")
         with self._saving, self._lock:
-            self._own.note_complete(save, is_finite=is_finite)
+            self._own.note_complete(save, is_finite=is_finite, lives=lives)
             for slot in self._own.slots:
                 held = slot.published.save if slot.published else None
                 if held == save:
@@ -369,6 +374,23 @@ class LocalTier(HeldCopies):
             newer = {held for held in self._protected if held.step > save.step}
             self._protected = frozenset({h for h in newer if not self._own.excludes(h)} | {save})
             self._drop_surplus()
+
+    def restored(self) -> tuple[RestoredSave, ...]:
+        """Return the saves that the newest lives began from, by the records here."""
+        with self._lock:
+            found = [place.ledger.restored for place in self._directories()]
+        return tuple(each for each in found if isinstance(each, RestoredSave))
+
+    def note_orderly_end(self) -> None:
+        """Record that this life does not end because of the save that it began from.
+
+        A failure is logged: the life counts as ended by it.
+        """
+        with self._lock:
+            try:
+                self._own.note_orderly_end()
+            except (CheckpointError, OSError) as error:
+                logging.warning("the orderly end of this life is not on record: %s", error)
 
     def drop(self, save: SaveId) -> None:
         """Unpublish ``save`` and free its slot, unless it is protected or being read."""

@@ -243,9 +243,11 @@ def _read_ledger(found: Process, file: Path, data: bytes, run_id: str, doubt: st
     del file
     ledger = json.loads(_digested(data, "ledger")["ledger"])
     fields = {"incarnation", "chain", "complete"}
-    _require(fields <= set(ledger) <= fields | {"finite"}, "no ledger")
-    if "finite" in ledger:
-        _require(_save_of(ledger["finite"]).run_id == run_id, "it is of another run")
+    _require(fields <= set(ledger) <= fields | {"finite", "restored"}, "no ledger")
+    restored = ledger.get("restored", {"save": None, "lives": 1})
+    _require(set(restored) == {"save", "lives"} and restored["lives"] > 0, "no restored save")
+    for save in filter(None, (ledger.get("finite"), restored["save"])):
+        _require(_save_of(save).run_id == run_id, "it is of another run")
     complete = None if ledger["complete"] is None else _save_of(ledger["complete"])
     _require(complete is None or complete.run_id == run_id, "it is of another run")
     _require(not ledger["incarnation"] or _NAME.fullmatch(ledger["incarnation"]), "no plain name")
@@ -754,7 +756,7 @@ def _entry(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return an entry with its defaults. Damaged."""
     defaults = {"state": "complete", "pending": False, "marker": "", "processes": 0}
     defaults |= {"stateful": False, "size_bytes": 0, "saved_s": 0.0, "folder": "", "metrics": None}
-    defaults |= {"finite": False}
+    defaults |= {"finite": False, "lives": 0}
     needed = {"step", "incarnation"}
     _require(needed <= set(given) <= needed | set(defaults), f"an entry: {sorted(given)}")
     entry: dict[str, Any] = defaults | dict(given)
