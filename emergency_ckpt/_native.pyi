@@ -46,6 +46,20 @@ def copy_crc32c(
     it, or a buffer that is not contiguous.
     """
 
+def copy_and_count(
+    mapping: Mapping,
+    copies: Sequence[tuple[Buffer | npt.NDArray[Any], int]],
+    patterns: Sequence[tuple[int, int, int]],
+    threads: int,
+) -> tuple[list[int], list[int]]:
+    """Copy as ``copy_crc32c``; return the CRC32Cs, and how many values of each buffer fit.
+
+    ``patterns``: for each copy (width, mask, match): its values of ``width`` bytes, little-endian,
+    from the start of the buffer on, count where ``value & mask == match``. Width 1, 2, 4 or 8; 0
+    counts none. In the same pass; a buffer with such a value is read once more. ValueError also for
+    another number of patterns or another width.
+    """
+
 def crc32c_ranges(mapping: Mapping, ranges: Sequence[tuple[int, int]], threads: int) -> list[int]:
     """CRC32C of each (offset, nbytes) of the mapping."""
 

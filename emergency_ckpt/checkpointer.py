@@ -332,6 +332,8 @@ class EmergencyCheckpointer:
         self._opened.expect_no_step()
         with contextlib.ExitStack() as ends:  # runs in reverse order, and all of it despite errors
             ends.callback(self._opened.release, _STOPPED)
+            if not after_error and sys.exc_info()[0] is None:
+                ends.callback(self._opened.note_orderly_end)
             ends.callback(self._saver.stop, timeout_s)
             ends.callback(self._prefetches.end, _STOP_TIMEOUT_S)
             ends.callback(lambda: self._left_processes.leave(_STOPPED, self._saver.begun))

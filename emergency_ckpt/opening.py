@@ -34,6 +34,7 @@ from emergency_ckpt.metrics.jax_events import record_for_jax
 from emergency_ckpt.restore.prefetch import Prefetches
 from emergency_ckpt.restore.request import RestoreParts
 from emergency_ckpt.restore.steps import StepCatalog
+from emergency_ckpt.save.finite import FiniteLeaves
 from emergency_ckpt.save.local_save import LocalSaves
 from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.save.persistent.save import PersistentSaves
@@ -157,6 +158,13 @@ class Opened:
         if self.hang is not None:
             self.hang.close()
 
+    def note_orderly_end(self) -> None:
+        """Record that nothing ended this life. Not collective; blocks for storage for a moment."""
+        self.member.tier.note_orderly_end()
+        chain = self.restore_parts.stored_chain
+        if chain is not None and self.process[0] == 0:
+            chain.note_orderly_end()
+
     def release(self, reason: str) -> None:
         """Release ramdisk, port and threads, and tell the others ``reason``. Not collective.
 
@@ -249,6 +257,7 @@ class Opened:
     def _assemble(self) -> None:
         config, process, member, storage = self.config, self.process, self.member, self._storage
         self._probe = self._storage_probe()
+        self._finite = FiniteLeaves(self.events, config.non_finite)
         timelines = Timelines(member.tier, self.events, member.newest_step, member.complete)
         self.preservation: Preservation | None = None
         chain: StoredChain | None = None
@@ -289,6 +298,7 @@ class Opened:
                 events=self.events,
                 failures=self.failures,
                 inbox=member.holdings.inbox,
+                finite=self._finite,
                 before_save=self.prefetches.before_save,
                 inspect=self._deaths.inspect,
             ),
@@ -319,6 +329,7 @@ class Opened:
             copy_batch_bytes=self.buffers.copy_batch_bytes,
             timelines=timelines,
             preservation=config.local_preservation_policy,
+            finite=self._finite,
         )
 
     def _stored_saves(self, tier: PersistentTier, chain: StoredChain) -> PersistentSaves:
@@ -333,6 +344,7 @@ class Opened:
             chain=chain,
             limits=self.config.persistent_limits,
             left_processes=self.left_processes,
+            checks_finite=self._finite.is_on,
         )
 
     def _preservation(self, writer: DirectoryWriter, timelines: Timelines) -> Preservation:
@@ -346,6 +358,7 @@ class Opened:
             keep_every_n_steps=config.keep_every_n_steps,
             timelines=timelines,
             timeout_s=config.persistent_limits.patience_s,
+            keeps_finite=config.non_finite == "keep",
         )
 
     # The checks.

@@ -228,7 +228,7 @@ def trainer(
             name=config["run_id"],
             storage_path=path,
             storage_filesystem=storage,
-            failure_config=FailureConfig(max_failures=3),
+            failure_config=FailureConfig(max_failures=10),
             checkpoint_config=checkpoints,
         ),
     )

@@ -142,6 +142,7 @@ class Membership:
             wait_s=self._wait_s,
             signer=Signer.of(self.secret),
             other_runs=OtherRuns(local_dir, self._run_id, GRACE_S, self._tell_removed),
+            keeps_finite=config.non_finite == "keep",
         )
         # A restore needs the pages of earlier slots, whether it reads or receives.
         self._tier.map_newest_in_background()

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from absl import logging
 
 from emergency_ckpt.background import told_while
+from emergency_ckpt.core.restore.suspect import RestoredSave
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.timeline import (
     Timeline,
@@ -18,6 +19,7 @@ from emergency_ckpt.core.timeline import (
     newest,
     newest_step,
 )
+from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import CheckpointError, DirectoryInUse
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.tier import LocalTier
@@ -181,6 +183,9 @@ class StoredChain:
 
     Args:
       soon: a writer like ``writer`` whose calls to storage wait for ``SOON_S`` at most.
+
+    Attributes:
+      began_from: the save that was restored last, until a newer one is published here.
     """
 
     def __init__(
@@ -194,6 +199,7 @@ class StoredChain:
         self._soon = soon
         self.timelines = timelines
         self._events = events
+        self.began_from: SaveId | None = None
 
     def begin(self, save: SaveId) -> None:
         """Claim the directory for the incarnation of ``save``.
@@ -215,8 +221,28 @@ class StoredChain:
         the next save repeats that part.
         """
         self.writer.publish(entry, self.timelines.current)
+        self.began_from = None
         self.timelines.bind()
         self.writer.settle()
+
+    def note_lives_soon(self, restored: RestoredSave) -> None:
+        """Record how many lives in a row began from a save of storage, at the end of a restore.
+
+        A failure is named: training goes on, and of this life the log does not know.
+        """
+        save = restored.save
+        try:
+            self._soon().note_lives(save.step, save.incarnation, restored.lives)
+        except (CheckpointError, OSError) as error:
+            began = count_text(restored.lives, "life in a row", "lives in a row")
+            text = f"storage cannot record that {began} began from step {save.step}: {error}"
+            logging.warning("%s", text)
+            self._events.emit("restore.note", text=text[:500])
+
+    def note_orderly_end(self) -> None:
+        """Record that this life does not end because of the save that it began from."""
+        if self.began_from is not None:
+            self.note_lives_soon(RestoredSave(self.began_from, 0))
 
     def follow_soon(self, incarnation: str) -> None:
         """Roll storage back at the end of a restore of a requested step.

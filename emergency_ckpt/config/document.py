@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         StorageCompression,
     )
     from emergency_ckpt.core.restore.majority import OnDivergence
+    from emergency_ckpt.core.save.retention_rules import NonFinite
     from emergency_ckpt.core.save.snapshot_plan import SnapshotMode
     from emergency_ckpt.events import Listener
     from emergency_ckpt.types import Requirement, Security

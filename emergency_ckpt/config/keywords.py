@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         StorageCompression,
     )
     from emergency_ckpt.core.restore.majority import OnDivergence
+    from emergency_ckpt.core.save.retention_rules import NonFinite
     from emergency_ckpt.core.save.snapshot_plan import SnapshotMode
     from emergency_ckpt.events import Listener
     from emergency_ckpt.types import Requirement, Security
@@ -49,8 +50,10 @@ class Settings(TypedDict, total=False):
     host_state_buddies: int | None
     host_state_remap: HostStateRemap | None
     allow_missing_host_state: bool
+    suspect_lives: int | None
     take_over_dir: bool
     on_divergence: OnDivergence
+    non_finite: NonFinite
     orbax_item: str | None
     require: Collection[Requirement]
     storage_compression: StorageCompression

@@ -32,6 +32,7 @@ from emergency_ckpt.core.placement.placement_policies import (
     parse_policy,
 )
 from emergency_ckpt.core.restore.majority import OnDivergence
+from emergency_ckpt.core.save.retention_rules import NonFinite
 from emergency_ckpt.core.save.snapshot_plan import (
     SnapshotMode,
 )
@@ -168,6 +169,12 @@ class Config:
     allow_missing_host_state: bool = setting(False, tier="persistent")
     """Accept a step that plain Orbax wrote, which has no host states, and leave the given host
     state unchanged. False: such a step is an error where ``restore`` is given a host state."""
+    suspect_lives: int | None = setting(None, tier="persistent", least=1, needs="dir")
+    """Number of lives in a row that began from one step and ended before a newer save was complete,
+    after which a restore takes the newest older step of ``dir`` instead, as if it were requested.
+    The step is put aside there, never removed. None: it is restored again, and after 3 lives the
+    event ``restore.suspect`` names it. What starts the job again must not give up before: see
+    docs/runbook.md."""
     take_over_dir: bool = setting(False, tier="persistent")
     """Save in ``dir`` although it belongs to another run, and replace that run's name by this
     one's. Later saves of that run into ``dir`` fail. Set it for one start only."""
@@ -177,6 +184,12 @@ class Config:
     has one, and the event ``divergence`` names step, leaf and holders. "stop": ReplicasDiffer on
     all processes; no older step is tried. With a majority, its bytes are restored in either case.
     See docs/security.md for what this does not protect against."""
+    non_finite: NonFinite = setting("report")
+    """What a save does about values that are NaN or infinite; their count costs nothing beside the
+    checksum. "report": the event ``save.non_finite`` names leaves that were finite before: at an
+    earlier save of this process, or in the step that it restored. "keep": also, the last step
+    without any such value is kept in storage, and in RAM with a ``local_keep_last_n`` of 2 or more,
+    unless saves in doubt need its slot. "off": nobody counts."""
     orbax_item: str | None = setting(None, tier="persistent", least=1)
     """Item of Orbax's with the training state, in the steps that are written (None: ``state``) and
     in those of plain Orbax. There None means the item ``default``, ``state`` or ``items``; else the

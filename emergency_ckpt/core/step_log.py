@@ -53,6 +53,8 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
       saved_s: Unix time by the writer's clock, for people and for policies of seconds.
       folder: its name where plain Orbax wrote it under another name than its number.
       metrics: as given to ``save``.
+      lives: so many in a row began from it, as loaded from here, with no newer complete save.
+      finite: at its capture no value was NaN or infinite; False also where nobody looked.
     """
 
     step: int
@@ -66,6 +68,8 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     saved_s: float = 0.0
     folder: str = ""
     metrics: dict[str, Any] | None = None
+    finite: bool = False
+    lives: int = 0
 
     @property
     def key(self) -> Key:
@@ -215,6 +219,19 @@ def listing(table: Table, *added: Entry) -> Table:
     return msgspec.structs.replace(table, steps=tuple(steps))
 
 
+def with_lives(table: Table, lives: int, *keys: Key) -> Table:
+    """Return ``table`` with so many ``lives`` that began from the entries of ``keys``."""
+    return changed(table, keys, lambda entry: msgspec.structs.replace(entry, lives=lives))
+
+
+def without_lives(table: Table) -> Table:
+    """Return ``table`` after a newer complete save: nobody restores the others in a row any more.
+
+    Those aside keep their number: it may be why they are aside.
+    """
+    return with_lives(table, 0, *(e.key for e in table.steps if e.lives and e.state == "complete"))
+
+
 def following(table: Table, chain: Timeline | None) -> Table:
     """Return ``table`` with the newer chain of both; complete steps off it are put aside.
 
@@ -304,6 +321,7 @@ def problem_of(table: Table) -> str:
 
 def _problem_of_entry(entry: Entry) -> str:
     is_bounded = 0 <= entry.step <= MAX_STEP and 0 <= entry.processes <= MAX_PROCESSES
+    is_bounded = is_bounded and 0 <= entry.lives <= MAX_INCARNATION_NUMBER
     if not is_bounded or entry.size_bytes < 0 or _DIGEST.fullmatch(entry.marker) is None:
         return f"step {entry.step}: a number or digest is out of bounds"
     if NAME_PATTERN.fullmatch(entry.incarnation) is None:

@@ -271,6 +271,12 @@ METRICS = (
         (Source("divergence"),),
     ),
     Metric(
+        "eckpt_non_finite_leaves_total",
+        "counter",
+        "leaves with NaN or infinite values at a save that were finite before",
+        (Source("save.non_finite", "leaves"),),
+    ),
+    Metric(
         "eckpt_unreachable_total",
         "counter",
         "failed calls: storage, holder (a peer of a restore), buddy (a copy of the host state)",

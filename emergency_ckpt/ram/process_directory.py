@@ -12,6 +12,7 @@ from absl import logging
 
 from emergency_ckpt import files
 from emergency_ckpt.core.limits import MAX_QUARANTINE_RECORDS
+from emergency_ckpt.core.restore.suspect import RestoredSave
 from emergency_ckpt.core.timeline import Timeline, newest
 from emergency_ckpt.errors import (
     CheckpointError,
@@ -91,15 +92,38 @@ class ProcessDirectory:
         except (CheckpointError, OSError) as error:
             logging.warning("incarnation %s is not on record: %s", incarnation, error)
 
-    def note_complete(self, save: SaveId) -> None:
-        """Record, across restarts, that ``save`` is complete.
+    def note_complete(
+        self, save: SaveId, *, is_finite: bool = False, lives: int | None = None
+    ) -> None:
+        """Record, across restarts, that ``save`` is complete, and whether it is known to be finite.
 
-        Removes the host states of older saves whose tensors are no longer held.
+        ``lives``: so many in a row began from it; None: it was not restored now. Removes the host
+        states of older saves whose tensors are no longer held.
         """
-        self._record_complete(save)
+        finite, restored = save if is_finite else self.ledger.finite, self.ledger.restored
+        if lives:
+            restored = RestoredSave(save, lives)
+        elif isinstance(restored, RestoredSave) and restored.save != save:
+            restored = msgspec.UNSET
+        changes = {"complete": save, "finite": finite, "restored": restored}
+        self._record(msgspec.structs.replace(self.ledger, **changes))
         kept = {slot.published.save for slot in self.published() if slot.published is not None}
         self.host_states.note_complete(save, kept)
         self.host_states.remove_if(lambda held: self.excludes(held.save) and held.save not in kept)
+
+    def note_orderly_end(self) -> None:
+        """Record that this life was not ended by the save that it began from."""
+        if isinstance(self.ledger.restored, RestoredSave):
+            self._record(msgspec.structs.replace(self.ledger, restored=msgspec.UNSET))
+
+    @property
+    def finite(self) -> SaveId | None:
+        """Return the newest save that is known to be finite, if a slot holds it and it counts."""
+        save = self.ledger.finite
+        held = {slot.published.save for slot in self.published() if slot.published is not None}
+        return (
+            save if isinstance(save, SaveId) and save in held and not self.excludes(save) else None
+        )
 
     def excludes(self, save: SaveId) -> bool:
         """Return whether the chain on record excludes ``save``."""

@@ -21,11 +21,13 @@ from emergency_ckpt import files
 from emergency_ckpt.core.limits import (
     MAX_HOST_STATE_BYTES,
     MAX_HOST_STATE_DOCUMENTS,
+    MAX_INCARNATION_NUMBER,
     MAX_LEDGER_BYTES,
     MAX_MANIFEST_BYTES,
     NAME_PATTERN,
 )
 from emergency_ckpt.core.restore.inventory import HeldHostState
+from emergency_ckpt.core.restore.suspect import RestoredSave
 from emergency_ckpt.core.timeline import Timeline, check_save, problem_of
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.ram.deletion import HOST_STATE_DIRECTORY, LEDGER
@@ -70,11 +72,16 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       chain: which saves were rolled back; None before that was ever decided.
       complete: the newest save known to be complete on all processes; None without one. It only
         tells a job that lost its checkpoints from one that never had any.
+      finite: the newest of these saves without a value that is NaN or infinite, on any process;
+        not in the file before there was one.
+      restored: the save that the newest lives began from; not in the file once another is complete.
     """
 
     incarnation: str = ""
     chain: Timeline | None = None
     complete: SaveId | None = None
+    finite: SaveId | msgspec.UnsetType = msgspec.UNSET
+    restored: RestoredSave | msgspec.UnsetType = msgspec.UNSET
 
 
 T = TypeVar("T")
@@ -168,10 +175,14 @@ class ProcessFiles:
         file, doubt = open_signed(LEDGER, read, self.signer)
         ledger = LEDGER_FILE.decode(file, LEDGER)
         problem = "" if ledger.chain is None else problem_of(ledger.chain)
-        if ledger.complete is not None:
-            check_save(ledger.complete)
-            if ledger.complete.run_id != self.run_id:
-                problem = "it is of another run"
+        restored = ledger.restored if isinstance(ledger.restored, RestoredSave) else None
+        if restored is not None and not 0 < restored.lives <= MAX_INCARNATION_NUMBER:
+            problem = "the number of lives from one save is out of bounds"
+        for save in (ledger.complete, ledger.finite, restored and restored.save):
+            if isinstance(save, SaveId):
+                check_save(save)
+                if save.run_id != self.run_id:
+                    problem = "it is of another run"
         if ledger.incarnation and not NAME_PATTERN.fullmatch(ledger.incarnation):
             problem = "its incarnation is not a plain name"
         if problem:

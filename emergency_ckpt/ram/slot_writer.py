@@ -26,6 +26,7 @@ from emergency_ckpt.ram.process_directory import ProcessDirectory
 from emergency_ckpt.ram.process_files import Published, manifest_name
 from emergency_ckpt.ram.signatures import signed
 from emergency_ckpt.ram.slots import Slot
+from emergency_ckpt.state.dtypes import ValuePattern
 from emergency_ckpt.state.lending import Loan
 from emergency_ckpt.types import Contents, SaveId, Writer
 
@@ -168,11 +169,22 @@ class SlotWriter:
 
         ValueError for a range outside the slot or a buffer that is not contiguous.
         """
+        return _native.copy_crc32c(self._to_copy_to(), copies, self._threads)
+
+    def copy_and_count(
+        self,
+        copies: Sequence[tuple[Buffer | npt.NDArray[Any], int]],
+        patterns: Sequence[ValuePattern],
+    ) -> tuple[list[int], list[int]]:
+        """As ``copy``; also return how many values of each buffer fit its pattern."""
+        return _native.copy_and_count(self._to_copy_to(), copies, patterns, self._threads)
+
+    def _to_copy_to(self) -> _native.Mapping:
         self._check_open("copy to")
         if self._staged is not None:
             raise self._misuse("copy to", "its manifest is staged already")
         self._slot.reserve()
-        return _native.copy_crc32c(self._slot.mapping, copies, self._threads)
+        return self._slot.mapping
 
     def stage(self, contents: Contents) -> str:
         """Write the manifest under a temporary name, for ``publish``; return the digest.

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from absl import logging
 
 from emergency_ckpt import files
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, SMALL_FILES_BYTES
-from emergency_ckpt.errors import LocalTierError, RamdiskFull, SlotBusy
+from emergency_ckpt.core.restore.suspect import RestoredSave
+from emergency_ckpt.errors import CheckpointError, LocalTierError, RamdiskFull, SlotBusy
 from emergency_ckpt.ram import locks as claims
 from emergency_ckpt.ram.old_lives import claim_or_wait
 from emergency_ckpt.ram.other_runs import OtherRuns
@@ -59,6 +61,7 @@ class LocalTier(HeldCopies):
         slots: int = SLOTS_AT_REST,
         start: str = "",
         other_runs: OtherRuns | None = None,
+        keeps_finite: bool = False,
     ) -> None:
         super().__init__(own, copy_threads, slots)
         self._other_runs = other_runs or OtherRuns(run_dir.parent, run_dir.name)
@@ -68,6 +71,7 @@ class LocalTier(HeldCopies):
         self._protected: frozenset[SaveId] = frozenset(
             slot.published.save for slot in own.published() if slot.published is not None
         )
+        self._keeps_finite = keeps_finite
         self._reserved_bytes = 0
         self._spare_slots = 0
         # Serialises long operations, so that _lock is never held for long.
@@ -89,6 +93,7 @@ class LocalTier(HeldCopies):
         wait_s: float = 0.0,
         other_runs: OtherRuns | None = None,
         signer: Signer | None = None,
+        keeps_finite: bool = False,
     ) -> LocalTier:
         """Claim ``<local_dir>/<run_id>/<process directory>/`` and scan what it holds.
 
@@ -97,7 +102,7 @@ class LocalTier(HeldCopies):
         of another ``start`` holds. Damaged files are quarantined, never raised. Until the first
         ``protect`` or ``note_complete`` every save found is protected. ``slots``: number of slots
         at rest, one more than the complete steps to keep. ``signer``: signs published files;
-        unsigned files are then not used.
+        unsigned files are then not used. ``keeps_finite``: see ``pinned``.
 
         ConfigError for an invalid run id; LocalTierError when the ramdisk cannot be used, or an
         earlier life of the run still holds it. The claim ends with ``close`` or with the process.
@@ -121,6 +126,7 @@ class LocalTier(HeldCopies):
             slots=slots,
             start=start,
             other_runs=other_runs,
+            keeps_finite=keeps_finite,
         )
 
     @property
@@ -276,7 +282,7 @@ class LocalTier(HeldCopies):
                 self._drop_surplus()
                 choice = choose_slot(
                     self._slot_states(),
-                    self._protected,
+                    self._kept(),
                     allow_extra=allow_extra,
                     at_rest=self._slots_at_rest,
                 )
@@ -291,7 +297,7 @@ class LocalTier(HeldCopies):
             with self._lock:
                 # The tables may have changed while the slot was growing.
                 held = slot.published.save if slot.published else None
-                if self._in_use(slot) or held in self._protected:
+                if self._in_use(slot) or held in self._kept():
                     raise SlotBusy("begin write of", f"step {save.step}", "the slot was just taken")
                 try:
                     slot.unpublish()
@@ -324,15 +330,41 @@ class LocalTier(HeldCopies):
         with self._lock:
             self._protected = frozenset(saves)
 
-    def note_complete(self, save: SaveId) -> None:
+    @property
+    def finite(self) -> SaveId | None:
+        """Return the newest save held here that is known to be finite on all processes."""
+        with self._lock:
+            return self._own.finite
+
+    @property
+    def pinned(self) -> SaveId | None:
+        """Return the save that stays because it is ``finite``; None where saves need its slot.
+
+        They need one for the newest complete save, one for each in doubt, and one to write to. A
+        restore that finds no room may still take it.
+        """
+        with self._lock:
+            finite = self._own.finite if self._keeps_finite else None
+            is_room = finite in self._protected or len(self._protected) + 2 <= self._slots_at_rest
+            return finite if is_room else None
+
+    def _kept(self) -> frozenset[SaveId]:
+        pinned = self.pinned
+        return self._protected if pinned is None else self._protected | {pinned}
+
+    def note_complete(
+        self, save: SaveId, *, is_finite: bool = False, lives: int | None = None
+    ) -> None:
         """Record ``save`` as complete on all processes; slots of older saves may then be reused.
 
         Host states of older saves are removed once the slot of their tensors is overwritten.
+        ``is_finite``: no value of it is NaN or infinite, on any process. ``lives``: it was
+        restored, and so many in a row began from it.
         RamdiskFull, LocalTierError when the record cannot be written; then nothing is released.
         """
         self._check_open("note a complete save in")
         with self._saving, self._lock:
-            self._own.note_complete(save)
+            self._own.note_complete(save, is_finite=is_finite, lives=lives)
             for slot in self._own.slots:
                 held = slot.published.save if slot.published else None
                 if held == save:
@@ -343,12 +375,29 @@ class LocalTier(HeldCopies):
             self._protected = frozenset({h for h in newer if not self._own.excludes(h)} | {save})
             self._drop_surplus()
 
+    def restored(self) -> tuple[RestoredSave, ...]:
+        """Return the saves that the newest lives began from, by the records here."""
+        with self._lock:
+            found = [place.ledger.restored for place in self._directories()]
+        return tuple(each for each in found if isinstance(each, RestoredSave))
+
+    def note_orderly_end(self) -> None:
+        """Record that this life does not end because of the save that it began from.
+
+        A failure is logged: the life counts as ended by it.
+        """
+        with self._lock:
+            try:
+                self._own.note_orderly_end()
+            except (CheckpointError, OSError) as error:
+                logging.warning("the orderly end of this life is not on record: %s", error)
+
     def drop(self, save: SaveId) -> None:
         """Unpublish ``save`` and free its slot, unless it is protected or being read."""
         with self._lock:
             for slot in self._own.slots:
                 held = slot.published.save if slot.published else None
-                if held == save and held not in self._protected and not self._in_use(slot):
+                if held == save and held not in self._kept() and not self._in_use(slot):
                     slot.unpublish()
 
     def publish_host_state(
@@ -416,7 +465,7 @@ class LocalTier(HeldCopies):
     def _drop_surplus(self) -> None:
         complete = self._own.ledger.complete
         states = self._slot_states()
-        dropped = surplus_slots(states, self._protected, complete, self._slots_at_rest)
+        dropped = surplus_slots(states, self._kept(), complete, self._slots_at_rest)
         for slot in [slot for slot in self._own.slots if slot.number in dropped]:
             if slot.number in dropped[: self._spare_slots]:
                 slot.unpublish()

@@ -22,6 +22,7 @@ from emergency_ckpt.core.limits import MAX_PLAN_MESSAGE_BYTES
 from emergency_ckpt.core.restore.inventory import HolderInventory, Quarantined
 from emergency_ckpt.core.restore.leaves import compare_targets
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan
+from emergency_ckpt.core.restore.suspect import RestoredSave
 from emergency_ckpt.errors import (
     CheckpointError,
     HolderUnreachable,
@@ -43,12 +44,14 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
       damaged: by digest, shards of its own copies that it found damaged or outvoted before.
+      restored: the saves that the newest lives began from, by its records.
     """
 
     inventory: HolderInventory
     state_digest: str
     wants_host_state: bool
     damaged: dict[str, tuple[int, ...]] = {}
+    restored: tuple[RestoredSave, ...] = ()
 
 
 class AttemptCancelled(RestoreFailed):
@@ -229,6 +232,7 @@ class RestoreDialogue:
         *,
         wants_host_state: bool,
         damaged: dict[str, tuple[int, ...]] | None = None,
+        restored: tuple[RestoredSave, ...] = (),
     ) -> None:
         """Tell the leader what this process holds and wants."""
         self._wanted = tree.wanted
@@ -238,6 +242,7 @@ class RestoreDialogue:
             state_digest=hashlib.sha256(specs).hexdigest(),
             wants_host_state=wants_host_state,
             damaged=damaged or {},
+            restored=restored,
         )
         held = self._round(f"report/{self._reports}")
         self._reports += 1

@@ -35,6 +35,13 @@ from emergency_ckpt.core.restore.majority import (
 )
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, TargetSet
 from emergency_ckpt.core.restore.restore_plan import plan_restore
+from emergency_ckpt.core.restore.suspect import (
+    SUSPECT_LIVES,
+    RestoredSave,
+    lives_from,
+    newest_older,
+    suspicion,
+)
 from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.core.timeline import (
     is_plain,
@@ -120,6 +127,10 @@ class RestoreLeader:
         self._looks_at_once = LOOKS_AT_ONCE
         self._attempts = 0
         self._last_failure = ""
+        self._restored: tuple[RestoredSave, ...] = ()
+        self._judged: set[SaveId] = set()
+        self._only_below: int | None = None
+        self._instead_of: RestoredSave | None = None
         self._greatest = 0  # number of an incarnation that a report or storage named
 
     @property
@@ -134,6 +145,7 @@ class RestoreLeader:
         if addresses := self._parts.config.extra_holders:
             holders += ask_extra_holders(self._parts.client, self._events, addresses, self._end_s)
         self._greatest = max(self._greatest, *(each.greatest for each in holders))
+        self._restored = tuple(each for report in reports.values() for each in report.restored)
         damaged = {
             Quarantined(report.inventory.holder, digest, shard)
             for report in reports.values()
@@ -162,7 +174,11 @@ class RestoreLeader:
             if self._read_more(answer):
                 continue
             if not isinstance(answer, RestorePlan):
+                if self._takes_suspect("no older step can be restored"):
+                    continue
                 return self._without_plan(answer)
+            if self._passes_over(answer):
+                continue
             if answer.save is not None:
                 settled = self._settle(answer)
                 if settled is None:
@@ -178,6 +194,8 @@ class RestoreLeader:
                 planned = self._plan_stored(answer, self._persistent)
             except (PersistentTierError, CorruptData) as error:
                 if isinstance(error, PersistentTierError) and error.unreachable:
+                    if self._takes_suspect(str(error)):
+                        continue
                     raise  # that says nothing about the step: an older one is no answer
                 self._cancel(answer.step, str(error))
                 continue
@@ -257,7 +275,52 @@ class RestoreLeader:
                 host_state_remap=self._parts.config.host_state_remap is not None,
                 needs_host_state=self._wants_host_state,
                 takes_rolled_back=takes_rolled_back,
+                only_below=None if requested_step is not None else self._only_below,
             )
+
+    # Saves that end the lives that begin from them.
+
+    def _passes_over(self, answer: RestorePlan) -> bool:
+        """Tell of a suspect save; return whether an older one is to be planned for instead."""
+        limit, save = self._parts.config.suspect_lives, answer.save
+        if save is None:
+            incarnation = self._stored[answer.step].incarnation
+            save = SaveId(answer.step, incarnation, self._parts.config.run_name)
+        suspect = RestoredSave(save, self._lives_from(save))
+        is_suspect = suspect.lives >= (limit or SUSPECT_LIVES)
+        if self._requested_step is not None or not is_suspect or save in self._judged:
+            return False
+        self._judged.add(save)
+        older: int | None = None
+        if limit is not None:
+            older = newest_older(self._stored.values(), save.step, self._inventory.timeline)
+        held = (each.save.step for h in self._inventory.holders for each in h.tensors)
+        reached = max([*held, save.step])
+        self._events.emit(
+            "restore.suspect",
+            step=save.step,
+            lives=suspect.lives,
+            reached=reached,
+            text=suspicion(suspect, reached, older, limit),
+        )
+        if older is None:
+            return False
+        self._only_below, self._instead_of = save.step, self._instead_of or suspect
+        return True
+
+    def _lives_from(self, save: SaveId) -> int:
+        entry = None if self._view is None else self._view.entry(save.step, save.incarnation)
+        listed = [] if entry is None else [RestoredSave(save, entry.lives)]
+        return lives_from(save, [*self._restored, *listed])
+
+    def _takes_suspect(self, reason: str) -> bool:
+        """Return to the suspect save where the older ones cannot be had; False: there is none."""
+        if self._only_below is None:
+            return False
+        self._only_below = self._instead_of = None
+        text = f"the suspect step is restored after all: {reason}"
+        self._events.emit("restore.note", text=text[:500])
+        return True
 
     def _read_more(self, answer: RestorePlan | NoPlan) -> bool:
         """Read manifests again, of saves newer than ``answer``; return whether any was to be read.
@@ -341,7 +404,12 @@ class RestoreLeader:
             named = [each.describe() for each in result.undecided[:_NAMED_SHARDS]]
             lines = (*named, *_and_more(len(result.undecided)))
             return NoPlan("diverged", step=plan.step, rejected=plan.rejected, missing=lines)
-        plan = msgspec.structs.replace(plan, timeline=self._inventory.timeline)
+        plan = msgspec.structs.replace(
+            plan,
+            timeline=self._inventory.timeline,
+            lives=self._lives_from(plan.save),
+            instead_of=self._instead_of,
+        )
         return name_outvoted(plan, self._inventory, result) if result.outvoted else plan
 
     def _majority_result(self, save: SaveId) -> MajorityResult:

@@ -17,6 +17,7 @@ from emergency_ckpt.cluster.timelines import StoredChain, Timelines
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement.placement_policies import RetainedShards
 from emergency_ckpt.core.restore.plan_types import NoPlan, Rejection
+from emergency_ckpt.core.restore.suspect import RestoredSave
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import (
     CheckpointError,
@@ -137,6 +138,7 @@ class RestoredState:
       is_prefetched: ``state`` was on the devices before.
       is_loaded: this restore loaded the step from storage, on all processes.
       timeline: the newest that any process knew, or storage.
+      lives, instead_of: as in ``RestorePlan``.
       lack: why a part of the step is not in this process's RAM; empty when all of it is.
       incarnation: the id under which the job saves from now on; empty until all processes have
         their part.
@@ -152,6 +154,8 @@ class RestoredState:
     is_loaded: bool = False
     rejected: tuple[Rejection, ...] = ()
     timeline: Timeline | None = None
+    lives: int = 0
+    instead_of: RestoredSave | None = None
     lack: str = ""
     incarnation: str = ""
 

@@ -33,6 +33,7 @@ from emergency_ckpt.cluster.coordination import ERROR_LIMIT_CHARS
 from emergency_ckpt.core.boxes import describe
 from emergency_ckpt.core.restore.inventory import persistent_unusable
 from emergency_ckpt.core.restore.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan, few
+from emergency_ckpt.core.restore.suspect import RestoredSave
 from emergency_ckpt.core.wording import TIER_WORDS
 from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
 from emergency_ckpt.restore.dialogue import (
@@ -249,6 +250,7 @@ class Restore:
                 self._request.tree,
                 wants_host_state=self._request.wants_host_state,
                 damaged=self._parts.tier.damaged(),
+                restored=self._parts.tier.restored(),
             )
 
     def _new_leader(self) -> RestoreLeader:
@@ -421,6 +423,8 @@ class Restore:
             is_loaded=self._loaded == save,
             rejected=plan.rejected,
             timeline=plan.timeline,
+            lives=plan.lives,
+            instead_of=plan.instead_of,
             lack=restored.lack or self._room.lack,
         )
 
@@ -476,29 +480,39 @@ class Restore:
         if restored.gathered is not None:
             # All processes have gathered what they keep; peers need nothing more from here.
             parts.tier.keep_only(restored.save, restored.gathered)
-        at_once = self._request.requested_step is not None and not keep_newer
+        goes_back = self._request.requested_step is not None or restored.instead_of is not None
+        at_once = goes_back and not keep_newer
         parts.timelines.begin(
             restored.timeline, restored.save, restored.incarnation, at_once=at_once
         )
         if at_once and parts.process[0] == 0 and parts.stored_chain is not None:
             parts.stored_chain.follow_soon(restored.incarnation)
-        self._note_complete(restored.save)
+        # A job that saves nothing does not fail to: its lives are not counted.
+        self._note_complete(restored, restored.lives + 1 if parts.config.save_plans() else 0)
         if self._host_state is not None:
             self._host_state.finish()
         return self._finished(restored, started_s)
 
-    def _note_complete(self, save: SaveId) -> None:
-        """Record that ``save`` is complete. A failure is logged and ends nothing, as after a save.
+    def _note_complete(self, restored: RestoredState, lives: int) -> None:
+        """Record that the step is complete, and that so many ``lives`` in a row began from it.
 
-        The step is complete without the record, which only tells a loss of everything from a fresh
-        start. A ramdisk that others have filled must not prevent a restore from RAM.
+        A failure is logged and ends nothing, as after a save. The step is complete without the
+        record, which only tells a loss of everything from a fresh start. A ramdisk that others have
+        filled must not prevent a restore from RAM.
         """
+        parts, save = self._parts, restored.save
+        if parts.process[0] == 0 and parts.stored_chain is not None:
+            if restored.instead_of is not None:
+                parts.stored_chain.note_lives_soon(restored.instead_of)
+            if restored.is_loaded:  # of a restore from RAM the ledgers are record enough
+                parts.stored_chain.note_lives_soon(RestoredSave(save, lives))
+            parts.stored_chain.began_from = save
         try:
-            self._parts.tier.note_complete(save)
+            parts.tier.note_complete(save, lives=lives)
         except (CheckpointError, OSError) as error:
             text = f"step {save.step} is not on record as complete: {error}"
             logging.warning("%s", text)
-            self._parts.events.emit("restore.note", text=text)
+            parts.events.emit("restore.note", text=text)
 
     def _finished(self, restored: RestoredState, started_s: float) -> RestoreReport:
         tally, overlapped_s = restored.tally, 0.0

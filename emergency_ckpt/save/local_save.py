@@ -22,6 +22,7 @@ from emergency_ckpt.errors import CheckpointError, SaveFailed, TransferError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
+from emergency_ckpt.save.finite import FiniteLeaves
 from emergency_ckpt.save.persistent.capture import SlotCapture
 from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 from emergency_ckpt.state import host_state as host_states
@@ -69,6 +70,7 @@ class LocalSaves:
         copy_batch_bytes: int,
         timelines: Timelines | None = None,
         preservation: PreservationPolicy | None = None,
+        finite: FiniteLeaves | None = None,
     ) -> None:
         self._tier = tier
         self._vote = vote
@@ -80,6 +82,7 @@ class LocalSaves:
         self._copy_batch_bytes = copy_batch_bytes
         self._timelines = timelines or Timelines(tier, events)
         self._preservation = preservation
+        self._finite = finite or FiniteLeaves(events)
         self._published_s: dict[SaveId, float] = {}
         self._complete: SaveId | None = None
         self._recent: tuple[int, ...] = ()
@@ -109,6 +112,7 @@ class LocalSaves:
     def restart_from(self, save: SaveId) -> None:
         """After a restore: ``save`` is what must not be lost; nothing else is in doubt."""
         self._recent = tuple(sorted({*self._recent, save.step}))
+        self._finite.note_restored(is_finite=self._tier.finite == save)
         self._begin_after(save)
 
     def forget(self, step: int) -> None:
@@ -181,7 +185,7 @@ class LocalSaves:
         try:
             self._events.emit("save.invalidated", step=step)
             started_s = time.monotonic()
-            crcs = self._copy(job, writer)
+            crcs, is_finite = self._copy(job, writer)
             copied_s = time.monotonic()
             size_bytes, seconds = job.layout.size_bytes, copied_s - started_s
             self._events.emit("save.copied", step=step, size_bytes=size_bytes, seconds=seconds)
@@ -195,23 +199,36 @@ class LocalSaves:
         seconds = time.monotonic() - copied_s
         self._events.emit("save.published", step=step, size_bytes=size_bytes, seconds=seconds)
         self._publish_host_state(job)
-        return Ballot(digest=digest, layout=layout_digest(job.layout))
+        return Ballot(digest=digest, layout=layout_digest(job.layout), finite=is_finite)
 
-    def _copy(self, job: LocalSave, writer: SlotWriter) -> list[int]:
-        """CRC of each shard. What was copied is let go before the next batch is waited for."""
-        shards = job.layout.shards
+    def _copy(self, job: LocalSave, writer: SlotWriter) -> tuple[list[int], bool]:
+        """Return the CRC of each shard, and whether all are known to be finite.
+
+        What was copied is let go before the next batch is waited for.
+        """
+        shards, specs = job.layout.shards, {leaf.path: leaf for leaf in job.leaves}
+        patterns = self._finite.patterns([placed.shard for placed in shards], specs)
         crcs: dict[int, int] = {}
+        counts: dict[int, int] = {}
         for batch in job.capture.batches(self._copy_batch_bytes):
             positions = [position for position, _ in batch]
             copies = [(flat_bytes(view), shards[position].offset) for position, view in batch]
-            crcs.update(zip(positions, writer.copy(copies), strict=True))
+            counted = [patterns[position] for position in positions]
+            copied = writer.copy_and_count(copies, counted)
+            for found, of_batch in zip((crcs, counts), copied, strict=True):
+                found.update(zip(positions, of_batch, strict=True))
             del copies
             if len(crcs) < len(shards):
                 self._events.emit("save.copying", step=job.save.step, shards=len(crcs))
-        found = [crcs[position] for position in range(len(shards))]
+        in_order, non_finite = (
+            [each[position] for position in range(len(shards))] for each in (crcs, counts)
+        )
         if job.capture.is_wanted:
-            job.capture.hand_over(writer.loan(), job.leaves, job.layout, found)
-        return found
+            loan = writer.loan()
+            job.capture.hand_over(loan, job.leaves, job.layout, in_order, non_finite)
+        by_shard = {p.shard: count for p, count in zip(shards, non_finite, strict=True)}
+        self._finite.note(job.save.step, by_shard)
+        return in_order, self._finite.is_on and not any(non_finite)
 
     def _publish_host_state(self, job: LocalSave) -> None:
         data = host_states.encode(
@@ -233,7 +250,7 @@ class LocalSaves:
         self, save: SaveId, outcome: Outcome, refusal: Exception | None, seconds: float
     ) -> None:
         if outcome.kind == "complete":
-            self._note_complete(save)
+            self._note_complete(save, is_finite=outcome.finite)
             self._events.emit("save.complete", step=save.step, seconds=seconds)
             return
         if outcome.kind == "in_doubt":
@@ -258,12 +275,12 @@ class LocalSaves:
                 continue
             self._in_doubt.discard(save)
             if outcome.kind == "complete" and (self._complete is None or save > self._complete):
-                self._note_complete(save)
+                self._note_complete(save, is_finite=outcome.finite)
             elif outcome.kind == "incomplete":
                 self._tier.note_incomplete(save)
         self._protect()
 
-    def _note_complete(self, save: SaveId) -> None:
+    def _note_complete(self, save: SaveId, *, is_finite: bool) -> None:
         self._complete = save
         before = [step for step in self._recent if step < save.step]
         self._recent = (*before[1 - _MOST_RECENT :], save.step)
@@ -271,7 +288,7 @@ class LocalSaves:
         # Whatever became of older saves, nobody needs them any more.
         self._in_doubt = {doubtful for doubtful in self._in_doubt if doubtful > save}
         try:
-            self._tier.note_complete(save)
+            self._tier.note_complete(save, is_finite=is_finite)
             self._tier.release_orphans()
         except (CheckpointError, OSError) as error:
             failure = SaveFailed("note", f"step {save.step} as complete", str(error))
@@ -295,7 +312,10 @@ class LocalSaves:
         self._published_s = {save: self._published_s.get(save, now_s) for save in held}
         steps = [save.step for save in held]
         records = [StepRecord(save.step, self._published_s[save]) for save in held]
-        removals = choose_removals(steps, wanted_steps(records, policy))
+        wanted = wanted_steps(records, policy)
+        pinned = self._tier.pinned
+        wanted = [want or save == pinned for want, save in zip(wanted, held, strict=True)]
+        removals = choose_removals(steps, wanted)
         for save in held:
             if save.step in removals.steps and save.step < newest.step:
                 self._tier.drop(save)

@@ -29,6 +29,7 @@ from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.save.finite import FiniteLeaves
 from emergency_ckpt.save.local_save import LocalSave, LocalSaves
 from emergency_ckpt.save.persistent.capture import ScratchArea, SlotCapture, StorageCapture
 from emergency_ckpt.save.persistent.retention import Preservation
@@ -49,6 +50,7 @@ class SaverParts:
 
     Attributes:
       inbox: what others push for the persistent saves of this process.
+      finite: which leaves were finite.
       before_save: called when a save of a step starts; gives what its background part does first,
         if anything.
       inspect: raises PeerLeft, or PeerAbsent, when a process is found that the training waits
@@ -68,6 +70,7 @@ class SaverParts:
     events: EventSink
     failures: Failures
     inbox: HostStateInbox
+    finite: FiniteLeaves
     before_save: Callable[[int], Callable[[], object] | None]
     inspect: Callable[[], None]
 

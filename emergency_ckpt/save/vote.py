@@ -50,20 +50,26 @@ class Ballot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
       digest: of the published contents.
       layout: digest of which shards these are; replicas with equal layouts should have equal
         digests.
+      finite: the values of these shards were looked at, and all are finite.
     """
 
     digest: str = ""
     layout: str = ""
     refused: str = ""
+    finite: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """``ballots`` are those of all processes, at the leader only."""
+    """``ballots`` are those of all processes, at the leader only.
+
+    ``finite``: every process's part of a complete save is; False where that is not known.
+    """
 
     kind: Literal["complete", "incomplete", "in_doubt"]
     reason: str
     ballots: Mapping[int, Ballot] = dataclasses.field(default_factory=dict[int, Ballot])
+    finite: bool = False
 
 
 class _Decision(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -71,6 +77,7 @@ class _Decision(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
     complete: bool
     reason: str
+    finite: bool = False
 
 
 class Vote:
@@ -202,10 +209,11 @@ class Vote:
         reasons += [missing[p] for p in sorted(missing)[:4] if p not in ballots]
         reason = "; ".join([result.reason, *reasons])
         complete = result.outcome == "complete"
-        decided = self._settle(save, _Decision(complete, "" if complete else reason))
+        finite = complete and all(ballot.finite for ballot in ballots.values())
+        decided = self._settle(save, _Decision(complete, "" if complete else reason, finite))
         if not decided.complete:
             return Outcome("incomplete", decided.reason or reason, ballots)
-        return Outcome("complete", result.reason, ballots)
+        return Outcome("complete", result.reason, ballots, decided.finite)
 
     # All.
 
@@ -234,7 +242,8 @@ class Vote:
     def _outcome_of(self, decision: _Decision) -> Outcome:
         if not decision.complete:
             return Outcome("incomplete", decision.reason)
-        return Outcome("complete", all_published(self._coordinator.process_count))
+        reason = all_published(self._coordinator.process_count)
+        return Outcome("complete", reason, finite=decision.finite)
 
     def _decision(self, save: SaveId) -> Cell:
         return Cell(self._coordinator, f"{_name(save)}/decision")

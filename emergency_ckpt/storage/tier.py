@@ -523,11 +523,14 @@ class PersistentTier:
         crcs: Mapping[ShardId, int],
         metrics: Mapping[str, Any] | None = None,
         orbax: OrbaxStep = OrbaxStep(),  # noqa: B008 - immutable
+        *,
+        finite: bool = False,
     ) -> Entry:
         """Write the checksums, then the marker; return the entry that makes the step count.
 
         PersistentTierError when another save has written the step meanwhile.
         ``documents``: (SHA-256 in hex, is empty) of every process's host state, by process index.
+        ``finite``: as in ``Entry``.
         """
         items = self._items_of(orbax)
         tensors = self.found.looks.tensors_id(save, items)
@@ -544,4 +547,5 @@ class PersistentTier:
             size_bytes=state_size_bytes(leaves),
             saved_s=time.time(),
             metrics=None if metrics is None else dict(metrics),
+            finite=finite,
         )

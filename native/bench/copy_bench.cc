@@ -58,6 +58,8 @@ void CopyPastCaches(std::byte* target, const std::byte* source, size_t nbytes) {
 #endif
 }
 
+constexpr eckpt::ValuePattern kNonFiniteBfloat16{2, 0x7f80, 0x7f80};
+
 // Prevents the compiler from removing results that no code reads.
 std::atomic<uint32_t> sink;
 
@@ -89,6 +91,14 @@ std::vector<Case> BackendCases(const Setting& setting, const Crc32cBackend& back
            sink.fetch_xor(backend.copy(0, t, s, n), std::memory_order_relaxed);
          });
        }},
+      {name + " copy with crc and look",
+       [=, &backend] {
+         InPieces(setting, [&](std::byte* t, const std::byte* s, size_t n) {
+           bool seen = false;
+           sink.fetch_xor(backend.copy_and_look(0, t, s, n, kNonFiniteBfloat16, seen),
+                          std::memory_order_relaxed);
+         });
+       }},
   };
 }
 
@@ -101,12 +111,16 @@ std::vector<Case> AllCases(const Setting& setting) {
     for (Case& made : BackendCases(setting, backend)) cases.push_back(std::move(made));
   }
   for (const size_t buffer_bytes : {setting.nbytes, size_t{65536}}) {
-    std::vector<eckpt::Copy> copies;
-    for (size_t at = 0; at < setting.nbytes; at += buffer_bytes) {
-      copies.push_back({{setting.source + at, buffer_bytes}, setting.target + at});
+    for (const eckpt::ValuePattern& pattern : {eckpt::ValuePattern{}, kNonFiniteBfloat16}) {
+      std::vector<eckpt::Copy> copies;
+      for (size_t at = 0; at < setting.nbytes; at += buffer_bytes) {
+        copies.push_back({{setting.source + at, buffer_bytes}, setting.target + at, pattern});
+      }
+      const char* counts = pattern.width == 0 ? "" : " and count";
+      cases.push_back(
+          {"copy all" + std::string(counts) + ", " + std::to_string(copies.size()) + " buffers",
+           [=] { eckpt::CopyAllAndCount(copies, setting.threads); }});
     }
-    cases.push_back({"CopyAllWithCrc32c, " + std::to_string(copies.size()) + " buffers",
-                     [=] { eckpt::CopyAllWithCrc32c(copies, setting.threads); }});
   }
   return cases;
 }

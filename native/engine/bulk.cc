@@ -4,9 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <system_error>
+#include <utility>
 
 #include "engine/crc32c.h"
 #include "engine/parallel.h"
@@ -69,13 +71,24 @@ void PopulatePages(std::byte* begin, std::byte* end, size_t page_bytes, int advi
 }  // namespace
 
 std::vector<uint32_t> CopyAllWithCrc32c(std::span<const Copy> copies, int threads) {
+  return CopyAllAndCount(copies, threads).crcs;
+}
+
+CopiedAll CopyAllAndCount(std::span<const Copy> copies, int threads) {
   std::vector<size_t> item_bytes(copies.size());
-  for (size_t i = 0; i < copies.size(); ++i) item_bytes[i] = copies[i].source.size();
-  return CrcInPieces(item_bytes, threads, [&](const Piece& piece) {
+  for (size_t i = 0; i < copies.size(); ++i) {
+    CountMatches({}, copies[i].pattern);  // throws for a width before anything is written
+    item_bytes[i] = copies[i].source.size();
+  }
+  std::vector<std::atomic<uint64_t>> matches(copies.size());
+  std::vector<uint32_t> crcs = CrcInPieces(item_bytes, threads, [&](const Piece& piece) {
     const Copy& copy = copies[piece.item];
-    return CopyWithCrc32c(copy.target + piece.begin,
-                          copy.source.subspan(piece.begin, piece.nbytes));
+    const Copied copied = CopyAndCount(
+        copy.target + piece.begin, copy.source.subspan(piece.begin, piece.nbytes), copy.pattern);
+    if (copied.matches != 0) matches[piece.item] += copied.matches;
+    return copied.crc32c;
   });
+  return {std::move(crcs), {matches.begin(), matches.end()}};
 }
 
 std::vector<uint32_t> Crc32cOfAll(std::span<const Bytes> ranges, int threads) {

@@ -6,6 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "engine/values.h"
+
 namespace eckpt {
 
 using Bytes = std::span<const std::byte>;
@@ -13,12 +15,21 @@ using Bytes = std::span<const std::byte>;
 struct Copy {
   Bytes source;
   std::byte* target;  // room for source.size() bytes that overlap no other source or target
+  ValuePattern pattern = {};
 };
 
 // Copies each source to its target and returns the CRC32C of each as copied, in order. Large items
 // are split over the threads, small ones are batched. After the return all stores are visible to
 // the caller's thread.
 std::vector<uint32_t> CopyAllWithCrc32c(std::span<const Copy> copies, int threads);
+
+// As CopyAllWithCrc32c; also returns, in order, the number of values of each source that fit its
+// pattern. std::invalid_argument, with nothing written, for the width of a pattern.
+struct CopiedAll {
+  std::vector<uint32_t> crcs;
+  std::vector<uint64_t> matches;
+};
+CopiedAll CopyAllAndCount(std::span<const Copy> copies, int threads);
 
 // Returns the CRC32C of each range, in order.
 std::vector<uint32_t> Crc32cOfAll(std::span<const Bytes> ranges, int threads);

@@ -34,6 +34,18 @@ uint32_t CopyWithCrc32c(std::byte* target, std::span<const std::byte> source) {
   return ~Fastest().copy(~uint32_t{0}, target, source.data(), source.size());
 }
 
+Copied CopyAndCount(std::byte* target, std::span<const std::byte> source,
+                    const ValuePattern& pattern) {
+  if (pattern.width == 0) return {CopyWithCrc32c(target, source), 0};
+  if (reinterpret_cast<uintptr_t>(target) % pattern.width != 0) {
+    return {CopyWithCrc32c(target, source), CountMatches(source, pattern)};
+  }
+  bool seen = false;
+  const uint32_t state =
+      Fastest().copy_and_look(~uint32_t{0}, target, source.data(), source.size(), pattern, seen);
+  return {~state, seen ? CountMatches(source, pattern) : 0};
+}
+
 const char* Crc32cImplementation() { return Fastest().name; }
 
 }  // namespace eckpt

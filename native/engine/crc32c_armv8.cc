@@ -23,7 +23,7 @@ struct Armv8 {
   }
 };
 
-constexpr Crc32cBackend kBackend{"armv8", FeedAll<Armv8>, CopyAll<Armv8>};
+constexpr Crc32cBackend kBackend{"armv8", FeedAll<Armv8>, CopyAll<Armv8>, CopyAndLook<Armv8>};
 
 }  // namespace
 

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <span>
 
+#include "engine/values.h"
+
 namespace eckpt {
 
 // The functions work on the raw register, without the inversion before and after. They accept any
@@ -19,6 +21,11 @@ struct Crc32cBackend {
   // overlap, and no thread may write the source meanwhile, because it is read twice. As after any
   // store, the copy is visible to every thread that synchronizes with this one afterwards.
   uint32_t (*copy)(uint32_t state, std::byte* target, const std::byte* source, size_t nbytes);
+
+  // As `copy`; also returns in `seen` whether a value of `pattern`, which has a width, is among
+  // those that begin at `source`. The address of `target` is a multiple of the width.
+  uint32_t (*copy_and_look)(uint32_t state, std::byte* target, const std::byte* source,
+                            size_t nbytes, const ValuePattern& pattern, bool& seen);
 };
 
 // Returns the implementations that this processor can run, fastest first, the portable one last.

@@ -10,12 +10,16 @@
 // cannot follow the three stripes. Instead each block is stored while the next one is fed: loads
 // from memory, CRC and stores overlap, and the second read of a block hits the cache. Measured on
 // Zen 3: as fast as a non-temporal copy without CRC, 1.6 times as fast as both in sequence.
+//
+// Look: a line that is stored is in registers, where three instructions for 16 bytes compare its
+// values; these are only counted, by another pass over the piece, where one was seen.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "engine/crc32c_combine.h"
+#include "engine/values.h"
 
 namespace eckpt {
 namespace {
@@ -115,22 +119,74 @@ inline uint32_t FeedBlock(uint32_t state, const std::byte* source) {
   return block.Join();
 }
 
+// Looks for nothing in what is copied.
+struct NoLook {
+  void Line(const std::byte*) {}
+  void Bytes(const std::byte*, size_t) {}
+};
+
+// Looks for values of a pattern; `Value` has its width.
+template <class Value>
+class Look {
+ public:
+  explicit Look(const ValuePattern& pattern)
+      : mask_(Lanes{} + static_cast<Value>(pattern.mask)),
+        match_(Lanes{} + static_cast<Value>(pattern.match)) {}
+
+  [[gnu::always_inline]] void Line(const std::byte* line) {
+#pragma GCC unroll 4
+    for (size_t at = 0; at < kLineBytes; at += sizeof(Lanes)) {
+      Lanes values;
+      __builtin_memcpy(&values, line + at, sizeof(values));
+      seen_ |= reinterpret_cast<Lanes>((values & mask_) == match_);
+    }
+  }
+
+  // The values of the first whole ones of `nbytes`.
+  void Bytes(const std::byte* source, size_t nbytes) {
+    for (; nbytes >= sizeof(Value); source += sizeof(Value), nbytes -= sizeof(Value)) {
+      Value value;
+      __builtin_memcpy(&value, source, sizeof(value));
+      seen_ |= reinterpret_cast<Lanes>(((Lanes{} + value) & mask_) == match_);
+    }
+  }
+
+  bool Seen() const {
+    uint64_t halves[2];
+    __builtin_memcpy(halves, &seen_, sizeof(halves));
+    return (halves[0] | halves[1]) != 0;
+  }
+
+ private:
+  using Lanes [[gnu::vector_size(16)]] = Value;
+  Lanes mask_;
+  Lanes match_;
+  Lanes seen_{};
+};
+
 // Feeds the block after `source` while it copies the one at `source`.
-template <class Cpu, size_t kStripeBytes>
-inline uint32_t CopyBlockFeedNext(uint32_t state, std::byte* target, const std::byte* source) {
+template <class Cpu, size_t kStripeBytes, class Looks>
+inline uint32_t CopyBlockFeedNext(uint32_t state, std::byte* target, const std::byte* source,
+                                  Looks& look) {
   Block<Cpu, kStripeBytes> next(state);
+  Looks here = look;  // in registers
   for (size_t at = 0; at < kStripeBytes; at += kLineBytes) {
     next.FeedLines(source + next.kBytes, at);
     for (size_t k = 3 * at; k < 3 * (at + kLineBytes); k += kLineBytes) {
+      here.Line(source + k);
       Cpu::StreamLine(target + k, source + k);
     }
   }
+  look = here;
   return next.Join();
 }
 
-template <class Cpu>
-inline void StreamLines(std::byte* target, const std::byte* source, size_t nbytes) {
-  for (size_t at = 0; at < nbytes; at += kLineBytes) Cpu::StreamLine(target + at, source + at);
+template <class Cpu, class Looks>
+inline void StreamLines(std::byte* target, const std::byte* source, size_t nbytes, Looks& look) {
+  for (size_t at = 0; at < nbytes; at += kLineBytes) {
+    look.Line(source + at);
+    Cpu::StreamLine(target + at, source + at);
+  }
 }
 
 // The bytes left to copy, and the register so far.
@@ -147,24 +203,26 @@ struct CopyState {
   }
 };
 
-template <class Cpu>
-inline void CopyBytes(CopyState& copy, size_t count) {
+template <class Cpu, class Looks>
+inline void CopyBytes(CopyState& copy, size_t count, Looks& look) {
   if (count == 0) return;  // an empty range may be null, which memcpy does not allow
+  look.Bytes(copy.source, count);
   copy.crc_state = FeedBytes<Cpu>(copy.crc_state, copy.source, count);
   __builtin_memcpy(copy.target, copy.source, count);
   copy.Advance(count);
 }
 
 // Copies as many whole blocks as there are.
-template <class Cpu, size_t kStripeBytes>
-inline void CopyBlocks(CopyState& copy) {
+template <class Cpu, size_t kStripeBytes, class Looks>
+inline void CopyBlocks(CopyState& copy, Looks& look) {
   constexpr size_t kBlockBytes = 3 * kStripeBytes;
   if (copy.nbytes < kBlockBytes) return;
   copy.crc_state = FeedBlock<Cpu, kStripeBytes>(copy.crc_state, copy.source);
   for (; copy.nbytes >= 2 * kBlockBytes; copy.Advance(kBlockBytes)) {
-    copy.crc_state = CopyBlockFeedNext<Cpu, kStripeBytes>(copy.crc_state, copy.target, copy.source);
+    copy.crc_state =
+        CopyBlockFeedNext<Cpu, kStripeBytes>(copy.crc_state, copy.target, copy.source, look);
   }
-  StreamLines<Cpu>(copy.target, copy.source, kBlockBytes);
+  StreamLines<Cpu>(copy.target, copy.source, kBlockBytes, look);
   copy.Advance(kBlockBytes);
 }
 
@@ -181,21 +239,53 @@ uint32_t FeedAll(uint32_t state, const std::byte* source, size_t nbytes) {
   return FeedBytes<Cpu>(state, source, nbytes);
 }
 
-// Crc32cBackend::copy, without the fence.
-template <class Cpu>
-uint32_t CopyAll(uint32_t state, std::byte* target, const std::byte* source, size_t nbytes) {
+template <class Cpu, class Looks>
+inline uint32_t CopyAllLooking(uint32_t state, std::byte* target, const std::byte* source,
+                               size_t nbytes, Looks& look) {
   CopyState copy{target, source, nbytes, state};
   const size_t misaligned = reinterpret_cast<uintptr_t>(target) % kLineBytes;
   const size_t head = (kLineBytes - misaligned) % kLineBytes;
-  CopyBytes<Cpu>(copy, head < nbytes ? head : nbytes);
-  CopyBlocks<Cpu, kLongStripeBytes>(copy);
-  CopyBlocks<Cpu, kShortStripeBytes>(copy);
+  CopyBytes<Cpu>(copy, head < nbytes ? head : nbytes, look);
+  CopyBlocks<Cpu, kLongStripeBytes>(copy, look);
+  CopyBlocks<Cpu, kShortStripeBytes>(copy, look);
   const size_t lines = copy.nbytes / kLineBytes * kLineBytes;
   copy.crc_state = FeedBytes<Cpu>(copy.crc_state, copy.source, lines);
-  StreamLines<Cpu>(copy.target, copy.source, lines);
+  StreamLines<Cpu>(copy.target, copy.source, lines, look);
   copy.Advance(lines);
-  CopyBytes<Cpu>(copy, copy.nbytes);
+  CopyBytes<Cpu>(copy, copy.nbytes, look);
   return copy.crc_state;
+}
+
+// Crc32cBackend::copy, without the fence.
+template <class Cpu>
+uint32_t CopyAll(uint32_t state, std::byte* target, const std::byte* source, size_t nbytes) {
+  NoLook nothing;
+  return CopyAllLooking<Cpu>(state, target, source, nbytes, nothing);
+}
+
+template <class Cpu, class Value>
+uint32_t CopyAndLookFor(uint32_t state, std::byte* target, const std::byte* source, size_t nbytes,
+                        const ValuePattern& pattern, bool& seen) {
+  Look<Value> look(pattern);
+  state = CopyAllLooking<Cpu>(state, target, source, nbytes, look);
+  seen = look.Seen();
+  return state;
+}
+
+// Crc32cBackend::copy_and_look, without the fence.
+template <class Cpu>
+uint32_t CopyAndLook(uint32_t state, std::byte* target, const std::byte* source, size_t nbytes,
+                     const ValuePattern& pattern, bool& seen) {
+  switch (pattern.width) {
+    case 1:
+      return CopyAndLookFor<Cpu, uint8_t>(state, target, source, nbytes, pattern, seen);
+    case 2:
+      return CopyAndLookFor<Cpu, uint16_t>(state, target, source, nbytes, pattern, seen);
+    case 4:
+      return CopyAndLookFor<Cpu, uint32_t>(state, target, source, nbytes, pattern, seen);
+    default:
+      return CopyAndLookFor<Cpu, uint64_t>(state, target, source, nbytes, pattern, seen);
+  }
 }
 
 }  // namespace

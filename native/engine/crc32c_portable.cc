@@ -63,7 +63,14 @@ uint32_t Copy(uint32_t state, std::byte* target, const std::byte* source, size_t
   return state;
 }
 
-constexpr Crc32cBackend kBackend{"portable", Feed, Copy};
+uint32_t CopyAndLook(uint32_t state, std::byte* target, const std::byte* source, size_t nbytes,
+                     const ValuePattern& pattern, bool& seen) {
+  state = Copy(state, target, source, nbytes);
+  seen = CountMatches({source, nbytes}, pattern) != 0;
+  return state;
+}
+
+constexpr Crc32cBackend kBackend{"portable", Feed, Copy, CopyAndLook};
 
 }  // namespace
 

@@ -31,7 +31,14 @@ uint32_t Copy(uint32_t state, std::byte* target, const std::byte* source, size_t
   return state;
 }
 
-constexpr Crc32cBackend kBackend{"sse4.2", FeedAll<Sse42>, Copy};
+uint32_t CopyLooking(uint32_t state, std::byte* target, const std::byte* source, size_t nbytes,
+                     const ValuePattern& pattern, bool& seen) {
+  state = CopyAndLook<Sse42>(state, target, source, nbytes, pattern, seen);
+  _mm_sfence();
+  return state;
+}
+
+constexpr Crc32cBackend kBackend{"sse4.2", FeedAll<Sse42>, Copy, CopyLooking};
 
 }  // namespace
 

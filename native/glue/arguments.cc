@@ -58,6 +58,21 @@ std::vector<ByteRange> ParseRanges(nb::sequence ranges) {
   return parsed;
 }
 
+std::vector<ValuePattern> ParsePatterns(nb::sequence patterns, size_t count) {
+  if (nb::len(patterns) != count) {
+    ThrowValueError("expected " + std::to_string(count) + " patterns");
+  }
+  std::vector<ValuePattern> parsed;
+  parsed.reserve(count);
+  for (nb::handle item : patterns) {
+    if (nb::len(item) != 3) ThrowValueError("a pattern has width, mask and match");
+    parsed.push_back({ParseUnsigned(item[0], SIZE_MAX, "width"),
+                      ParseUnsigned(item[1], UINT64_MAX, "mask"),
+                      ParseUnsigned(item[2], UINT64_MAX, "match")});
+  }
+  return parsed;
+}
+
 HeldBuffers::~HeldBuffers() {
   for (Py_buffer& buffer : buffers_) PyBuffer_Release(&buffer);
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/mapping.h"
+#include "engine/values.h"
 
 namespace eckpt {
 
@@ -28,6 +29,9 @@ std::chrono::nanoseconds ParseTimeout(double timeout_s);
 
 // (offset, nbytes) pairs.
 std::vector<ByteRange> ParseRanges(nb::sequence ranges);
+
+// `count` times (width, mask, match); ValueError for another number of them.
+std::vector<ValuePattern> ParsePatterns(nb::sequence patterns, size_t count);
 
 // C-contiguous buffers, held until this is destroyed (with the GIL).
 class HeldBuffers {

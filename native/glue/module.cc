@@ -2,11 +2,13 @@
 // contract.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <memory>
 #include <system_error>
+#include <utility>
 
 #include "engine/bulk.h"
 #include "engine/crc32c.h"
@@ -55,20 +57,41 @@ Array View(const Mapping& mapping, nb::handle offset, nb::handle nbytes, nb::obj
   return Array(reinterpret_cast<const uint8_t*>(bytes.data()), {bytes.size()}, keeper);
 }
 
-std::vector<uint32_t> CopyCrc32c(const Mapping& mapping, nb::sequence copies, nb::handle threads) {
-  const auto memory = mapping.Hold();
-  const int thread_count = ParseThreads(threads);
-  HeldBuffers sources;
+std::vector<Copy> ParseCopies(const MappedMemory& memory, nb::sequence copies,
+                              HeldBuffers& sources) {
   std::vector<Copy> parsed;
   parsed.reserve(nb::len(copies));
   for (nb::handle item : copies) {
     const auto [buffer, offset] = ParsePair(item);
     const Bytes source = sources.Hold(buffer);
     const size_t target = ParseUnsigned(offset, SIZE_MAX, "offset");
-    parsed.push_back({source, memory->Write({target, source.size()}).data()});
+    parsed.push_back({source, memory.Write({target, source.size()}).data(), {}});
   }
+  return parsed;
+}
+
+std::vector<uint32_t> CopyCrc32c(const Mapping& mapping, nb::sequence copies, nb::handle threads) {
+  const auto memory = mapping.Hold();
+  const int thread_count = ParseThreads(threads);
+  HeldBuffers sources;
+  const std::vector<Copy> parsed = ParseCopies(*memory, copies, sources);
   nb::gil_scoped_release released;
   return CopyAllWithCrc32c(parsed, thread_count);
+}
+
+std::pair<std::vector<uint32_t>, std::vector<uint64_t>> CopyAndCountAll(const Mapping& mapping,
+                                                                        nb::sequence copies,
+                                                                        nb::sequence patterns,
+                                                                        nb::handle threads) {
+  const auto memory = mapping.Hold();
+  const int thread_count = ParseThreads(threads);
+  HeldBuffers sources;
+  std::vector<Copy> parsed = ParseCopies(*memory, copies, sources);
+  const std::vector<ValuePattern> wanted = ParsePatterns(patterns, parsed.size());
+  for (size_t i = 0; i < parsed.size(); ++i) parsed[i].pattern = wanted[i];
+  nb::gil_scoped_release released;
+  CopiedAll copied = CopyAllAndCount(parsed, thread_count);
+  return {std::move(copied.crcs), std::move(copied.matches)};
 }
 
 std::vector<uint32_t> Crc32cRanges(const Mapping& mapping, nb::sequence ranges,
@@ -159,6 +182,8 @@ NB_MODULE(_native, m) {
       .def("close", &Mapping::Close, nb::call_guard<nb::gil_scoped_release>())
       .def("view", &View, nb::arg("offset"), nb::arg("nbytes"), nb::arg("owner").none());
   m.def("copy_crc32c", &CopyCrc32c, nb::arg("mapping"), nb::arg("copies"), nb::arg("threads"));
+  m.def("copy_and_count", &CopyAndCountAll, nb::arg("mapping"), nb::arg("copies"),
+        nb::arg("patterns"), nb::arg("threads"));
   m.def("crc32c_ranges", &Crc32cRanges, nb::arg("mapping"), nb::arg("ranges"), nb::arg("threads"));
   m.def("crc32c", &Crc32cOfBuffer, nb::arg("data"), nb::arg("value") = 0);
   m.def("crc32c_combine", &Combine, nb::arg("first"), nb::arg("second"), nb::arg("second_nbytes"));

@@ -35,7 +35,7 @@ void CheckCopies(const std::vector<size_t>& sizes, size_t gap, int threads) {
   size_t offset = gap;
   for (size_t i = 0; i < sizes.size(); ++i) {
     const Bytes source = std::span(pool).subspan(i, sizes[i]);
-    copies.push_back({source, memory.data() + offset});
+    copies.push_back({source, memory.data() + offset, {}});
     ranges.push_back(memory.subspan(offset, sizes[i]));
     expected.push_back(Crc32c(source));
     offset += sizes[i] + gap;

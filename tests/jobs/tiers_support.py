@@ -50,6 +50,7 @@ def open_tier(
     wait_s: float = 0.0,
     other_runs: OtherRuns | None = None,
     signer: Signer | None = None,
+    keeps_finite: bool = False,
 ) -> LocalTier:
     """Open a tier, which ``close_tiers`` closes where its owner has not."""
     tier = LocalTier.open(
@@ -63,6 +64,7 @@ def open_tier(
         wait_s=wait_s,
         other_runs=other_runs,
         signer=signer,
+        keeps_finite=keeps_finite,
     )
     _opened.append(tier)
     return tier

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import google_crc32c
 import ml_dtypes
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from native_parts import SIZE_BYTES, contents, make_mapping, random_bytes
 
 from emergency_ckpt import _native
+from emergency_ckpt.state.dtypes import non_finite_pattern
 
 
 @settings(deadline=None)
@@ -39,6 +41,41 @@ def test_copies_are_exact_and_touch_nothing_else(
     assert contents(mapping, 0, 1 << 17) == expected
     ranges = [(offset, len(data)) for data, offset in copies]
     assert _native.crc32c_ranges(mapping, ranges, threads) == crcs
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from([np.float64, np.float32, np.float16, ml_dtypes.bfloat16]),
+    st.lists(st.integers(0, 40_000), max_size=6),
+    st.integers(0, 9),
+    st.integers(1, 3),
+)
+def test_copies_count_values_that_are_not_finite(
+    dtype: type, lengths: list[int], misalign: int, threads: int
+) -> None:
+    mapping = make_mapping(1 << 22)
+    pattern = non_finite_pattern(np.dtype(dtype).name)
+    random = np.random.default_rng(len(lengths))
+    arrays = [random.standard_normal(length).astype(dtype) for length in lengths]
+    for array in arrays[1:]:  # the first is finite
+        array[random.random(array.size) < 0.01] = random.choice([np.nan, np.inf, -np.inf])
+    offsets = np.cumsum([misalign, *(array.nbytes + 3 for array in arrays)]).tolist()
+    copies = [(a.view(np.uint8), at) for a, at in zip(arrays, offsets, strict=False)]
+    crcs, counts = _native.copy_and_count(mapping, copies, [pattern] * len(copies), threads)
+    assert crcs == [google_crc32c.value(array.tobytes()) for array in arrays]
+    assert counts == [int((~np.isfinite(array)).sum()) for array in arrays]
+    for array, at in zip(arrays, offsets, strict=False):
+        assert contents(mapping, at, array.nbytes) == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    "patterns", [[], [(4, 1, 1)] * 2, [(3, 1, 1)], [(4, 1)], [(4, -1, 1)], [(4, 1 << 64, 1)]]
+)
+def test_other_patterns_are_refused(mapping: _native.Mapping, patterns: list[Any]) -> None:
+    before = contents(mapping, 0, 100)
+    with pytest.raises(ValueError, match=r"pattern|width|mask"):
+        _native.copy_and_count(mapping, [(b"x" * 100, 0)], patterns, 1)
+    assert contents(mapping, 0, 100) == before
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -58,7 +58,7 @@ def refuse_copy(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize("buffers", BUFFERS.values(), ids=BUFFERS)
 @pytest.mark.parametrize(
     ("where", "name", "refuse"),
-    [(LocalTier, "begin_write", refuse_slot), (SlotWriter, "copy", refuse_copy)],
+    [(LocalTier, "begin_write", refuse_slot), (SlotWriter, "copy_and_count", refuse_copy)],
     ids=["before a byte is read", "in the first batch"],
 )
 def test_training_goes_on_before_the_vote_ends(

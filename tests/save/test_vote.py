@@ -59,6 +59,12 @@ def test_complete_when_all_published() -> None:
     assert {outcome.reason for outcome in outcomes.values()} == {"all 3 processes published"}
 
 
+@pytest.mark.parametrize("others", [True, False])
+def test_all_learn_whether_every_part_is_finite(others: bool) -> None:
+    outcomes = Job().cast(5, everybody(lambda p: Ballot(digest="d", finite=p != 1 or others)))
+    assert {outcome.finite for outcome in outcomes.values()} == {others}
+
+
 def test_only_leader_has_ballots_and_has_them_as_they_were_cast() -> None:
     ballots = {
         0: Ballot(digest="a", layout="same"),

@@ -184,7 +184,7 @@ def complete_not_protected() -> None:
 
     tier = _module("ram.tier").LocalTier
     tier.protect = protect
-    tier.note_complete = lambda self, save: self._own.note_complete(save)
+    tier.note_complete = lambda self, save, **how: self._own.note_complete(save, **how)
 
 
 @_mutant()

@@ -35,7 +35,7 @@ class NoStorage:
         meet("tensors_written")
         assert attempt, "the first writer's name of the attempt"
 
-    def finish(self, *args: Any) -> None:
+    def finish(self, *args: Any, **how: Any) -> None:
         pass
 
 

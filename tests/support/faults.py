@@ -124,7 +124,7 @@ def copies_to_slots_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError("no space left on the device")
 
-    monkeypatch.setattr(SlotWriter, "copy", fail)
+    monkeypatch.setattr(SlotWriter, "copy_and_count", fail)
 
 
 def shards_in_ram_look_damaged(monkeypatch: pytest.MonkeyPatch, times: float) -> None:

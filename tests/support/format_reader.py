@@ -242,7 +242,12 @@ def open_signed(name: str, data: bytes, key: bytes | None) -> tuple[bytes, str]:
 def _read_ledger(found: Process, file: Path, data: bytes, run_id: str, doubt: str) -> None:
     del file
     ledger = json.loads(_digested(data, "ledger")["ledger"])
-    _require(set(ledger) == {"incarnation", "chain", "complete"}, "no ledger")
+    fields = {"incarnation", "chain", "complete"}
+    _require(fields <= set(ledger) <= fields | {"finite", "restored"}, "no ledger")
+    restored = ledger.get("restored", {"save": None, "lives": 1})
+    _require(set(restored) == {"save", "lives"} and restored["lives"] > 0, "no restored save")
+    for save in filter(None, (ledger.get("finite"), restored["save"])):
+        _require(_save_of(save).run_id == run_id, "it is of another run")
     complete = None if ledger["complete"] is None else _save_of(ledger["complete"])
     _require(complete is None or complete.run_id == run_id, "it is of another run")
     _require(not ledger["incarnation"] or _NAME.fullmatch(ledger["incarnation"]), "no plain name")
@@ -751,6 +756,7 @@ def _entry(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return an entry with its defaults. Damaged."""
     defaults = {"state": "complete", "pending": False, "marker": "", "processes": 0}
     defaults |= {"stateful": False, "size_bytes": 0, "saved_s": 0.0, "folder": "", "metrics": None}
+    defaults |= {"finite": False, "lives": 0}
     needed = {"step", "incarnation"}
     _require(needed <= set(given) <= needed | set(defaults), f"an entry: {sorted(given)}")
     entry: dict[str, Any] = defaults | dict(given)

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from emergency_ckpt.core.restore.suspect import RestoredSave
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.types import Contents, SaveId, ShardId, TierName
 
@@ -121,6 +122,8 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
         were not asked for or the save has none.
       notes: contradictions in the inventories, to be logged.
       timeline: the newest one known; every process stores it.
+      lives: so many in a row began from this save before.
+      instead_of: a newer save that is suspect, so that the job goes back behind it.
     """
 
     tier: TierName
@@ -131,6 +134,8 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
     host_state_count: int | None = None
     notes: tuple[str, ...] = ()
     timeline: Timeline | None = None
+    lives: int = 0
+    instead_of: RestoredSave | None = None
 
     def share_of(self, process: int) -> RestorePlan:
         """Return this plan with the part of one process only, as it is sent to that process."""

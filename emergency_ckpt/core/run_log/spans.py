@@ -60,9 +60,11 @@ _TROUBLE = frozenset(
         "restore.quarantined",
         "restore.rejected",
         "restore.replanned",
+        "restore.suspect",
         "restore.unsigned",
         "save.dropped",
         "save.incomplete",
+        "save.non_finite",
         "start.warning",
         "stop.not_saved",
     }

@@ -56,18 +56,28 @@ class SlotCapture:
         return self._is_wanted
 
     def hand_over(
-        self, loan: Loan, leaves: Sequence[LeafSpec], layout: Layout, crcs: Sequence[int]
+        self,
+        loan: Loan,
+        leaves: Sequence[LeafSpec],
+        layout: Layout,
+        crcs: Sequence[int],
+        counts: Sequence[int] = (),
     ) -> None:
-        """Give the bytes in the slot on ``loan`` to the persistent save, if it still wants them."""
+        """Give the bytes in the slot on ``loan`` to the persistent save, if it still wants them.
+
+        ``counts``: how many values of each shard are not finite; none where nobody counts them.
+        """
         specs = {leaf.path: leaf for leaf in leaves}
         with self._lock:
             if not self._is_wanted:
                 loan.end()
                 return
             copied: dict[ShardId, HostShard] = {}
-            for placed, crc in zip(layout.shards, crcs, strict=True):
+            found = zip(layout.shards, crcs, counts or [0] * len(crcs), strict=True)
+            for placed, crc, count in found:
                 shard, memory = placed.shard, loan.view(placed.offset, placed.nbytes)
-                copied[shard] = HostShard.of_bytes(memory, specs[shard.leaf], shard.box, crc)
+                spec = specs[shard.leaf]
+                copied[shard] = HostShard.of_bytes(memory, spec, shard.box, crc, count)
             self._copied = loan, copied
         self._settled.set()
 
@@ -287,8 +297,11 @@ class StorageCapture:
             self._loans.append(self._borrowed[1])
         (mapping, loan), places = self._borrowed, self._places
         copies = [(flat_bytes(view), places[shard].offset) for shard, view in batch]
-        crcs = _native.copy_crc32c(mapping, copies, copy_threads())
-        for (shard, _), crc in zip(batch, crcs, strict=True):
+        finite, shards = self._parts.finite, [shard for shard, _ in batch]
+        patterns = finite.patterns(shards, self._specs)
+        crcs, counts = _native.copy_and_count(mapping, copies, patterns, copy_threads())
+        for shard, crc, count in zip(shards, crcs, counts, strict=True):
             memory = loan.view(places[shard].offset, places[shard].nbytes)
             spec = self._specs[shard.leaf]
-            self._captured[shard] = HostShard.of_bytes(memory, spec, shard.box, crc)
+            self._captured[shard] = HostShard.of_bytes(memory, spec, shard.box, crc, count)
+        finite.note(self._step, dict(zip(shards, counts, strict=True)))

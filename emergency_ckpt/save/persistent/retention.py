@@ -11,7 +11,11 @@ from absl import logging
 from emergency_ckpt.background import SAVE_NICENESS, BackgroundWorker, Failures
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config.policies import PreservationPolicy, wanted_steps
-from emergency_ckpt.core.save.retention_rules import StepRecord, choose_removals
+from emergency_ckpt.core.save.retention_rules import (
+    StepRecord,
+    choose_removals,
+    with_newest_finite,
+)
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
@@ -35,8 +39,12 @@ class Preservation:
         keep_every_n_steps: int | None,
         timelines: Timelines | None = None,
         timeout_s: float,
+        keeps_finite: bool = False,
     ) -> None:
-        """``timeout_s``: the maximum time of a call to storage."""
+        """``timeout_s``: the maximum time of a call to storage.
+
+        ``keeps_finite``: the newest step without a value that is NaN or infinite stays as well.
+        """
         self._writer = writer
         self._timeout_s = timeout_s
         self._events = events
@@ -44,6 +52,7 @@ class Preservation:
         self._policy = policy
         self._keep = keep_last_n, keep_every_n_steps
         self._timelines = timelines
+        self._keeps_finite = keeps_finite
         self._failed_steps: frozenset[int] = frozenset()
         self._changed = threading.Condition()
         self._holders = 0
@@ -122,7 +131,7 @@ class Preservation:
             return [], ""
         lines = self._timelines
         found = [
-            StepRecord(entry.step, entry.saved_s, entry.metrics)
+            StepRecord(entry.step, entry.saved_s, entry.metrics, entry.finite)
             for entry in table.counting()
             if not entry.is_plain
             and entry.step not in self._failed_steps
@@ -134,6 +143,8 @@ class Preservation:
         records, incarnation = self._records()
         last_n, every_n = self._keep
         wanted = wanted_steps(records, self._policy, keep_last_n=last_n, keep_every_n_steps=every_n)
+        if self._keeps_finite:
+            wanted = with_newest_finite(records, wanted)
         removals = choose_removals([record.step for record in records], wanted)
         for step in removals.steps:
             with self._changed:

@@ -48,6 +48,7 @@ class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
       pauses: the error is a pause after failed saves.
       documents, crcs: what this writer has stored, and the CRCs of its part of the tensors.
+      finite: the values of that part were looked at, and none is NaN or infinite.
       kept: of the first writer, that storage has the step already.
       attempt: of the first writer, the name of this attempt.
     """
@@ -56,6 +57,7 @@ class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pauses: bool = False
     documents: dict[int, Document] = {}
     crcs: tuple[Crc, ...] = ()
+    finite: bool = False
     kept: bool = False
     attempt: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,16}\Z")] = ""
 

@@ -103,7 +103,9 @@ class PersistentSaves:
         host_state_limit_bytes: int = MAX_HOST_STATE_BYTES,
         limits: TimeLimits,
         left_processes: LeftProcesses | None = None,
+        checks_finite: bool = False,
     ) -> None:
+        """``checks_finite``: the values that are not finite were counted at each capture."""
         self._tier = tier
         self._coordinator = coordinator
         self._rounds = StorageRounds(coordinator, limits.total_s, left_processes)
@@ -117,6 +119,7 @@ class PersistentSaves:
         self._limits = limits
         self._progress = WorkProgress(limits)  # of the save under way, as the next
         self._came: Callable[[Collection[int]], None] = lambda _: None
+        self._checks_finite = checks_finite
         self._is_created = False
         self._skipped: queue.SimpleQueue[SaveId] = queue.SimpleQueue()
 
@@ -397,7 +400,8 @@ class PersistentSaves:
         seconds = time.monotonic() - started_s
         self._events.emit("persistent.host_states_written", step=save.step, seconds=seconds)
         every = tuple(Crc(shard, each.crc32c) for shard, each in shards.items())
-        return StageReport(documents=written, crcs=every)
+        finite = self._checks_finite and not any(each.non_finite for each in shards.values())
+        return StageReport(documents=written, crcs=every, finite=finite)
 
     def _publish(self, job: PersistentSave, every: Sequence[StageReport]) -> None:
         """Set the marker, with what all writers said they have written: for the first writer."""
@@ -409,7 +413,10 @@ class PersistentSaves:
         specs = [leaf.spec for leaf in job.tree.leaves]
         described = {owner: (each.digest, each.empty) for owner, each in documents.items()}
         metrics = checked_metrics(job.metrics)
-        entry = self._tier.finish(job.save, described, specs, crcs, metrics, job.orbax)
+        finite = all(part.finite for part in every)
+        entry = self._tier.finish(
+            job.save, described, specs, crcs, metrics, job.orbax, finite=finite
+        )
         self._chain.publish(entry)
 
     def _stage(

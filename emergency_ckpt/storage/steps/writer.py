@@ -29,6 +29,8 @@ from emergency_ckpt.core.step_log import (
     greatest_number,
     listing,
     reserved,
+    with_lives,
+    without_lives,
 )
 from emergency_ckpt.core.timeline import Timeline, life_of, number_of
 from emergency_ckpt.errors import CheckpointError, DirectoryInUse, PersistentTierError
@@ -175,16 +177,47 @@ class DirectoryWriter:
             if table is None:
                 self._hold(incarnation, deadline_s)
                 return
-            for _ in range(_ATTEMPTS):
-                if table is None or table.greatest >= number_of(incarnation):
-                    return
-                written = self._log.append(reserved(table, incarnation), self._read, deadline_s)
-                if written is not None:
-                    self._remove_old(written, self._read)
-                    self._read = written
-                    return
-                self._refresh(deadline_s)
-                table = self._read.table
+            self._append_beside(
+                lambda table: (
+                    table
+                    if table.greatest >= number_of(incarnation)
+                    else reserved(table, incarnation)
+                ),
+                deadline_s,
+            )
+
+    def note_lives(self, step: int, incarnation: str, lives: int) -> None:
+        """Record how many lives in a row began from a step of the log, without a claim.
+
+        What the log does not list stays without a record.
+        """
+        with self._lock:
+            self.find()
+            key = (step, incarnation)
+            if not self._append_beside(lambda table: with_lives(table, lives, key)):
+                problem = "other writers write there at the same time"
+                raise PersistentTierError("write", self._log.target, problem)
+
+    def _append_beside(
+        self, change: Callable[[Table], Table], deadline_s: float | None = None
+    ) -> bool:
+        """Write the next version with ``change``; whoever may write goes on to. False: too many do.
+
+        Nothing is written where nothing is changed, or no run has a claim.
+        """
+        for _ in range(_ATTEMPTS):
+            read = self._read
+            table = None if read.table is None else change(read.table)
+            if table is None or table == read.table:
+                return True
+            table = msgspec.structs.replace(table, number=read.number + 1)
+            written = self._log.append(table, read, deadline_s)
+            if written is not None:
+                self._read = written
+                self._remove_old(written, read)
+                return True
+            self._refresh(deadline_s)
+        return False
 
     def check(self) -> None:
         """Raise DirectoryInUse when another writer has come since ``hold``: before a commit."""
@@ -479,7 +512,7 @@ class DirectoryWriter:
         ``settle`` moves their files.
         """
         with self._lock:
-            self._append(lambda table: following(listing(table, entry), chain))
+            self._append(lambda table: following(listing(without_lives(table), entry), chain))
             self._dirty.discard(entry.step)
             self._events.emit("persistent.published", step=entry.step)
 

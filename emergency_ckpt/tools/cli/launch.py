@@ -71,8 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--breaker-deaths",
         type=int,
-        default=3,
-        help="give up after this many deaths in a row without progress",
+        default=JobSpec.breaker_deaths,
+        help="give up after this many deaths in a row without progress; more than suspect_lives",
     )
     parser.add_argument(
         "--hang-timeout-s", type=seconds, help="restart when no step was reported for this time"

@@ -81,7 +81,7 @@ class JobSpec:
     env: Mapping[str, str] = field(default_factory=_no_environ)
     secret: str = field(default_factory=lambda: generate_secret().decode(), repr=False)
     max_restarts: int = 5
-    breaker_deaths: int = 3
+    breaker_deaths: int = 5
     hang_timeout_s: float | None = None
     grace_s: float = 30.0
     keep_ram: KeepRam = "after-failure"

@@ -16,6 +16,7 @@ _REMARKS: Mapping[str, tuple[str, ...]] = {
     "restore.replanned": ("reason",),
     "restore.quarantined": ("step", "holder", "shard", "detail"),
     "restore.unsigned": ("step", "reason"),
+    "restore.suspect": ("text",),
     "restore.holder_unreachable": ("holder", "address", "reason"),
     "restore.persistent_unreachable": ("reason",),
     "restore.push_failed": ("buddy", "reason"),

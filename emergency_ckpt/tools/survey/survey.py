@@ -11,6 +11,7 @@ import msgspec
 
 from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep
 from emergency_ckpt.core.restore.restore_plan import lacks_of
+from emergency_ckpt.core.restore.suspect import RestoredSave, lives_from
 from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.timeline import Timeline, newest
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
@@ -40,6 +41,7 @@ class SurveyedStep(msgspec.Struct, frozen=True):
       processes: number of processes that saved it; null when it is not known.
       holders: the process directories with a part of it; empty in storage.
       doubt: why its writer is unknown although a secret was given.
+      lives: so many in a row began from it, and ended before a newer save was complete, or run.
     """
 
     tier: TierName
@@ -55,6 +57,7 @@ class SurveyedStep(msgspec.Struct, frozen=True):
     processes: int | None
     holders: tuple[str, ...]
     doubt: str = ""
+    lives: int = 0
 
     @property
     def save(self) -> SaveId:
@@ -176,6 +179,7 @@ def _ram_steps(survey: Survey) -> Iterator[SurveyedStep]:
             ),
             processes=max((w.process_count for w in writers if w is not None), default=None),
             holders=tuple(str(copy.folder) for copy in copies),
+            lives=lives_from(save, _restored(folders)),
         )
 
 
@@ -214,7 +218,19 @@ def _stored_steps(survey: Survey) -> Iterator[SurveyedStep]:
             processes=step.process_count or None,
             holders=(),
             doubt=step.doubt,
+            lives=_lives_of(each, SaveId(step.step, step.incarnation, run_id), survey.folders),
         )
+
+
+def _restored(folders: tuple[ProcessFolder, ...]) -> list[RestoredSave]:
+    """Return the saves that the newest lives began from, by the ledgers."""
+    found = [folder.ledger.restored for folder in folders]
+    return [each for each in found if isinstance(each, RestoredSave)]
+
+
+def _lives_of(each: ListedEntry, save: SaveId, folders: tuple[ProcessFolder, ...]) -> int:
+    listed = 0 if each.entry is None else each.entry.lives
+    return max(listed, lives_from(save, _restored(folders)))
 
 
 def _state_of_stored(each: ListedEntry, timeline: Timeline | None) -> tuple[SaveState, str]:

@@ -6,7 +6,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-from emergency_ckpt.core.wording import TIER_WORDS
+from emergency_ckpt.core.wording import TIER_WORDS, count_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import (
@@ -153,7 +153,8 @@ def _print(listing: Listing) -> None:
 
 def _row(each: SurveyedStep) -> list[str]:
     state = each.state.replace("_", " ")
-    reason = "; ".join(filter(None, [each.reason, each.doubt]))
+    began = count_text(each.lives, "life", "lives") + " in a row began from it"
+    reason = "; ".join(filter(None, [each.reason, each.doubt, began if each.lives else ""]))
     return [
         str(each.step),
         TIER_WORDS[each.tier],

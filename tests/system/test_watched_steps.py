@@ -1,0 +1,24 @@
+"""What two real processes know together of values that are not finite, and of lives that end."""
+
+from __future__ import annotations
+
+import pytest
+from job_results import Results, results_of
+from running_jobs import of
+
+pytestmark = pytest.mark.timeout(600)
+
+results = results_of("watched_steps_job.py", slices=1, hosts=2)
+
+
+def test_part_of_one_process_decides_for_all(results: Results) -> None:
+    first, second = of(results, "one_part_is_not_finite")
+    assert first == [[], True, [1, 6]]
+    assert second == [[2], True, [1, 6]]
+
+
+def test_older_step_is_taken_after_three_lives(results: Results) -> None:
+    found, lives = of(results, "lives_end_behind_one_step")[0]
+    # The first life was counted by the ledgers alone, and these were lost.
+    assert found == [2, 2, 2, 2, [1, 1.0], [3, 3.0]]
+    assert lives == [3]
