@@ -187,6 +187,7 @@ class Opened:
             orbax_item=config.orbax_item,
             compression=config.storage_compression,
             signing=step_signing(secret, required="signed" in config.require),
+            step_name=config.step_name,
         )
         writer = self._writer_of(tier)
         if self.process[0] != 0:

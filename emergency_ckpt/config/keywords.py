@@ -52,6 +52,7 @@ class Settings(TypedDict, total=False):
     take_over_dir: bool
     on_divergence: OnDivergence
     orbax_item: str | None
+    step_name: str
     require: Collection[Requirement]
     storage_compression: StorageCompression
     bind_host: str | None

@@ -181,6 +181,10 @@ class Config:
     in those of plain Orbax. There None means the item ``default``, ``state`` or ``items``; else the
     only item with arrays; else all items with arrays, as a dict (``{"params": ..., "opt": ...}``).
     """
+    step_name: str = setting("0", tier="persistent", least=1)
+    """How the folders of new steps are named, shown by the name of step 0: ``"00000000"`` for at
+    least eight digits, ``"ckpt_0"`` for a prefix, ``"ckpt_00000000"`` for both. Steps under any of
+    these names are read."""
     require: Collection[Requirement] = setting((), basic=True)
     """What this job must have, a set or list of names; without a name, its lack is a warning.
     "secret": ConfigError instead of generating a secret when none was given. "peers": the start

@@ -184,10 +184,16 @@ def test_iterator_and_json_are_of_the_same_step(world: World) -> None:
             manager.restore(2, args=missing)
 
 
+class HiveNames:
+    """A format of the kind that is not followed."""
+
+    def build_name(self, step: int) -> str:
+        return f"step={step}"
+
+
 REFUSED_OPTIONS = [
-    {"step_prefix": "checkpoint"},
-    {"step_format_fixed_length": 8},
-    {"step_name_format": plain.path.step.standard_name_format(step_prefix="checkpoint")},
+    {"step_name_format": HiveNames()},
+    {"step_prefix": "step=0/"},
     {"todelete_subdir": "trash"},
     {"todelete_full_path": "trash"},
     {"file_options": plain.options.FileOptions(path_permission_mode=0o750)},
@@ -202,6 +208,42 @@ def test_option_that_cannot_be_followed_is_refused(world: World, options: Any) -
     with pytest.raises(ValueError, match=f"{next(iter(options))}.*: .*"):
         manager_of(world, options=plain.CheckpointManagerOptions(**options))
     assert not world.persistent.exists()
+
+
+STANDARD = plain.path.step.standard_name_format(step_prefix="ckpt", step_format_fixed_length=5)
+NAMES = {
+    "prefix and padding": {"step_prefix": "ckpt", "step_format_fixed_length": 5},
+    "a format": {"step_name_format": STANDARD},
+    "a composite": {
+        "step_name_format": plain.path.step.composite_name_format(
+            STANDARD, [STANDARD, plain.path.step.standard_name_format()]
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
+def test_step_names_change_and_all_steps_are_read(world: World, names: Any) -> None:
+    def save(step: int, **options: Any) -> None:
+        with manager_of(world, options=ocp.CheckpointManagerOptions(**options)) as manager:
+            args = ocp.args.StandardSave({"w": np.full(3, step)})
+            manager.save(step, args=args, metrics={"at": step}, custom_metadata={"of": step})
+
+    with plain.CheckpointManager(world.persistent) as orbaxs:
+        orbaxs.save(0, args=plain.args.StandardSave({"w": np.full(3, 0)}))
+    save(1)
+    save(2, **names)
+    assert (world.persistent / "ckpt_00002" / "default").exists()
+    with manager_of(world, options=ocp.CheckpointManagerOptions(**names)) as manager:
+        assert manager.all_steps() == [0, 1, 2]
+        for step in (0, 1, 2):
+            assert same(manager.restore(step), {"w": np.full(3, step)})
+            assert manager.metrics(step) == ({"at": step} if step else None)
+    with plain.CheckpointManager(
+        world.persistent, options=plain.CheckpointManagerOptions(**names)
+    ) as orbaxs:
+        assert same(orbaxs.restore(2), {"w": np.full(3, 2)})
+        assert orbaxs.metadata(2).custom_metadata["of"] == 2
 
 
 def test_option_that_asks_for_what_is_done_is_taken(world: World) -> None:

@@ -129,13 +129,13 @@ class Export:
     ) -> bool:
         """Write a step array by array; return True when its structure is that of ``like``."""
         states, is_like = late_items(step, like, progress)
-        into = epath.Path(self._temporary)
+        into = epath.Path(self._temporary) / str(step.save.step)
         writes = ArrayWrites(
             attempt=new_attempt(), creates=True, at_once_bytes=_BATCH_BYTES, compression="none"
         )
         orbax = OrbaxStep(items=tuple(states))
         StepWriter(into, step.save, states, (0,), writes, orbax=orbax, meet=meet_nobody).write()
-        _make_plain(into / str(step.save.step))
+        _make_plain(into)
         return is_like
 
     def copy_files(self, step: StoredStepReader, progress: Progress) -> None:
