@@ -210,6 +210,7 @@ class Opened:
             run_id=config.run_name,
             from_dir=config.run_name == run_id_of(tier.directory),
             take_over=config.take_over_dir,
+            todelete_subdir=config.todelete_subdir,
             events=self.events,
         )
 

@@ -36,6 +36,7 @@ class Settings(TypedDict, total=False):
     local_keep_last_n: int
     keep_last_n: int | None
     keep_every_n_steps: int | None
+    todelete_subdir: str | None
     preservation_policy: PreservationPolicy | None
     local_preservation_policy: PreservationPolicy | None
     async_save: bool

@@ -115,6 +115,10 @@ class Config:
     """Number of complete steps kept in the persistent tier; None keeps all."""
     keep_every_n_steps: int | None = setting(None, tier="persistent", least=1, needs="keep_last_n")
     """With ``keep_last_n``: multiples of this number are kept as well."""
+    todelete_subdir: str | None = setting(None, tier="persistent", least=1, needs="dir")
+    """Folder below ``dir`` into which a step that is removed is moved, without its host states,
+    instead of being deleted; nothing is ever removed there. In a bucket, which renames nothing, it
+    has no effect, as with Orbax: set the bucket's soft delete."""
     preservation_policy: PreservationPolicy | None = setting(
         None, tier="persistent", orbax="persistent.preservation_policy"
     )

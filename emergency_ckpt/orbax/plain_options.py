@@ -36,13 +36,9 @@ _WITHOUT_EFFECT = (
     "enable_should_save_is_saving_in_progress_check",
 )
 """Options of how the work is done, which change no step."""
-_DELETED = (
-    "old steps are deleted in the background, where no save waits: leave it out, and copy with"
-    " `eckpt export` what is to be kept"
-)
 _REFUSED = {
-    "todelete_subdir": _DELETED,
-    "todelete_full_path": _DELETED,
+    "todelete_full_path": "in a bucket old steps are deleted: set the bucket's soft delete, or copy"
+    " with `eckpt export` what is to be kept",
     "file_options": "set the process's umask for the permissions of new files",
     "atomicity_options": "a step appears by a rename, in a bucket by its commit_success.txt",
     "temporary_path_class": "give CommitFileTemporaryPath or AtomicRenameTemporaryPath: steps are"
@@ -105,7 +101,12 @@ def both_tiers(options: ocp.CheckpointManagerOptions, is_saving: Callable[[], bo
         async_options=options.async_options,
         best_fn=options.best_fn,
         best_mode=cast("Any", options.best_mode),
-        settings={"replica_axis": None, **off, **getattr(options, "settings", {})},
+        settings={
+            "replica_axis": None,
+            "todelete_subdir": options.todelete_subdir,
+            **off,
+            **getattr(options, "settings", {}),
+        },
     )
 
 

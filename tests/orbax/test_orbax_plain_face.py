@@ -194,7 +194,6 @@ class HiveNames:
 REFUSED_OPTIONS = [
     {"step_name_format": HiveNames()},
     {"step_prefix": "step=0/"},
-    {"todelete_subdir": "trash"},
     {"todelete_full_path": "trash"},
     {"file_options": plain.options.FileOptions(path_permission_mode=0o750)},
     {"atomicity_options": object()},
@@ -244,6 +243,24 @@ def test_step_names_change_and_all_steps_are_read(world: World, names: Any) -> N
     ) as orbaxs:
         assert same(orbaxs.restore(2), {"w": np.full(3, 2)})
         assert orbaxs.metadata(2).custom_metadata["of"] == 2
+
+
+def test_removed_steps_go_where_they_are_wanted(world: World) -> None:
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=2, todelete_subdir="old/ttl=1h", step_prefix="ckpt"
+    )
+    with manager_of(world, options=options) as manager:
+        for step in range(4):
+            manager.save(step, args=ocp.args.StandardSave({"w": np.full(3, step)}))
+        manager.wait_until_finished()
+        manager.delete(2)
+        assert manager.all_steps() == [3]
+    removed = world.persistent / "old" / "ttl=1h"
+    assert {path.name for path in removed.iterdir()} == {"ckpt_0", "ckpt_1", "ckpt_2"}
+    assert not (world.persistent / "host_state" / "2").exists()
+    orbaxs_options = plain.CheckpointManagerOptions(step_prefix="ckpt")
+    with plain.CheckpointManager(removed, options=orbaxs_options) as orbaxs:
+        assert same(orbaxs.restore(1), {"w": np.full(3, 1)})
 
 
 def test_option_that_asks_for_what_is_done_is_taken(world: World) -> None:

@@ -87,6 +87,8 @@ class DirectoryWriter:
     Args:
       run_id, from_dir, writer: as in ``Table``.
       take_over: replace another run's name, once.
+      todelete_subdir: folder of a file system, below the directory, into which removed steps are
+        moved; None: they are deleted, as always in a bucket.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class DirectoryWriter:
         from_dir: bool,
         writer: str = "",
         take_over: bool = False,
+        todelete_subdir: str | None = None,
         events: Events = _QUIET,
     ) -> None:
         self._storage = storage
@@ -106,6 +109,7 @@ class DirectoryWriter:
         self._log: StepLog = found.log
         self._mine = LogWriter(run_id, from_dir, "", writer)
         self._may_take_over = take_over
+        self._todelete_subdir = todelete_subdir
         self._events = events
         self._lock = threading.RLock()
         self._removed = threading.Condition(self._lock)
@@ -631,6 +635,7 @@ class DirectoryWriter:
                 # Not under the lock: it may take long, and saves go on meanwhile.
                 self._lock.release()
                 try:
+                    self._put_away(entry, entry.own_folder if is_own else entry.aside_folder)
                     self._delete(entry.step, places)
                 finally:
                     self._lock.acquire()
@@ -641,6 +646,23 @@ class DirectoryWriter:
         if entries:
             keys = {e.key for e in entries}
             self._append(lambda table: changed(table, keys, lambda _: None))
+
+    def _put_away(self, entry: Entry, folder: str) -> None:
+        """Move the tensors of a removed step to where the user wants them. Idempotent.
+
+        Of two steps with one name the later one stays there, as with Orbax.
+        """
+        storage, subdir = self._storage, self._todelete_subdir
+        if subdir is None or storage.is_object_store:
+            return
+
+        def move() -> None:
+            if storage.lexists(folder):
+                (storage.path / subdir).mkdir(parents=True, exist_ok=True)
+                storage.clear_folder(f"{subdir}/{entry.own_folder}")
+                (storage.path / folder).rename(storage.path / subdir / entry.own_folder)
+
+        storage.do("move away", f"/{folder}", move, changes=entry.step)
 
     def _is_taken(self, entry: Entry) -> bool:
         """Return whether another entry has the place of ``entry``."""
