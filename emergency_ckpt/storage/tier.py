@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy.typing as npt
 from etils import epath
 
@@ -220,12 +221,17 @@ class PersistentTier:
         from emergency_ckpt.storage.late_arrays import late_items  # noqa: PLC0415
 
         save, writer = step.save, self._own_writer()
+        orbax = decode(documents[0]).orbax if documents else OrbaxStep()
+        self.storage.step_name = orbax.step_name
         writer.begin(life)
         writer.make_room(save.step, "it is written anew, from another tier")
         for owner, data in documents.items():
             self.write_document(save.step, owner, len(documents), data)
-        states, _ = late_items(step, self.newest_items())
-        orbax = OrbaxStep(items=tuple(states))
+        like = self.newest_items()
+        if orbax.items and set(like) != set(orbax.items):
+            like = dict.fromkeys(orbax.items)
+        states, _ = late_items(step, like)
+        orbax = msgspec.structs.replace(orbax, items=tuple(states))
         self._write_items(save, states, (0,), meet_nobody, "", orbax)
         writer.check()
         crcs = {
@@ -236,10 +242,11 @@ class PersistentTier:
             for owner, data in documents.items()
         }
         leaves = tuple(step.leaves.values())
-        writer.publish(self.finish(save, described, leaves, crcs, orbax=orbax), chain)
+        metrics = orbax.metrics if isinstance(orbax.metrics, dict) else None
+        writer.publish(self.finish(save, described, leaves, crcs, metrics, orbax), chain)
         writer.settle()
 
-    def newest_items(self) -> dict[str, epath.Path]:
+    def newest_items(self) -> dict[str, epath.Path | None]:
         """Return the items of the newest step of this package, for the structure of the state."""
         view = self.found.view()
         for each in reversed(view.steps):

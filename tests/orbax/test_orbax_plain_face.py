@@ -12,9 +12,11 @@ import grain.python as grain
 import numpy as np
 import orbax.checkpoint as plain
 import pytest
+from drains import Drains
 from world import World, same
 
 import emergency_ckpt.orbax.checkpoint as ocp
+from emergency_ckpt.config import run_id_of
 
 
 @pytest.fixture(autouse=True)
@@ -243,6 +245,41 @@ def test_step_names_change_and_all_steps_are_read(world: World, names: Any) -> N
     ) as orbaxs:
         assert same(orbaxs.restore(2), {"w": np.full(3, 2)})
         assert orbaxs.metadata(2).custom_metadata["of"] == 2
+
+
+def test_drained_step_has_what_orbax_was_given(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job ends before its first save to storage; then Orbax reads the step."""
+    wanted = {"params": {"w": np.arange(4)}, "opt": {"mu": np.full(3, 0.5)}}
+    options = ocp.CheckpointManagerOptions(
+        best_fn=lambda metrics: metrics["loss"], settings={"save_every": 0}, **NAMES["a format"]
+    )
+    with manager_of(world, options=options, item_names=("params", "opt")) as manager:
+        saved = {name: ocp.args.StandardSave(tree) for name, tree in wanted.items()}
+        manager.save(
+            0,
+            args=ocp.args.Composite(**saved),
+            metrics={"loss": 0.25},
+            custom_metadata={"of": [1, "a"]},
+        )
+    assert not list(world.persistent.glob("ckpt*"))
+    code, found = Drains(world, capsys).drain("--run-id", run_id_of(str(world.persistent)))
+    assert (code, found["step"], found["is_written"]) == (0, 0, True)
+    theirs = plain.CheckpointManagerOptions(best_fn=options.best_fn, **NAMES["a format"])
+    with plain.CheckpointManager(world.persistent, options=theirs) as orbaxs:
+        assert orbaxs.all_steps() == [0]
+        assert orbaxs.best_step() == 0
+        assert orbaxs.metrics(0) == {"loss": 0.25}
+        assert orbaxs.metadata(0).metrics == {"loss": 0.25}
+        assert orbaxs.metadata(0).custom_metadata["of"] == [1, "a"]
+        read = plain.args.StandardRestore()
+        restored = orbaxs.restore(0, args=plain.args.Composite(params=read, opt=read))
+        assert same(dict(restored.items()), wanted)
+    # The job goes on from RAM, and from storage.
+    with manager_of(world, options=ocp.CheckpointManagerOptions(**NAMES["a format"])) as manager:
+        assert manager.metrics(0) == {"loss": 0.25}
+        assert same(manager.restore(0).params, {"w": np.arange(4)})
 
 
 def test_removed_steps_go_where_they_are_wanted(world: World) -> None:

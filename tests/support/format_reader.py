@@ -322,14 +322,18 @@ def _read_host_state(found: Process, file: Path, data: bytes, run_id: str, doubt
 def _host_state(data: bytes, name: str) -> HostState:
     fields = raw_fields(data)
     expected = {"schema_version", "save", "owner", "count", "digest", "payload"}
-    _require(set(fields) == expected, "no host state")
+    _require(expected <= set(fields) <= {*expected, "orbax"}, "no host state")
     _require(fields["schema_version"] == b"1", "another schema_version")
-    _require(json.loads(fields["digest"]) == sha(fields["payload"]), "the digest differs")
+    _require(json.loads(fields["digest"]) == _digest_of(fields), "the digest differs")
     owner, count = json.loads(fields["owner"]), json.loads(fields["count"])
     _require(0 <= owner < count <= 1_000_000, "its owner is out of bounds")
     _require(name == f"process_{owner:05d}_of_{count:05d}.json", "of another process")
     value = value_of(json.loads(fields["payload"]))
     return HostState(_save_of(json.loads(fields["save"])), owner, count, value)
+
+
+def _digest_of(fields: Mapping[str, bytes]) -> str:
+    return sha(fields["payload"] + fields.get("orbax", b""))
 
 
 def value_of(value: Any) -> Any:

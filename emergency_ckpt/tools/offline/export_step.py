@@ -95,7 +95,7 @@ def export_step(name: str, directory: Path, places: Places, shown: Shown) -> Exp
     return Exported(step.name, len(step.leaves), (*notes, *step.notes), is_complete)
 
 
-def _structure(places: Places, notes: list[str]) -> dict[str, epath.Path]:
+def _structure(places: Places, notes: list[str]) -> dict[str, epath.Path | None]:
     """Return items with the structure of the state; note why storage cannot be asked for one."""
     try:
         return places.storage().newest_items() if places.directory else {}
@@ -125,7 +125,7 @@ class Export:
         shutil.rmtree(self._temporary, ignore_errors=True)
 
     def write_arrays(
-        self, step: StepReader, like: Mapping[str, epath.Path], progress: Progress
+        self, step: StepReader, like: Mapping[str, epath.Path | None], progress: Progress
     ) -> bool:
         """Write a step array by array; return True when its structure is that of ``like``."""
         states, is_like = late_items(step, like, progress)
