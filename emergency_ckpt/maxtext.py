@@ -40,7 +40,7 @@ _BACKUP_INTERVALS = (
     "multi_tier_checkpointing_backup_interval_minutes",
     "multi_tier_checkpointing_backup_interval_steps",
 )
-_NOT_KEPT = ("checkpoint_todelete_subdir", "checkpoint_todelete_full_path")
+_SUBDIR, _FULL_PATH = "checkpoint_todelete_subdir", "checkpoint_todelete_full_path"
 
 
 def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
@@ -63,12 +63,13 @@ def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
         ``multi_tier_checkpointing_backup_interval_minutes`` or ``..._steps``, of which one must be
         set, and not every ``checkpoint_period`` steps. The trainer's processes do it; there is no
         replicator.
+      checkpoint_todelete_subdir: the setting ``todelete_subdir``.
 
     ``enable_single_replica_ckpt_restoring`` has no effect: a restore reads each byte once over the
     whole job in any case. Steps are stored as MaxText does, with the state as the item ``items``.
 
     Raises:
-      ConfigError: a flag of the wrong type, or ``checkpoint_todelete_*``, which is not supported.
+      ConfigError: a flag of the wrong type, or ``checkpoint_todelete_full_path``.
     """
     values = _values(flags)
     config = CheckpointerConfig().set(
@@ -76,6 +77,7 @@ def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
         save_every=_backup_interval(values) or values["checkpoint_period"],
         local_save_every=values["local_checkpoint_period"],
         orbax_item="items",
+        todelete_subdir=_text_of(flags, _SUBDIR),
     )
     keep = values["max_num_checkpoints_to_keep"]
     if values["enable_continuous_checkpointing"]:
@@ -120,6 +122,7 @@ def create_checkpoint_manager(
     Path(places[0]).mkdir(mode=0o700, exist_ok=True)
     continuous = values["enable_continuous_checkpointing"]
     backup = _backup_interval(values)
+    settings = {"todelete_subdir": _text_of(flags, _SUBDIR), **settings}
     if backup is not None and not continuous:
         settings = {"save_every": backup, **settings}
     return CheckpointManager(
@@ -165,15 +168,12 @@ def _values(flags: object) -> dict[str, Any]:
     values = {name: _flag(flags, name, default) for name, default in DEFAULTS.items()}
     # base.yml has the text "None", since YAML has no None.
     values |= {n: None for n, value in values.items() if value == "None" and DEFAULTS[n] is None}
-    problems = [
-        *_problems(values),
-        *(
-            f"{name} is not supported: leave it unset. Steps that max_num_checkpoints_to_keep does"
-            " not keep are removed for good; `eckpt export` copies a step that is to stay"
-            for name in _NOT_KEPT
-            if _flag(flags, name, None) not in (None, "", "None")
-        ),
-    ]
+    problems = _problems(values)
+    if _text_of(flags, _FULL_PATH) is not None:
+        problems.append(
+            f"{_FULL_PATH} is not supported: leave it unset, and set the bucket's soft delete, or"
+            " copy with `eckpt export` a step that is to stay"
+        )
     if values["enable_multi_tier_checkpointing"] is True:
         given = [name for name in _BACKUP_INTERVALS if values[name]]
         if len(given) != 1:
@@ -194,6 +194,12 @@ def _flag(flags: object, name: str, default: Any) -> Any:
         return getattr(flags, name, default)
     except ValueError:  # MaxText's own config raises this for unknown names
         return default
+
+
+def _text_of(flags: object, name: str) -> str | None:
+    """Return a flag whose default is no text; base.yml has an empty one, or the text "None"."""
+    value = _flag(flags, name, None)
+    return None if value in (None, "", "None") else str(value)
 
 
 def _problems(values: Mapping[str, Any]) -> list[str]:

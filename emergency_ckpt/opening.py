@@ -195,6 +195,7 @@ class Opened:
             orbax_item=config.orbax_item,
             compression=config.storage_compression,
             signing=step_signing(secret, required="signed" in config.require),
+            step_name=config.step_name,
         )
         writer = self._writer_of(tier)
         if self.process[0] != 0:
@@ -217,6 +218,7 @@ class Opened:
             run_id=config.run_name,
             from_dir=config.run_name == run_id_of(tier.directory),
             take_over=config.take_over_dir,
+            todelete_subdir=config.todelete_subdir,
             events=self.events,
         )
 

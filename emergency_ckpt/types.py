@@ -126,7 +126,7 @@ SHARD_ALIGNMENT_BYTES = 64
 """Offsets in a slot are multiples of this: XLA takes 64-byte aligned host memory without a copy."""
 
 
-class OrbaxStep(msgspec.Struct, frozen=True):
+class OrbaxStep(msgspec.Struct, frozen=True, omit_defaults=True):
     """A step in storage as readers of Orbax see it, besides its arrays. Equal on all processes.
 
     Attributes:
@@ -136,6 +136,7 @@ class OrbaxStep(msgspec.Struct, frozen=True):
       documents: bytes of the files of these items, by their path below the step.
       metrics: JSON values, also stored as Orbax's item ``metrics``; None: there are none.
       custom_metadata: JSON values for the step's metadata.
+      step_name: the format of the folder's name, as its name of step 0.
     """
 
     items: tuple[str, ...] | None = None
@@ -143,3 +144,9 @@ class OrbaxStep(msgspec.Struct, frozen=True):
     documents: Mapping[str, bytes] = {}
     metrics: Any = None
     custom_metadata: Mapping[str, Any] = {}
+    step_name: str = "0"
+
+    def in_ram(self) -> OrbaxStep:
+        """Return what RAM keeps of it: all but further items, of which the host states say more."""
+        handlers = {n: each for n, each in self.handlers.items() if n in (self.items or ())}
+        return msgspec.structs.replace(self, handlers=handlers, documents={})

@@ -118,6 +118,29 @@ def killed_before_the_version(world: World) -> None:
     newest.unlink()
 
 
+NAMED = "ckpt_00000"
+
+
+def names_changed(world: World) -> None:
+    saves(world, 1, 2)
+    saves(world, 3, 4, start=2, step_name=NAMED)
+    saves(world, 5, start=4, step_name="other_0")
+
+
+def names_changed_and_log_lost(world: World) -> None:
+    saves(world, 1, 2)
+    saves(world, 3, 4, start=2, step_name=NAMED)
+    plain_orbax(world, 4)
+    plain_orbax(world, 6)
+    shutil.rmtree(world.persistent / "host_state" / "log")
+
+
+def saved_again_under_another_name(world: World) -> None:
+    saves(world, 1, 2, 3)
+    saves(world, 2, 3, start=1, step_name=NAMED)
+    saves(world, 3, 4, start=2)
+
+
 DIRECTORIES: list[Callable[[World], None]] = [
     saved,
     saved_in_two_lives,
@@ -133,6 +156,9 @@ DIRECTORIES: list[Callable[[World], None]] = [
     log_lost,
     newest_version_damaged,
     killed_before_the_version,
+    names_changed,
+    names_changed_and_log_lost,
+    saved_again_under_another_name,
 ]
 
 

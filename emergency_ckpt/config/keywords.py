@@ -37,6 +37,7 @@ class Settings(TypedDict, total=False):
     local_keep_last_n: int
     keep_last_n: int | None
     keep_every_n_steps: int | None
+    todelete_subdir: str | None
     preservation_policy: PreservationPolicy | None
     local_preservation_policy: PreservationPolicy | None
     async_save: bool
@@ -55,6 +56,7 @@ class Settings(TypedDict, total=False):
     on_divergence: OnDivergence
     non_finite: NonFinite
     orbax_item: str | None
+    step_name: str
     require: Collection[Requirement]
     storage_compression: StorageCompression
     bind_host: str | None

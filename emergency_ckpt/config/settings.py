@@ -117,6 +117,10 @@ class Config:
     """Number of complete steps kept in the persistent tier; None keeps all."""
     keep_every_n_steps: int | None = setting(None, tier="persistent", least=1, needs="keep_last_n")
     """With ``keep_last_n``: multiples of this number are kept as well."""
+    todelete_subdir: str | None = setting(None, tier="persistent", least=1, needs="dir")
+    """Folder below ``dir`` into which a step that is removed is moved, without its host states,
+    instead of being deleted; nothing is ever removed there. In a bucket, which renames nothing, it
+    has no effect, as with Orbax: set the bucket's soft delete."""
     preservation_policy: PreservationPolicy | None = setting(
         None, tier="persistent", orbax="persistent.preservation_policy"
     )
@@ -195,6 +199,10 @@ class Config:
     in those of plain Orbax. There None means the item ``default``, ``state`` or ``items``; else the
     only item with arrays; else all items with arrays, as a dict (``{"params": ..., "opt": ...}``).
     """
+    step_name: str = setting("0", tier="persistent", least=1)
+    """How the folders of new steps are named, shown by the name of step 0: ``"00000000"`` for at
+    least eight digits, ``"ckpt_0"`` for a prefix, ``"ckpt_00000000"`` for both. Steps under any of
+    these names are read."""
     require: Collection[Requirement] = setting((), basic=True)
     """What this job must have, a set or list of names; without a name, its lack is a warning.
     "secret": ConfigError instead of generating a secret when none was given. "peers": the start

@@ -27,7 +27,7 @@ from emergency_ckpt.core.limits import NAME_PATTERN
 from emergency_ckpt.core.placement.placement_policies import AllButPrimary, Striped
 from emergency_ckpt.core.save.notice_rules import notice_problems
 from emergency_ckpt.core.save.timing import AdaptiveInterval
-from emergency_ckpt.core.step_names import METRICS, is_item_name
+from emergency_ckpt.core.step_names import METRICS, is_format, is_item_name, steps_by_kind
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.event_log.log_writer import NO_LOG
 from emergency_ckpt.run_secret import own_secret
@@ -128,6 +128,25 @@ def _item_problems(item: str | None) -> list[str]:
     return _line(
         item is not None and (item == METRICS or not is_item_name(item)),
         f"orbax_item {item!r} is not the name of an item",
+    )
+
+
+def _step_name_problems(name: str) -> list[str]:
+    return _line(
+        not is_format(name),
+        f"step_name {name!r} is no name of step 0, such as '0', '00000000', 'ckpt_0' or 'ckpt_000'",
+    )
+
+
+def _todelete_problems(folder: str | None) -> list[str]:
+    if folder is None:
+        return []
+    parts = folder.split("/")
+    return _line(
+        not {"", ".", ".."}.isdisjoint(parts)
+        or parts[0] in ("host_state", "metadata")
+        or bool(steps_by_kind(parts[:1])),
+        f"todelete_subdir {folder!r} is no name of a folder beside the steps",
     )
 
 
@@ -337,6 +356,8 @@ _RULES: tuple[_Rule, ...] = (
     (("metrics_port",), _metrics_problems),
     (("dir", "local_dir"), _nested_problems),
     (("orbax_item",), _item_problems),
+    (("step_name",), _step_name_problems),
+    (("todelete_subdir",), _todelete_problems),
     (("preservation_policy", "keep_last_n"), _one_preservation),
     *(((name,), partial(save_problems, name)) for name in ("local_save_every", "save_every")),
     *(

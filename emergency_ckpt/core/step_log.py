@@ -16,13 +16,12 @@ import msgspec
 
 from emergency_ckpt.core.limits import (
     MAX_INCARNATION_NUMBER,
-    MAX_LABEL_CHARS,
     MAX_PROCESSES,
     MAX_STEP,
     MAX_VERSION,
     NAME_PATTERN,
 )
-from emergency_ckpt.core.step_names import steps_by_kind
+from emergency_ckpt.core.step_names import is_name_of
 from emergency_ckpt.core.timeline import Timeline, life_of, newest, number_of
 from emergency_ckpt.core.timeline import problem_of as problem_of_chain
 
@@ -51,7 +50,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
       stateful: some host state of it is not null.
       size_bytes: of the state.
       saved_s: Unix time by the writer's clock, for people and for policies of seconds.
-      folder: its name where plain Orbax wrote it under another name than its number.
+      folder: its name where that is not its number.
       metrics: as given to ``save``.
       lives: so many in a row began from it, as loaded from here, with no newer complete save.
       finite: at its capture no value was NaN or infinite; False also where nobody looked.
@@ -326,12 +325,6 @@ def _problem_of_entry(entry: Entry) -> str:
         return f"step {entry.step}: a number or digest is out of bounds"
     if NAME_PATTERN.fullmatch(entry.incarnation) is None:
         return f"step {entry.step}: its incarnation is not a plain name"
-    if entry.folder and not _is_folder_of(entry.folder, entry.step):
+    if entry.folder and not is_name_of(entry.step, entry.folder):
         return f"step {entry.step}: its folder is no name of this step"
     return ""
-
-
-def _is_folder_of(name: str, step: int) -> bool:
-    """Return whether ``name`` is one that Orbax gives to ``step``, and no path elsewhere."""
-    is_name = len(name) <= MAX_LABEL_CHARS and not set(name) & {"/", "\\", "\0"}
-    return is_name and any(step in steps for steps in steps_by_kind([name]).values())

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from emergency_ckpt.core.limits import MAX_LABEL_CHARS, MAX_STEP
+from emergency_ckpt.core.limits import MAX_LABEL_CHARS, MAX_STEP, NAME_PATTERN
 
 _T = TypeVar("_T")
 
@@ -17,11 +17,29 @@ _NAME = re.compile(r"(?:(.+)_)?([0-9]{1,19})")
 """Orbax's standard format: an optional prefix and underscore, then the number, possibly padded."""
 
 PLAIN = ""
-"""Kind of the names that are the number itself, as our own steps have."""
+"""Kind of the names that are the number itself."""
 
 
 LOOKED_AT_MOST = 10_000
 """Maximum number of folders of each kind that are read in search of complete steps."""
+
+
+def is_format(of_zero: str) -> bool:
+    """Return whether steps can be named in a format, which is given as its name of step 0."""
+    match = _NAME.fullmatch(of_zero)
+    return match is not None and int(match[2]) == 0 and NAME_PATTERN.fullmatch(of_zero) is not None
+
+
+def name_of(step: int, of_zero: str) -> str:
+    """Return the name of a step's folder in a format: ``ckpt_00000`` has five digits, or more."""
+    prefix = of_zero.rstrip("0")
+    return f"{prefix}{step:0{len(of_zero) - len(prefix)}d}"
+
+
+def is_name_of(step: int, name: str) -> bool:
+    """Return whether ``name`` is one that Orbax gives to ``step``, and no path elsewhere."""
+    is_name = len(name) <= MAX_LABEL_CHARS and not set(name) & {"/", "\\", "\0"}
+    return is_name and any(step in steps for steps in steps_by_kind([name]).values())
 
 
 def steps_by_kind(names: Iterable[str]) -> dict[str, dict[int, tuple[str, ...]]]:
@@ -52,7 +70,7 @@ def folders_of(kinds: Mapping[str, Mapping[int, Sequence[str]]]) -> dict[int, tu
 
 
 def is_own_name(name: str) -> bool:
-    """Return whether ``name`` is the number of a step as this package writes it."""
+    """Return whether ``name`` is the number of a step, as the folder of its documents has it."""
     match = _NAME.fullmatch(name)
     return match is not None and name == str(int(match[2])) and int(name) <= MAX_STEP
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast, get_origin
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt.config import Config
@@ -19,6 +20,7 @@ from emergency_ckpt.config.policies import (
     parts_of,
 )
 from emergency_ckpt.config.table import Setting, settings_table
+from emergency_ckpt.core.step_names import folders_of, is_format, name_of, steps_by_kind
 from emergency_ckpt.errors import ConfigError
 
 ShouldSave = Callable[[int, int | None], bool]
@@ -96,7 +98,8 @@ class CheckpointManagerOptions:
 
     Attributes:
       replica_axis_index: axis of the mesh along which slices are replicas.
-      step_name_format: only the plain one, ``ocp.path.step.standard_name_format()``.
+      step_name_format: of new steps: with a prefix and padding or without, as of
+        ``ocp.path.step.standard_name_format``. Steps under other such names are found too.
       cleanup_tmp_directories: no effect: leftovers of unfinished saves are removed at the first
         save.
       enable_async_checkpointing: False: ``save`` returns when the step is complete, and raises
@@ -179,10 +182,49 @@ class ShouldSaveFunction:
         return bool(self.function(step.step, previous_steps[-1].step if previous_steps else None))
 
 
-def names_are_plain(step_name_format: Any) -> bool:
-    """Return whether Orbax's format names a step by its number alone."""
-    probe = (0, 7, 123456)
-    return [step_name_format.build_name(step) for step in probe] == [str(step) for step in probe]
+class StepNames:
+    """Orbax's ``NameFormat`` that writes as ``own`` does, and finds steps under other names too."""
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+        self.single_host_load_and_broadcast = getattr(own, "single_host_load_and_broadcast", False)
+
+    def build_name(self, step: int) -> str:
+        """Return the name of the folder into which ``step`` is written."""
+        return self._own.build_name(step)
+
+    def find_all(self, base_path: epath.PathLike) -> Any:
+        """Return Orbax's metadata of the steps under names of ``own``. Blocks for storage."""
+        return self._own.find_all(base_path)
+
+    def find_step(self, base_path: epath.PathLike, step: int) -> Any:
+        """Return Orbax's metadata of a step; ValueError when it is not there. Blocks."""
+        try:
+            return self._own.find_step(base_path, step)
+        except ValueError:
+            paths = {path.name: path for path in epath.Path(base_path).iterdir()}
+            for name in folders_of(steps_by_kind(paths)).get(step, ()):
+                if ocp.path.step.is_path_finalized(paths[name]):
+                    return ocp.path.step.Metadata(step=step, path=paths[name])
+            raise
+
+
+def step_name_of(step_name_format: Any) -> str:
+    """Return the name of step 0 in Orbax's format: the setting ``step_name``.
+
+    ValueError when the format has other names than a prefix, an underscore and padding make.
+    """
+    of_zero = step_name_format.build_name(0)
+    probes = (7, 123456)
+    if not is_format(of_zero) or any(
+        step_name_format.build_name(step) != name_of(step, of_zero) for step in probes
+    ):
+        raise ValueError(
+            f"step_name_format or step_prefix with names such as {of_zero!r} is not supported: a"
+            " name is a number, which may have a prefix and padding: give standard_name_format(...)"
+            " of ocp.path.step, in a composite_name_format too"
+        )
+    return of_zero
 
 
 def settings_of(options: CheckpointManagerOptions, *, one_slice: bool) -> dict[str, Any]:
@@ -191,12 +233,11 @@ def settings_of(options: CheckpointManagerOptions, *, one_slice: bool) -> dict[s
     Raises:
       ValueError: a custom step name format.
     """
-    if not names_are_plain(options.step_name_format):
-        raise ValueError("step_name_format: steps are named by their plain number only")
     local, persistent = options.local, options.persistent
     settings: dict[str, Any] = {
         row.name: _counterpart(options, row) for row in settings_table(Config) if row.orbax
     }
+    settings["step_name"] = step_name_of(options.step_name_format)
     settings["save_every"] = save_policy_of(persistent)
     settings["save_on_preemption"] = False  # the policies decide it
     # Orbax waits for the previous save, and skips none.

@@ -22,7 +22,12 @@ from emergency_ckpt.errors import DeadlineExceeded, StateMismatch
 from emergency_ckpt.orbax import items as with_state
 from emergency_ckpt.orbax import plain_items, saved_tree
 from emergency_ckpt.orbax.manager import CheckpointManager as BothTiersManager
-from emergency_ckpt.orbax.plain_options import both_tiers, local_directory_of, without_saves
+from emergency_ckpt.orbax.plain_options import (
+    both_tiers,
+    local_directory_of,
+    step_names_of,
+    without_saves,
+)
 from emergency_ckpt.restore.steps import StepDescription
 from emergency_ckpt.storage.marker import OURS
 from emergency_ckpt.storage.orbax_names import TREE
@@ -87,12 +92,12 @@ class CheckpointManager(BothTiersManager):
         self._remembered: dict[str, Any] = {}
         self._read_only = options.read_only
         self._hides_metrics = options.prevent_write_metrics
-        self._step_names = ocp.path.step.standard_name_format()
+        self._step_names = step_names_of(options)
         super().__init__(local, text, None, (), options=made, logger=logger)
 
     def __getattr__(self, name: str) -> Any:
-        """Return the public part of Orbax's manager that this class has not."""
-        if name.startswith("_"):
+        """Return the part of Orbax's manager that this class has not."""
+        if name.startswith("__") or "_orbax" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._orbax, name)
 

@@ -22,7 +22,8 @@ from emergency_ckpt.orbax.options import (
     LocalCheckpointOptions,
     PersistentCheckpointOptions,
     ShouldSaveFunction,
-    names_are_plain,
+    StepNames,
+    step_name_of,
 )
 
 _MOST_STEPS_BETWEEN = 10
@@ -35,20 +36,9 @@ _WITHOUT_EFFECT = (
     "enable_should_save_is_saving_in_progress_check",
 )
 """Options of how the work is done, which change no step."""
-_PLAIN_NAMES = (
-    "steps are named by their plain number: leave it out; a directory with other names is read, and"
-    " gets steps with plain ones"
-)
-_DELETED = (
-    "old steps are deleted in the background, where no save waits: leave it out, and copy with"
-    " `eckpt export` what is to be kept"
-)
 _REFUSED = {
-    "step_prefix": _PLAIN_NAMES,
-    "step_format_fixed_length": _PLAIN_NAMES,
-    "step_name_format": _PLAIN_NAMES,
-    "todelete_subdir": _DELETED,
-    "todelete_full_path": _DELETED,
+    "todelete_full_path": "in a bucket old steps are deleted: set the bucket's soft delete, or copy"
+    " with `eckpt export` what is to be kept",
     "file_options": "set the process's umask for the permissions of new files",
     "atomicity_options": "a step appears by a rename, in a bucket by its commit_success.txt",
     "temporary_path_class": "give CommitFileTemporaryPath or AtomicRenameTemporaryPath: steps are"
@@ -107,11 +97,27 @@ def both_tiers(options: ocp.CheckpointManagerOptions, is_saving: Callable[[], bo
             preservation_policy=_preservation_policy(options),
         ),
         enable_async_checkpointing=options.enable_async_checkpointing,
+        step_name_format=step_names_of(options),
         async_options=options.async_options,
         best_fn=options.best_fn,
         best_mode=cast("Any", options.best_mode),
-        settings={"replica_axis": None, **off, **getattr(options, "settings", {})},
+        settings={
+            "replica_axis": None,
+            "todelete_subdir": options.todelete_subdir,
+            **off,
+            **getattr(options, "settings", {}),
+        },
     )
+
+
+def step_names_of(options: ocp.CheckpointManagerOptions) -> StepNames:
+    """Return the names of steps that the options ask for, as Orbax's manager takes them."""
+    standard = ocp.path.step.standard_name_format(
+        step_prefix=options.step_prefix,
+        step_format_fixed_length=options.step_format_fixed_length,
+        single_host_load_and_broadcast=options.single_host_load_and_broadcast,
+    )
+    return StepNames(options.step_name_format or standard)
 
 
 def without_saves(options: ocp.CheckpointManagerOptions) -> ocp.CheckpointManagerOptions:
@@ -121,7 +127,7 @@ def without_saves(options: ocp.CheckpointManagerOptions) -> ocp.CheckpointManage
     none = ("should_save_fn", "preservation_policy", "max_to_keep", "keep_time_interval")
     given |= dict.fromkeys((*none, "keep_period"))
     given |= {"save_decision_policy": _Never(), "cleanup_tmp_directories": False}
-    given["lightweight_initialize"] = True
+    given |= {"lightweight_initialize": True, "step_name_format": step_names_of(options)}
     return ocp.CheckpointManagerOptions(**given)
 
 
@@ -142,6 +148,7 @@ def _check(options: ocp.CheckpointManagerOptions) -> None:
         given = getattr(options, name)
         if given not in (None, getattr(plain, name)) and not _is_followed(name, given):
             raise ValueError(f"{name} is not supported: {reason}")
+    step_name_of(step_names_of(options))
     processes: Any = options.multiprocessing_options
     leader = processes.primary_host
     is_alone = ocp.multihost.process_count() == 1
@@ -175,8 +182,6 @@ class _Continuous:
 
 def _is_followed(name: str, given: Any) -> bool:
     """Return whether a value of an option that is refused otherwise is followed anyway."""
-    if name == "step_name_format":
-        return names_are_plain(given)
     atomic = ocp.path.atomicity
     kinds = (atomic.CommitFileTemporaryPath, atomic.AtomicRenameTemporaryPath)
     return name == "temporary_path_class" and given in kinds

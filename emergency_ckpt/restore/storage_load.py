@@ -25,7 +25,7 @@ from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.storage.calls import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from emergency_ckpt.storage.hedged_reads import OnHedged, not_told
 from emergency_ckpt.storage.tier import PersistentTier, StoredStep
-from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
+from emergency_ckpt.types import Box, LeafSpec, OrbaxStep, SaveId, ShardId
 from emergency_ckpt.work_progress import WorkProgress
 
 
@@ -277,6 +277,7 @@ class StorageLoad:
         save, count = self._plan.save, self._plan.document_count
         for wanted in self._part.documents:
             payload: host_states.Payload = None
+            orbax = OrbaxStep()
             if wanted.digest:
                 folder = self._plan.documents
                 data = self._persistent.read_document(
@@ -288,9 +289,9 @@ class StorageLoad:
                     raise CorruptData(
                         "read", f"host state of process {wanted.owner}", "it is another's"
                     )
-                payload = document.payload
+                payload, orbax = document.payload, document.orbax
             # Encoded anew: the step may have been saved under another run id.
-            data = host_states.encode(save, wanted.owner, count, payload)
+            data = host_states.encode(save, wanted.owner, count, payload, orbax=orbax)
             self._room.publish_host_state(
                 save, wanted.owner, count, data, expendable=self._expendable
             )

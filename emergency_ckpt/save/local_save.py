@@ -27,7 +27,7 @@ from emergency_ckpt.save.persistent.capture import SlotCapture
 from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.staging import flat_bytes
-from emergency_ckpt.types import Contents, LeafSpec, SaveId
+from emergency_ckpt.types import Contents, LeafSpec, OrbaxStep, SaveId
 
 _MOST_RECENT = 64  # the largest ``local_keep_last_n``
 
@@ -40,6 +40,7 @@ class LocalSave:
       layout: where each shard goes; the snapshot of ``capture`` has them in the same order.
       host_state: captured payload of the non-tensor state.
       buddies: processes that get a copy of the host state.
+      orbax: as given to ``save``: a drain writes it to storage with the step.
     """
 
     save: SaveId
@@ -48,6 +49,7 @@ class LocalSave:
     capture: SlotCapture
     host_state: host_states.Payload
     buddies: tuple[int, ...]
+    orbax: OrbaxStep = OrbaxStep()  # noqa: RUF009 - immutable
 
 
 class LocalSaves:
@@ -236,6 +238,7 @@ class LocalSaves:
             self._process_index,
             self._process_count,
             job.host_state,
+            orbax=job.orbax,
             limit_bytes=self._host_state_limit_bytes,
         )
         self._tier.publish_host_state(job.save, self._process_index, self._process_count, data)

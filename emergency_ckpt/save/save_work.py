@@ -287,6 +287,7 @@ class SaveWork:
             capture=capture,
             host_state=payload,
             buddies=placement.buddies,
+            orbax=request.orbax,
         )
         local = self._parts.local
         return TierWork(snapshot, None, lambda: local.run(job), capture)

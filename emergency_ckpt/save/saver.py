@@ -36,6 +36,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 from absl import logging
 
 from emergency_ckpt.background import chain, closing
@@ -132,6 +133,7 @@ class Saver:
         forced = force or preempted
         save = self._saved.identity(step, forced=forced)
         orbax = orbax or OrbaxStep(metrics=plain)
+        orbax = msgspec.structs.replace(orbax, step_name=self._parts.config.step_name)
         check_items(orbax, state)
         request = SaveRequest(save, state, host_state, plain, time.monotonic(), forced, orbax)
         if saves_last:

@@ -17,13 +17,15 @@ from emergency_ckpt.core.limits import (
     MAX_HOST_STATE_CONTAINERS,
     MAX_PROCESSES,
 )
+from emergency_ckpt.core.step_names import is_format, is_item_name
 from emergency_ckpt.core.timeline import check_save
 from emergency_ckpt.errors import CorruptData, HostStateError, HostStateTooLarge
 from emergency_ckpt.state import host_state_codec as codec
 from emergency_ckpt.state.host_state_codec import Payload, as_stateful
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import OrbaxStep, SaveId
 
 SCHEMA_VERSION = 1
+_NOTHING = msgspec.Raw()
 
 
 class HostStateDocument(msgspec.Struct, frozen=True):
@@ -31,9 +33,10 @@ class HostStateDocument(msgspec.Struct, frozen=True):
 
     Attributes:
       owner, count: index of the process, and number of processes of the job.
-      digest: SHA-256 (hex) of the payload's bytes.
+      digest: SHA-256 (hex) of the bytes of the payload, and of ``orbax`` after them.
       payload: for ``apply`` or ``value_of``.
       empty: the process had no non-tensor state.
+      orbax: what Orbax's readers are to find of the step; of the first process alone.
     """
 
     save: SaveId
@@ -41,19 +44,21 @@ class HostStateDocument(msgspec.Struct, frozen=True):
     count: int
     digest: str
     payload: Any
+    orbax: OrbaxStep = OrbaxStep()
 
     @property
     def empty(self) -> bool:
         return self.payload is None
 
 
-class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Document(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     schema_version: int
     save: SaveId
     owner: int
     count: int
     digest: str
     payload: msgspec.Raw
+    orbax: msgspec.Raw = _NOTHING
 
 
 class _VersionOnly(msgspec.Struct, frozen=True):
@@ -86,12 +91,17 @@ def encode(
     count: int,
     payload: Payload,
     *,
+    orbax: OrbaxStep = OrbaxStep(),  # noqa: B008 - immutable
     limit_bytes: int = MAX_HOST_STATE_BYTES,
 ) -> bytes:
-    """Return the document of a payload. ``HostStateTooLarge`` above the limit."""
+    """Return the document of a payload. ``HostStateTooLarge`` above the limit.
+
+    ``orbax``: of the step; kept in the document of the first process alone, without further items.
+    """
     target = f"of process {owner} of {count} at step {save.step}"
     try:
         encoded = msgspec.json.encode(payload)
+        kept = msgspec.json.encode(orbax.in_ram(), order="sorted")
     except UnicodeEncodeError as error:
         raise HostStateError("encode host state", target, "text is not valid Unicode") from error
     if codec.containers_in(encoded) > MAX_HOST_STATE_CONTAINERS:
@@ -101,13 +111,16 @@ def encode(
             f"it has more than {MAX_HOST_STATE_CONTAINERS} lists and dicts",
             hint="keep many small values in numpy arrays, bytes, or flat lists of numbers",
         )
+    has_orbax = owner == 0 and orbax != OrbaxStep()
+    kept = msgspec.Raw(kept) if has_orbax else _NOTHING
     document = _Document(
         schema_version=SCHEMA_VERSION,
         save=save,
         owner=owner,
         count=count,
-        digest=hashlib.sha256(encoded).hexdigest(),
+        digest=_digest(encoded, kept),
         payload=msgspec.Raw(encoded),
+        orbax=kept,
     )
     data = msgspec.json.encode(document, order="sorted")
     _check_identity(document)
@@ -164,13 +177,16 @@ def decode(data: bytes) -> HostStateDocument:
         document = msgspec.json.decode(data, type=_Document)
         _check_identity(document)
         encoded = bytes(document.payload)
-        actual = hashlib.sha256(encoded).hexdigest()
+        actual = _digest(encoded, document.orbax)
         if actual != document.digest:
             raise CorruptData("decode", "host state", "digest differs", actual=actual)
         if codec.containers_in(encoded) > MAX_HOST_STATE_CONTAINERS:
             problem = f"more than {MAX_HOST_STATE_CONTAINERS} lists and dicts"
             raise CorruptData("decode", "host state", problem)
         payload = msgspec.json.decode(encoded)
+        orbax = msgspec.json.decode(bytes(document.orbax) or b"{}", type=OrbaxStep)
+        if not is_format(orbax.step_name) or not all(map(is_item_name, orbax.items or ())):
+            raise CorruptData("decode", "host state", "a name of a step or item is none")
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorruptData("decode", "host state", f"not a document: {error!s:.200}") from error
     codec.from_payload(
@@ -182,7 +198,12 @@ def decode(data: bytes) -> HostStateDocument:
         count=document.count,
         digest=document.digest,
         payload=payload,
+        orbax=orbax,
     )
+
+
+def _digest(payload: bytes, orbax: msgspec.Raw) -> str:
+    return hashlib.sha256(payload + bytes(orbax)).hexdigest()
 
 
 def apply(target: Any, payload: Payload) -> Any:

@@ -17,9 +17,7 @@ import fsspec
 from etils import epath
 
 from emergency_ckpt.core.limits import MAX_MARKER_BYTES
-from emergency_ckpt.core.step_names import (
-    is_own_name,
-)
+from emergency_ckpt.core.step_names import is_own_name, name_of
 from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
 from emergency_ckpt.paths import resolved
 from emergency_ckpt.storage.calls import (
@@ -58,12 +56,18 @@ class StorageDirectory:
       path: the directory, resolved.
       is_object_store: True when files appear at the end of their upload and cannot be renamed.
       timeout_s: maximum time in seconds of a call without a deadline.
+      step_name: the format of the names of new steps, as its name of step 0.
     """
 
-    def __init__(self, directory: str, timeout_s: float) -> None:
+    def __init__(self, directory: str, timeout_s: float, step_name: str = "0") -> None:
         self.path = epath.Path(resolved(directory))
         self.is_object_store = "://" in directory
         self.timeout_s = timeout_s
+        self.step_name = step_name
+
+    def name_of(self, step: int) -> str:
+        """Return the name of the folder into which ``step`` is written."""
+        return name_of(step, self.step_name)
 
     def create(self, deadline_s: float | None = None) -> None:
         """Make the directory; for a bucket, only check that it exists."""

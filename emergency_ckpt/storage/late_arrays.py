@@ -30,15 +30,15 @@ _CHUNKED_BYTES = 16 << 20  # smaller leaves are one chunk
 
 def late_items(
     step: StepReader,
-    like: Mapping[str, epath.Path],
+    like: Mapping[str, epath.Path | None],
     progress: Callable[[int], None] = lambda _: None,
 ) -> tuple[dict[str, Any], bool]:
     """Return a step's state by Orbax's items, as ``StepWriter`` takes it; True when like ``like``.
 
     A step has the paths of leaves alone. The nodes of an item that has other leaves in ``like`` are
     dicts; so are all, in the item ``state``, where leaves are in none of ``like``. Items without
-    leaves are left out, as Orbax does. ``progress``: called with the bytes of each leaf that was
-    read.
+    leaves are left out, as Orbax does. An item without a folder has no structure but dicts.
+    ``progress``: called with the bytes of each leaf that was read.
     """
     values = {path: _late_array(step, path, progress) for path in step.leaves}
     parts = leaves_by_item(like, values)
@@ -104,11 +104,13 @@ def _in_the_way(path: str) -> InvalidState:
     )
 
 
-def tree_like(item: epath.Path, values: Mapping[str, Any]) -> Any | None:
+def tree_like(item: epath.Path | None, values: Mapping[str, Any]) -> Any | None:
     """Return ``values`` in the structure of the Orbax item, or None when its leaves are others.
 
     Leaves with None for a value are not among the item's, as arrays without elements.
     """
+    if item is None:
+        return None
     tree = ocp.StandardCheckpointHandler().metadata(item).tree
     found = {path_of(key_path) for key_path, _ in jax.tree_util.tree_leaves_with_path(tree)}
     if found != {path for path, value in values.items() if value is not None}:

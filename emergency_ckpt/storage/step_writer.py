@@ -66,7 +66,7 @@ class StepWriter:
     """One process's part of one step. ``write`` is called once.
 
     Args:
-      directory: of the tier.
+      folder: of the step.
       states: of each item with arrays by its name, as ``item_state`` returns it.
       orbax: the rest of what Orbax's readers find.
       writers: the processes that write, the first of which commits.
@@ -75,7 +75,7 @@ class StepWriter:
 
     def __init__(
         self,
-        directory: epath.Path,
+        folder: epath.Path,
         save: SaveId,
         states: Mapping[str, Any],
         writers: Sequence[int],
@@ -84,10 +84,10 @@ class StepWriter:
         orbax: OrbaxStep,
         meet: Meet,
     ) -> None:
-        self._final = directory / str(save.step)
-        self._in_bucket = "://" in str(directory)
+        self._final = folder
+        self._in_bucket = "://" in str(folder)
         suffix = "" if self._in_bucket else TEMPORARY_SUFFIX
-        self._folder = directory / f"{save.step}{suffix}"
+        self._folder = folder.parent / f"{folder.name}{suffix}"
         self._save = save
         self._items = {name: ItemTree(state) for name, state in states.items()}
         self._orbax = orbax

@@ -1,7 +1,8 @@
 """The persistent tier: one sharded copy in Orbax's format, with host states and a marker.
 
-``<dir>/<step>/`` is an ordinary Orbax step (item ``state``, or as the caller names it), written by
-the processes of the primary slice only, or of all slices together. ``<dir>/host_state/<step>/`` has
+``<dir>/<step>/`` is an ordinary Orbax step (item ``state``, or as the caller names it; the folder
+may have a prefix and padding too), written by the processes of the primary slice only, or of all
+slices together. ``<dir>/host_state/<step>/`` has
 one JSON document for each process, checksums of the boxes, and ``marker.json``. A step counts from
 the version of ``<dir>/host_state/log/`` that lists it; FORMAT.md specifies these.
 
@@ -19,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy.typing as npt
 from etils import epath
 
@@ -110,6 +112,7 @@ class PersistentTier:
       buffer_bytes: maximum number of bytes that a process transfers to or from storage at once.
       compression: of the arrays that are written; steps of either kind are read.
       signing: the key for markers, and the rule for unsigned ones.
+      step_name: as in ``StorageDirectory``.
 
     Attributes:
       storage: calls to its directory, with the same deadlines and errors.
@@ -128,8 +131,9 @@ class PersistentTier:
         orbax_item: str | None = None,
         compression: StorageCompression = "none",
         signing: StepSigning = NO_SIGNING,
+        step_name: str = "0",
     ) -> None:
-        self.storage = StorageDirectory(directory, timeout_s)
+        self.storage = StorageDirectory(directory, timeout_s, step_name)
         self.found = StoredSteps(self.storage, signing)
         self._directory = self.storage.path
         self._buffer_bytes = buffer_bytes
@@ -148,6 +152,7 @@ class PersistentTier:
             orbax_item=self._orbax_item,
             compression=self._compression,
             signing=self._signing,
+            step_name=self.storage.step_name,
         )
 
     @property
@@ -219,12 +224,17 @@ class PersistentTier:
         from emergency_ckpt.storage.late_arrays import late_items  # noqa: PLC0415
 
         save, writer = step.save, self._own_writer()
+        orbax = decode(documents[0]).orbax if documents else OrbaxStep()
+        self.storage.step_name = orbax.step_name
         writer.begin(life)
         writer.make_room(save.step, "it is written anew, from another tier")
         for owner, data in documents.items():
             self.write_document(save.step, owner, len(documents), data)
-        states, _ = late_items(step, self.newest_items())
-        orbax = OrbaxStep(items=tuple(states))
+        like = self.newest_items()
+        if orbax.items and set(like) != set(orbax.items):
+            like = dict.fromkeys(orbax.items)
+        states, _ = late_items(step, like)
+        orbax = msgspec.structs.replace(orbax, items=tuple(states))
         self._write_items(save, states, (0,), meet_nobody, "", orbax)
         writer.check()
         crcs = {
@@ -235,10 +245,11 @@ class PersistentTier:
             for owner, data in documents.items()
         }
         leaves = tuple(step.leaves.values())
-        writer.publish(self.finish(save, described, leaves, crcs, orbax=orbax), chain)
+        metrics = orbax.metrics if isinstance(orbax.metrics, dict) else None
+        writer.publish(self.finish(save, described, leaves, crcs, metrics, orbax), chain)
         writer.settle()
 
-    def newest_items(self) -> dict[str, epath.Path]:
+    def newest_items(self) -> dict[str, epath.Path | None]:
         """Return the items of the newest step of this package, for the structure of the state."""
         view = self.found.view()
         for each in reversed(view.steps):
@@ -453,6 +464,8 @@ class PersistentTier:
 
         me = jax.process_index()
         progress = progress or WorkProgress.until(self.storage.deadline_s(None))
+        name = self.storage.name_of(save.step)
+        folder = self._directory / name
         writes = ArrayWrites(
             attempt=attempt or new_attempt(),
             creates=me == writers[0],
@@ -466,18 +479,16 @@ class PersistentTier:
                 for written in self._written:
                     release_pages(written)
                 database = writes.database_of(me)
-                self._written = [f"{self._directory}/{save.step}/{n}/{database}" for n in states]
+                self._written = [f"{folder}/{item}/{database}" for item in states]
             try:
-                StepWriter(
-                    self._directory, save, states, writers, writes, orbax=orbax, meet=meet
-                ).write()
+                StepWriter(folder, save, states, writers, writes, orbax=orbax, meet=meet).write()
                 self.storage.forget_listings()
             finally:
                 if writes.is_cancelled and me == writers[0]:
                     self._withdraw(save.step)
 
         try:
-            self.storage.do("save", f"/{save.step}", write, progress=progress, changes=save.step)
+            self.storage.do("save", f"/{name}", write, progress=progress, changes=save.step)
         except PersistentTierError:
             # A cancelled write must not reach a step that is saved again.
             writes.cancel()
@@ -491,15 +502,15 @@ class PersistentTier:
 
         Not beside host states, by which ``DirectoryWriter`` finds them. For use inside ``do``.
         """
-        storage = self.storage
+        storage, name = self.storage, self.storage.name_of(step)
         # Listed first: who has saved the step since wrote its host states before its tensors.
-        objects = storage.objects_with(f"{step}/") if storage.is_object_store else {}
+        objects = storage.objects_with(f"{name}/") if storage.is_object_store else {}
         if step in storage.numbers_in(HOST_STATE):
             return
         if storage.is_object_store:
             delete_step(storage, objects)
         else:
-            remove_tensors(storage, str(step), unfinished=True)
+            remove_tensors(storage, name, unfinished=True)
 
     def write_document(self, step: int, owner: int, count: int, data: bytes) -> None:
         """Write a process's document. It counts once the marker is written.
@@ -538,6 +549,7 @@ class PersistentTier:
         self._put_new(save.step, CHECKSUMS_NAME, checksums)
         marker = build_marker(save, documents, leaves, checksums, tensors, self._signing, items)
         self._put_new(save.step, MARKER_NAME, marker)
+        name = self.storage.name_of(save.step)
         return Entry(
             step=save.step,
             incarnation=save.incarnation,
@@ -546,6 +558,7 @@ class PersistentTier:
             stateful=not all(is_empty for _, is_empty in documents.values()),
             size_bytes=state_size_bytes(leaves),
             saved_s=time.time(),
+            folder="" if name == str(save.step) else name,
             metrics=None if metrics is None else dict(metrics),
             finite=finite,
         )

@@ -6,8 +6,11 @@ import pytest
 
 from emergency_ckpt.core.step_names import (
     folders_of,
+    is_format,
+    is_name_of,
     is_own_name,
     may_be_unknown_step,
+    name_of,
     steps_by_kind,
 )
 
@@ -50,3 +53,27 @@ def test_may_be_unknown_step_leaves_out_what_steps_left() -> None:
     known = ["7.orbax-checkpoint-tmp-1", "a_7.orbax-checkpoint-tmp-1", "7.aside"]
     assert not any(map(may_be_unknown_step, known))
     assert all(map(may_be_unknown_step, ["epoch-7", "last", "a.b"]))
+
+
+@pytest.mark.parametrize(
+    ("of_zero", "names"),
+    [
+        ("0", ("7", "1234")),
+        ("000", ("007", "1234")),
+        ("a_b_0", ("a_b_7", "a_b_1234")),
+        ("run100_00", ("run100_07", "run100_1234")),
+    ],
+)
+def test_name_of_a_format_is_a_name_of_its_step(of_zero: str, names: tuple[str, str]) -> None:
+    assert is_format(of_zero)
+    assert (name_of(7, of_zero), name_of(1234, of_zero)) == names
+    assert is_name_of(7, names[0])
+    assert not is_name_of(8, names[0])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "1", "a", "a0", "step=0", "a_1", "_0", "../a_0", "a/b_0", ".a_0", "a b_0", "0" * 20],
+)
+def test_is_format_of_no_name_of_step_0_is_false(name: str) -> None:
+    assert not is_format(name)

@@ -88,6 +88,13 @@ def made(**options: Any) -> Config:
     return Config(dir="/persistent/run", local_dir="/dev/shm/ckpt").set(**settings).validated()
 
 
+class HiveNames:
+    """A format of the kind that is not followed."""
+
+    def build_name(self, step: int) -> str:
+        return f"step={step}"
+
+
 def test_orbaxs_own_options_are_understood() -> None:
     theirs = orbaxs.CheckpointManagerOptions(
         local=orbaxs.LocalCheckpointOptions(save_interval_steps=3, max_to_keep=2),
@@ -99,6 +106,8 @@ def test_orbaxs_own_options_are_understood() -> None:
     assert settings["persistent_timeout_s"] == settings["storage_wait_timeout_s"] == 77
     assert settings["start_timeout_s"] == settings["save_timeout_s"] == 33
     theirs.step_name_format = ocp.path.step.standard_name_format(step_prefix="at")
+    assert settings_of(theirs, one_slice=False)["step_name"] == "at_0"  # type: ignore[arg-type]
+    theirs.step_name_format = HiveNames()
     with pytest.raises(ValueError, match="step_name_format"):
         settings_of(theirs, one_slice=False)  # type: ignore[arg-type]
 

@@ -12,9 +12,11 @@ import grain.python as grain
 import numpy as np
 import orbax.checkpoint as plain
 import pytest
+from drains import Drains
 from world import World, same
 
 import emergency_ckpt.orbax.checkpoint as ocp
+from emergency_ckpt.config import run_id_of
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +36,14 @@ def test_every_other_name_is_orbaxs_own() -> None:
     assert [name for name in names if getattr(ocp, name) is not getattr(plain, name)] == []
     with pytest.raises(AttributeError):
         ocp.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["no_such_name", "_no_such_name", "__no_such_name__"])
+def test_name_that_no_manager_has_is_an_attribute_error(world: World, name: str) -> None:
+    with pytest.raises(AttributeError, match=name):
+        getattr(object.__new__(ocp.CheckpointManager), name)
+    with manager_of(world) as manager, pytest.raises(AttributeError, match=name):
+        getattr(manager, name)
 
 
 @pytest.mark.parametrize(
@@ -184,11 +194,16 @@ def test_iterator_and_json_are_of_the_same_step(world: World) -> None:
             manager.restore(2, args=missing)
 
 
+class HiveNames:
+    """A format of the kind that is not followed."""
+
+    def build_name(self, step: int) -> str:
+        return f"step={step}"
+
+
 REFUSED_OPTIONS = [
-    {"step_prefix": "checkpoint"},
-    {"step_format_fixed_length": 8},
-    {"step_name_format": plain.path.step.standard_name_format(step_prefix="checkpoint")},
-    {"todelete_subdir": "trash"},
+    {"step_name_format": HiveNames()},
+    {"step_prefix": "step=0/"},
     {"todelete_full_path": "trash"},
     {"file_options": plain.options.FileOptions(path_permission_mode=0o750)},
     {"atomicity_options": object()},
@@ -202,6 +217,95 @@ def test_option_that_cannot_be_followed_is_refused(world: World, options: Any) -
     with pytest.raises(ValueError, match=f"{next(iter(options))}.*: .*"):
         manager_of(world, options=plain.CheckpointManagerOptions(**options))
     assert not world.persistent.exists()
+
+
+STANDARD = plain.path.step.standard_name_format(step_prefix="ckpt", step_format_fixed_length=5)
+NAMES = {
+    "prefix and padding": {"step_prefix": "ckpt", "step_format_fixed_length": 5},
+    "a format": {"step_name_format": STANDARD},
+    "a composite": {
+        "step_name_format": plain.path.step.composite_name_format(
+            STANDARD, [STANDARD, plain.path.step.standard_name_format()]
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
+def test_step_names_change_and_all_steps_are_read(world: World, names: Any) -> None:
+    def save(step: int, **options: Any) -> None:
+        with manager_of(world, options=ocp.CheckpointManagerOptions(**options)) as manager:
+            args = ocp.args.StandardSave({"w": np.full(3, step)})
+            manager.save(step, args=args, metrics={"at": step}, custom_metadata={"of": step})
+
+    with plain.CheckpointManager(world.persistent) as orbaxs:
+        orbaxs.save(0, args=plain.args.StandardSave({"w": np.full(3, 0)}))
+    save(1)
+    save(2, **names)
+    assert (world.persistent / "ckpt_00002" / "default").exists()
+    with manager_of(world, options=ocp.CheckpointManagerOptions(**names)) as manager:
+        assert manager.all_steps() == [0, 1, 2]
+        for step in (0, 1, 2):
+            assert same(manager.restore(step), {"w": np.full(3, step)})
+            assert manager.metrics(step) == ({"at": step} if step else None)
+    with plain.CheckpointManager(
+        world.persistent, options=plain.CheckpointManagerOptions(**names)
+    ) as orbaxs:
+        assert same(orbaxs.restore(2), {"w": np.full(3, 2)})
+        assert orbaxs.metadata(2).custom_metadata["of"] == 2
+
+
+def test_drained_step_has_what_orbax_was_given(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job ends before its first save to storage; then Orbax reads the step."""
+    wanted = {"params": {"w": np.arange(4)}, "opt": {"mu": np.full(3, 0.5)}}
+    options = ocp.CheckpointManagerOptions(
+        best_fn=lambda metrics: metrics["loss"], settings={"save_every": 0}, **NAMES["a format"]
+    )
+    with manager_of(world, options=options, item_names=("params", "opt")) as manager:
+        saved = {name: ocp.args.StandardSave(tree) for name, tree in wanted.items()}
+        manager.save(
+            0,
+            args=ocp.args.Composite(**saved),
+            metrics={"loss": 0.25},
+            custom_metadata={"of": [1, "a"]},
+        )
+    assert not list(world.persistent.glob("ckpt*"))
+    code, found = Drains(world, capsys).drain("--run-id", run_id_of(str(world.persistent)))
+    assert (code, found["step"], found["is_written"]) == (0, 0, True)
+    theirs = plain.CheckpointManagerOptions(best_fn=options.best_fn, **NAMES["a format"])
+    with plain.CheckpointManager(world.persistent, options=theirs) as orbaxs:
+        assert orbaxs.all_steps() == [0]
+        assert orbaxs.best_step() == 0
+        assert orbaxs.metrics(0) == {"loss": 0.25}
+        assert orbaxs.metadata(0).metrics == {"loss": 0.25}
+        assert orbaxs.metadata(0).custom_metadata["of"] == [1, "a"]
+        read = plain.args.StandardRestore()
+        restored = orbaxs.restore(0, args=plain.args.Composite(params=read, opt=read))
+        assert same(dict(restored.items()), wanted)
+    # The job goes on from RAM, and from storage.
+    with manager_of(world, options=ocp.CheckpointManagerOptions(**NAMES["a format"])) as manager:
+        assert manager.metrics(0) == {"loss": 0.25}
+        assert same(manager.restore(0).params, {"w": np.arange(4)})
+
+
+def test_removed_steps_go_where_they_are_wanted(world: World) -> None:
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=2, todelete_subdir="old/ttl=1h", step_prefix="ckpt"
+    )
+    with manager_of(world, options=options) as manager:
+        for step in range(4):
+            manager.save(step, args=ocp.args.StandardSave({"w": np.full(3, step)}))
+        manager.wait_until_finished()
+        manager.delete(2)
+        assert manager.all_steps() == [3]
+    removed = world.persistent / "old" / "ttl=1h"
+    assert {path.name for path in removed.iterdir()} == {"ckpt_0", "ckpt_1", "ckpt_2"}
+    assert not (world.persistent / "host_state" / "2").exists()
+    orbaxs_options = plain.CheckpointManagerOptions(step_prefix="ckpt")
+    with plain.CheckpointManager(removed, options=orbaxs_options) as orbaxs:
+        assert same(orbaxs.restore(1), {"w": np.full(3, 1)})
 
 
 def test_option_that_asks_for_what_is_done_is_taken(world: World) -> None:

@@ -264,7 +264,7 @@ class _StepWriter:
 
 
 def _write_step(
-    directory: Any,
+    target: Any,
     save: Any,
     states: Any,
     writers: Any,
@@ -275,7 +275,7 @@ def _write_step(
 ) -> None:
     me = sim.scheduler.here().process.index
     first = writers[0]
-    temporary, target = directory / f"{save.step}.orbax-checkpoint-tmp", directory / str(save.step)
+    temporary = target.parent / f"{target.name}.orbax-checkpoint-tmp"
     if me == first:
         if target.exists():
             raise FileExistsError(f"{target} exists already")

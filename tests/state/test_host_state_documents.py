@@ -15,7 +15,7 @@ from emergency_ckpt.core.limits import MAX_DEPTH, MAX_HOST_STATE_CONTAINERS
 from emergency_ckpt.errors import CorruptData, HostStateTooLarge
 from emergency_ckpt.state import host_state
 from emergency_ckpt.state import host_state_codec as codec
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import OrbaxStep, SaveId
 
 SAVE = SaveId(7, "0198f2c4a1b0-5e9d", "run")
 DOCUMENT = (GOLDEN / "process_00003_of_00008_v1.json").read_bytes()
@@ -171,3 +171,38 @@ def test_numbers_nested_too_deep_are_refused() -> None:
     assert codec.from_payload(payload) == payload
     with pytest.raises(CorruptData, match="nested deeper"):
         codec.from_payload([payload])
+
+
+ORBAX = OrbaxStep(
+    items=("params",),
+    handlers={"params": "theirs", "json": "theirs"},
+    documents={"json/json": b"{}"},
+    metrics={"loss": 0.5},
+    custom_metadata={"a": [1]},
+    step_name="ckpt_00",
+)
+
+
+def test_document_of_the_first_process_has_what_orbax_finds() -> None:
+    kept = msgspec.structs.replace(ORBAX, handlers={"params": "theirs"}, documents={})
+    assert host_state.decode(host_state.encode(SAVE, 0, 2, 1, orbax=ORBAX)).orbax == kept
+    assert host_state.encode(SAVE, 1, 2, 1, orbax=ORBAX) == host_state.encode(SAVE, 1, 2, 1)
+    plain = host_state.encode(SAVE, 0, 2, 1, orbax=OrbaxStep())
+    assert "orbax" not in json.loads(plain)
+
+
+def test_document_whose_metrics_were_changed_is_refused() -> None:
+    data = host_state.encode(SAVE, 0, 2, 1, orbax=ORBAX)
+    with pytest.raises(CorruptData, match="digest differs"):
+        host_state.decode(data.replace(b"0.5", b"0.6"))
+
+
+@pytest.mark.parametrize(
+    "orbax", [{"step_name": "../x_0"}, {"items": ["../x"]}, {"items": 3}, {"handlers": []}, []]
+)
+def test_document_with_names_of_no_folder_is_refused(orbax: object) -> None:
+    fields = json.loads(host_state.encode(SAVE, 0, 1, 1))
+    text = msgspec.json.encode(orbax)
+    fields["digest"] = hashlib.sha256(b"1" + text).hexdigest()
+    with pytest.raises(CorruptData):
+        host_state.decode(msgspec.json.encode({**fields, "orbax": msgspec.Raw(text)}))

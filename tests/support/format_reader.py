@@ -327,14 +327,18 @@ def _read_host_state(found: Process, file: Path, data: bytes, run_id: str, doubt
 def _host_state(data: bytes, name: str) -> HostState:
     fields = raw_fields(data)
     expected = {"schema_version", "save", "owner", "count", "digest", "payload"}
-    _require(set(fields) == expected, "no host state")
+    _require(expected <= set(fields) <= {*expected, "orbax"}, "no host state")
     _require(fields["schema_version"] == b"1", "another schema_version")
-    _require(json.loads(fields["digest"]) == sha(fields["payload"]), "the digest differs")
+    _require(json.loads(fields["digest"]) == _digest_of(fields), "the digest differs")
     owner, count = json.loads(fields["owner"]), json.loads(fields["count"])
     _require(0 <= owner < count <= 1_000_000, "its owner is out of bounds")
     _require(name == f"process_{owner:05d}_of_{count:05d}.json", "of another process")
     value = value_of(json.loads(fields["payload"]))
     return HostState(_save_of(json.loads(fields["save"])), owner, count, value)
+
+
+def _digest_of(fields: Mapping[str, bytes]) -> str:
+    return sha(fields["payload"] + fields.get("orbax", b""))
 
 
 def value_of(value: Any) -> Any:
@@ -567,12 +571,12 @@ class _StorageReader:
         }
         complete = {entry["step"] for entry in entries if entry["state"] == "complete"}
         known = {(entry["step"], entry["incarnation"]) for entry in entries}
-        for number, folders in self._folders().items():
-            left = [folder for folder in folders if folder not in is_named]
-            if not left or number in complete:
+        for number, folders in self._folders(is_named).items():
+            if number in complete:
                 continue
-            step = self._marked(number) if left[0] == str(number) else None
-            if step is None and left[0] == str(number) and self._is_garbage(number):
+            left = sorted(folders, key=lambda name: self._writer_of(name) is None)
+            step = self._marked(number, left)
+            if step is None and self._is_garbage(number, left[0]):
                 found.garbage.append(number)
                 continue
             step = step or self._plain(number, left)
@@ -582,10 +586,13 @@ class _StorageReader:
         found.steps.sort(key=lambda each: (each.step, each.incarnation))
         found.garbage.sort()
 
-    def _folders(self) -> dict[int, list[str]]:
-        """Return the folders that may be each step, the plain number first."""
+    def _writer_of(self, folder: str) -> str | None:
+        return _writer(self._data(f"{folder}/_CHECKPOINT_METADATA"))
+
+    def _folders(self, known: set[str]) -> dict[int, list[str]]:
+        """Return the other folders that may be each step, the plain number first."""
         kinds: dict[str, dict[int, list[str]]] = {}
-        for name in sorted({name.split("/")[0] for name in self._names if "/" in name}):
+        for name in sorted({name.split("/")[0] for name in self._names if "/" in name} - known):
             match = _STEP.fullmatch(name)
             if match is None or int(match[2]) > _MAX:
                 continue
@@ -608,9 +615,9 @@ class _StorageReader:
         files = ["_CHECKPOINT_METADATA", *(f"{item}_METADATA" for item in items)]
         return any(f"{folder}/{file}" in self._names for file in files)
 
-    def _is_garbage(self, number: int) -> bool:
+    def _is_garbage(self, number: int, folder: str) -> bool:
         """Whether a folder without a marker is of a save that did not end."""
-        metadata = self._data(f"{number}/_CHECKPOINT_METADATA")
+        metadata = self._data(f"{folder}/_CHECKPOINT_METADATA")
         may_be_ours = not _fields(metadata) or _writer(metadata) is not None
         return may_be_ours and self._is_in(f"host_state/{number}")
 
@@ -673,13 +680,15 @@ class _StorageReader:
                 again = found  # another program has written it again
         return again or step
 
-    def _marked(self, number: int) -> StoredStep | None:
-        """Return the step of a folder that has a marker; None without one."""
+    def _marked(self, number: int, folders: Sequence[str]) -> StoredStep | None:
+        """Return the step of folders of which one has a marker; None without one."""
         marker = self._data(f"host_state/{number}/marker.json")
         if marker is None:
             return None
-        step = StoredStep(number, "", "", str(number), str(number))
-        return self._check(step, marker, self._data(f"{number}/_CHECKPOINT_METADATA"))
+        found = {name: self._data(f"{name}/_CHECKPOINT_METADATA") for name in folders}
+        its = [name for name, data in found.items() if _digest(data).encode() in marker and data]
+        folder = its[0] if its else folders[0]
+        return self._check(StoredStep(number, "", "", folder, str(number)), marker, found[folder])
 
     def _check(self, step: StoredStep, data: bytes, metadata: bytes | None) -> StoredStep:
         """Return ``step`` as its marker has it."""

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
 from jax.experimental import multihost_utils
@@ -157,6 +158,8 @@ class Checkpointer:
         self._found, self._found_ns = CompleteSteps(), time.time_ns()
         self._saved: _Saved | None = None
         self._is_warned = False
+        names = step_name_format or ocp.path.step.standard_name_format()
+        self._name_of: Callable[[int], str] = names.build_name
         if jax.process_count() > 1 or local_directory is not None or settings:
             self._ram = self._open_ram(local_directory, given)
             self._survey()
@@ -214,7 +217,7 @@ class Checkpointer:
         kept = kept or (saved.kept if saved else {})
         return CheckpointMetadata[Any](
             step,
-            path=self.directory / str(step),
+            path=self.directory / self._name_of(step),
             metadata=metadata,
             commit_timestamp_nsecs=saved.begun_ns if saved else self._found_ns,
             custom_metadata=kept.get("custom_metadata"),

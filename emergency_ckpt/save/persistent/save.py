@@ -328,7 +328,9 @@ class PersistentSaves:
     def _own_document(self, job: PersistentSave) -> bytes:
         me, count = self._coordinator.process_index, self._coordinator.process_count
         limit_bytes = self._host_state_limit_bytes
-        return host_states.encode(job.save, me, count, job.host_state, limit_bytes=limit_bytes)
+        return host_states.encode(
+            job.save, me, count, job.host_state, orbax=job.orbax, limit_bytes=limit_bytes
+        )
 
     def _collect(self, job: PersistentSave) -> dict[int, bytes]:
         me = self._coordinator.process_index

@@ -29,30 +29,31 @@ _LOOKS = 4 * LOOKS_AT_ONCE
 
 
 class StepFolders:
-    """Says which folders of a directory are steps, by their names.
-
-    This package names steps by their number; with plain Orbax the job chooses the names.
-    """
+    """Says which folders of a directory are steps, by their names, which the job chooses."""
 
     def __init__(self, storage: StorageDirectory) -> None:
         self._storage = storage
 
-    def steps(self, names: Collection[str], deadline_s: float | None) -> dict[int, tuple[str, ...]]:
+    def steps(
+        self, names: Collection[str], known: Collection[str], deadline_s: float | None
+    ) -> dict[int, tuple[str, ...]]:
         """Return the folders that may be each step, in order of preference. Blocks for storage.
 
-        ``names``: of everything in the directory.
+        ``names``: of everything in the directory. ``known``: those of steps in the log, which are
+        left out.
 
         Raises:
           PersistentTierError: there are steps, but no valid name of a step, or names of several
             jobs.
         """
-        kinds = steps_by_kind(names)
+        others = set(names) - set(known)
+        kinds = steps_by_kind(others)
         doubtful = {kind: _newest(steps) for kind, steps in kinds.items() if kind != PLAIN}
-        others = self._kinds_with_steps(doubtful, deadline_s)
-        if len(others) > 1:
-            raise self._error(f"it has steps of several kinds: {', '.join(others)}")
-        kinds = {kind: kinds[kind] for kind in kinds if kind == PLAIN or kind in others}
-        if not kinds:
+        real = self._kinds_with_steps(doubtful, deadline_s)
+        if len(real) > 1:
+            raise self._error(f"it has steps of several kinds: {', '.join(real)}")
+        kinds = {kind: kinds[kind] for kind in kinds if kind == PLAIN or kind in real}
+        if not kinds and len(others) == len(set(names)):
             self._refuse_unknown(names, deadline_s)
         return folders_of(kinds)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, cast
 
@@ -108,7 +108,7 @@ class StepLooks:
         if hashlib.sha256(data).hexdigest() != entry.marker:
             reason = "it is not the one that the step log names"
             return self._damaged(entry.step, entry.incarnation, place, reason)
-        return self._marked(entry.step, data, metadata, place, number, deadline_s)
+        return self._marked(entry.step, data, {name: metadata}, folder, number, deadline_s)
 
     def _marker_of(
         self, entry: Entry, folders: Sequence[str], deadline_s: float | None
@@ -132,7 +132,7 @@ class StepLooks:
         """Return Orbax's metadata of the entry's tensors and their folder; else of its own."""
         own: bytes | None = None
         for folder in folders:
-            data = self._storage.bytes_of(f"{folder}/{STEP_METADATA}", deadline_s)
+            data = self._metadata_of(folder, deadline_s)
             if (ours_of(data) or {}).get("incarnation") == entry.incarnation:
                 return data, folder
             own = data if folder == entry.own_folder else own
@@ -188,33 +188,44 @@ class StepLooks:
         Of ours it needs both markers, as one that was copied by hand. ``names``: those that may be
         its folder, in order of preference. ``number``: the greatest incarnation of the log.
         """
-        if names[0] != str(step):
-            return self.plain(step, names, number, deadline_s)
-        place = StepPlace(names[0], names[0])
         data = self._storage.bytes_of(f"{HOST_STATE}/{step}/{MARKER_NAME}", deadline_s)
-        metadata = self._storage.bytes_of(f"{step}/{STEP_METADATA}", deadline_s)
+        found = {name: self._metadata_of(name, deadline_s) for name in names}
         if data is not None:
-            return self._marked(step, data, metadata, place, number, deadline_s)
+            return self._marked(step, data, found, str(step), number, deadline_s)
+        # Of two folders that which this package wrote is what the documents belong to.
+        names = sorted(names, key=lambda name: ours_of(found[name]) is None)
         # No fields: not whole, or of an old version of Orbax without such a file.
+        metadata = found[names[0]]
         may_be_ours = not _fields(metadata) or ours_of(metadata) is not None
         if may_be_ours and self._storage.names_in(f"{HOST_STATE}/{step}", deadline_s):
             return None
         return self.plain(step, names, number, deadline_s)
 
+    def _metadata_of(self, name: str, deadline_s: float | None) -> bytes | None:
+        return self._storage.bytes_of(f"{name}/{STEP_METADATA}", deadline_s)
+
     def _marked(
         self,
         step: int,
         data: bytes,
-        metadata: bytes | None,
-        place: StepPlace,
+        tensors: Mapping[str, bytes | None],
+        documents: str,
         number: int,
         deadline_s: float | None,
     ) -> FoundStep:
-        path = f"{self._directory}/{HOST_STATE}/{place.documents}/{MARKER_NAME}"
+        """Return the step of a marker.
+
+        ``tensors``: Orbax's metadata by the folders that may have its tensors, the likeliest first.
+        """
+        path = f"{self._directory}/{HOST_STATE}/{documents}/{MARKER_NAME}"
+        name = next(iter(tensors))
         try:
             marker, doubt = check_marker(data, step, path, self._signing)
         except CorruptData as error:
-            return self._damaged(step, "", place, error.problem)
+            return self._damaged(step, "", StepPlace(name, documents), error.problem)
+        its = [each for each in tensors if _digest(tensors[each]) == marker.tensors.metadata]
+        name = its[0] if its else name
+        metadata, place = tensors[name], StepPlace(name, documents)
         problem = self._compare_tensors(place, metadata, marker, deadline_s)
         if problem == _REPLACED:
             self._warn(step, problem)
@@ -276,7 +287,8 @@ class StepLooks:
 
         PersistentTierError when another save has written them.
         """
-        names = (f"{save.step}/{STEP_METADATA}", *_manifests(str(save.step), items))
+        name = self._storage.name_of(save.step)
+        names = (f"{name}/{STEP_METADATA}", *_manifests(name, items))
         deadline_s = self._storage.deadline_s(deadline_s)
         read = functools.partial(self._storage.bytes_of, deadline_s=deadline_s)
         with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-tensors") as pool:
@@ -284,7 +296,7 @@ class StepLooks:
         writer = (ours_of(metadata) or {}).get("incarnation")
         if writer not in (None, save.incarnation):
             problem = f"incarnation {writer} has written it meanwhile"
-            raise PersistentTierError("publish", f"{self._directory}/{save.step}", problem)
+            raise PersistentTierError("publish", f"{self._directory}/{name}", problem)
         return TensorsId(_digest(metadata), _digest(_together(manifests)))
 
     def _warn(self, step: int, problem: str) -> None:
@@ -326,7 +338,7 @@ class StepLooks:
         # A step aside in a bucket has no commit marker.
         if not is_aside and not self._is_finalized(folder, deadline_s):
             return None
-        metadata = self._storage.bytes_of(f"{folder}/{STEP_METADATA}", deadline_s)
+        metadata = self._metadata_of(folder, deadline_s)
         if metadata is None and not self._folders.is_written_by_orbax(folder, deadline_s):
             if is_aside:
                 return None

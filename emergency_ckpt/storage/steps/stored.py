@@ -96,11 +96,10 @@ class StoredSteps:
         for fault in log.faults:
             self.looks.tell(f"{fault}; the version before is used")
         names = frozenset(self._storage.names_in(deadline_s=deadline_s))
-        folders = self.folders.steps(names, deadline_s)
+        entries = () if log.table is None else log.table.steps
+        unlisted = self.folders.steps(names, self._named(entries), deadline_s)
         if not names:
             self._storage.check_bucket(deadline_s)
-        entries = () if log.table is None else log.table.steps
-        unlisted = self._unlisted(folders, entries)
         steps = {e.step: e for e in entries if e.state == "complete"}
         gone = self._gone([e for e in steps.values() if not _folders_of(e) & names], deadline_s)
         # Another folder of its number may have come in place of one that is gone.
@@ -112,14 +111,11 @@ class StoredSteps:
             items = self._traces(deadline_s)
         return StoredView(log, names, unlisted, tuple(sorted(items)))
 
-    def _unlisted(
-        self, folders: Mapping[int, Sequence[str]], entries: Iterable[Entry]
-    ) -> dict[int, tuple[str, ...]]:
+    def _named(self, entries: Iterable[Entry]) -> set[str]:
+        """Return the folders that entries have as their own places."""
         # In a bucket a step aside stays in its own folder, until that is needed.
         stays = self._storage.is_object_store
-        named = {e.own_folder for e in entries if e.state != "aside" or e.pending or stays}
-        left = {step: tuple(n for n in names if n not in named) for step, names in folders.items()}
-        return {step: names for step, names in left.items() if names}
+        return {e.own_folder for e in entries if e.state != "aside" or e.pending or stays}
 
     def _gone(self, missing: Sequence[Entry], deadline_s: float) -> set[int]:
         """Return the steps of ``missing``, which the listing lacks, that are not there."""

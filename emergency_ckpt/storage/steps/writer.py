@@ -32,6 +32,7 @@ from emergency_ckpt.core.step_log import (
     with_lives,
     without_lives,
 )
+from emergency_ckpt.core.step_names import is_name_of
 from emergency_ckpt.core.timeline import Timeline, life_of, number_of
 from emergency_ckpt.errors import CheckpointError, DirectoryInUse, PersistentTierError
 from emergency_ckpt.storage.directory import Generations, StorageDirectory
@@ -90,6 +91,8 @@ class DirectoryWriter:
     Args:
       run_id, from_dir, writer: as in ``Table``.
       take_over: replace another run's name, once.
+      todelete_subdir: folder of a file system, below the directory, into which removed steps are
+        moved; None: they are deleted, as always in a bucket.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class DirectoryWriter:
         from_dir: bool,
         writer: str = "",
         take_over: bool = False,
+        todelete_subdir: str | None = None,
         events: Events = _QUIET,
     ) -> None:
         self._storage = storage
@@ -109,6 +113,7 @@ class DirectoryWriter:
         self._log: StepLog = found.log
         self._mine = LogWriter(run_id, from_dir, "", writer)
         self._may_take_over = take_over
+        self._todelete_subdir = todelete_subdir
         self._events = events
         self._lock = threading.RLock()
         self._removed = threading.Condition(self._lock)
@@ -389,7 +394,8 @@ class DirectoryWriter:
 
     def _is_there(self, step: int) -> bool:
         """Return whether a step has a folder that the listing of a file server did not show."""
-        return not self._storage.is_object_store and self._storage.lexists(str(step))
+        names = {str(step), self._storage.name_of(step)}
+        return not self._storage.is_object_store and any(map(self._storage.lexists, names))
 
     def _entries_of(self, step: int) -> tuple[Entry, ...]:
         return () if self._read.table is None else self._read.table.of(step)
@@ -456,7 +462,7 @@ class DirectoryWriter:
         if self._storage.is_changing(step):
             return True
         # In a bucket a claim of the place by another fails the save, with a precondition.
-        names = (str(step), f"{HOST_STATE}/{step}")
+        names = (self._storage.name_of(step), f"{HOST_STATE}/{step}")
         return not self._storage.is_object_store and any(map(self._storage.lexists, names))
 
     def _vacate(self, step: int, reason: str) -> Moved | None:
@@ -479,7 +485,7 @@ class DirectoryWriter:
             if self._is_in_own_folder(entry):
                 return entry
         number = greatest_number(self._read.table)
-        found = self._found.looks.unlisted(step, (str(step),), number, None)
+        found = self._found.looks.unlisted(step, (self._storage.name_of(step),), number, None)
         if found is None or found.is_junk:
             return None
         adopted = self._adopted(found)
@@ -682,11 +688,13 @@ class DirectoryWriter:
             # In a bucket there is a copy aside only where the place was needed.
             places = [] if is_own and self._storage.is_object_store else [place]
             if is_own or not self._is_taken(entry):
-                places.append(StepPlace(entry.own_folder, str(entry.step)))
+                names = {entry.own_folder} | (set() if is_own else self._remains_of(entry.step))
+                places += [StepPlace(name, str(entry.step)) for name in names]
             try:
                 # Not under the lock: it may take long, and saves go on meanwhile.
                 self._lock.release()
                 try:
+                    self._put_away(entry, entry.own_folder if is_own else entry.aside_folder)
                     self._delete(entry.step, places)
                 finally:
                     self._lock.acquire()
@@ -698,13 +706,46 @@ class DirectoryWriter:
             keys = {e.key for e in entries}
             self._append(lambda table: changed(table, keys, lambda _: None))
 
+    def _put_away(self, entry: Entry, folder: str) -> None:
+        """Move the tensors of a removed step to where the user wants them. Idempotent.
+
+        Of two steps with one name the later one stays there, as with Orbax.
+        """
+        storage, subdir = self._storage, self._todelete_subdir
+        if subdir is None or storage.is_object_store:
+            return
+
+        def move() -> None:
+            if storage.lexists(folder):
+                (storage.path / subdir).mkdir(parents=True, exist_ok=True)
+                storage.clear_folder(f"{subdir}/{entry.own_folder}")
+                (storage.path / folder).rename(storage.path / subdir / entry.own_folder)
+
+        storage.do("move away", f"/{folder}", move, changes=entry.step)
+
     def _is_taken(self, entry: Entry) -> bool:
         """Return whether another entry has the place of ``entry``."""
         return any(e.key != entry.key for e in self._entries_of(entry.step))
 
     def _clear(self, step: int) -> None:
         """Remove the remains of a save in the place of ``step``, also of one that did not end."""
-        self._delete(step, [StepPlace(str(step), str(step))], unfinished=True)
+        names = {self._storage.name_of(step), *self._remains_of(step)}
+        self._delete(step, [StepPlace(name, str(step)) for name in names], unfinished=True)
+
+    def _remains_of(self, step: int) -> set[str]:
+        """Return the names that this package gave to folders of ``step``, which has no place now.
+
+        An earlier life may have named steps in another way.
+        """
+        names = self._storage.names_in()
+        written = {name.partition(TEMPORARY_SUFFIX)[0] for name in names}
+        found = {name for name in written if is_name_of(step, name)}
+        return {
+            name
+            for name in found
+            if name not in names
+            or ours_of(self._storage.bytes_of(f"{name}/{STEP_METADATA}")) is not None
+        }
 
     def _delete(self, step: int, places: Sequence[StepPlace], *, unfinished: bool = False) -> None:
         """Remove all files in places of ``step``. ``unfinished``: as in ``remove_tensors``."""

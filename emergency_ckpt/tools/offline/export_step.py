@@ -97,7 +97,7 @@ def export_step(name: str, directory: Path, places: Places, shown: Shown) -> Exp
     return Exported(step.name, len(step.leaves), (*notes, *step.notes), is_complete)
 
 
-def _structure(places: Places, notes: list[str]) -> dict[str, epath.Path]:
+def _structure(places: Places, notes: list[str]) -> dict[str, epath.Path | None]:
     """Return items with the structure of the state; note why storage cannot be asked for one."""
     try:
         return places.storage().newest_items() if places.directory else {}
@@ -127,11 +127,11 @@ class Export:
         shutil.rmtree(self._temporary, ignore_errors=True)
 
     def write_arrays(
-        self, step: StepReader, like: Mapping[str, epath.Path], progress: Progress
+        self, step: StepReader, like: Mapping[str, epath.Path | None], progress: Progress
     ) -> bool:
         """Write a step array by array; return True when its structure is that of ``like``."""
         states, is_like = late_items(step, like, progress)
-        into = epath.Path(self._temporary)
+        into = epath.Path(self._temporary) / str(step.save.step)
         writes = ArrayWrites(
             attempt=new_attempt(),
             creates=True,
@@ -141,7 +141,7 @@ class Export:
         )
         orbax = OrbaxStep(items=tuple(states))
         StepWriter(into, step.save, states, (0,), writes, orbax=orbax, meet=meet_nobody).write()
-        _make_plain(into / str(step.save.step))
+        _make_plain(into)
         return is_like
 
     def copy_files(self, step: StoredStepReader, progress: Progress) -> None:

@@ -110,7 +110,7 @@ def _read(stored: StoredSteps, places: Places) -> StoredDirectory:
     for each, found in zip(unseen, stored.look_at(view, unseen), strict=True):
         where = f"{places.directory}/{each.step}"
         if found is None:
-            unfinished.append(str(each.step))
+            unfinished += view.unlisted.get(each.step, ())
         elif isinstance(found, CheckpointError):
             faults.append(SurveyFault.of(where, found, each.step))
         elif not found.is_junk:

@@ -1,0 +1,157 @@
+"""Steps whose folders have a prefix or padding, beside steps with other names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from persistent_steps import POINTS, complete_steps, save_over, value_of, writer_of
+from persistent_steps import life as life_of
+
+from emergency_ckpt.core.step_log import Entry
+from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.storage.tier import PersistentTier
+
+NAMED = "ckpt_00000"
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+def tier_of(directory: Path, step_name: str = NAMED) -> PersistentTier:
+    return PersistentTier(str(directory), step_name=step_name)
+
+
+def entries(tier: PersistentTier) -> list[Entry]:
+    table = tier.found.log.read().table
+    assert table is not None
+    return list(table.steps)
+
+
+def names_in(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()} - {"host_state"}
+
+
+def test_saved_step_has_its_name_and_readers_need_no_setting(tmp_path: Path) -> None:
+    save_over(tier_of(tmp_path), 5, 50, life_of(1))
+    save_over(tier_of(tmp_path), 1234567, 70, life_of(2))
+    assert names_in(tmp_path) == {"ckpt_00005", "ckpt_1234567"}
+    reader = PersistentTier(str(tmp_path))
+    assert complete_steps(reader) == [5, 1234567]
+    assert [value_of(reader, step) for step in (5, 1234567)] == [50, 70]
+    assert [each.folder for each in entries(reader)] == ["ckpt_00005", "ckpt_1234567"]
+
+
+def test_steps_of_several_formats_are_one_run(tmp_path: Path) -> None:
+    for number, name in enumerate(("0", NAMED, "other_0", "0000"), start=1):
+        save_over(tier_of(tmp_path, name), number, 10 * number, life_of(number))
+    assert names_in(tmp_path) == {"1", "ckpt_00002", "other_3", "0004"}
+    reader = PersistentTier(str(tmp_path))
+    assert [value_of(reader, step) for step in complete_steps(reader)] == [10, 20, 30, 40]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_number_saved_anew_under_another_name_is_one_step(tmp_path: Path, point: str) -> None:
+    """A crash at any instant of the second save leaves one step of the number, whole."""
+    save_over(tier_of(tmp_path, "0"), 5, 50, life_of(1))
+
+    def die(at: str) -> None:
+        if at == point:
+            raise Killed
+
+    with pytest.raises(Killed):
+        save_over(tier_of(tmp_path), 5, 51, life_of(2), at=die)
+    reader = PersistentTier(str(tmp_path))
+    assert complete_steps(reader) == [5]
+    # The marker is there: the next first save lists it, if nothing else counts as the step.
+    assert value_of(reader, 5) == (51 if point == "published" else 50)
+    # The next life has the first format again, and clears what the second left.
+    save_over(tier_of(tmp_path, "0"), 6, 60, life_of(3))
+    assert complete_steps(reader) == [5, 6]
+    assert value_of(reader, 5) == (51 if point == "published" else 50)
+    save_over(tier_of(tmp_path, "0"), 5, 52, life_of(4))
+    assert value_of(reader, 5) == 52
+    assert names_in(tmp_path) & {"5", "ckpt_00005"} == {"5"}
+
+
+@pytest.mark.parametrize("point", POINTS[:-2])
+def test_remains_under_an_earlier_name_are_removed(tmp_path: Path, point: str) -> None:
+    save_over(tier_of(tmp_path), 4, 40, life_of(1))
+
+    def die(at: str) -> None:
+        if at == point:
+            raise Killed
+
+    with pytest.raises(Killed):
+        save_over(tier_of(tmp_path), 5, 50, life_of(2), at=die)
+    save_over(tier_of(tmp_path, "0"), 6, 60, life_of(3))
+    assert names_in(tmp_path) == {"ckpt_00004", "6"}
+    assert not (tmp_path / "host_state" / "5").exists()
+
+
+def test_step_of_plain_orbax_of_the_number_does_not_count(tmp_path: Path) -> None:
+    """Of two folders of one number that counts which the log, or else a marker, names."""
+    tier = tier_of(tmp_path)
+    save_over(tier, 5, 50, life_of(1))
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(5, args=ocp.args.StandardSave({"w": np.full(4, 1)}))
+    assert names_in(tmp_path) == {"5", "ckpt_00005"}
+    assert value_of(tier, 5) == 50
+    for version in (tmp_path / "host_state" / "log").iterdir():
+        version.unlink()
+    assert complete_steps(tier) == [5]
+    assert value_of(tier, 5) == 50
+    save_over(tier, 6, 60, life_of(2))
+    assert [value_of(tier, step) for step in complete_steps(tier)] == [50, 60]
+
+
+def test_marker_without_its_folder_is_no_step_of_another(tmp_path: Path) -> None:
+    tier = tier_of(tmp_path)
+    save_over(tier, 5, 50, life_of(1))
+    marker = tmp_path / "host_state" / "5" / "marker.json"
+    marker.write_bytes(marker.read_bytes()[:-9])
+    with pytest.raises(CorruptData, match=r"its marker .* cannot be used"):
+        value_of(tier, 5)
+
+
+class Deadly:
+    """The process ends once a version says that a step is being removed."""
+
+    def emit(self, name: str, /, **fields: object) -> None:
+        del fields
+        if name == "persistent.removing":
+            raise Killed
+
+
+def test_removal_into_a_folder_goes_on_after_a_crash(tmp_path: Path) -> None:
+    tier = tier_of(tmp_path)
+    save_over(tier, 5, 50, life_of(1))
+    save_over(tier, 6, 60, life_of(1))
+    killed = writer_of(tier, todelete_subdir="old", events=Deadly())
+    killed.hold(life_of(1))
+    with pytest.raises(Killed):
+        killed.remove([5], life_of(1))
+    writer = writer_of(tier, todelete_subdir="old")
+    writer.begin(life_of(2))
+    assert names_in(tmp_path) == {"ckpt_00006", "old"}
+    assert names_in(tmp_path / "old") == {"ckpt_00005"}
+    assert not (tmp_path / "host_state" / "5").exists()
+    # Of one number the later step stays there.
+    save_over(tier, 5, 51, life_of(2), writer=writer)
+    assert writer.remove([5], life_of(2)) == ["ckpt_00005"]
+    assert complete_steps(tier) == [6]
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbaxs:
+        found = orbaxs.restore(tmp_path / "old" / "ckpt_00005" / "state")
+    assert found["w"].tolist() == [51] * 4
+
+
+def test_remove_takes_the_folder_of_any_name(tmp_path: Path) -> None:
+    for number, name in enumerate(("0", NAMED, "other_0"), start=1):
+        save_over(tier_of(tmp_path, name), number, 10 * number, life_of(number))
+    writer = writer_of(tier_of(tmp_path))
+    writer.hold(life_of(4))
+    assert writer.remove([1, 2], life_of(4)) == ["1", "ckpt_00002"]
+    assert names_in(tmp_path) == {"other_3"}
