@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -83,44 +83,12 @@ class KnownSteps:
         return max((step for step in (self._found, saved) if step is not None), default=None)
 
 
-_open: weakref.WeakValueDictionary[str, CheckpointManager] = weakref.WeakValueDictionary()
+_open: weakref.WeakValueDictionary[str, BothTiersManager] = weakref.WeakValueDictionary()
 """The open manager of each run, by run id; a new one replaces it."""
 
 
-class CheckpointManager(ocp.AbstractCheckpointManager):
-    """Saves to the RAM of the hosts and to a persistent directory; restores from either.
-
-    All processes must call the constructor, ``restore``, ``reload``, ``delete``, ``best_step``,
-    ``all_steps(read=True)`` and ``close``, in the same order. ``save``, ``should_save`` and
-    ``all_steps()`` are not collective and wait for no peer. Neither process-id initialisers nor
-    parsed flags are needed.
-
-    Improvements over Orbax's manager (0.12.8):
-
-    - All dtypes are restored bit for bit; Orbax's restore from RAM converts int8 and bool to int32
-      and loses -0.0. Zero-size arrays can be saved.
-    - ``dataset`` is kept with the tensors of the same step, in both tiers, for each process, and is
-      copied to other slices; ``persistent_non_replicated_directory`` is not needed. Orbax saves it
-      at persistent steps only, and may restore it with tensors of another step.
-    - Any shard comes from any host that has it; no slice has to be complete.
-    - ``delete``, ``metadata``, ``item_metadata``, ``metrics`` and ``best_step`` work; ``save`` runs
-      no device collective, and nothing at all at steps without a save.
-    - A second manager of the same directories closes the first.
-    - After ``restore(step)`` newer steps in RAM stay until the next save, and are saved again.
-    - ``save(force=True)`` of a step that exists returns False.
-
-    As in Orbax's manager: ``restore`` returns ``abstract_state``, whatever ``args`` say of
-    ``state``, except with ``partial_restore``; with one slice nothing is saved to RAM, unless
-    ``with_one_slice``; the local directory of a job of several slices must exist;
-    ``wait_until_finished`` raises the error of a background save; ``save`` waits for the previous
-    save.
-
-    Raises:
-      FileNotFoundError: the local directory does not exist.
-      ValueError: ``replica_axis_index`` is no axis of the mesh; a custom step name format;
-        handlers, or a directory of the dataset's own.
-      ConfigError, LocalTierError, RestoreFailed, DeadlineExceeded: as ``EmergencyCheckpointer``.
-    """
+class BothTiersManager(ocp.AbstractCheckpointManager):
+    """The base of ``CheckpointManager`` below, and of the one in ``plain_manager``."""
 
     def __init__(
         self,
@@ -483,7 +451,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             self._config.on_event.close()
         self._checkpointer.check_for_errors()
 
-    def __enter__(self) -> CheckpointManager:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -495,6 +463,42 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             if kind is None:
                 raise
             logging.error("closing the manager failed: %s", failure)  # the block's matters more
+
+
+class CheckpointManager(BothTiersManager):
+    """Saves to the RAM of the hosts and to a persistent directory; restores from either.
+
+    All processes must call the constructor, ``restore``, ``reload``, ``delete``, ``best_step``,
+    ``all_steps(read=True)`` and ``close``, in the same order. ``save``, ``should_save`` and
+    ``all_steps()`` are not collective and wait for no peer. Neither process-id initialisers nor
+    parsed flags are needed.
+
+    Improvements over Orbax's manager (0.12.8):
+
+    - All dtypes are restored bit for bit; Orbax's restore from RAM converts int8 and bool to int32
+      and loses -0.0. Zero-size arrays can be saved.
+    - ``dataset`` is kept with the tensors of the same step, in both tiers, for each process, and is
+      copied to other slices; ``persistent_non_replicated_directory`` is not needed. Orbax saves it
+      at persistent steps only, and may restore it with tensors of another step.
+    - Any shard comes from any host that has it; no slice has to be complete.
+    - ``delete``, ``metadata``, ``item_metadata``, ``metrics`` and ``best_step`` work; ``save`` runs
+      no device collective, and nothing at all at steps without a save.
+    - A second manager of the same directories closes the first.
+    - After ``restore(step)`` newer steps in RAM stay until the next save, and are saved again.
+    - ``save(force=True)`` of a step that exists returns False.
+
+    As in Orbax's manager: ``restore`` returns ``abstract_state``, whatever ``args`` say of
+    ``state``, except with ``partial_restore``; with one slice nothing is saved to RAM, unless
+    ``with_one_slice``; the local directory of a job of several slices must exist;
+    ``wait_until_finished`` raises the error of a background save; ``save`` waits for the previous
+    save.
+
+    Raises:
+      FileNotFoundError: the local directory does not exist.
+      ValueError: ``replica_axis_index`` is no axis of the mesh; a custom step name format;
+        handlers, or a directory of the dataset's own.
+      ConfigError, LocalTierError, RestoreFailed, DeadlineExceeded: as ``EmergencyCheckpointer``.
+    """
 
 
 def slice_count(mesh: jax.sharding.Mesh, axis: int) -> int:

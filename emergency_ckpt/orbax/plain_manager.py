@@ -21,7 +21,7 @@ from emergency_ckpt.core.step_names import METRICS, leaves_by_item
 from emergency_ckpt.errors import DeadlineExceeded, StateMismatch
 from emergency_ckpt.orbax import items as with_state
 from emergency_ckpt.orbax import plain_items, saved_tree
-from emergency_ckpt.orbax.manager import CheckpointManager as BothTiersManager
+from emergency_ckpt.orbax.manager import BothTiersManager
 from emergency_ckpt.orbax.plain_options import (
     both_tiers,
     local_directory_of,

@@ -108,7 +108,7 @@ class Wanted:
       item: the caller's tree. A leaf that does not say its shape and dtype, or its sharding, takes
         those that were saved, and PLACEHOLDER stays as it is. None: ``saved``.
       restore_args: Orbax's, by leaf, whose shardings go first.
-      is_partial: ``item`` may have fewer leaves than were saved.
+      is_partial: ``item`` may have fewer leaves than were saved; those that were not stay as given.
 
     Raises:
       ValueError: ``item`` has other leaves than were saved; a cast is asked for.
@@ -119,9 +119,8 @@ class Wanted:
         given, self._given = whole, self._treedef
         if item is not None:
             given, self._given = by_path(item)
-        unknown = sorted(set(given) - set(whole))
-        missing = [] if is_partial else sorted(set(whole) - set(given))
-        if unknown or missing:
+        unknown, missing = sorted(set(given) - set(whole)), sorted(set(whole) - set(given))
+        if not is_partial and (unknown or missing):
             raise ValueError(f"{_DIFFERS}: only in item {unknown[:4]}, only saved {missing[:4]}")
         args = {} if restore_args is None else by_path(restore_args)[0]
         self._whole = {
@@ -129,7 +128,9 @@ class Wanted:
             for path, leaf in whole.items()
         }
         self._order = list(given)
-        self._left_out = {path for path, leaf in given.items() if leaf is PLACEHOLDER}
+        self._as_given = {
+            path: leaf for path, leaf in given.items() if leaf is PLACEHOLDER or path not in whole
+        }
 
     @property
     def target(self) -> PyTree:
@@ -139,7 +140,7 @@ class Wanted:
     def part_of(self, restored: PyTree) -> PyTree:
         """Return what the caller asked for of the restored tree."""
         found, _ = by_path(restored)
-        leaves = [PLACEHOLDER if p in self._left_out else found[p] for p in self._order]
+        leaves = [self._as_given[p] if p in self._as_given else found[p] for p in self._order]
         return jax.tree.unflatten(self._given, leaves)
 
 

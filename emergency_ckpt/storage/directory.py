@@ -131,7 +131,7 @@ class StorageDirectory:
         For use inside ``do``.
         """
         client = self._client()
-        root = f"{client._strip_protocol(str(self.path))}/"
+        root = f"{_without_scheme(self.path)}/"
         found: Generations = {}
         for prefix in prefixes:
             listed = client.find(str(self.path), prefix=prefix, detail=True, update_cache=False)
@@ -177,10 +177,9 @@ class StorageDirectory:
 
     def _call_object(self, method: str, path: str, *names: str, **query: Any) -> Any:
         """Ask about an object; ``names``: its own, and that of another that ``path`` has."""
-        client = self._client()
-        bucket, _, root = client._strip_protocol(str(self.path)).partition("/")
+        bucket, _, root = _without_scheme(self.path).partition("/")
         found = [part for name in names for part in (bucket, f"{root}/{name}".lstrip("/"))]
-        return client.call(method, "b/{}/o/{}" + path, *found, **query)
+        return self._client().call(method, "b/{}/o/{}" + path, *found, **query)
 
     def _for_each(self, work: Callable[[str, str], None], objects: Generations) -> None:
         try:
@@ -388,6 +387,11 @@ def _remove_tree(path: epath.Path) -> None:
     except FileNotFoundError as error:
         if os.path.lexists(path):  # another removes it too
             raise ConnectionError(f"not all of {path} could be removed: {error}") from error
+
+
+def _without_scheme(path: epath.Path) -> str:
+    """Return the bucket of ``path`` and the name in it, as clients list them."""
+    return str(path).partition("://")[2]
 
 
 def _client_of(scheme: str) -> Any:

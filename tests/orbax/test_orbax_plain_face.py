@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grain.python as grain
+import jax
 import numpy as np
 import orbax.checkpoint as plain
 import pytest
@@ -16,6 +17,7 @@ from drains import Drains
 from world import World, same
 
 import emergency_ckpt.orbax.checkpoint as ocp
+from emergency_ckpt import orbax as emergency
 from emergency_ckpt.config import run_id_of
 
 
@@ -58,6 +60,12 @@ def test_plain_manager_has_orbaxs_methods_and_arguments(name: str) -> None:
     known = inspect.signature(mine).parameters
     wanted = inspect.signature(theirs).parameters
     assert list(known)[: len(wanted)] == list(wanted)
+
+
+def test_manager_is_none_of_the_emergency_ones(world: World) -> None:
+    """MaxText tells by the class which item names to save under, as it does of Orbax's two."""
+    with manager_of(world) as manager:
+        assert not isinstance(manager, emergency.CheckpointManager)
 
 
 # Lives of the same loop, as it is written in several years of Orbax.
@@ -434,6 +442,9 @@ def test_placeholder_and_partial_restore_leave_leaves_out(world: World, lose: An
         assert list(found["b"]["c"]) == [0, 1, 2, 3]
         part = ocp.args.PyTreeRestore({"b": {"d": 0}}, partial_restore=True)
         assert same(manager.restore(step, args=part), {"b": {"d": np.full((), 2, np.float32)}})
+        new = jax.ShapeDtypeStruct((2,), np.int32)
+        part = ocp.args.PyTreeRestore({"a": 0, "new": new}, partial_restore=True)
+        assert manager.restore(step, args=part)["new"] is new, "as Orbax: it was not saved"
         with pytest.raises(ValueError, match="on-disk value"):
             manager.restore(step, args=ocp.args.PyTreeRestore({"a": 0}))
 
