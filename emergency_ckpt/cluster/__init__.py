@@ -11,7 +11,8 @@
    is off, through our own handler and keys (the event ``preemption.source`` says which).
 5. ``timelines`` decides when a restore is binding, and applies it to the persistent directory,
    on which it holds the run's claim.
-6. ``hang`` ends a job that makes no step any more.
+6. ``hang`` ends a job that makes no step any more. ``beats`` tells, in a restore or a save to
+   storage, that a process moves; who waits for it waits as long as that.
 
 Rules of their own on top of rounds and cells have the vote (a veto, and doubt), the agreement on
 steps, the sync point of a notice, and the beats of the hang watch.

@@ -17,8 +17,8 @@
 
 Guaranteed: one step for all processes; no byte that failed its CRC; no older step because a holder
 or storage did not answer. Only an answer says something about a copy: another CRC, or "not held".
-A holder that cannot be reached is asked again, after the others, and at the deadline it is an error
-that names it. ``StorageUnreachable`` likewise. Each stored step is loaded at most twice.
+A holder that cannot be reached is asked again, after the others, until nothing moves any more: an
+error that names it. ``StorageUnreachable`` likewise. Each stored step is loaded at most twice.
 
 ``prefetch`` runs all of it but the host state and the settling in a thread of its own while the
 train step compiles, and leaves a cache on each process: the placed arrays, with the save, the CRCs
