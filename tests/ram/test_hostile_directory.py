@@ -9,6 +9,7 @@ import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiers_support import (
@@ -25,9 +26,11 @@ from tiers_support import (
 )
 
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_HOST_STATE_SAVES
+from emergency_ckpt.core.restore.suspect import RestoredSave
 from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import CorruptData, HostStateError, LocalTierError, RamdiskFull
 from emergency_ckpt.ram import LocalTier, build_contents
+from emergency_ckpt.ram.process_files import LEDGER_FILE, Ledger
 
 MANIFEST, SLOT = "slot_0.manifest.json", "slot_0.bin"
 
@@ -139,6 +142,29 @@ def test_damaged_small_files(ramdisk: Path, tier: LocalTier, name: str) -> None:
     assert held_steps(again) == [1]
     expected = None if name == "ledger.json" else save_id(1)
     assert again.held()[2] == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"restored": RestoredSave(save_id(1), 0)},
+        {"restored": RestoredSave(save_id(1), 1 << 60)},
+        {"restored": RestoredSave(save_id(-1), 1)},
+        {"finite": save_id(1, run_id="another")},
+    ],
+)
+def test_impossible_fields_of_a_ledger(
+    ramdisk: Path, tier: LocalTier, changes: dict[str, Any]
+) -> None:
+    complete_save(tier, 1)
+    tier.close()
+    ledger = Ledger("000000000001-first", complete=save_id(1), **changes)
+    (tier.path / "ledger.json").write_bytes(LEDGER_FILE.encode(ledger))
+    again = open_tier(ramdisk)
+    assert held_steps(again) == [1]
+    assert again.held()[2] is None
+    assert again.restored() == ()
+    assert again.finite is None
 
 
 def test_leftover_temporaries_are_removed(ramdisk: Path, tier: LocalTier) -> None:
