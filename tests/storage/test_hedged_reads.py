@@ -86,11 +86,12 @@ def test_errors_of_both_requests_are_an_error() -> None:
         asked.reads.result(read)
 
 
-def test_wrong_bytes_of_one_request_wait_for_the_other() -> None:
+@pytest.mark.parametrize(("first", "second"), [("damaged", "right"), ("right", "damaged")])
+def test_wrong_bytes_of_one_request_wait_for_the_other(first: str, second: str) -> None:
     asked = Asked()
     read = asked.until_second()
-    asked.second.set_result("damaged")
-    asked.first.set_result("right")
+    asked.first.set_result(first)
+    asked.second.set_result(second)
     assert asked.reads.result(read, lambda value: value == "right") == "right"
 
 

@@ -15,6 +15,7 @@ _MAX_REMARKS = 200
 _REMARKS: Mapping[str, tuple[str, ...]] = {
     "restore.replanned": ("reason",),
     "restore.quarantined": ("step", "holder", "shard", "detail"),
+    "restore.hedged": ("step", "source", "reason"),
     "restore.unsigned": ("step", "reason"),
     "restore.suspect": ("text",),
     "restore.holder_unreachable": ("holder", "address", "reason"),
