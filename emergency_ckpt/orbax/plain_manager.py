@@ -96,8 +96,8 @@ class CheckpointManager(BothTiersManager):
         super().__init__(local, text, None, (), options=made, logger=logger)
 
     def __getattr__(self, name: str) -> Any:
-        """Return the part of Orbax's manager that this class has not."""
-        if name.startswith("__") or "_orbax" not in vars(self):
+        """Return the public part of Orbax's manager that this class has not."""
+        if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._orbax, name)
 

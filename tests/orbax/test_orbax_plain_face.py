@@ -40,14 +40,6 @@ def test_every_other_name_is_orbaxs_own() -> None:
         ocp.no_such_name  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["no_such_name", "_no_such_name", "__no_such_name__"])
-def test_name_that_no_manager_has_is_an_attribute_error(world: World, name: str) -> None:
-    with pytest.raises(AttributeError, match=name):
-        getattr(object.__new__(ocp.CheckpointManager), name)
-    with manager_of(world) as manager, pytest.raises(AttributeError, match=name):
-        getattr(manager, name)
-
-
 @pytest.mark.parametrize(
     "name",
     [name for name in dir(plain.CheckpointManager) if not name.startswith("_")] + ["__init__"],
