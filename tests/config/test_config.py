@@ -50,6 +50,8 @@ MUST_AGREE: dict[str, Any] = {
     "transfer_security": "crc",
     "extra_holders": ("127.0.0.1:1",),
     "hang_timeout_s": 60.0,
+    "suspect_lives": 3,
+    "non_finite": "off",
 }
 """A field, and a value that must be noticed when only some processes have it."""
 

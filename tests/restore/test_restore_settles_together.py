@@ -61,7 +61,7 @@ def test_full_ramdisk_keeps_nobody_from_what_ram_holds(
     with world.open() as checkpointer:
         save_all(checkpointer, world, 1)
 
-    def refuse(tier: LocalTier, save: SaveId) -> None:
+    def refuse(tier: LocalTier, save: SaveId, **noted: object) -> None:
         full_ramdisk()
 
     with world.open() as checkpointer:

@@ -75,7 +75,7 @@ def test_peer_resets_in_mid_stream(streams: int) -> None:
         assert failed.value.target == address
         assert failed.value.retryable
         # Nobody may write into the caller's mapping any more.
-        assert not [t for t in threading.enumerate() if t.name.startswith("fetch ")]
+        assert not [t for t in threading.enumerate() if t.name.startswith(f"fetch {address} ")]
 
 
 def trickle(sock: socket.socket) -> None:
