@@ -21,7 +21,7 @@ HEALED_SAVES = 4
 """Saves after the last fault, of which the last must be complete."""
 _IN_MEMORY = 2
 """In one of so many histories a tier in memory takes the place of storage in the list of steps."""
-_QUIET_S = 40.0
+_QUIET_S = 130.0
 """Time from the last fault to the first of these: what was under way has failed by then."""
 
 
@@ -76,7 +76,7 @@ class Loop:
             dir=str(self._storage) if plan.stored_every else None,
             save_every=plan.stored_every,
             keep_last_n=2 if plan.stored_every else None,
-            persistent_timeout_s=30.0,
+            persistent_timeout_s=120.0,
             storage_wait_timeout_s=1.0,
             local_keep_last_n=plan.keep_last_n,
             placement=plan.placement,

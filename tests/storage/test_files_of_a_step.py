@@ -292,3 +292,20 @@ def test_bucket_has_no_files_to_read_from() -> None:
 )
 def test_metadata_that_are_none_are_left_to_tensorstore(document: bytes) -> None:
     assert ChunkIndex("/item", {"w/.zarray": document}).describe("w", "w") is None
+
+
+def test_file_named_as_a_step_is_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Orbax's answer for what is no directory is final: a repeated call ends at the deadline."""
+    asked: list[str] = []
+
+    def is_finalized(path: Any) -> bool:
+        asked.append(path.name)
+        raise ValueError(f"Checkpoint path must be a directory. Got {path}.")
+
+    monkeypatch.setattr("orbax.checkpoint.utils.is_checkpoint_finalized", is_finalized)
+    (tmp_path / "6").write_text("")
+    looks = PersistentTier(str(tmp_path), timeout_s=2.0).found.looks
+    assert looks.plain(6, ["6"], 0, None) is None
+    assert asked == ["6"]

@@ -362,13 +362,13 @@ class StepLooks:
         # Imported here: it takes a second, and a list of this package's steps does without.
         from orbax.checkpoint.utils import is_checkpoint_finalized  # noqa: PLC0415
 
-        finalized = functools.partial(is_checkpoint_finalized, self._directory / folder)
-        try:
-            return bool(self._storage.do("look at", f"/{folder}", finalized, deadline_s))
-        except PersistentTierError as error:
-            if isinstance(error.__cause__, ValueError | FileNotFoundError | NotADirectoryError):
-                return False  # not a directory of Orbax
-            raise
+        def is_finalized() -> bool:
+            try:
+                return bool(is_checkpoint_finalized(self._directory / folder))
+            except (ValueError, FileNotFoundError, NotADirectoryError):
+                return False  # not a directory of Orbax, which no retry makes one
+
+        return self._storage.do("look at", f"/{folder}", is_finalized, deadline_s)
 
 
 def _digest(data: bytes | None) -> str:
