@@ -201,6 +201,18 @@ class StepLooks:
             return None
         return self.plain(step, names, number, deadline_s)
 
+    def marked(self, step: int, deadline_s: float | None) -> SaveId | None:
+        """Return the save that the marker of ``step`` names; None without one that counts."""
+        below = f"{HOST_STATE}/{step}/{MARKER_NAME}"
+        data = self._storage.bytes_of(below, deadline_s)
+        if data is None:
+            return None
+        try:
+            marker, doubt = check_marker(data, step, below, self._signing)
+        except CorruptData:
+            return None
+        return None if self._signing.rejection_reason(doubt) else marker.save
+
     def _metadata_of(self, name: str, deadline_s: float | None) -> bytes | None:
         return self._storage.bytes_of(f"{name}/{STEP_METADATA}", deadline_s)
 

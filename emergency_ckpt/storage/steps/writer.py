@@ -7,10 +7,12 @@ next life repeats.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import threading
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -274,12 +276,12 @@ class DirectoryWriter:
         return Table(self._read.number, save.run_id, False, life, greatest=greatest)
 
     def _newest_marked(self, deadline_s: float | None) -> list[SaveId]:
-        """Return the saves of the newest steps that have a marker, the newest step first."""
-        view = self._found.view(deadline_s, self._read)
-        newest = view.steps[-LOOKS_AT_ONCE:]
-        looks = self._found.look_at(view, reversed(newest), deadline_s)
-        found = [each for each in looks if isinstance(each, FoundStep)]
-        return [each.marker.save for each in found if each.marker is not None]
+        """Return the saves of the newest markers that count, the newest step first."""
+        numbers = sorted(self._storage.numbers_in(HOST_STATE, deadline_s), reverse=True)
+        look = functools.partial(self._found.looks.marked, deadline_s=deadline_s)
+        with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-markers") as pool:
+            saves = list(pool.map(look, numbers[:LOOKS_AT_ONCE]))
+        return [save for save in saves if save is not None]
 
     def _decide(self, there: Table | None, mine: LogWriter) -> str:
         what, reason = decide_claim(there, mine, held=self._is_held, take_over=self._may_take_over)
