@@ -14,7 +14,8 @@ if TYPE_CHECKING:  # the process that only starts others does without JAX
 
 PyTree = Any
 
-RAM, STORAGE = "ram", "storage"
+RAM, STORAGE, BOTH = "ram", "storage", "both"
+STORED_EVERY = 4
 
 MODULES = {
     "ours": "benchmarks.common.contenders.ours",
@@ -46,7 +47,9 @@ class Site:
     abstract_state: PyTree
     """jax.ShapeDtypeStruct leaves with shardings over the whole mesh."""
     tier: str
-    """RAM: every save goes to the ramdisks only. STORAGE: to ``persistent_dir`` only."""
+    """RAM: every save goes to the ramdisks only. STORAGE: to ``persistent_dir`` only. BOTH: to the
+    ramdisks, and each step that ``STORED_EVERY`` divides to ``persistent_dir`` too.
+    """
     local_dir: Path
     """Directory on the ramdisk of this host. It exists."""
     persistent_dir: Path
@@ -72,6 +75,9 @@ class Session(Protocol):
 
         Raises CannotRestore when the contender itself reports that there is nothing to restore.
         """
+
+    def newest(self) -> tuple[int | None, PyTree]:
+        """Return the newest step that the contender offers, and its state; None: it has none."""
 
     def close(self) -> None:
         """Release threads, sockets and files."""

@@ -39,10 +39,15 @@ class OrbaxSession:
         self._manager.check_for_errors()
 
     def restore(self, step: int) -> PyTree:
-        latest = self._manager.latest_step()
-        if latest != step:
-            raise CannotRestore(f"offers step {latest}, not {step}")
-        return self._manager.restore(latest, **self._restore_args).state
+        found, state = self.newest()
+        if found != step:
+            raise CannotRestore(f"offers step {found}, not {step}")
+        return state
+
+    def newest(self) -> tuple[int | None, PyTree]:
+        if (latest := self._manager.latest_step()) is None:
+            return None, None
+        return latest, self._manager.restore(latest, **self._restore_args).state
 
     def close(self) -> None:
         self._manager.close()

@@ -4,7 +4,7 @@ import orbax.checkpoint as ocp
 from absl import flags
 from orbax.checkpoint.experimental.emergency import checkpoint_manager as emergency
 
-from benchmarks.common.contenders import RAM, STORAGE, Site
+from benchmarks.common.contenders import BOTH, STORAGE, STORED_EVERY, Site
 from benchmarks.common.contenders.orbax_base import OrbaxSession
 
 
@@ -25,10 +25,12 @@ def open_session(site: Site) -> OrbaxSession:
         options=emergency.CheckpointManagerOptions(
             # Intervals alone would not do: the first save is always persistent as well.
             local=emergency.LocalCheckpointOptions(
-                should_save_fn=lambda step, latest: site.tier == RAM, max_to_keep=1
+                should_save_fn=lambda step, latest: site.tier != STORAGE, max_to_keep=1
             ),
             persistent=emergency.PersistentCheckpointOptions(
-                should_save_fn=lambda step, latest: site.tier == STORAGE
+                should_save_fn=lambda step, latest: (
+                    site.tier == STORAGE or (site.tier == BOTH and step % STORED_EVERY == 0)
+                )
             ),
             replica_axis_index=site.replica_axis,
         ),

@@ -36,9 +36,16 @@ class PlainSession:
         self._manager.check_for_errors()
 
     def restore(self, step: int) -> PyTree:
-        if (latest := self._manager.latest_step()) != step:
-            raise CannotRestore(f"offers step {latest}, not {step}")
-        return self._manager.restore(step, args=ocp.args.StandardRestore(self._abstract_state))
+        found, state = self.newest()
+        if found != step:
+            raise CannotRestore(f"offers step {found}, not {step}")
+        return state
+
+    def newest(self) -> tuple[int | None, PyTree]:
+        if (latest := self._manager.latest_step()) is None:
+            return None, None
+        args = ocp.args.StandardRestore(self._abstract_state)
+        return latest, self._manager.restore(latest, args=args)
 
     def close(self) -> None:
         self._manager.close()

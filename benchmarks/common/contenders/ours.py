@@ -2,7 +2,16 @@
 
 from typing import Any
 
-from benchmarks.common.contenders import RAM, CannotRestore, PyTree, Site, modes
+from benchmarks.common.contenders import (
+    BOTH,
+    RAM,
+    STORAGE,
+    STORED_EVERY,
+    CannotRestore,
+    PyTree,
+    Site,
+    modes,
+)
 from emergency_ckpt import EmergencyCheckpointer, Event
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 
@@ -31,7 +40,7 @@ class OurSession:
 
     def start_fresh(self) -> None:
         # Also tells the checkpointer how large the state is, so that it reserves its slots.
-        found, _ = self._checkpointer.restore(state=self._abstract_state)
+        found, _ = self.newest()
         if found is not None:
             raise RuntimeError(f"the checkpointer restored step {found} of an empty ramdisk")
 
@@ -59,10 +68,13 @@ class OurSession:
         return self._hidden_s
 
     def restore(self, step: int) -> PyTree:
-        found, state = self._checkpointer.restore(state=self._abstract_state)
+        found, state = self.newest()
         if found != step:
             raise CannotRestore(f"restored step {found}, not {step}")
         return state
+
+    def newest(self) -> tuple[int | None, PyTree]:
+        return self._checkpointer.restore(state=self._abstract_state)
 
     def _note(self, event: Event) -> None:
         if event.name in _COMPLETE:
@@ -83,8 +95,8 @@ def open_session(site: Site, **settings: Any) -> OurSession:
         dir=str(site.persistent_dir),
         local_dir=str(site.local_dir),
         run_id="benchmark",
-        local_save_every=1 if site.tier == RAM else _OFF,
-        save_every=_OFF if site.tier == RAM else 1,
+        local_save_every=_OFF if site.tier == STORAGE else 1,
+        save_every={RAM: _OFF, STORAGE: 1, BOTH: STORED_EVERY}[site.tier],
         bind_host=site.bind_host,
         transfer_security=modes.chosen(),
         mesh=site.mesh,
