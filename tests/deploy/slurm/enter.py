@@ -122,7 +122,20 @@ def _in_namespace(program: list[str]) -> int:
     policy = root / "usr/sbin/policy-rc.d"  # no daemon is to start when it is installed
     policy.write_text("#!/bin/sh\nexit 101\n")
     policy.chmod(0o755)
-    return subprocess.call(["chroot", str(root), "env", "-C", os.getcwd(), *_in_root_of(program)])
+    return _call_and_reap(["chroot", str(root), "env", "-C", os.getcwd(), *_in_root_of(program)])
+
+
+def _call_and_reap(command: list[str]) -> int:
+    """Run a program, and be the parent of what its processes leave behind, as init is.
+
+    Slurm looks for the group of a killed task, and finds it as long as one of it is a zombie.
+    """
+    with subprocess.Popen(command) as process:
+        while True:
+            pid, status = os.wait()
+            if pid == process.pid:
+                process.returncode = os.waitstatus_to_exitcode(status)
+                return process.returncode
 
 
 def _in_root_of(program: list[str]) -> list[str]:
