@@ -36,6 +36,7 @@ SlurmdParameters=config_overrides
 MpiDefault=none
 ReturnToService=2
 KillWait=5
+UnkillableStepTimeout=240
 SlurmdTimeout=15
 SlurmctldTimeout=60
 MinJobAge=3600
