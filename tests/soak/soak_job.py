@@ -22,7 +22,7 @@ from soak_looks import (
     look_at_ram,
     look_at_storage,
 )
-from soak_oracle import Bounds, Life, bounds
+from soak_oracle import Bounds, Life, bounds, doubt_lives_from_nothing
 from soak_plan import ENDINGS, MAX_HOSTS, Fault, Incident, Job, clock_of
 from soak_program import Order
 
@@ -293,16 +293,8 @@ class JobRun:
             stored = look_at_storage(self.rest.store, self.incarnations, self.rest.damaged)
         whole = ram.whole | stored.whole
         if storage or self.rest.store is None:
-            self._doubt_lives_from_nothing(whole)
+            doubt_lives_from_nothing(self.lives, whole)
         return Looks(ram, stored, bounds(self.lives, whole))
-
-    def _doubt_lives_from_nothing(self, whole: set[Save]) -> None:
-        """Of a life that saved without a restore no trace may be left: what it had passed over
-        counts again."""
-        for number, life in self.lives.items():
-            is_gone = all(save.life < number for save in whole)
-            if life.is_from_nothing and life.binds == "yes" and is_gone:
-                life.binds = "maybe"
 
     def kept_promises(self) -> list[str]:
         """What processes said was whole when the life ended must be whole then."""

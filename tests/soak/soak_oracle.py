@@ -60,6 +60,20 @@ def possible_heads(lives: Mapping[int, Life]) -> list[int]:
     return [*heads, min(lives)] if lives else []
 
 
+def doubt_lives_from_nothing(lives: Mapping[int, Life], whole: Collection[Save]) -> None:
+    """Let lives bind perhaps that came, by others or at once, from one without a restore.
+
+    Of that one and those after it no trace may be left: what it had passed over counts again.
+    """
+    for life in lives.values():
+        root = life
+        while root.parent is not None:
+            root = lives[root.parent.life]
+        is_gone = all(save.life < root.number for save in whole)
+        if root.is_from_nothing and life.binds == "yes" and is_gone:
+            life.binds = "maybe"
+
+
 class Bounds(NamedTuple):
     """The step that must come back at the least, or None; and the saves that may."""
 

@@ -12,6 +12,7 @@ from soak_looks import DirectoryStore, Save, look_at_ram, look_at_storage, sha
 from soak_oracle import (
     Life,
     bounds,
+    doubt_lives_from_nothing,
     is_on_way,
     is_refusal,
     is_refusal_of_bare,
@@ -75,6 +76,20 @@ def test_life_from_nothing_leaves_older_lives_behind() -> None:
     assert bounds(lives, found) == (2, frozenset({Save(2, 3)}))
     lives[3].binds = "maybe"
     assert bounds(lives, found) == (2, frozenset(found))
+
+
+def test_life_from_nothing_without_trace_binds_no_more() -> None:
+    # Life 4 came from life 3's step 2, and life 3 from nothing. A trace of either is proof of both.
+    lives = {
+        **LIVES,
+        3: Life(3, None, 2, "yes", is_from_nothing=True),
+        4: Life(4, Save(2, 3), 2, "yes"),
+    }
+    doubt_lives_from_nothing(lives, {Save(6, 1), Save(3, 4)})
+    assert [life.binds for life in lives.values()] == ["yes", "yes", "maybe", "yes", "yes"]
+    doubt_lives_from_nothing(lives, {Save(6, 1)})
+    assert [life.binds for life in lives.values()] == ["yes", "yes", "maybe", "maybe", "maybe"]
+    assert bounds(lives, {Save(6, 1)}).allowed == {Save(6, 1)}
 
 
 def test_bounds_in_doubt_are_the_lesser_and_allow_both() -> None:
