@@ -202,7 +202,7 @@ def _first_life(
     at, delay_s = choices.randint(_FIRST_KILL, _LAST_STEP), choices.uniform(0, _LONGEST_DELAY_S)
     deadline_s = time.monotonic() + timeout_s
     with ProcessSet(spec) as processes:
-        while max(processes.steps) < at:
+        while min(processes.steps) < at:
             if processes.poll() or time.monotonic() > deadline_s:
                 log = log_tail(spec.log_path(0, 0))
                 raise RuntimeError(f"{orders.contender}: no process may end before the kill\n{log}")
