@@ -47,7 +47,8 @@ class OrbaxSession:
     def newest(self) -> tuple[int | None, PyTree]:
         if (latest := self._manager.latest_step()) is None:
             return None, None
-        return latest, self._manager.restore(latest, **self._restore_args).state
+        # The number may be one of numpy's, where a broadcast agreed on it.
+        return int(latest), self._manager.restore(latest, **self._restore_args).state
 
     def close(self) -> None:
         self._manager.close()
