@@ -53,6 +53,7 @@ class Notes:
     def __init__(self, root: Path) -> None:
         self.path = root / "notes.jsonl"
         self.pace_s = 0.1
+        self.stored: list[int] = []
 
     def note(self, **fields: Any) -> None:
         line = json.dumps({"pid": os.getpid(), "node": _node(), **fields}) + "\n"
@@ -65,9 +66,14 @@ class Notes:
             self.note(event=event.name, **kept)
         elif event.name in ("save.complete", "persistent.complete"):
             self.note(event=event.name, step=event.fields["step"])
+            if event.name == "persistent.complete":
+                self.stored.append(event.fields["step"])
 
     def after_step(self, step: int) -> None:
+        """Go on once a step for storage is there: Ray hears of all, on a busy machine too."""
         self.note(at=step)
+        if step % STORE_EVERY == 0:
+            _wait(lambda: step in self.stored)
         time.sleep(self.pace_s)
 
     def at_end(self, weights: Any, state: dict[str, int]) -> None:
@@ -174,7 +180,6 @@ class World:
             "checkpoint_manager_snapshot.json",
             ".validate_storage_marker",
         }
-        # Ray may have missed one, when two were complete between two reports.
         assert self.steps_of(name)[-1] == last
         assert len(self.steps_of(name)) == KEPT
         up = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
