@@ -168,7 +168,8 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
         Steps become known at the start, by ``reload``, by a restore, and by a completed save. A
         save in progress, or that failed, does not count.
         """
-        return max(BothTiersManager.all_steps(self), default=None)
+        known = self._checkpointer.known_steps
+        return max((*known.local, *known.persistent), default=None)
 
     def best_step(self) -> int | None:
         """Return the step with the best metrics by ``best_fn``; ``latest_step()`` without that.

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster import LocalCoordinator, Peers
@@ -100,6 +101,7 @@ class Process:
         vote: ScriptedVote,
         preservation: Any = None,
         complete: SaveId | None = None,
+        keep_last_n: int = 1,
     ) -> None:
         self.tier = LocalTier.open(
             ramdisk,
@@ -126,6 +128,7 @@ class Process:
             copy_batch_bytes=1 << 20,
             timelines=Timelines(self.tier, events, -1, complete),
             preservation=preservation,
+            keep_last_n=keep_last_n,
         )
 
     def held(self) -> dict[int, str]:
@@ -305,6 +308,18 @@ def test_doubt_made_idle_by_a_newer_complete_save_blocks_nothing(
     for step in (2, 3, 4):
         process.saves.run(job(step))
         assert process.saves.steps == (step,)
+
+
+def test_step_that_only_others_hold_is_listed(ramdisk: Path, vote: ScriptedVote) -> None:
+    """As on a host that has lost its RAM: all processes list the same."""
+    process = Process(ramdisk, vote, ocm.LatestN(2), keep_last_n=2)
+    process.saves.steps = (1,)
+    listed: list[tuple[int, ...]] = []
+    for step in (2, 3):
+        process.saves.run(job(step))
+        listed.append(process.saves.steps)
+    process.close()
+    assert listed == [(1, 2), (2, 3)]
 
 
 def test_two_saves_to_be_kept_leave_no_slot_while_in_doubt(
