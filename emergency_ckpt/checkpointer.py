@@ -23,7 +23,7 @@ from emergency_ckpt.restore.steps import StepCatalog
 from emergency_ckpt.resume import Resume
 from emergency_ckpt.start import check_joined
 from emergency_ckpt.state.tree import PyTree
-from emergency_ckpt.types import OrbaxStep, TierName
+from emergency_ckpt.types import OrbaxStep
 
 if TYPE_CHECKING:
     from emergency_ckpt.config.keywords import Settings
@@ -273,14 +273,15 @@ class EmergencyCheckpointer:
         return self._steps.known()
 
     @property
-    def newest_saved_step(self) -> int | None:
-        """Return the newest step saved since the start, or restored; None before. No IO."""
-        return self._saver.saved.newest()
+    def known_steps(self) -> CompleteSteps:
+        """The complete steps of each tier: of ``go_on_after``, restored and saved since. No IO.
 
-    @property
-    def recent_in_ram(self) -> tuple[int, ...]:
-        """The last steps that are or were complete in RAM since the start, oldest first. No IO."""
-        return self._saver.recent_in_ram
+        Without those that retention lets go, removed or not; so they are equal on all processes
+        that have no save in progress. A process that does not learn how a save to storage ended
+        lists its step after the next one.
+        """
+        saved = self._saver.saved
+        return CompleteSteps(saved.of("local"), saved.of("persistent"))
 
     @property
     def steps(self) -> StepCatalog:
@@ -288,12 +289,12 @@ class EmergencyCheckpointer:
         return self._steps
 
     def go_on_after(self, steps: CompleteSteps) -> None:
-        """Treat ``steps`` as saved, as after a restore of each tier's newest, without a restore."""
-        found: dict[TierName, tuple[int, ...]] = {
-            "local": steps.local,
-            "persistent": steps.persistent,
-        }
-        self._saver.go_on_after({name: every[-1] for name, every in found.items() if every})
+        """Treat ``steps`` as saved, as after a restore of each tier's newest, without a restore.
+
+        On all processes, without a save in progress. After a restore of an older step with
+        ``keep_newer``, steps behind it are due all the same.
+        """
+        self._saver.go_on_after({"local": steps.local, "persistent": steps.persistent})
 
     @property
     def failed_saves(self) -> int:

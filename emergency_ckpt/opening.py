@@ -331,6 +331,7 @@ class Opened:
             copy_batch_bytes=self.buffers.copy_batch_bytes,
             timelines=timelines,
             preservation=config.local_preservation_policy,
+            keep_last_n=config.local_keep_last_n,
             finite=self._finite,
         )
 
@@ -347,6 +348,7 @@ class Opened:
             limits=self.config.persistent_limits,
             left_processes=self.left_processes,
             checks_finite=self._finite.is_on,
+            preservation=self.preservation,
         )
 
     def _preservation(self, writer: DirectoryWriter, timelines: Timelines) -> Preservation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,53 +35,6 @@ from emergency_ckpt.restore.request import CompleteSteps
 from emergency_ckpt.restore.steps import StepDescription
 from emergency_ckpt.state.tree import BoxTable, PyTree, describe
 from emergency_ckpt.types import OrbaxStep
-
-
-class KnownSteps:
-    """The complete steps known without communication: found or restored, then saved.
-
-    Attributes:
-      goes_on_from: the older step that was restored while newer ones remain, until the next save;
-        else None.
-    """
-
-    def __init__(self) -> None:
-        self._found: int | None = None
-        self._in_ram: Sequence[int] = ()
-        self.goes_on_from: int | None = None
-
-    def note_found(self, steps: CompleteSteps) -> None:
-        """Set the complete steps of each tier, as a survey has them."""
-        self._found = max((*steps.local, *steps.persistent), default=None)
-        self._in_ram = steps.local
-
-    def note_restored(self, step: int, before: int | None) -> None:
-        """``before``: the newest step that remains in addition until the next save."""
-        if before is not None and before > step:
-            self._found, self.goes_on_from = before, step
-        else:
-            self._found, self.goes_on_from = step, None
-            self._in_ram = [each for each in self._in_ram if each <= step]
-
-    def note_save_started(self) -> None:
-        """Forget every step newer than a requested one."""
-        if self.goes_on_from is not None:
-            self._in_ram = [each for each in self._in_ram if each <= self.goes_on_from]
-            self._found, self.goes_on_from = self.goes_on_from, None
-
-    def in_ram(self, saved: Sequence[int], keep: int) -> list[int]:
-        """Return the steps in RAM, oldest first: those found, or the newest ``keep`` after a save.
-
-        ``saved``: in this life.
-        """
-        found = sorted({*self._in_ram, *saved})
-        is_as_found = max(saved, default=-1) <= max(self._in_ram, default=-1)
-        return found if is_as_found else found[-keep:]
-
-    def newest(self, saved: int | None) -> int | None:
-        """Return the newest step; ``saved``: the newest completed save or restored step."""
-        return max((step for step in (self._found, saved) if step is not None), default=None)
-
 
 _open: weakref.WeakValueDictionary[str, BothTiersManager] = weakref.WeakValueDictionary()
 """The open manager of each run, by run id; a new one replaces it."""
@@ -144,7 +97,6 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
             )
         self._run_id = run_id_of(str(self._directory))
         self._closed = False
-        self._known = KnownSteps()
         earlier = _open.get(self._run_id)
         if earlier is not None:
             logging.warning("a new manager of %s replaces the open one", self._directory)
@@ -176,14 +128,9 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
         return self._checkpointer.steps.survey(self._abstract_state)
 
     def _survey(self) -> None:
-        """Count all complete steps as saved, so that none of them is due. Collective.
-
-        After a restore of an older step the newer ones are due again.
-        """
-        found = self._surveyed()
-        if self._known.goes_on_from is None:
-            self._checkpointer.go_on_after(found)
-        self._known.note_found(found)
+        """Count all complete steps as saved, so that none of them is due. Collective."""
+        self._checkpointer.wait_until_finished()
+        self._checkpointer.go_on_after(self._surveyed())
 
     @property
     def directory(self) -> epath.Path:
@@ -206,18 +153,13 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
     # Steps.
 
     def all_steps(self, read: bool | None = None) -> list[int]:
-        """Return the complete steps of both tiers, oldest first. Blocks for a list of storage.
+        """Return the complete steps of both tiers, oldest first.
 
-        Those that this process knows: of RAM what all processes held at the start or ``reload``,
-        and what was saved since; of storage its list. ``read=True``: what all hold now; then it is
-        collective. Waits for no save.
+        Those that were there at the start or ``reload``, and what was saved since: equal on all
+        processes that have no save in progress. Does not block. ``read=True``: what is there now;
+        then it is collective, and blocks.
         """
-        if not read:
-            in_ram = self._known.in_ram(
-                self._checkpointer.recent_in_ram, self._config.local_keep_last_n
-            )
-            return sorted({*self._checkpointer.all_steps(), *in_ram})
-        found = self._surveyed()
+        found = self._surveyed() if read else self._checkpointer.known_steps
         return sorted({*found.local, *found.persistent})
 
     def latest_step(self) -> int | None:
@@ -226,7 +168,8 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
         Steps become known at the start, by ``reload``, by a restore, and by a completed save. A
         save in progress, or that failed, does not count.
         """
-        return self._known.newest(self._checkpointer.newest_saved_step)
+        known = self._checkpointer.known_steps
+        return max((*known.local, *known.persistent), default=None)
 
     def best_step(self) -> int | None:
         """Return the step with the best metrics by ``best_fn``; ``latest_step()`` without that.
@@ -254,7 +197,6 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
         logging.warning("a local directory was deleted: opening all of them again")
         self._checkpointer.stop(after_error=True)
         self._checkpointer = EmergencyCheckpointer(self._config)
-        self._known = KnownSteps()
         self._survey()
 
     def delete(self, step: int) -> None:
@@ -267,7 +209,6 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
         if step not in self.all_steps(read=True):
             raise FileNotFoundError(f"there is no step {step} in {self._directory} or in RAM")
         self._checkpointer.steps.remove(step)
-        self._known.note_found(self._surveyed())
 
     # Saving.
 
@@ -347,8 +288,6 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
             metrics=metrics if isinstance(metrics, Mapping) else None,
             orbax=orbax(),
         )
-        if saved:
-            self._known.note_save_started()
         if not self._options.enable_async_checkpointing:
             self._checkpointer.check_for_errors()
         return saved
@@ -381,7 +320,6 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
     def _restore_into(self, step: int | None, state: Any, host_state: Any) -> tuple[int, Any]:
         """Return (step, state), and restore ``host_state``, if given, in place."""
         self._open_again_where_lost()
-        before = None if step is None else self.latest_step()
         try:
             found, restored = self._checkpointer.restore(
                 step,
@@ -394,7 +332,6 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
             raise FileNotFoundError(str(error)) from error
         if found is None:
             raise FileNotFoundError(f"there are no steps in {self._directory} nor in RAM")
-        self._known.note_restored(found, before)
         return found, restored
 
     # Contents of a step.

@@ -58,7 +58,7 @@ class StepCatalog:
       tiers: those of this process, the fastest to read first.
       before_removal: called before a removal: a prefetch may have the step.
       removals_held: a context in which nothing else removes old steps.
-      forget: called with a step that this process has removed.
+      forget: called on all processes with a step that was removed, or was to be.
       incarnation: of this life's saves.
       series: the rounds of surveys, removals and looks. Apart from those of restores: a prefetch
         may be under way.
@@ -148,11 +148,15 @@ class StepCatalog:
         number = self.removals
         self.removals += 1
         self.before_removal(step)
-        with self.removals_held():
-            errors = run_and_report(
-                lambda: self._remove(step),
-                lambda error: self._agree("remove", number, error),
-            )
+        try:
+            with self.removals_held():
+                errors = run_and_report(
+                    lambda: self._remove(step),
+                    lambda error: self._agree("remove", number, error),
+                )
+        finally:
+            # Also where it failed: names of later saves follow from it, alike on all.
+            self.forget(step)
         if errors:
             raise RestoreFailed("remove", f"step {step}", errors)
 
@@ -164,7 +168,6 @@ class StepCatalog:
     def _remove(self, step: int) -> None:
         for tier in reversed(self.tiers):  # what fails in storage leaves the step in RAM
             tier.remove(step, self.incarnation())
-        self.forget(step)
 
     def describe(self, step: int) -> StepDescription:
         """Return the contents of ``step``. Not collective: from this process's RAM, else storage.

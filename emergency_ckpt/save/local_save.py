@@ -29,8 +29,6 @@ from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.staging import flat_bytes
 from emergency_ckpt.types import Contents, LeafSpec, OrbaxStep, SaveId
 
-_MOST_RECENT = 64  # the largest ``local_keep_last_n``
-
 
 @dataclasses.dataclass(frozen=True)
 class LocalSave:
@@ -57,6 +55,11 @@ class LocalSaves:
 
     Keeps the rule that makes two slots enough: the newest save known to be complete everywhere,
     and any whose outcome is in doubt, are never overwritten.
+
+    Attributes:
+      steps: those of which the RAM of all processes together keeps a copy, as set, and complete
+        since, oldest first: less what the policy lets go, and the last ``keep_last_n`` after a
+        save. Between saves alike on all processes, whatever this one's RAM has.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class LocalSaves:
         copy_batch_bytes: int,
         timelines: Timelines | None = None,
         preservation: PreservationPolicy | None = None,
+        keep_last_n: int = 1,
         finite: FiniteLeaves | None = None,
     ) -> None:
         self._tier = tier
@@ -84,10 +88,11 @@ class LocalSaves:
         self._copy_batch_bytes = copy_batch_bytes
         self._timelines = timelines or Timelines(tier, events)
         self._preservation = preservation
+        self._keep_last_n = keep_last_n
         self._finite = finite or FiniteLeaves(events)
-        self._published_s: dict[SaveId, float] = {}
+        self._published_s: dict[int, float] = {}
         self._complete: SaveId | None = None
-        self._recent: tuple[int, ...] = ()
+        self.steps: tuple[int, ...] = ()
         self._in_doubt: set[SaveId] = set()
         self._skipped: queue.SimpleQueue[SaveId] = queue.SimpleQueue()
         self._is_voting = False
@@ -97,29 +102,13 @@ class LocalSaves:
         """Return whether this process has done its part of the save under way. From any thread."""
         return self._is_voting
 
-    @property
-    def last_complete(self) -> SaveId | None:
-        """The newest save that is known to be complete on all processes."""
-        return self._complete
-
-    @property
-    def recent(self) -> tuple[int, ...]:
-        """The last steps that were saved or restored in this life, oldest first.
-
-        With a policy those that it has kept here; else also those that newer ones have replaced.
-        Those newer than a restored one stay until the next save is complete.
-        """
-        return self._recent
-
     def restart_from(self, save: SaveId) -> None:
         """After a restore: ``save`` is what must not be lost; nothing else is in doubt."""
-        self._recent = tuple(sorted({*self._recent, save.step}))
         self._finite.note_restored(is_finite=self._tier.finite == save)
         self._begin_after(save)
 
     def forget(self, step: int) -> None:
         """``step`` was removed from both tiers."""
-        self._recent = tuple(each for each in self._recent if each != step)
         if self._complete is not None and self._complete.step == step:
             self._begin_after(None)
 
@@ -285,8 +274,6 @@ class LocalSaves:
 
     def _note_complete(self, save: SaveId, *, is_finite: bool) -> None:
         self._complete = save
-        before = [step for step in self._recent if step < save.step]
-        self._recent = (*before[1 - _MOST_RECENT :], save.step)
         self._timelines.bind()
         # Whatever became of older saves, nobody needs them any more.
         self._in_doubt = {doubtful for doubtful in self._in_doubt if doubtful > save}
@@ -298,32 +285,36 @@ class LocalSaves:
             failure.__cause__ = error
             self._failures.record(failure)
         self._protect()
-        if self._preservation is None:
-            return
+        gone: set[int] = set()
         try:
-            self._drop_unwanted(save, self._preservation)
+            if self._preservation is not None:
+                gone = self._drop_unwanted(save, self._preservation)
         except Exception as error:  # noqa: BLE001 - the user's policy; the save is complete
             failure = SaveFailed("remove", f"the step before {save.step}", str(error))
             failure.__cause__ = error
             self._failures.record(failure)
+        kept = [step for step in self.steps if step < save.step and step not in gone]
+        self.steps = (*kept, save.step)[-self._keep_last_n :]
 
-    def _drop_unwanted(self, newest: SaveId, policy: PreservationPolicy) -> None:
-        """Ask the policy about the slot of the step before ``newest``, which always stays."""
+    def _drop_unwanted(self, newest: SaveId, policy: PreservationPolicy) -> set[int]:
+        """Ask the policy about the steps up to ``newest``, which always stays; return what goes.
+
+        Also about those that only other processes hold, so that all ask about the same. What
+        storage still reads stays here a while longer.
+        """
         found = {each.save for each in self._tier.held()[0]} - self._tier.incomplete()
-        held = sorted(found | {newest})
+        held = [save for save in sorted(found) if save.step < newest.step]
+        older = {*self.steps, *(save.step for save in held)}
         now_s = time.time()
-        self._published_s = {save: self._published_s.get(save, now_s) for save in held}
-        steps = [save.step for save in held]
-        records = [StepRecord(save.step, self._published_s[save]) for save in held]
-        wanted = wanted_steps(records, policy)
-        pinned = self._tier.pinned
-        wanted = [want or save == pinned for want, save in zip(wanted, held, strict=True)]
-        removals = choose_removals(steps, wanted)
+        times = {step: self._published_s.get(step, now_s) for step in older if step < newest.step}
+        self._published_s = times = {**dict(sorted(times.items())), newest.step: now_s}
+        records = [StepRecord(step, time_s) for step, time_s in times.items()]
+        gone = set(choose_removals(list(times), wanted_steps(records, policy)).steps)
         for save in held:
-            if save.step in removals.steps and save.step < newest.step:
+            if save.step in gone and save != self._tier.pinned:
                 self._tier.drop(save)
                 self._events.emit("save.removed", step=save.step)
-        self._recent = tuple(s for s in steps if s not in removals.steps or s == newest.step)
+        return gone
 
     def _protect(self) -> None:
         last = self._newest_before() if self._complete is None else self._complete

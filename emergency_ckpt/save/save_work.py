@@ -325,9 +325,14 @@ class SaveWork:
             keeps=self._saved.restored,
         )
         publishes = self._parts.process[0] == placement.writers[0]
+        persistent = self._parts.persistent
+        assert persistent is not None
 
         def work() -> None:
-            complete = self._run_persistent(job, publishes=publishes)
+            complete = persistent.run(job)
+            if publishes:
+                # This process decides for all when to try again: the others learn of a pause.
+                self._schedules[PERSISTENT].note_outcome(failed=not complete)
             capture.close(is_written=complete)
 
         read = capture.read if self._writes(placement) else None
@@ -336,17 +341,6 @@ class SaveWork:
         # From now on: local saves go on, and with them what is pushed for those.
         held.enter_context(self._parts.inbox.kept(request.save))
         return TierWork(snapshot, read, work, held)
-
-    def _run_persistent(self, job: PersistentSave, *, publishes: bool) -> bool:
-        persistent, preservation = self._parts.persistent, self._parts.preservation
-        assert persistent is not None
-        complete = persistent.run(job)
-        if publishes:
-            # This process decides for all when to try again: the others learn of a pause.
-            self._schedules[PERSISTENT].note_outcome(failed=not complete)
-            if complete and preservation is not None:
-                preservation.after_save(job.save.step)
-        return complete
 
     def _plan_for(self, request: SaveRequest) -> tuple[_SnapshotPlan, list[Any]]:
         """Return the plan for states like this one, the same while those come, and the leaves."""

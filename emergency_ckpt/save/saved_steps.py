@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from emergency_ckpt.save.local_save import LocalSaves
 from emergency_ckpt.save.persistent.save import PersistentSaves
@@ -14,7 +14,10 @@ _AFTER_REMOVAL = 1000
 
 
 class SavedSteps:
-    """Steps found at a restore or survey, and saved since. For the training thread."""
+    """Steps found at a restore or survey, and saved since. For the training thread.
+
+    ``steps`` of each tier's saves has them: equal on all processes that have no save under way.
+    """
 
     def __init__(
         self,
@@ -25,7 +28,6 @@ class SavedSteps:
         self._saves = saves
         self._incarnation = incarnation
         self._run_id = run_id
-        self._found: dict[TierName, int] = {}
         self._forced = (-1, 0)
         self._removed: Counter[int] = Counter()
         self.restored: SaveId | None = None
@@ -36,40 +38,37 @@ class SavedSteps:
         return self._incarnation
 
     def start_from(self, save: SaveId, incarnation: str, tier: TierName) -> None:
-        """Go on from ``save``, restored from ``tier``, under ``incarnation``.
-
-        What was saved before it may be behind it.
-        """
+        """Go on from ``save``, restored from ``tier``, under ``incarnation``."""
         self._incarnation = incarnation
         self._forced = (-1, 0)
         self.restored = save
-        self._found = {LOCAL: save.step, tier: save.step}
+        for name, saves in self._saves.items():
+            if name in (LOCAL, tier):
+                saves.steps = tuple(sorted({*saves.steps, save.step}))
+
+    def note_found(self, steps: Mapping[TierName, Sequence[int]]) -> None:
+        """After a survey: the steps of each tier, oldest first."""
+        for name, saves in self._saves.items():
+            saves.steps = tuple(steps.get(name, ()))
+
+    def forget_newer(self, step: int) -> None:
+        """Leave out the steps newer than ``step``, which was restored."""
         for saves in self._saves.values():
-            saves.restart_from(save)
+            saves.steps = tuple(each for each in saves.steps if each <= step)
 
-    def note_found(self, newest: Mapping[TierName, int]) -> None:
-        """After a survey: the newest step of each tier."""
-        self._found = dict(newest)
-
-    def holds(self, name: TierName, step: int) -> bool:
-        """Return whether the tier has ``step`` whole: found by a restore or survey, or saved."""
-        return step in (self._found.get(name), self._complete_step(name))
+    def of(self, name: TierName) -> tuple[int, ...]:
+        """Return the steps that a tier has complete, oldest first; none where it does not save."""
+        return self._saves[name].steps if name in self._saves else ()
 
     def newest(self) -> int | None:
-        """The newest step that is complete or was restored in this life; None before the first."""
-        steps = map(self._complete_step, self._saves)
-        return max((step for step in steps if step is not None), default=None)
+        """Return the newest complete step, found, restored or saved; None without any."""
+        return max((step for name in self._saves for step in self.of(name)), default=None)
 
     def forget(self, step: int) -> None:
         """``step`` was removed from both tiers."""
         self._removed[step] += 1
-        self._found = {name: found for name, found in self._found.items() if found != step}
         for saves in self._saves.values():
-            saves.forget(step)
-
-    def _complete_step(self, name: TierName) -> int | None:
-        complete = self._saves[name].last_complete
-        return None if complete is None else complete.step
+            saves.steps = tuple(each for each in saves.steps if each != step)
 
     def identity(self, step: int, *, forced: bool) -> SaveId:
         """The identity of the next save.

@@ -21,8 +21,8 @@ In the thread of each tier:
 8. Local: ``LocalSaves.run`` copies the shards with their CRC32C into a free slot, publishes the
    manifest and the host state, pushes that to the buddies, and votes (``Vote.cast``).
 9. Persistent: ``PersistentSaves.run`` writes with the other writers, in rounds, from the slot of
-   step 8 (``SlotCapture``) or the scratch area, and learns the outcome that the first writer sets.
-   ``Preservation.after_save`` then removes old steps.
+   step 8 (``SlotCapture``) or the scratch area, and learns the outcome that the first writer sets,
+   with the steps that storage keeps; ``Preservation`` then removes the others.
 
 The state passes through three kinds: ``SaveRequest``, the caller's arrays by reference;
 ``Snapshot``, shards on their way off the devices; ``HostShard``, bytes with their CRC32C, kept
@@ -163,6 +163,7 @@ class Saver:
         if self._goes_on_from is not None:
             parts.tier.invalidate_newer(self._goes_on_from, parts.timelines.bound)
             parts.timelines.bind()
+            self._saved.forget_newer(self._goes_on_from.step)
             self._goes_on_from = None
         parts.timelines.begin_unrestored(save)
 
@@ -184,7 +185,7 @@ class Saver:
     ) -> list[_Begun]:
         """Begin a save; return none where the tier has the step, or is busy."""
         schedule, save, begun_s = self._schedules[name], request.save, time.monotonic()
-        if request.must_exist and self._saved.holds(name, request.step):
+        if request.must_exist and request.step in self._saved.of(name):
             return []
         is_again = schedule.last_started == request.step
         schedule.note_due(request.step)
@@ -192,7 +193,7 @@ class Saver:
         if not self._wait_turn(schedule, request, is_again=is_again):
             return []
         waited_s = time.monotonic() - begun_s
-        if request.must_exist and self._saved.holds(name, request.step):
+        if request.must_exist and request.step in self._saved.of(name):
             return []  # it was the save that has just ended
         if schedule.pauses and not request.must_exist and self._tell_pause(schedule, save):
             return []
@@ -348,16 +349,25 @@ class Saver:
 
         ``keep_newer``: newer steps are still in RAM; the next save forgets them.
         """
+        if not keep_newer:
+            self._saved.forget_newer(save.step)
         self._saved.start_from(save, incarnation, tier)
+        self._parts.local.restart_from(save)
         self._goes_on_from = save if keep_newer else None
         self._newest_due = save.step
         for schedule in self._schedules.values():
             schedule.restart_from(save.step)
 
-    def go_on_after(self, newest: Mapping[TierName, int]) -> None:
-        """Take ``newest`` for the newest steps of the tiers: no step up to them is due."""
+    def go_on_after(self, found: Mapping[TierName, Sequence[int]]) -> None:
+        """Take ``found`` for the steps of the tiers: no step up to the newest of each is due.
+
+        But where an older one was restored: then newer ones are due again.
+        """
+        self._saved.note_found(found)
+        if self._goes_on_from is not None:
+            return
         self._parts.timelines.note_continuation()
-        self._saved.note_found(newest)
+        newest = {name: steps[-1] for name, steps in found.items() if steps}
         self._newest_due = max(newest.values(), default=-1)
         for name, schedule in self._schedules.items():
             if name in newest:
@@ -366,6 +376,7 @@ class Saver:
     def forget(self, step: int) -> None:
         """``step`` was removed from both tiers: it may be saved again."""
         self._saved.forget(step)
+        self._parts.local.forget(step)
         for schedule in self._schedules.values():
             schedule.forget(step)
 
@@ -373,11 +384,6 @@ class Saver:
     def saved(self) -> SavedSteps:
         """Return the steps that this process knows to be complete."""
         return self._saved
-
-    @property
-    def recent_in_ram(self) -> tuple[int, ...]:
-        """Return the last steps that are or were complete in RAM in this life, oldest first."""
-        return self._parts.local.recent
 
     # Preemption.
 
@@ -396,7 +402,7 @@ class Saver:
         ]
         started = self._start_in_order(tiers, request, watch.grace_left_s)
         for name in tiers:
-            if name not in started and not self._saved.holds(name, request.step):
+            if name not in started and request.step not in self._saved.of(name):
                 self._say_not_written(name, request.step, "the time is over")
         if parts.config.exit_on_preemption:
             self._exit(request.step)
@@ -504,7 +510,7 @@ class Saver:
             if self._heard_at_end and step is not None:
                 why = f"the newest that is saved is {self._saved.newest()}; see save_on_stop"
                 for name in self._schedules:
-                    if not self._saved.holds(name, step):
+                    if step not in self._saved.of(name):
                         self._say_not_written(name, step, why)
         finally:
             self.end_threads(_STOP_TIMEOUT_S)

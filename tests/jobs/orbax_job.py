@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +16,7 @@ from jax.sharding import Mesh
 from job_process import Iterator, JobProcess, run_program
 from orbax.checkpoint import checkpoint_managers as ocm
 from orbax_places import (
+    SETTINGS,
     EmptyNode,
     Place,
     abstract,
@@ -25,6 +29,8 @@ from orbax_places import (
 
 from emergency_ckpt import orbax as emergency
 from emergency_ckpt.errors import HostStateError
+from emergency_ckpt.orbax.checkpoint import CheckpointManager, CheckpointManagerOptions
+from emergency_ckpt.storage import DirectoryWriter
 
 
 def every_interval(step: int, m: int, n: int) -> Callable[[JobProcess], Any]:
@@ -166,7 +172,7 @@ def without_ram(
             manager.wait_until_finished()
             place.lose_storage()
             wrong += differences(manager.restore(5).state, 5, mesh)
-            return [wrong, after, manager.all_steps()]
+            return [wrong, after, manager.all_steps(read=True)]
 
     return program
 
@@ -187,6 +193,63 @@ def older_then_newer(world: JobProcess) -> Any:
         manager.wait_until_finished()
         wrong.append(differences(manager.restore(None).state, 60, mesh))
         return [wrong, before, manager.all_steps(), manager.latest_step()]
+
+
+def slow_removal(*, plain: bool) -> Callable[[JobProcess], Any]:
+    """Process 0 removes a step only after the others have said which there are; then a rollback."""
+
+    def program(world: JobProcess) -> Any:
+        place, mesh = Place(world, f"slow_removal_{plain}"), mesh_with(0)
+        answers = [place.persistent.with_name(f"{place.name}_{each}") for each in (1, 2, 3)]
+        with late_removals(answers), listing_manager(place, mesh, plain=plain) as manager:
+            for step in range(5):
+                manager.save(step, args=saved(step, mesh))
+            manager.wait_until_finished()
+            found = [manager.all_steps()]
+            if world.process:
+                answers[world.process - 1].touch()
+            like = ocp.args.Composite(state=ocp.args.PyTreeRestore(abstract(mesh)))
+            manager.restore(0, args=like)
+            for step in range(1, 5):
+                found.append(
+                    [step in manager.all_steps(), manager.save(step, args=saved(step, mesh))]
+                )
+                manager.wait_until_finished()  # a slot that storage reads would stay longer
+            return [*found, manager.all_steps(), manager.all_steps(read=True)]
+
+    return program
+
+
+@contextlib.contextmanager
+def late_removals(answers: Sequence[Path]) -> Generator[None]:
+    """Removals from storage begin when all ``answers`` are there."""
+    remove = DirectoryWriter.remove
+
+    def late(writer: DirectoryWriter, steps: Collection[int], incarnation: str) -> list[str]:
+        while not all(each.exists() for each in answers):
+            time.sleep(0.05)
+        return remove(writer, steps, incarnation)
+
+    DirectoryWriter.remove = late
+    try:
+        yield
+    finally:
+        DirectoryWriter.remove = remove
+
+
+def listing_manager(place: Place, mesh: Mesh, *, plain: bool) -> Any:
+    """Saves each step to RAM, and keeps one; each other to storage, and keeps 0 and one."""
+    local = {"save_interval_steps": 1}
+    persistent: dict[str, Any] = {"save_interval_steps": 2, "max_to_keep": 1, "keep_period": 10}
+    if not plain:
+        return place.open(mesh, local, persistent)
+    options = CheckpointManagerOptions(
+        local=emergency.LocalCheckpointOptions(**local),
+        local_directory=place.ramdisk,
+        settings={**SETTINGS, "mesh": mesh, "replica_axis": 0},
+        **persistent,
+    )
+    return CheckpointManager(place.persistent, options=options)
 
 
 def swapped(axis: int) -> Callable[[JobProcess], Any]:
@@ -425,6 +488,8 @@ PROGRAMS: dict[str, Callable[[JobProcess], Any]] = {
     "all RAM lost, axis 1": without_ram(1, 3, (0, 1, 2, 3)),
     "a slice's RAM lost, axis 1": without_ram(1, 2, (2, 3)),
     "older then newer": older_then_newer,
+    "slow removal": slow_removal(plain=False),
+    "slow removal, plain": slow_removal(plain=True),
     "swapped, axis 0": swapped(0),
     "swapped, axis 1": swapped(1),
     "one slice (8,) 0": one_slice((8,), 0),

@@ -11,8 +11,9 @@ from orbax.checkpoint import checkpoint_managers as ocm
 from world import LONG_S, World, same, save_all
 
 from emergency_ckpt.config.policies import PerProcessPolicy
-from emergency_ckpt.errors import CheckpointError, StepNotFound
+from emergency_ckpt.errors import CheckpointError, PersistentTierError, StepNotFound
 from emergency_ckpt.restore.request import CompleteSteps
+from emergency_ckpt.storage import PersistentTier
 
 KEEPS_THREE: dict[str, Any] = {
     "local_keep_last_n": 3,
@@ -91,6 +92,25 @@ def test_removed_step_is_gone_for_good(world: World) -> None:
         ckpt.steps.remove(3)
     with world.open_both(**KEEPS_THREE) as ckpt:
         assert ckpt.restore(state=world.state(0))[0] is None
+
+
+def test_step_whose_removal_failed_is_forgotten(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On each process alike, whichever of them has failed; it is saved again."""
+
+    def fail(*_: Any) -> None:
+        raise PersistentTierError("remove", "a step", "storage failed")
+
+    with world.open_both(**KEEPS_THREE) as ckpt:
+        save_all(ckpt, world, 3, 4)
+        with monkeypatch.context() as patch:
+            patch.setattr(PersistentTier, "remove", fail)
+            with pytest.raises(PersistentTierError, match="storage failed"):
+                ckpt.steps.remove(4)
+        assert ckpt.known_steps == CompleteSteps((3,), ())
+        save_all(ckpt, world, 4)
+        assert ckpt.known_steps == CompleteSteps((3, 4), (4,))
 
 
 def test_step_left_by_a_removal_outlives_failures(world: World) -> None:

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster import LocalCoordinator, Peers
@@ -100,6 +101,7 @@ class Process:
         vote: ScriptedVote,
         preservation: Any = None,
         complete: SaveId | None = None,
+        keep_last_n: int = 1,
     ) -> None:
         self.tier = LocalTier.open(
             ramdisk,
@@ -126,6 +128,7 @@ class Process:
             copy_batch_bytes=1 << 20,
             timelines=Timelines(self.tier, events, -1, complete),
             preservation=preservation,
+            keep_last_n=keep_last_n,
         )
 
     def held(self) -> dict[int, str]:
@@ -191,9 +194,7 @@ class LocalSavesMachine(RuleBasedStateMachine):
             assert self.process.failures.count == failed_before + 1
         if outcome == "in_doubt":
             self.doubtful.add(self.step)
-        assert self.process.saves.last_complete == (
-            None if self.complete is None else save_id(self.complete)
-        )
+        assert self.process.saves.steps == (() if self.complete is None else (self.complete,))
 
     @precondition(lambda self: self.doubtful)
     @rule(outcome=st.sampled_from(["complete", "incomplete"]), data=st.data())
@@ -222,6 +223,7 @@ class LocalSavesMachine(RuleBasedStateMachine):
         self.process.tier.invalidate_newer(save_id(self.complete))
         self.process.tier.note_complete(save_id(self.complete))
         self.process.saves.restart_from(save_id(self.complete))
+        self.process.saves.steps = (self.complete,)
         self.doubtful.clear()
 
     @invariant()
@@ -291,9 +293,9 @@ def test_failure_is_voted_told_and_forgotten_by_the_next_save(
     assert "HostStateTooLarge" in vote.ballots[-1].refused
     with pytest.raises(SaveFailed, match=r"step 2 to the local tier.*next save tries again"):
         process.failures.raise_pending()
-    assert process.saves.last_complete == save_id(1)
+    assert process.saves.steps == (1,)
     process.saves.run(job(3))
-    assert process.saves.last_complete == save_id(3)
+    assert process.saves.steps == (3,)
     process.failures.raise_pending()
 
 
@@ -305,7 +307,19 @@ def test_doubt_made_idle_by_a_newer_complete_save_blocks_nothing(
     vote.next = "complete"
     for step in (2, 3, 4):
         process.saves.run(job(step))
-        assert process.saves.last_complete == save_id(step)
+        assert process.saves.steps == (step,)
+
+
+def test_step_that_only_others_hold_is_listed(ramdisk: Path, vote: ScriptedVote) -> None:
+    """As on a host that has lost its RAM: all processes list the same."""
+    process = Process(ramdisk, vote, ocm.LatestN(2), keep_last_n=2)
+    process.saves.steps = (1,)
+    listed: list[tuple[int, ...]] = []
+    for step in (2, 3):
+        process.saves.run(job(step))
+        listed.append(process.saves.steps)
+    process.close()
+    assert listed == [(1, 2), (2, 3)]
 
 
 def test_two_saves_to_be_kept_leave_no_slot_while_in_doubt(
@@ -321,7 +335,7 @@ def test_two_saves_to_be_kept_leave_no_slot_while_in_doubt(
     vote.decided[save_id(2)] = "incomplete"
     process.saves.run(job(4))
     assert set(process.held()) == {1, 4}
-    assert process.saves.last_complete == save_id(4)
+    assert process.saves.steps == (4,)
 
 
 @pytest.mark.parametrize(("told_of", "kept"), [(4, 4), (3, 3), (None, 3), (9, 3)])

@@ -207,8 +207,7 @@ class Checkpointer:
     def _newest_in_ram(self) -> int | None:
         if self._ram is None:
             return None
-        saved = self._ram.newest_saved_step
-        return max([*self._found.local[-1:], *([] if saved is None else [saved])], default=None)
+        return max((*self._found.local, *self._ram.known_steps.local), default=None)
 
     def _of_ram(
         self, step: int, metadata: Any = None, kept: Mapping[str, Any] | None = None
@@ -394,8 +393,9 @@ class Checkpointer:
 
     def _go_on_from_storage(self, ram: EmergencyCheckpointer, step: int | None) -> None:
         """Storage's step is loaded: it continues what RAM has, unless RAM has newer ones."""
-        if step is not None and all(step >= each for each in self._found.local):
-            ram.go_on_after(self._found)
+        known = sorted({*self._found.local, *ram.known_steps.local})
+        if step is not None and step >= max(known, default=-1):
+            ram.go_on_after(CompleteSteps(tuple(known)))
 
     def load_async(self, step: Any = None, abstract_state: Any = None) -> Any:
         """Orbax has no such load yet: NotImplementedError."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Sequence
 
 from absl import logging
 
@@ -25,7 +25,8 @@ class Preservation:
     """Keeps what the policy, or the simple fields, ask for, and always the last complete step.
 
     ``after_save`` belongs to the background thread of persistent saves, the rest to the training
-    thread.
+    thread. Policies are asked once for each save, by the process that published it, which tells the
+    others what goes.
     """
 
     def __init__(
@@ -70,15 +71,22 @@ class Preservation:
         with self._changed:
             self._failed_steps |= frozenset(steps)
 
-    def after_save(self, step: int | None = None) -> None:
-        """``step`` was published by this process: look at what may go. Does not wait for it.
+    def after_save(self, step: int | None = None) -> tuple[int, ...]:
+        """``step`` was published by this process: return which go now. Does not wait for that.
 
-        An earlier look that is under way is followed by another one.
+        A removal that is under way is followed by this one. None go where the policy fails.
         """
         with self._changed:
             self._failed_steps -= {step}
-        if self._worker is not None:
-            self._worker.submit_next(self._run)
+        if self._worker is None:
+            return ()
+        try:
+            steps, incarnation = self._unwanted()
+        except Exception as error:  # noqa: BLE001 - the user's policy; saves go on
+            self._record(error)
+            return ()
+        self._worker.submit_next(lambda: self._run(steps, incarnation))
+        return steps
 
     @contextlib.contextmanager
     def held(self) -> Generator[None]:
@@ -107,18 +115,25 @@ class Preservation:
         """End the thread; what it has not removed stays. False when it did not end in time."""
         return self._worker is None or self._worker.stop(timeout_s)
 
-    def _run(self) -> None:
+    def _record(self, error: Exception) -> None:
+        failure = SaveFailed(
+            "remove", "old steps of the persistent tier", f"{type(error).__name__}: {error}"
+        )
+        failure.__cause__ = error
+        self._failures.record(failure)
+
+    def _run(self, steps: Sequence[int], incarnation: str) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._holders == 0)
             self._is_removing = True
         try:
-            self._remove_unwanted()
-        except Exception as error:  # noqa: BLE001 - storage or the user's policy; saves go on
-            failure = SaveFailed(
-                "remove", "old steps of the persistent tier", f"{type(error).__name__}: {error}"
-            )
-            failure.__cause__ = error
-            self._failures.record(failure)
+            for step in steps:
+                with self._changed:
+                    if self._holders:
+                        return  # the next save looks again
+                self._writer.remove([step], incarnation)
+        except Exception as error:  # noqa: BLE001 - storage; saves go on
+            self._record(error)
         finally:
             with self._changed:
                 self._is_removing = False
@@ -139,15 +154,11 @@ class Preservation:
         ]
         return found, table.incarnation
 
-    def _remove_unwanted(self) -> None:
+    def _unwanted(self) -> tuple[tuple[int, ...], str]:
+        """Return the steps that nothing asks to keep, and the incarnation on record."""
         records, incarnation = self._records()
         last_n, every_n = self._keep
         wanted = wanted_steps(records, self._policy, keep_last_n=last_n, keep_every_n_steps=every_n)
         if self._keeps_finite:
             wanted = with_newest_finite(records, wanted)
-        removals = choose_removals([record.step for record in records], wanted)
-        for step in removals.steps:
-            with self._changed:
-                if self._holders:
-                    return  # the next save looks again
-            self._writer.remove([step], incarnation)
+        return choose_removals([record.step for record in records], wanted).steps, incarnation

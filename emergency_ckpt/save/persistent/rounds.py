@@ -50,6 +50,7 @@ class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       documents, crcs: what this writer has stored, and the CRCs of its part of the tensors.
       finite: the values of that part were looked at, and none is NaN or infinite.
       kept: of the first writer, that storage has the step already.
+      steps: of the first writer's outcome, those that storage has and keeps, oldest first.
       attempt: of the first writer, the name of this attempt.
     """
 
@@ -59,6 +60,7 @@ class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     crcs: tuple[Crc, ...] = ()
     finite: bool = False
     kept: bool = False
+    steps: tuple[int, ...] = ()
     attempt: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,16}\Z")] = ""
 
     def named(self, process: int) -> StageReport:
@@ -207,20 +209,19 @@ class StorageRounds:
     def _outcome(self, save: SaveId) -> Cell:
         return Cell(self._coordinator, f"{_prefix(save)}/outcome")
 
-    def decide(self, save: SaveId, error: str, *, kept: bool = False, pauses: bool = False) -> None:
+    def decide(self, save: SaveId, outcome: StageReport) -> None:
         """Say how ``save`` ended: for the first writer. CoordinationError when nobody hears it.
 
         Of a failed save that error is left to the deadline of those who wait.
         """
-        report = StageReport(error, pauses=pauses, kept=kept)
         try:
-            self._outcome(save).settle(msgspec.json.encode(report))
+            self._outcome(save).settle(msgspec.json.encode(outcome))
         except CoordinationError:
-            if not error:
+            if not outcome.error:
                 raise
 
-    def learn(self, save: SaveId, first_writer: int) -> bool:
-        """Return when ``save`` is complete; whether it was so before. Blocks.
+    def learn(self, save: SaveId, first_writer: int) -> StageReport:
+        """Return the outcome when ``save`` is complete. Blocks.
 
         PersistentTierError when it failed, SavePaused when it was left out; DeadlineExceeded when
         there is no outcome.
@@ -247,7 +248,7 @@ class StorageRounds:
         if report.error:
             report = report.named(first_writer)
         raise_failure(report, save.step)
-        return report.kept
+        return report
 
     @property
     def is_learning(self) -> bool:

@@ -36,6 +36,7 @@ from emergency_ckpt.errors import (
     SaveFailed,
 )
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.save.persistent.rounds import (
     DOCUMENTS,
     FIRST_STAGE,
@@ -88,7 +89,12 @@ class PersistentSave:
 
 
 class PersistentSaves:
-    """Carries out persistent saves, one at a time, in a background thread."""
+    """Carries out persistent saves, one at a time, in a background thread.
+
+    Attributes:
+      steps: those that storage has and keeps, as the first writer told with the last save; before
+        one, as set. Between saves alike on all processes, whatever has been removed already.
+    """
 
     def __init__(
         self,
@@ -104,12 +110,16 @@ class PersistentSaves:
         limits: TimeLimits,
         left_processes: LeftProcesses | None = None,
         checks_finite: bool = False,
+        preservation: Preservation | None = None,
     ) -> None:
-        """``checks_finite``: the values that are not finite were counted at each capture."""
+        """``checks_finite``: the values that are not finite were counted at each capture.
+
+        ``preservation``: removes old steps, where this process is the first writer.
+        """
         self._tier = tier
         self._coordinator = coordinator
         self._rounds = StorageRounds(coordinator, limits.total_s, left_processes)
-        self._complete: SaveId | None = None
+        self.steps: tuple[int, ...] = ()
         self._peers = peers
         self._inbox = inbox
         self._events = events
@@ -120,28 +130,14 @@ class PersistentSaves:
         self._progress = WorkProgress(limits)  # of the save under way, as the next
         self._came: Callable[[Collection[int]], None] = lambda _: None
         self._checks_finite = checks_finite
+        self._preservation = preservation
         self._is_created = False
         self._skipped: queue.SimpleQueue[SaveId] = queue.SimpleQueue()
-
-    @property
-    def last_complete(self) -> SaveId | None:
-        """The newest save that is known to be complete in storage, of this incarnation."""
-        return self._complete
 
     @property
     def waits_for_others(self) -> bool:
         """Return whether this process has done its part of the save under way. From any thread."""
         return self._rounds.is_learning
-
-    def restart_from(self, save: SaveId) -> None:
-        """After a restore of ``save``: what was saved before it may be behind it."""
-        del save
-        self._complete = None
-
-    def forget(self, step: int) -> None:
-        """``step`` was removed from both tiers."""
-        if self._complete is not None and self._complete.step == step:
-            self._complete = None
 
     def end_waits(self) -> None:
         """Do not wait for outcomes that only others decide, now or later: this process ends."""
@@ -190,7 +186,7 @@ class PersistentSaves:
             held = self._rounds.stage(save, FIRST_STAGE, writers)
             self._give_up(held, writers, StageReport(reason, pauses=pauses))
             if me == writers[0]:
-                self._rounds.decide(save, reason, pauses=pauses)
+                self._rounds.decide(save, StageReport(reason, pauses=pauses))
         except CoordinationError as error:
             # Who waits for it runs into its deadline, and says so.
             logging.warning("step %d was skipped: %s", save.step, error)
@@ -200,7 +196,7 @@ class PersistentSaves:
         started_s = time.monotonic()
         self._events.emit("persistent.started", step=step)
         try:
-            kept = self._save(job)
+            outcome = self._save(job)
         except SavePaused as error:
             self._events.emit("persistent.skipped", step=step, reason=error.problem)
             return False
@@ -215,17 +211,17 @@ class PersistentSaves:
             failure.__cause__ = error
             self._failures.record(failure)
             return False
-        self._complete = job.save
+        self.steps = outcome.steps
         self._chain.timelines.bind()
-        if kept:
+        if outcome.kept:
             self._events.emit("persistent.kept", step=step)
         else:
             seconds = time.monotonic() - started_s
             self._events.emit("persistent.complete", step=step, seconds=seconds)
         return True
 
-    def _save(self, job: PersistentSave) -> bool:
-        """Return when the step is complete; whether it was so before."""
+    def _save(self, job: PersistentSave) -> StageReport:
+        """Return the outcome when the step is complete."""
         self._progress = WorkProgress(self._limits)
         is_writer = self._coordinator.process_index in job.writers
         beats = self._beats(job)
@@ -244,7 +240,7 @@ class PersistentSaves:
             is_leader=self._coordinator.process_index == job.writers[0],
         )
 
-    def _take_part(self, job: PersistentSave) -> bool:
+    def _take_part(self, job: PersistentSave) -> StageReport:
         members, me = job.writers, self._coordinator.process_index
         to = host_state_writer(me, job.topology, members)
         if to != me:
@@ -257,10 +253,14 @@ class PersistentSaves:
         try:
             kept = self._write(job)
         except Exception as error:
-            self._rounds.decide(job.save, text_of(error)[:500])
+            self._rounds.decide(job.save, StageReport(text_of(error)[:500]))
             raise
-        self._rounds.decide(job.save, "", kept=kept)
-        return kept
+        # Told to all: what storage lists depends on how far the removal has come.
+        gone = self._preservation.after_save(job.save.step) if self._preservation else ()
+        steps = {*self.steps, job.save.step}.difference(gone)
+        outcome = StageReport(kept=kept, steps=tuple(sorted(steps)))
+        self._rounds.decide(job.save, outcome)
+        return outcome
 
     def _write(self, job: PersistentSave) -> bool:
         """This writer's part; the first one publishes. Whether the step is kept as it is."""

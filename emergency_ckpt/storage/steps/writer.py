@@ -129,9 +129,8 @@ class DirectoryWriter:
 
     @property
     def table(self) -> Table | None:
-        """Return the version that this writer read or wrote last."""
-        with self._lock:
-            return self._read.table
+        """Return the version that this writer read or wrote last. Waits for no change under way."""
+        return self._read.table
 
     def find(self, deadline_s: float | None = None) -> LogRead:
         """Return the log, and write nothing. DirectoryInUse when another run is on record."""
