@@ -47,10 +47,11 @@ PRIVATE_MODULES = {
 # Sizes that bound a module's own work. What comes from another process, a file or a bucket is
 # bounded by ``core/limits``.
 OWN_SIZES = {
-    "cluster/coordination.py": {"ERROR_LIMIT_CHARS", "JOINED_LIMIT_CHARS"},
+    "cluster/coordination.py": {
+        *("ERROR_LIMIT_CHARS", "JOINED_LIMIT_CHARS", "UNREADABLE_LIMIT_CHARS"),
+    },
     "cluster/left_processes.py": {"REASON_LIMIT_CHARS"},
     "cluster/hang.py": {"PLACE_LIMIT_CHARS", "REASON_LIMIT_CHARS", "STACKS_LIMIT_CHARS"},
-    "cluster/messages.py": {"UNREADABLE_LIMIT_CHARS"},
     "cluster/notice_sources.py": {"TEXT_LIMIT_CHARS"},
     "core/restore/plan_types.py": {"MAX_REASON_CHARS"},
     "core/run_log/run_events.py": {"MAX_TEXT_CHARS"},

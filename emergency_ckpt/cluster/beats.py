@@ -19,8 +19,7 @@ import msgspec
 from absl import logging
 
 from emergency_ckpt.background import join
-from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.cluster.messages import by_process, decode_message
+from emergency_ckpt.cluster.coordination import Coordinator, by_process, decode_message
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.stall import BeatLog, ProcessWork, TimeLimits, slowest
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded

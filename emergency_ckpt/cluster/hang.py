@@ -29,8 +29,7 @@ from types import FrameType
 import msgspec
 from absl import logging
 
-from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.cluster.messages import by_process, decode_each, decode_message
+from emergency_ckpt.cluster.coordination import Coordinator, by_process, decode_each, decode_message
 from emergency_ckpt.cluster.round import Cell
 from emergency_ckpt.core.hang import HangDecision, ProcessProgress, decide_hang
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES

@@ -17,9 +17,10 @@ from emergency_ckpt.cluster.coordination import (
     ERROR_LIMIT_CHARS,
     Coordinator,
     deadline_left_s,
+    decode_each,
+    decode_message,
     joined_errors,
 )
-from emergency_ckpt.cluster.messages import decode_each, decode_message
 from emergency_ckpt.cluster.round import Round, nobody
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.errors import ConfigError, CoordinationError, DeadlineExceeded

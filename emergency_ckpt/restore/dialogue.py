@@ -14,9 +14,8 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s
+from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s, decode_message
 from emergency_ckpt.cluster.left_processes import have_left
-from emergency_ckpt.cluster.messages import decode_message
 from emergency_ckpt.cluster.round import Round, Series
 from emergency_ckpt.core.limits import MAX_PLAN_MESSAGE_BYTES
 from emergency_ckpt.core.restore.inventory import HolderInventory, Quarantined

@@ -23,9 +23,14 @@ from typing import Literal
 import msgspec
 from absl import logging
 
-from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s, forget
+from emergency_ckpt.cluster.coordination import (
+    Coordinator,
+    deadline_left_s,
+    decode_each,
+    decode_message,
+    forget,
+)
 from emergency_ckpt.cluster.left_processes import LeftProcesses, has_come_to, in_order
-from emergency_ckpt.cluster.messages import decode_each, decode_message
 from emergency_ckpt.cluster.round import Absent, Cell, Round, Series
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.save.save_rules import all_published, decide_vote

@@ -14,9 +14,8 @@ from memory_coordination import MemoryService, everywhere
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster import left_processes, peers, start_agreement
 from emergency_ckpt.cluster import round as rounds_and_cells
-from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.cluster.left_processes import LeftProcesses, leaving
-from emergency_ckpt.cluster.messages import (
+from emergency_ckpt.cluster.coordination import (
+    Coordinator,
     by_process,
     decode_each,
     decode_message,
@@ -24,6 +23,7 @@ from emergency_ckpt.cluster.messages import (
     reason_of,
     text_of,
 )
+from emergency_ckpt.cluster.left_processes import LeftProcesses, leaving
 from emergency_ckpt.cluster.peers import Known
 from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, MAX_PLAN_MESSAGE_BYTES

@@ -28,7 +28,7 @@ from fuzz_targets import (
 )
 
 from emergency_ckpt.cluster import secret_agreement
-from emergency_ckpt.cluster.messages import decode_message
+from emergency_ckpt.cluster.coordination import decode_message
 from emergency_ckpt.core.keys import OpenedValue, open_value, seal_value
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import CheckpointError

@@ -13,9 +13,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from emergency_ckpt.cluster.coordination import Coordinator
+from emergency_ckpt.cluster.coordination import Coordinator, decode_message, reason_of
 from emergency_ckpt.cluster.left_processes import LeftProcesses
-from emergency_ckpt.cluster.messages import decode_message, reason_of
 from emergency_ckpt.cluster.round import Answer, Cell, Round, Rule, Series
 from emergency_ckpt.core.limits import MAX_METRICS_BYTES
 from emergency_ckpt.errors import (
