@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 
 from emergency_ckpt import _native
 from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.storage.calls import NOT_IN_TIME
 from emergency_ckpt.storage.chunks.index import Stretch
-from emergency_ckpt.storage.waits import NOT_IN_TIME
 from emergency_ckpt.work_progress import WorkProgress
 
 _PIECE_BYTES = 512 << 10

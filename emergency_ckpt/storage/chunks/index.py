@@ -15,7 +15,7 @@ import tensorstore
 from emergency_ckpt.core.restore.storage_read import StoredArray, runs_of
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.state.dtypes import dtype_named
-from emergency_ckpt.storage.waits import result_by
+from emergency_ckpt.storage.calls import result_by
 from emergency_ckpt.types import LeafSpec, ShardId
 from emergency_ckpt.work_progress import WorkProgress
 
