@@ -12,8 +12,7 @@ import tensorstore
 from emergency_ckpt.core.placement.placement_policies import StorageCompression
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.storage.calls import wait_for
-from emergency_ckpt.storage.item.documents import NamedArray
-from emergency_ckpt.storage.item.state import ItemArray, StoredPart
+from emergency_ckpt.storage.item.state import ItemArray, NamedArray, StoredPart
 from emergency_ckpt.storage.orbax_names import MANIFEST
 from emergency_ckpt.storage.orbax_reader import kvstore_of
 from emergency_ckpt.work_progress import WorkProgress
