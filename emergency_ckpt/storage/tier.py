@@ -221,7 +221,7 @@ class PersistentTier:
     def _publish(
         self, step: StepReader, documents: Mapping[int, bytes], life: str, chain: Timeline | None
     ) -> None:
-        from emergency_ckpt.storage.late_arrays import late_items  # noqa: PLC0415
+        from emergency_ckpt.storage.item.state import late_items  # noqa: PLC0415
 
         save, writer = step.save, self._own_writer()
         orbax = decode(documents[0]).orbax if documents else OrbaxStep()
