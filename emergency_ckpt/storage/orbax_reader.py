@@ -32,8 +32,7 @@ from emergency_ckpt.core.restore.storage_read import StoredArray, split_by_chunk
 from emergency_ckpt.errors import ConfigError, CorruptData
 from emergency_ckpt.state.tree import path_of
 from emergency_ckpt.storage.calls import is_damage
-from emergency_ckpt.storage.chunks.file_reader import FileBox, Sink, read_into
-from emergency_ckpt.storage.chunks.index import ChunkIndex
+from emergency_ckpt.storage.chunks import ChunkIndex, FileBox, Sink, read_into
 from emergency_ckpt.storage.directory import text_of
 from emergency_ckpt.storage.hedged_reads import (
     HedgedReads,

@@ -68,7 +68,7 @@ from emergency_ckpt.work_progress import WorkProgress
 if TYPE_CHECKING:
     from emergency_ckpt.state.staging import HostShard
     from emergency_ckpt.state.tree import PyTree, StateTree
-    from emergency_ckpt.storage.chunks.file_reader import Sink
+    from emergency_ckpt.storage.chunks import Sink
     from emergency_ckpt.storage.orbax_reader import BoxReader, StoredLeaf
 
 DEFAULT_TIMEOUT_S = 300.0

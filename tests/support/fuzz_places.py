@@ -38,7 +38,7 @@ from emergency_ckpt.ram.process_files import LEDGER, ProcessFiles
 from emergency_ckpt.restore.dialogue import Answer, PlanFailed, Report, SurveyAnswer, Verdict
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.save import Ballot
-from emergency_ckpt.storage.chunks.index import ChunkIndex
+from emergency_ckpt.storage.chunks import ChunkIndex
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.security.handshake import NotProved, prove_to_server
 from emergency_ckpt.transfer.security.sealing import SEAL_KEY_BYTES, Direction
