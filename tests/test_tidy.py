@@ -68,7 +68,7 @@ TIER_LITERALS = {
     "axlearn/adapter.py",
     "checkpointer.py",
     "config/settings.py",
-    "metrics/checkpoint_log.py",
+    "metrics/listeners.py",
     "metrics/metric_table.py",
     "orbax/manager.py",
     "orbax/plain_options.py",
