@@ -72,7 +72,7 @@ TIER_LITERALS = {
     "metrics/metric_table.py",
     "orbax/manager.py",
     "orbax/plain_options.py",
-    "progress_log.py",
+    "events.py",
     "types.py",
 }
 
