@@ -22,8 +22,13 @@ from emergency_ckpt.core.limits import MAX_FRAME_BYTES
 from emergency_ckpt.errors import ProtocolViolation
 from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.transfer import split, wire
-from emergency_ckpt.transfer.security import sealed_ranges
-from emergency_ckpt.transfer.security.sealing import PIECE_BYTES, TAG_BYTES, Direction
+from emergency_ckpt.transfer.security.sealing import (
+    PIECE_BYTES,
+    TAG_BYTES,
+    Direction,
+    receive_sealed,
+    send_sealed,
+)
 from emergency_ckpt.transfer.source import FileTarget, PartlyMade, Target
 
 T = TypeVar("T")
@@ -133,7 +138,7 @@ class Stream:
             if self._sending is None or self._raw_ranges:
                 _native.send_ranges(self._socket.fileno(), mapping, batch, timeout())
             else:
-                sealed_ranges.send(self._socket.fileno(), self._sending, mapping, batch, timeout())
+                send_sealed(self._socket.fileno(), self._sending, mapping, batch, timeout())
             on_bytes(sum(nbytes for _, nbytes in batch))
 
     def receive_ranges(
@@ -150,7 +155,7 @@ class Stream:
             fd = self._socket.fileno()
             target = into.of(batch) if isinstance(into, PartlyMade) else into
             if self._receiving is not None and not self._raw_ranges:
-                parts = sealed_ranges.receive(fd, self._receiving, target, batch, timeout())
+                parts = receive_sealed(fd, self._receiving, target, batch, timeout())
             elif isinstance(target, FileTarget):
                 parts = _native.receive_to_file(fd, target.fd, batch, timeout())
             else:

@@ -20,7 +20,7 @@ from emergency_ckpt.events import Event
 from emergency_ckpt.storage import chunks
 from emergency_ckpt.storage.item.array_writes import ArrayWrites
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.session import Session
+from emergency_ckpt.transfer.server import Session
 
 STEPS = range(1, 11)
 STALL_S = 3.0
