@@ -54,7 +54,7 @@ OWN_SIZES = {
     "cluster/hang.py": {"PLACE_LIMIT_CHARS", "REASON_LIMIT_CHARS", "STACKS_LIMIT_CHARS"},
     "cluster/notice_sources.py": {"TEXT_LIMIT_CHARS"},
     "core/restore/plan_types.py": {"MAX_REASON_CHARS"},
-    "core/run_log/run_events.py": {"MAX_TEXT_CHARS"},
+    "tools/report/lives.py": {"MAX_TEXT_CHARS"},
     "tools/demo/display.py": {"MESSAGE_LIMIT_CHARS"},
     "tools/deploy/gke_job.py": {"LABEL_LIMIT_CHARS"},
     "save/vote.py": {"BALLOT_LIMIT_CHARS"},

@@ -18,15 +18,20 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from emergency_ckpt.core.run_log.byte_sources import RestoreBytes, byte_sources_of
-from emergency_ckpt.core.run_log.goodput import RunGoodput, goodput_of
-from emergency_ckpt.core.run_log.lives import JobLife, lives_of
-from emergency_ckpt.core.run_log.recoveries import RunRecovery, recoveries_of
-from emergency_ckpt.core.run_log.run_events import RunEvent
-from emergency_ckpt.core.run_log.spans import Mark, marks_of, newest_marks, spans_of, thinned
-from emergency_ckpt.core.run_log.step_times import sampled, step_times_of
 from emergency_ckpt.core.wording import TIER_WORDS, count_text, seconds_text, size_text
 from emergency_ckpt.tools.report import charts
+from emergency_ckpt.tools.report.figures import (
+    RestoreBytes,
+    RunGoodput,
+    RunRecovery,
+    byte_sources_of,
+    goodput_of,
+    recoveries_of,
+    sampled,
+    step_times_of,
+)
+from emergency_ckpt.tools.report.lives import JobLife, RunEvent, lives_of
+from emergency_ckpt.tools.report.spans import Mark, marks_of, newest_marks, spans_of, thinned
 
 MAX_TABLE_ROWS = 200
 MAX_MATRIX_SOURCES = 24

@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from emergency_ckpt.core.run_log.lives import number_lives
-from emergency_ckpt.core.run_log.run_events import RunEvent, bounded_text
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.event_log.reader import EventHistory, read_events
 from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.tools.report.lives import RunEvent, bounded_text, number_lives
 
 _MAX_RUN_IDS = 5
 

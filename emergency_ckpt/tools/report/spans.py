@@ -6,7 +6,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from emergency_ckpt.core.run_log.run_events import RunEvent, bounded_text, number, text, whole
+from emergency_ckpt.tools.report.lives import RunEvent, bounded_text, number, text, whole
 from emergency_ckpt.types import PERSISTENT
 
 MAX_SPANS_OF_A_KIND = 3000

@@ -8,13 +8,17 @@ import random
 import pytest
 from run_log_support import failed_run, logged, restored_at, saved
 
-from emergency_ckpt.core.run_log.byte_sources import byte_sources_of
-from emergency_ckpt.core.run_log.goodput import RunGoodput, goodput_of
-from emergency_ckpt.core.run_log.lives import lives_of, number_lives
-from emergency_ckpt.core.run_log.recoveries import RunRecovery, recoveries_of
-from emergency_ckpt.core.run_log.run_events import RunEvent, number, text, whole
-from emergency_ckpt.core.run_log.spans import marks_of, spans_of, thinned
-from emergency_ckpt.core.run_log.step_times import sampled, step_times_of
+from emergency_ckpt.tools.report.figures import (
+    RunGoodput,
+    RunRecovery,
+    byte_sources_of,
+    goodput_of,
+    recoveries_of,
+    sampled,
+    step_times_of,
+)
+from emergency_ckpt.tools.report.lives import RunEvent, lives_of, number, number_lives, text, whole
+from emergency_ckpt.tools.report.spans import marks_of, spans_of, thinned
 
 
 def unnumbered(events: list[RunEvent]) -> list[RunEvent]:
