@@ -100,8 +100,8 @@ class Failures:
             mention = self._repeats.occurred(_NUMBER.sub("#", str(error)), time.monotonic())
         if mention is None:
             return
-        if not mention.is_new:
-            logging.error("%s (%d times since this was last logged)", error, mention.times)
+        if mention:
+            logging.error("%s (%d times since this was last logged)", error, mention)
             return
         # As text, because a log handler that keeps records would keep the frames and the snapshot.
         cause = error.__cause__

@@ -245,10 +245,8 @@ class Saver:
 
     def _missed(self, name: TierName, save: SaveId, limit_s: float) -> SaveFailed:
         waits = self._parts.saves[name].waits_for_others
-        why = skip_reason(name, limit_s, waits_for_others=waits)
-        return SaveFailed(
-            "save", f"step {save.step} to the {name} tier", why.problem, hint=why.hint
-        )
+        problem, hint = skip_reason(name, limit_s, waits_for_others=waits)
+        return SaveFailed("save", f"step {save.step} to the {name} tier", problem, hint=hint)
 
     def _give_up(self, name: TierName, save: SaveId, error: PeerLeft | PeerAbsent) -> None:
         """Give ``save`` up: a process that it waits for has died, or gives no sign of life."""

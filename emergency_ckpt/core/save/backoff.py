@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 from emergency_ckpt.core.save.save_rules import SaveDecision
 
@@ -37,13 +36,6 @@ class Backoff:
         )
 
 
-class Mention(NamedTuple):
-    """``is_new``: first mention. ``times``: occurrences since the last mention."""
-
-    is_new: bool
-    times: int
-
-
 @dataclasses.dataclass
 class Repeats:
     """Decides when to report an event that repeats. Not thread-safe.
@@ -57,16 +49,19 @@ class Repeats:
         default_factory=dict[str, tuple[float, int]], init=False
     )
 
-    def occurred(self, key: str, now_s: float) -> Mention | None:
-        """Return the mention due when ``key`` happens at monotonic time ``now_s``, or None."""
+    def occurred(self, key: str, now_s: float) -> int | None:
+        """Return how often ``key`` is to be mentioned when it happens at monotonic time ``now_s``.
+
+        0 the first time; then its occurrences since the last mention, or None when none is due.
+        """
         known = self._mentioned.pop(key, None)
-        mention: Mention | None = None
+        mention: int | None = None
         if known is None:
-            mention = Mention(is_new=True, times=1)
+            mention = 0
         elif now_s - known[0] >= self.interval_s:
-            mention = Mention(is_new=False, times=known[1] + 1)
+            mention = known[1] + 1
         # Moved to the end, so that the key that is oldest is forgotten first.
-        self._mentioned[key] = (now_s, 0) if mention or known is None else (known[0], known[1] + 1)
+        self._mentioned[key] = (now_s, 0) if mention is not None else (known[0], known[1] + 1)
         while len(self._mentioned) > self.most_keys:
             del self._mentioned[next(iter(self._mentioned))]
         return mention
