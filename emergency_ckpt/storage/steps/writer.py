@@ -13,7 +13,7 @@ import itertools
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 from absl import logging
@@ -37,6 +37,7 @@ from emergency_ckpt.core.step_log import (
 from emergency_ckpt.core.step_names import is_name_of
 from emergency_ckpt.core.timeline import Timeline, life_of, number_of
 from emergency_ckpt.errors import CheckpointError, DirectoryInUse, PersistentTierError
+from emergency_ckpt.events import EventSink
 from emergency_ckpt.storage.directory import Generations, StorageDirectory
 from emergency_ckpt.storage.log import LogRead, StepLog
 from emergency_ckpt.storage.marker import HOST_STATE, MARKER_NAME
@@ -62,22 +63,6 @@ class Moved(NamedTuple):
     step: int
     folder: str
     reason: str
-
-
-class Events(Protocol):
-    """The receiver of events about changes, such as an ``EventSink``."""
-
-    def emit(self, name: str, /, **fields: Any) -> object:
-        """Tell an event."""
-        ...
-
-
-class _Quiet:
-    def emit(self, name: str, /, **fields: Any) -> None:
-        del name, fields
-
-
-_QUIET = _Quiet()
 
 
 def _settled(entry: Entry) -> Entry:
@@ -107,7 +92,7 @@ class DirectoryWriter:
         writer: str = "",
         take_over: bool = False,
         todelete_subdir: str | None = None,
-        events: Events = _QUIET,
+        events: EventSink | None = None,
     ) -> None:
         self._storage = storage
         self._directory = storage.path
@@ -124,6 +109,10 @@ class DirectoryWriter:
         self._is_held = False
         self._has_begun = False
         self._dirty: set[int] = set()
+
+    def _emit(self, name: str, **fields: object) -> None:
+        if self._events is not None:
+            self._events.emit(name, **fields)
 
     # The claim.
 
@@ -254,12 +243,12 @@ class DirectoryWriter:
         self._read = self._log.read(deadline_s)
         for fault in self._read.faults:
             logging.warning("%s; the next version mends it", fault)
-            self._events.emit("persistent.log_damaged", reason=str(fault)[:500])
+            self._emit("persistent.log_damaged", reason=str(fault)[:500])
         if self._read.doubt:
             # The next version is signed, with what this one says.
             text = f"the step log: {self._read.doubt}"
             logging.warning("%s, in %s", text, self._directory)
-            self._events.emit("restore.note", text=text)
+            self._emit("restore.note", text=text)
         if self._read.faults and self._read.table is None:
             self._read = self._read._replace(table=self._by_markers(deadline_s))
 
@@ -362,7 +351,7 @@ class DirectoryWriter:
         if table is None or change(table) != table:
             self._append(change)
         for step, _ in sorted(gone):
-            self._events.emit("persistent.dropped", step=step)
+            self._emit("persistent.dropped", step=step)
             text = "step %d is gone from %s: another program has removed it"
             logging.warning(text, step, self._directory)
         remains |= {step for step, _ in gone}
@@ -372,7 +361,7 @@ class DirectoryWriter:
                 self._has_begun = False  # a call that was given up: the next save tries again
                 continue
             self._clear(step)
-            self._events.emit("persistent.removed", step=step)
+            self._emit("persistent.removed", step=step)
         self._finish_removal([e for e in self._entries() if e.state == "removing"])
         return self._settle()
 
@@ -382,7 +371,7 @@ class DirectoryWriter:
             if not self._storage.is_changing(step):
                 if self._in_place(step) is None:
                     self._clear(step)
-                    self._events.emit("persistent.removed", step=step)
+                    self._emit("persistent.removed", step=step)
                 self._dirty.discard(step)
 
     def _is_aside_in_place(self, step: int) -> bool:
@@ -452,7 +441,7 @@ class DirectoryWriter:
                 self._dirty.add(step)
                 return None
             self._hold(self._mine.incarnation)  # ``begin`` may have been long ago
-            self._events.emit("persistent.removing", step=step)
+            self._emit("persistent.removing", step=step)
             moved = self._vacate(step, reason)
             self._clear(step)
             self._dirty.add(step)
@@ -475,9 +464,7 @@ class DirectoryWriter:
         self._move(entry)
         text = "step %d in %s is kept as %s: %s"
         logging.warning(text, step, self._directory, entry.aside_folder, reason)
-        self._events.emit(
-            "persistent.set_aside", step=step, kept_as=entry.aside_folder, reason=reason
-        )
+        self._emit("persistent.set_aside", step=step, kept_as=entry.aside_folder, reason=reason)
         return Moved(step, entry.aside_folder, reason)
 
     def _in_place(self, step: int) -> Entry | None:
@@ -522,7 +509,7 @@ class DirectoryWriter:
         with self._lock:
             self._append(lambda table: following(listing(without_lives(table), entry), chain))
             self._dirty.discard(entry.step)
-            self._events.emit("persistent.published", step=entry.step)
+            self._emit("persistent.published", step=entry.step)
 
     def settle(self) -> list[Moved]:
         """Move the files of the steps that are newly aside; return these."""
@@ -548,7 +535,7 @@ class DirectoryWriter:
             reason = rejection_reason or "it was superseded by another save of its number"
             self._set_aside(entry)
             moved.append(Moved(entry.step, entry.aside_folder, reason))
-            self._events.emit(
+            self._emit(
                 "persistent.set_aside", step=entry.step, kept_as=entry.aside_folder, reason=reason
             )
         if settled:
@@ -659,7 +646,7 @@ class DirectoryWriter:
         leaving = [msgspec.structs.replace(e, state="removing") for e in entries]
         self._append(lambda table: listing(changed(table, keys, lambda _: None), *leaving))
         for entry in leaving:
-            self._events.emit("persistent.removing", step=entry.step)
+            self._emit("persistent.removing", step=entry.step)
         self._finish_removal(leaving)
         return [entry.own_folder for entry in leaving]
 
@@ -703,7 +690,7 @@ class DirectoryWriter:
             finally:
                 self._removing.discard(entry.step)
                 self._removed.notify_all()
-            self._events.emit("persistent.removed", step=entry.step)
+            self._emit("persistent.removed", step=entry.step)
         if entries:
             keys = {e.key for e in entries}
             self._append(lambda table: changed(table, keys, lambda _: None))
