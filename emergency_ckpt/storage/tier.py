@@ -30,6 +30,7 @@ from emergency_ckpt.core.placement.placement_policies import StorageCompression
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.shard_layout import state_size_bytes
+from emergency_ckpt.core.signed_file import NO_SIGNING
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.step_names import leaves_by_item
 from emergency_ckpt.core.timeline import Timeline
@@ -48,7 +49,6 @@ from emergency_ckpt.storage.marker import (
     HOST_STATE,
     ITEM,
     MARKER_NAME,
-    NO_SIGNING,
     StepMarker,
     build_marker,
     decode_checksums,
