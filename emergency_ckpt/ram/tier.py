@@ -35,7 +35,7 @@ from emergency_ckpt.errors import (
     StepNotFound,
 )
 from emergency_ckpt.ram import locks as claims
-from emergency_ckpt.ram.memory_groups import new_pages_fit
+from emergency_ckpt.ram.host_memory import new_pages_fit
 from emergency_ckpt.ram.old_lives import claim_or_wait
 from emergency_ckpt.ram.other_runs import OtherRuns
 from emergency_ckpt.ram.prefault import Prefaulter

@@ -33,7 +33,7 @@ from emergency_ckpt.core.keys import OpenedValue, open_value, seal_value
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.ram import ReadOnlyRamdisk
-from emergency_ckpt.ram.owners import OWNER_LOCK, read_owner
+from emergency_ckpt.ram.locks import OWNER_LOCK, read_owner
 from emergency_ckpt.ram.process_files import LEDGER, ProcessFiles
 from emergency_ckpt.restore.dialogue import Answer, PlanFailed, Report, SurveyAnswer, Verdict
 from emergency_ckpt.run_secret import Credentials
