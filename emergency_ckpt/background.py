@@ -24,7 +24,7 @@ from typing import Protocol
 
 from absl import logging
 
-from emergency_ckpt.core.save.backoff import Repeats
+from emergency_ckpt.core.save.timing import Repeats
 from emergency_ckpt.errors import CheckpointError, SaveFailed
 
 LOWEST_PRIORITY = 19

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.save.backoff import Backoff, Repeats
+from emergency_ckpt.core.save.timing import Backoff, Repeats
 
 BACKOFF = Backoff(first_s=1.0, longest_s=300.0)
 
