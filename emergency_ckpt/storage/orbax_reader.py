@@ -24,8 +24,7 @@ import tensorstore
 from etils import epath
 
 from emergency_ckpt import _native
-from emergency_ckpt.core.boxes import relative, shape_of, volume
-from emergency_ckpt.core.placement.chunks import CHUNK_BYTES
+from emergency_ckpt.core.boxes import CHUNK_BYTES, relative, shape_of, volume
 from emergency_ckpt.core.restore.hedge import REQUEST_BYTES
 from emergency_ckpt.core.restore.leaves import stored_name
 from emergency_ckpt.core.restore.storage_read import StoredArray, split_by_chunks

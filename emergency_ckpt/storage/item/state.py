@@ -18,8 +18,7 @@ import numpy.typing as npt
 import orbax.checkpoint as ocp
 from etils import epath
 
-from emergency_ckpt.core.boxes import volume, whole
-from emergency_ckpt.core.placement.chunks import chunk_shape
+from emergency_ckpt.core.boxes import chunk_shape, volume, whole
 from emergency_ckpt.core.restore.leaves import STORED_AS_UINT8
 from emergency_ckpt.core.step_names import leaves_by_item
 from emergency_ckpt.errors import CorruptData, InvalidState, PersistentTierError
