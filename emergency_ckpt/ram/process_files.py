@@ -24,8 +24,7 @@ from emergency_ckpt.core.limits import (
     MAX_MANIFEST_BYTES,
     NAME_PATTERN,
 )
-from emergency_ckpt.core.restore.inventory import HeldHostState
-from emergency_ckpt.core.restore.suspect import RestoredSave
+from emergency_ckpt.core.restore.inventory import HeldHostState, RestoredSave
 from emergency_ckpt.core.signed_file import SignedFile
 from emergency_ckpt.core.timeline import Timeline, check_save, problem_of
 from emergency_ckpt.errors import CorruptData

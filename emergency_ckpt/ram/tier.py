@@ -23,8 +23,12 @@ from absl import logging
 from emergency_ckpt import _native, files
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, SMALL_FILES_BYTES
-from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
-from emergency_ckpt.core.restore.suspect import RestoredSave
+from emergency_ckpt.core.restore.inventory import (
+    HeldHostState,
+    HeldTensors,
+    HolderInventory,
+    RestoredSave,
+)
 from emergency_ckpt.core.timeline import Timeline, newest, number_of
 from emergency_ckpt.errors import (
     CheckpointError,

@@ -18,10 +18,9 @@ from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s, de
 from emergency_ckpt.cluster.left_processes import have_left
 from emergency_ckpt.cluster.round import Round, Series
 from emergency_ckpt.core.limits import MAX_PLAN_MESSAGE_BYTES
-from emergency_ckpt.core.restore.inventory import HolderInventory, Quarantined
+from emergency_ckpt.core.restore.inventory import HolderInventory, Quarantined, RestoredSave
 from emergency_ckpt.core.restore.leaves import compare_targets
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan
-from emergency_ckpt.core.restore.suspect import RestoredSave
 from emergency_ckpt.errors import (
     CheckpointError,
     HolderUnreachable,

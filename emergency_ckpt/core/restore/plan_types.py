@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from emergency_ckpt.core.restore.suspect import RestoredSave
+from emergency_ckpt.core.restore.inventory import RestoredSave
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.types import Contents, SaveId, ShardId, TierName
 
