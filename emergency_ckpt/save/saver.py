@@ -51,13 +51,13 @@ from emergency_ckpt.errors import (
     SaveFailed,
 )
 from emergency_ckpt.save.save_work import (
+    SavedSteps,
     SaveRequest,
     SaverParts,
     SaveWork,
     Work,
     was_donated,
 )
-from emergency_ckpt.save.saved_steps import SavedSteps
 from emergency_ckpt.save.schedule import DueSaves, TierSchedule
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import PyTree

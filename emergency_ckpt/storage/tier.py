@@ -458,8 +458,10 @@ class PersistentTier:
         """Write items as Orbax's step; ``states`` as of ``StepWriter``, the rest as above."""
         import jax  # noqa: PLC0415
 
-        from emergency_ckpt.storage.item.array_writes import ArrayWrites  # noqa: PLC0415
-        from emergency_ckpt.storage.item.page_cache import release_pages  # noqa: PLC0415
+        from emergency_ckpt.storage.item.array_writes import (  # noqa: PLC0415
+            ArrayWrites,
+            release_pages,
+        )
         from emergency_ckpt.storage.step_writer import StepWriter  # noqa: PLC0415
 
         me = jax.process_index()
