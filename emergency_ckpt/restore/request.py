@@ -189,7 +189,7 @@ class RestoreReport:
     overlapped_seconds: float = 0.0
 
 
-class CompleteSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CompleteSteps(msgspec.Struct, frozen=True, tag="steps", forbid_unknown_fields=True):
     """Steps that a restore could bring back now, by tier, oldest first."""
 
     local: tuple[int, ...] = ()

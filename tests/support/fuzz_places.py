@@ -35,7 +35,8 @@ from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.ram import ReadOnlyRamdisk
 from emergency_ckpt.ram.locks import OWNER_LOCK, read_owner
 from emergency_ckpt.ram.process_files import LEDGER, ProcessFiles
-from emergency_ckpt.restore.dialogue import Answer, PlanFailed, Report, SurveyAnswer, Verdict
+from emergency_ckpt.restore.dialogue import Answer, PlanFailed, Report, Verdict
+from emergency_ckpt.restore.request import CompleteSteps
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.save import Ballot
 from emergency_ckpt.storage.chunks import ChunkIndex
@@ -169,9 +170,11 @@ PLACES: Mapping[str, Target] = {
     ),
     "secret_hello": Target(_secret_hello, [_HELLO]),
     "report": Target(_message(Report), [_REPORT]),
-    "answer": Target(_message(Answer), [msgspec.json.encode(PlanFailed("no"))]),
+    "answer": Target(
+        _message(Answer),
+        [msgspec.json.encode(each) for each in (PlanFailed("no"), CompleteSteps())],
+    ),
     "verdict": Target(_message(Verdict), [msgspec.json.encode(Verdict())]),
-    "survey": Target(_message(SurveyAnswer), [msgspec.json.encode(SurveyAnswer())]),
     "ballot": Target(_message(Ballot), [msgspec.json.encode(Ballot("5e" * 32, "9d" * 32))]),
     "ledger": Target(_ledger, [_LEDGER]),
     "ledger_body": Target(
