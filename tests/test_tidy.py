@@ -58,7 +58,7 @@ OWN_SIZES = {
     "tools/demo/display.py": {"MESSAGE_LIMIT_CHARS"},
     "tools/deploy/gke_job.py": {"LABEL_LIMIT_CHARS"},
     "save/vote.py": {"BALLOT_LIMIT_CHARS"},
-    "transfer/split.py": {"MAX_REQUEST_BYTES", "MIN_REQUEST_BYTES"},
+    "transfer/fetch.py": {"MAX_REQUEST_BYTES", "MIN_REQUEST_BYTES"},
     "transfer/wire.py": {"MAX_EXCERPT_CHARS"},
 }
 

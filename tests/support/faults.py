@@ -24,7 +24,7 @@ from emergency_ckpt.restore import steps as step_catalog
 from emergency_ckpt.state import staging
 from emergency_ckpt.storage import PersistentTier, step_reader
 from emergency_ckpt.storage.item.array_writes import ArrayWrites
-from emergency_ckpt.transfer import split
+from emergency_ckpt.transfer import fetch
 from emergency_ckpt.types import Box
 
 
@@ -72,7 +72,7 @@ def coordinated_by(service: MemoryService) -> Iterator[None]:
 
 def pieces_share_requests(monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
     """Let a client of transfers ask for at least so many bytes at once, where it needs as many."""
-    monkeypatch.setattr(split, "MIN_REQUEST_BYTES", size_bytes)
+    monkeypatch.setattr(fetch, "MIN_REQUEST_BYTES", size_bytes)
 
 
 class SlowStorage:
