@@ -21,6 +21,7 @@ from emergency_ckpt.core.limits import MAX_PLAN_MESSAGE_BYTES
 from emergency_ckpt.core.restore.inventory import HolderInventory, Quarantined, RestoredSave
 from emergency_ckpt.core.restore.leaves import compare_targets
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan
+from emergency_ckpt.core.wording import processes_text
 from emergency_ckpt.errors import (
     CheckpointError,
     HolderUnreachable,
@@ -268,12 +269,11 @@ class RestoreDialogue:
         if len(specs) <= MAX_PLAN_MESSAGE_BYTES:
             self._series.add(f"{self._name}/leaves")
             self._coordinator.put(f"{self._name}/leaves", specs)
-        named = ", ".join(map(str, others[:_MOST_NAMED])) + (", ..." * (len(others) > _MOST_NAMED))
-        one = "process {} asks" if len(others) == 1 else "processes {} ask"
+        who = f"{processes_text(others, _MOST_NAMED)} ask{'s' * (len(others) == 1)}"
         raise RestoreFailed(
             "restore",
             "the state",
-            f"{one.format(named)} for other leaves, shapes or dtypes than process 0",
+            f"{who} for other leaves, shapes or dtypes than process 0",
             hint="the error of each of them names the leaves",
         )
 

@@ -40,9 +40,9 @@ from emergency_ckpt.core.restore.plan_types import (
     RestorePlan,
     TargetSet,
     clip,
-    few,
 )
 from emergency_ckpt.core.timeline import is_plain
+from emergency_ckpt.core.wording import few
 from emergency_ckpt.types import LOCAL, PERSISTENT, Box, Contents, LeafSpec, SaveId, ShardId
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 
 from emergency_ckpt.core.limits import MAX_DEPTH, MAX_ITEMS, MAX_STEP
 from emergency_ckpt.core.step_names import METRICS, is_item_name
+from emergency_ckpt.core.wording import processes_text
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.types import PERSISTENT, OrbaxStep, TierName
 
@@ -112,22 +113,15 @@ def decide_vote(
         return True, all_published(len(wanted))
     parts: list[str] = []
     if against:
-        parts.append(f"{_named(against)} refused")
+        parts.append(f"{processes_text(against)} refused")
     if absent:
-        parts.append(f"{_named(absent)} did not publish")
+        parts.append(f"{processes_text(absent)} did not publish")
     return False, "; ".join(parts)
 
 
 def all_published(count: int) -> str:
     """Return the reason of a complete save of ``count`` processes."""
     return f"all {count} processes published"
-
-
-def _named(processes: frozenset[int]) -> str:
-    order = sorted(processes)
-    names = ", ".join(map(str, order[:_NAMED_AT_MOST]))
-    more = f" and {len(order) - _NAMED_AT_MOST} more" if len(order) > _NAMED_AT_MOST else ""
-    return f"process{'es' if len(order) > 1 else ''} {names}{more}"
 
 
 def step_number(operation: str, step: object, *, hint: str = "") -> int:
