@@ -8,8 +8,8 @@ the version of ``<dir>/host_state/log/`` that lists it; FORMAT.md specifies thes
 
 A step without that second directory was written by plain Orbax: it has tensors only.
 
-Besides this module only ``steps``, ``step_writer``, ``late_arrays``, ``orbax_reader`` and ``item``
-use Orbax for storage.
+Besides this module only ``steps``, ``step_writer``, ``orbax_reader`` and ``item`` use Orbax for
+storage.
 """
 
 from __future__ import annotations
