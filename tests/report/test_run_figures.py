@@ -8,6 +8,7 @@ import random
 import pytest
 from run_log_support import failed_run, logged, restored_at, saved
 
+from emergency_ckpt.event_log.records import LoggedEvent
 from emergency_ckpt.tools.report.figures import (
     RunGoodput,
     RunRecovery,
@@ -17,19 +18,19 @@ from emergency_ckpt.tools.report.figures import (
     sampled,
     step_times_of,
 )
-from emergency_ckpt.tools.report.lives import RunEvent, lives_of, number, number_lives, text, whole
+from emergency_ckpt.tools.report.lives import lives_of, number, number_lives, text, whole
 from emergency_ckpt.tools.report.spans import marks_of, spans_of, thinned
 
 
-def unnumbered(events: list[RunEvent]) -> list[RunEvent]:
+def unnumbered(events: list[LoggedEvent]) -> list[LoggedEvent]:
     return [dataclasses.replace(event, life=0) for event in events]
 
 
-def recoveries(events: list[RunEvent]) -> tuple[RunRecovery, ...]:
+def recoveries(events: list[LoggedEvent]) -> tuple[RunRecovery, ...]:
     return recoveries_of(lives_of(events), events)
 
 
-def use(events: list[RunEvent]) -> RunGoodput:
+def use(events: list[LoggedEvent]) -> RunGoodput:
     return goodput_of(lives_of(events), events)
 
 
@@ -124,7 +125,7 @@ def test_goodput_stalls_count_once_per_save() -> None:
 
 
 @pytest.mark.parametrize("events", [[], [logged(5, "start.ready")]])
-def test_goodput_run_without_training_is_zero(events: list[RunEvent]) -> None:
+def test_goodput_run_without_training_is_zero(events: list[LoggedEvent]) -> None:
     assert use(events).share == 0.0
 
 

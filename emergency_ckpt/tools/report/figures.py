@@ -7,7 +7,8 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from emergency_ckpt.tools.report.lives import JobLife, RunEvent, number, text, whole
+from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.tools.report.lives import JobLife, number, text, whole
 from emergency_ckpt.types import LOCAL, PERSISTENT
 
 MAX_POINTS = 5000
@@ -44,7 +45,7 @@ class RunGoodput:
         return self.training_s / self.wall_s if self.wall_s > 0 else 0.0
 
 
-def goodput_of(lives: Sequence[JobLife], events: Iterable[RunEvent]) -> RunGoodput:
+def goodput_of(lives: Sequence[JobLife], events: Iterable[LoggedEvent]) -> RunGoodput:
     """Return the use of the run's time. Lives are in order; their times may overlap a little."""
     if not lives:
         return RunGoodput(
@@ -96,7 +97,7 @@ def _last_kept_steps(lives: Sequence[JobLife]) -> list[int | None]:
     return keeps[::-1]
 
 
-def _stalls_s(events: Iterable[RunEvent]) -> float:
+def _stalls_s(events: Iterable[LoggedEvent]) -> float:
     """Return the sum over all saves of the longest stall that a process had for it."""
     longest: dict[tuple[int, object, object], float] = {}
     for event in events:
@@ -139,9 +140,11 @@ class RunRecovery:
     overlapped_s: float
 
 
-def recoveries_of(lives: Sequence[JobLife], events: Sequence[RunEvent]) -> tuple[RunRecovery, ...]:
+def recoveries_of(
+    lives: Sequence[JobLife], events: Sequence[LoggedEvent]
+) -> tuple[RunRecovery, ...]:
     """Return one recovery for each life but the first that had something to recover from."""
-    restores: dict[int, list[RunEvent]] = {}
+    restores: dict[int, list[LoggedEvent]] = {}
     for event in events:
         if event.name == "restore.finished":
             restores.setdefault(event.life, []).append(event)
@@ -153,7 +156,7 @@ def recoveries_of(lives: Sequence[JobLife], events: Sequence[RunEvent]) -> tuple
 
 
 def _recovery(
-    before: Sequence[JobLife], life: JobLife, restores: Sequence[RunEvent]
+    before: Sequence[JobLife], life: JobLife, restores: Sequence[LoggedEvent]
 ) -> RunRecovery:
     trained = [each for each in before if each.steps] or [before[-1]]
     last = trained[-1]
@@ -219,7 +222,7 @@ class StepTime:
     tiers: frozenset[str]
 
 
-def step_times_of(lives: Iterable[JobLife], events: Iterable[RunEvent]) -> list[StepTime]:
+def step_times_of(lives: Iterable[JobLife], events: Iterable[LoggedEvent]) -> list[StepTime]:
     """Return the times by life and step. The first step known of a life has none."""
     saved: dict[tuple[int, int], set[str]] = {}
     for event in events:
@@ -269,13 +272,13 @@ class RestoreBytes:
         }
 
 
-def byte_sources_of(events: Iterable[RunEvent]) -> tuple[RestoreBytes, ...]:
+def byte_sources_of(events: Iterable[LoggedEvent]) -> tuple[RestoreBytes, ...]:
     """Return the restores in order of their lives, from the newest that each process finished.
 
     Peers are named where the log has an event for each (``restore.received``); what such events do
     not account for is under ``UNNAMED_PEERS``.
     """
-    finished: dict[tuple[int, int], RunEvent] = {}
+    finished: dict[tuple[int, int], LoggedEvent] = {}
     received: dict[tuple[int, int, int | None], dict[str, int]] = defaultdict(dict)
     for event in sorted(events, key=lambda event: event.time_s):
         if event.process is None:
@@ -294,7 +297,7 @@ def byte_sources_of(events: Iterable[RunEvent]) -> tuple[RestoreBytes, ...]:
     return tuple(_restore(life, rows[life]) for life in sorted(rows))
 
 
-def _row(event: RunEvent, peers: Mapping[str, int]) -> dict[str, int]:
+def _row(event: LoggedEvent, peers: Mapping[str, int]) -> dict[str, int]:
     from_peers = whole(event, "bytes_peer") or 0
     named = peers if sum(peers.values()) <= from_peers else {}
     row = {

@@ -1,4 +1,7 @@
-"""The events of a run, and the lives of a job: from one start or restore to the next."""
+"""The events of a run, and the lives of a job: from one start or restore to the next.
+
+A log is written by others: a field is read with ``whole``, ``number`` and ``text`` alone.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ import dataclasses
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from emergency_ckpt.core.timeline import number_of
+from emergency_ckpt.event_log.records import LoggedEvent
 from emergency_ckpt.types import LOCAL, PERSISTENT
 
 MAX_TEXT_CHARS = 300
@@ -24,31 +30,7 @@ _DUE = "save.started"
 _FAULT = "fault.fired"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RunEvent:
-    """One event of one process, or of what started the job.
-
-    Attributes:
-      time_s: Unix time by the clock of the process's host; finite.
-      name: dotted name.
-      process: None for what started the job.
-      slice_index: slice of the process, None when unknown.
-      incarnation: that of the process when it wrote the event; "" when unknown.
-      life: number of the job's life, from 0; before ``lives.number_lives`` that of the restarts by
-        the launcher, 0 without it.
-      fields: as logged. Read them with ``whole``, ``number`` and ``text`` alone.
-    """
-
-    time_s: float
-    name: str
-    process: int | None = None
-    slice_index: int | None = None
-    incarnation: str = ""
-    life: int = 0
-    fields: Mapping[str, object] = dataclasses.field(default_factory=dict[str, object])
-
-
-def whole(event: RunEvent, field: str) -> int | None:
+def whole(event: LoggedEvent, field: str) -> int | None:
     """Return a field that is a whole number from 0 to 2**53, or None."""
     value = event.fields.get(field)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_WHOLE:
@@ -56,7 +38,7 @@ def whole(event: RunEvent, field: str) -> int | None:
     return value
 
 
-def number(event: RunEvent, field: str) -> float | None:
+def number(event: LoggedEvent, field: str) -> float | None:
     """Return a field that is a finite number of at least 0, or None."""
     value = event.fields.get(field)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -64,7 +46,7 @@ def number(event: RunEvent, field: str) -> float | None:
     return float(value) if 0 <= value <= _MAX_WHOLE and math.isfinite(value) else None
 
 
-def text(event: RunEvent, field: str) -> str:
+def text(event: LoggedEvent, field: str) -> str:
     """Return a field as text of at most ``MAX_TEXT_CHARS``; "" when there is none."""
     value = event.fields.get(field)
     if value is None:
@@ -127,8 +109,8 @@ class JobLife:
         return next((time_s for at, time_s in points if at == step), None)
 
 
-def number_lives(events: Iterable[RunEvent]) -> list[RunEvent]:
-    """Return the events by time, each with the number of its life.
+def number_lives(events: Iterable[LoggedEvent]) -> list[LoggedEvent]:
+    """Return the events by time, each with the number of the job's life instead of the restarts.
 
     A process begins a life when it is restarted, and when it restores after it had trained or
     restored before. Lives of different processes are one life of the job where their incarnations
@@ -144,11 +126,11 @@ def number_lives(events: Iterable[RunEvent]) -> list[RunEvent]:
         begun += [event.time_s] * (event.life + 1 - len(begun))
     for event in of_job:
         life = max(0, bisect.bisect_right(begun, event.time_s) - 1)
-        found.append(dataclasses.replace(event, life=life))
+        found.append(msgspec.structs.replace(event, life=life))
     return sorted(found, key=lambda event: event.time_s)
 
 
-def _numbered(segments: Sequence[tuple[str, list[RunEvent]]]) -> list[RunEvent]:
+def _numbered(segments: Sequence[tuple[str, list[LoggedEvent]]]) -> list[LoggedEvent]:
     begun: dict[str, float] = {}
     for incarnation, part in segments:
         if incarnation:
@@ -157,35 +139,35 @@ def _numbered(segments: Sequence[tuple[str, list[RunEvent]]]) -> list[RunEvent]:
         return _numbered_in_turn(segments)
     order = sorted(begun, key=lambda each: (number_of(each), begun[each]))
     numbers = {incarnation: life for life, incarnation in enumerate(order)}
-    found: list[RunEvent] = []
+    found: list[LoggedEvent] = []
     for incarnation, part in segments:
         life = numbers.get(incarnation)
         if life is None:
             at_s = part[0].time_s
             life = numbers[min(order, key=lambda each: abs(begun[each] - at_s))]
-        found += [dataclasses.replace(event, life=life) for event in part]
+        found += [msgspec.structs.replace(event, life=life) for event in part]
     return sorted(found, key=lambda event: event.time_s)
 
 
-def _numbered_in_turn(segments: Sequence[tuple[str, list[RunEvent]]]) -> list[RunEvent]:
+def _numbered_in_turn(segments: Sequence[tuple[str, list[LoggedEvent]]]) -> list[LoggedEvent]:
     counts: dict[int | None, int] = defaultdict(int)
-    found: list[RunEvent] = []
+    found: list[LoggedEvent] = []
     for _, part in segments:
         process = part[0].process
-        found += [dataclasses.replace(event, life=counts[process]) for event in part]
+        found += [msgspec.structs.replace(event, life=counts[process]) for event in part]
         counts[process] += 1
     return sorted(found, key=lambda event: event.time_s)
 
 
-def _segments(events: Iterable[RunEvent]) -> list[tuple[str, list[RunEvent]]]:
+def _segments(events: Iterable[LoggedEvent]) -> list[tuple[str, list[LoggedEvent]]]:
     """Return the lives of each process with the incarnation in which it trained."""
-    by_process: dict[int | None, list[RunEvent]] = defaultdict(list)
+    by_process: dict[int | None, list[LoggedEvent]] = defaultdict(list)
     for event in events:
         by_process[event.process].append(event)
-    found: list[tuple[str, list[RunEvent]]] = []
+    found: list[tuple[str, list[LoggedEvent]]] = []
     for of_process in by_process.values():
         of_process.sort(key=lambda event: event.time_s)
-        parts: list[list[RunEvent]] = [[]]
+        parts: list[list[LoggedEvent]] = [[]]
         has_begun, trains_in = False, ""
         for event in of_process:
             is_other = bool(trains_in and event.incarnation and _life_name(event) != trains_in)
@@ -201,26 +183,26 @@ def _segments(events: Iterable[RunEvent]) -> list[tuple[str, list[RunEvent]]]:
     return found
 
 
-def _life_name(event: RunEvent) -> str:
+def _life_name(event: LoggedEvent) -> str:
     return event.incarnation.partition(".")[0]  # a forced save's lies below its life's
 
 
-def _incarnation_of(part: Sequence[RunEvent]) -> str:
+def _incarnation_of(part: Sequence[LoggedEvent]) -> str:
     """Return the incarnation in which a process trained; a restore renews the one before."""
     saving = (_life_name(event) for event in part if event.name == _DUE and event.incarnation)
     known = (_life_name(event) for event in reversed(part) if event.incarnation)
     return next(saving, "") or next(known, "")
 
 
-def lives_of(events: Iterable[RunEvent]) -> tuple[JobLife, ...]:
+def lives_of(events: Iterable[LoggedEvent]) -> tuple[JobLife, ...]:
     """Return the lives of the job in order, from events that are numbered by life."""
-    by_life: dict[int, list[RunEvent]] = defaultdict(list)
+    by_life: dict[int, list[LoggedEvent]] = defaultdict(list)
     for event in events:
         by_life[event.life].append(event)
     return tuple(_life(number, by_life[number]) for number in sorted(by_life))
 
 
-def _life(number: int, events: Sequence[RunEvent]) -> JobLife:
+def _life(number: int, events: Sequence[LoggedEvent]) -> JobLife:
     begun = [event for event in events if event.name in _BEGUN]
     restored = [event for event in begun if event.name == "restore.finished"]
     steps = {whole(event, "step") for event in restored}
@@ -240,7 +222,7 @@ def _life(number: int, events: Sequence[RunEvent]) -> JobLife:
     )
 
 
-def _finished_steps(events: Iterable[RunEvent], name: str) -> tuple[tuple[int, float], ...]:
+def _finished_steps(events: Iterable[LoggedEvent], name: str) -> tuple[tuple[int, float], ...]:
     first: dict[int, float] = {}
     for event in events:
         step = whole(event, "step") if event.name == name else None
