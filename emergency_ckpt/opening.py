@@ -219,7 +219,7 @@ class Opened:
             from_dir=config.run_name == run_id_of(tier.directory),
             take_over=config.take_over_dir,
             todelete_subdir=config.todelete_subdir,
-            events=self.events,
+            emit=self.events.emit,
         )
 
     @property

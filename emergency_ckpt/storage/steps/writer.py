@@ -37,7 +37,6 @@ from emergency_ckpt.core.step_log import (
 from emergency_ckpt.core.step_names import is_name_of
 from emergency_ckpt.core.timeline import Timeline, life_of, number_of
 from emergency_ckpt.errors import CheckpointError, DirectoryInUse, PersistentTierError
-from emergency_ckpt.events import EventSink
 from emergency_ckpt.storage.directory import Generations, StorageDirectory
 from emergency_ckpt.storage.log import LogRead, StepLog
 from emergency_ckpt.storage.marker import HOST_STATE, MARKER_NAME
@@ -65,6 +64,10 @@ class Moved(NamedTuple):
     reason: str
 
 
+def _tell_nobody(name: str, **fields: object) -> None:
+    del name, fields
+
+
 def _settled(entry: Entry) -> Entry:
     return msgspec.structs.replace(entry, pending=False)
 
@@ -78,6 +81,7 @@ class DirectoryWriter:
     Args:
       run_id, from_dir, writer: as in ``Table``.
       take_over: replace another run's name, once.
+      emit: told the events of changes, as ``EventSink.emit``.
       todelete_subdir: folder of a file system, below the directory, into which removed steps are
         moved; None: they are deleted, as always in a bucket.
     """
@@ -92,7 +96,7 @@ class DirectoryWriter:
         writer: str = "",
         take_over: bool = False,
         todelete_subdir: str | None = None,
-        events: EventSink | None = None,
+        emit: Callable[..., object] = _tell_nobody,
     ) -> None:
         self._storage = storage
         self._directory = storage.path
@@ -101,7 +105,7 @@ class DirectoryWriter:
         self._mine = LogWriter(run_id, from_dir, "", writer)
         self._may_take_over = take_over
         self._todelete_subdir = todelete_subdir
-        self._events = events
+        self._emit = emit
         self._lock = threading.RLock()
         self._removed = threading.Condition(self._lock)
         self._removing: set[int] = set()
@@ -109,10 +113,6 @@ class DirectoryWriter:
         self._is_held = False
         self._has_begun = False
         self._dirty: set[int] = set()
-
-    def _emit(self, name: str, **fields: object) -> None:
-        if self._events is not None:
-            self._events.emit(name, **fields)
 
     # The claim.
 

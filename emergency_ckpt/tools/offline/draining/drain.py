@@ -124,7 +124,7 @@ def drain(
         run_id=run_id,
         from_dir=run_id == run_id_of(tier.directory),
         writer=f"drain-{secrets.token_hex(8)}",
-        events=moves,
+        emit=moves.emit,
     )
     writer.find()
     work = _Drain(survey, run_id, tier, writer, moves)
