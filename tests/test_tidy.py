@@ -262,7 +262,7 @@ def test_events_are_those_of_the_operations_page() -> None:
             continue  # these have logs of their own
         for node in ast.walk(parsed(path)):
             match node:
-                case ast.Call(func=ast.Attribute(attr="emit"), args=[name, *_]):
+                case ast.Call(func=ast.Attribute(attr="emit" | "_emit"), args=[name, *_]):
                     emitted |= literals(name)
                 case _:
                     pass
