@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from emergency_ckpt.core.wording import processes_text
 
 _NAMED_AT_MOST = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class ProcessProgress:
-    """The progress of one process, as it is known to the process that decides.
+class ProcessProgress(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The progress of one process, as it publishes it and as the process that decides knows it.
 
     Attributes:
       step: last step that it has finished; None before the first one after a start or a restore.
@@ -21,21 +21,23 @@ class ProcessProgress:
       still_s: seconds, by its own clock, since its last step or since it entered or left ``call``.
       call_limit_s: longest time for which ``call`` may wait for a checkpoint.
       has_left: it has ended its checkpointer.
-      is_silent: nothing has come from its background thread for a while, or ever.
+      beat: rises each time that it is published.
+      is_silent: nothing has come from its background thread for a while, or ever. Each process
+        decides that itself of the others.
     """
 
-    step: int | None
+    step: int | None = None
     call: str = ""
     still_s: float = 0.0
     call_limit_s: float = 0.0
     place: str = ""
     has_left: bool = False
+    beat: int = 0
     is_silent: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class HangDecision:
-    """A decision on a hang.
+class HangDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A decision on a hang. That the job hangs, all processes are told.
 
     Attributes:
       behind: the processes that the others wait for; empty where the job does not hang.
