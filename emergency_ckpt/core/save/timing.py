@@ -192,8 +192,10 @@ class Repeats:
         elif now_s - known[0] >= self.interval_s:
             mention = known[1] + 1
         # Moved to the end, so that the key that is oldest is forgotten first.
-        is_told = known is None or mention is not None
-        self._mentioned[key] = (now_s, 0) if is_told else (known[0], known[1] + 1)
+        if known is None or mention is not None:
+            self._mentioned[key] = (now_s, 0)
+        else:
+            self._mentioned[key] = (known[0], known[1] + 1)
         while len(self._mentioned) > self.most_keys:
             del self._mentioned[next(iter(self._mentioned))]
         return mention

@@ -28,7 +28,7 @@ class LogReading:
       warnings: a sentence for each thing that the report cannot know.
     """
 
-    events: tuple[...]
+    events: tuple[LoggedEvent, ...]
     run_ids: tuple[str, ...]
     files: int
     warnings: tuple[str, ...]
