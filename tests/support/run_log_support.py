@@ -21,6 +21,7 @@ def logged(time_s: float, name: str, process: int = 0, life: int = 0, **fields: 
         name=name,
         process=process,
         slice=process,
+        run_id="run7",
         incarnation=f"{life:06d}-ab",
         life=life,
         fields=fields,
