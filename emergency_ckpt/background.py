@@ -24,7 +24,7 @@ from typing import Protocol
 
 from absl import logging
 
-from emergency_ckpt.core.save.backoff import Repeats
+from emergency_ckpt.core.save.timing import Repeats
 from emergency_ckpt.errors import CheckpointError, SaveFailed
 
 LOWEST_PRIORITY = 19
@@ -100,8 +100,8 @@ class Failures:
             mention = self._repeats.occurred(_NUMBER.sub("#", str(error)), time.monotonic())
         if mention is None:
             return
-        if not mention.is_new:
-            logging.error("%s (%d times since this was last logged)", error, mention.times)
+        if mention:
+            logging.error("%s (%d times since this was last logged)", error, mention)
             return
         # As text, because a log handler that keeps records would keep the frames and the snapshot.
         cause = error.__cause__

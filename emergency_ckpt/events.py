@@ -1,4 +1,4 @@
-"""Events of the checkpointer, for logs, timelines, metrics and tests."""
+"""Events of the checkpointer, for timelines, metrics and tests, and their lines in the log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 from absl import logging
 
-from emergency_ckpt.progress_log import line_of
+from emergency_ckpt.core.wording import TIER_WORDS, count_text, seconds_text, size_text
+
+Fields = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,3 +103,135 @@ class EventSink:
                 close()
             except Exception:  # noqa: BLE001 - the rest must be closed in any case
                 logging.exception("a listener of events could not be closed")
+
+
+def line_of(name: str, fields: Fields) -> tuple[int, str] | None:
+    """Return the absl level and the log text of an event; None for most events.
+
+    Saves are logged by process 0 alone; a start and a restore by each process, which has its own
+    RAM and its own bytes.
+    """
+    line = _LINES.get(name)
+    if line is not None:
+        return logging.INFO, line(fields)
+    if name in _LEADERS_LINES:
+        level = logging.WARNING if name in _WARNINGS else logging.INFO
+        return None if fields["process"] else (level, _LEADERS_LINES[name](fields))
+    if name in _WARNINGS:
+        words = " ".join(f"{k}={v}" for k, v in fields.items() if k not in ("process", "text"))
+        return logging.WARNING, f"{name}: {' '.join(filter(None, (fields.get('text'), words)))}"
+    return None
+
+
+def _start(fields: Fields) -> str:
+    return (
+        f"{count_text(fields['processes'], 'process', 'processes')}"
+        f" in {count_text(fields['slices'], 'slice', 'slices')};"
+        f" RAM: {fields['local']}, {count_text(fields['copies'], 'copy', 'copies')},"
+        f" {size_text(fields['ram_bytes'])} reserved by this process;"
+        f" storage: {fields['persistent']}" + (f" in {fields['dir']}" if fields["dir"] else "")
+    )
+
+
+def _restore(fields: Fields) -> str:
+    text = (
+        f"restored step {fields['step']} from {TIER_WORDS[fields['tier']]}"
+        f" in {seconds_text(fields['seconds'])}: {size_text(fields['bytes_local'])} from own RAM,"
+        f" {size_text(fields['bytes_peer'])} from peers,"
+        f" {size_text(fields['bytes_persistent'])} from storage"
+    )
+    return f"{text}; passed over {fields['passed_over']}" if fields["passed_over"] else text
+
+
+def _nothing(fields: Fields) -> str:
+    del fields
+    return "nothing to restore: no step of this run was ever saved"
+
+
+def _ignored(fields: Fields) -> str:
+    return (
+        f"save of step {fields['step']} ignored: step {fields['newest']} is the newest that was"
+        " saved or restored; later ones are ignored without a message"
+    )
+
+
+def _unrestored(fields: Fields) -> str:
+    return (
+        f"step {fields['step']} is saved without a restore, in a run that has steps up to"
+        f" {fields['newest']}: once a save of this start is complete, restore() takes what it"
+        " saved, and the older steps by their numbers only"
+    )
+
+
+def _without_host_state(fields: Fields) -> str:
+    return (
+        f"step {fields['step']} has a host_state, and restore was given none: the data starts again"
+        " from the beginning; give host_state, or tensors_only=True where that is meant"
+    )
+
+
+def _progress(work: str) -> Callable[[Fields], str]:
+    def line(fields: Fields) -> str:
+        if fields["doing"] == "over":
+            return f"{work}: over"
+        own = _left(fields, "") if fields["doing"] else "this process waits for the others"
+        text = f"{work}: {own}"
+        last = fields.get("slowest")
+        return text if last is None else f"{text}; process {last}: {_left(fields, 'slowest_')}"
+
+    return line
+
+
+def _left(fields: Fields, of: str) -> str:
+    left, rate = fields[f"{of}bytes_left"], fields[f"{of}bytes_per_second"]
+    return f"{size_text(left)} left at {size_text(rate)}/s"
+
+
+def _saved(tier: str) -> Callable[[Fields], str]:
+    return lambda f: f"saved step {f['step']} to {tier} in {seconds_text(f['seconds'])}"
+
+
+def _preempted(fields: Fields) -> str:
+    left = seconds_text(fields["grace_s"])
+    return f"preemption notice: acted on at step {fields['step']}, {left} left"
+
+
+_LINES: dict[str, Callable[[Fields], str]] = {
+    "start.ready": _start,
+    "restore.finished": _restore,
+    "restore.nothing": _nothing,
+    "restore.note": lambda fields: f"restore: {fields['text']}",
+    "persistent.waiting": lambda fields: str(fields["text"]),
+}
+_LEADERS_LINES: dict[str, Callable[[Fields], str]] = {
+    "restore.progress": _progress("restore"),
+    "persistent.progress": _progress("save to storage"),
+    "start.single_copy": lambda fields: str(fields["text"]),
+    "save.complete": _saved("RAM"),
+    "persistent.complete": _saved("storage"),
+    "save.ignored": _ignored,
+    "save.without_restore": _unrestored,
+    "restore.without_host_state": _without_host_state,
+    "preemption.reached": _preempted,
+}
+_WARNINGS = frozenset(
+    {
+        "start.warning",
+        "start.single_copy",
+        "preemption.notice",
+        "preemption.source_failed",
+        "save.without_restore",
+        "save.non_finite",
+        "stop.not_saved",
+        "ramdisk.run_removed",
+        "ramdisk.full",
+        "restore.quarantined",
+        "restore.replanned",
+        "restore.suspect",
+        "restore.unsigned",
+        "restore.without_host_state",
+        "restore.persistent_unreachable",
+        "persistent.waiting",
+        "divergence",
+    }
+)

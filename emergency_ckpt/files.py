@@ -1,7 +1,8 @@
 """Small files of a directory: whole or absent, bounded, and never through a symbolic link.
 
-Every call takes the descriptor of an open directory and a plain name, so no path leads out of it.
-Files of a ramdisk are not synced, because tmpfs ignores fsync; the order of publishing suffices.
+Every call but ``resolved`` takes the descriptor of an open directory and a plain name, so no path
+leads out of it. Files of a ramdisk are not synced, because tmpfs ignores fsync; the order of
+publishing suffices.
 """
 
 from __future__ import annotations
@@ -24,6 +25,18 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 _sequence = itertools.count()  # next() is atomic: temporary names differ between threads
+
+
+def resolved(directory: str) -> str:
+    """Return a path without links, ``..`` and ``//``, or a URL without empty parts.
+
+    TensorStore, Orbax and this package then see one name. A link that is changed later is not
+    followed anew. Reads the file system for a path.
+    """
+    scheme, is_url, rest = directory.partition("://")
+    if not is_url:
+        return os.path.realpath(directory)
+    return f"{scheme}://{'/'.join(part for part in rest.split('/') if part)}"
 
 
 class NotOwn(PermissionError):

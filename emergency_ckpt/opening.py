@@ -30,7 +30,7 @@ from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import ConfigError, RestoreFailed
 from emergency_ckpt.event_log.log_writer import NO_LOG, life_of, open_event_log
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.metrics.jax_events import record_for_jax
+from emergency_ckpt.metrics.listeners import record_for_jax
 from emergency_ckpt.restore.prefetch import Prefetches
 from emergency_ckpt.restore.request import RestoreParts
 from emergency_ckpt.restore.steps import StepCatalog
@@ -219,7 +219,7 @@ class Opened:
             from_dir=config.run_name == run_id_of(tier.directory),
             take_over=config.take_over_dir,
             todelete_subdir=config.todelete_subdir,
-            events=self.events,
+            emit=self.events.emit,
         )
 
     @property

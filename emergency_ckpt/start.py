@@ -25,7 +25,7 @@ from emergency_ckpt.errors import (
     PersistentTierError,
 )
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.ram.mounts import RAM_FILE_SYSTEMS, file_system_of
+from emergency_ckpt.ram.host_memory import RAM_FILE_SYSTEMS, file_system_of
 from emergency_ckpt.storage.probe import probe_storage
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier

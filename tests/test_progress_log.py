@@ -9,7 +9,7 @@ from world import World, logged, save_all
 
 from emergency_ckpt.core.wording import seconds_text, size_text
 from emergency_ckpt.errors import StepNotFound
-from emergency_ckpt.progress_log import line_of
+from emergency_ckpt.events import line_of
 
 
 def test_log_has_one_line_for_start_restore_and_each_save(world: World) -> None:

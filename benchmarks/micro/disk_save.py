@@ -30,7 +30,7 @@ from benchmarks.common.tables import markdown, number
 _WRITERS = 2
 _ROW = 4096
 _OURS = "this tier"
-_RELEASE = "emergency_ckpt.storage.item.page_cache.release_pages"
+_RELEASE = "emergency_ckpt.storage.item.array_writes.release_pages"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,7 +1,7 @@
 """The processes of a job: coordination service, membership, notices, and access to peers.
 
 1. ``start_agreement`` compares the settings of all processes; ``secret_agreement`` agrees on the
-   run's secret and on keys with which every later value is sealed (``sealed_coordination``).
+   run's secret and on keys with which every later value is sealed (``SealedCoordinator``).
 2. ``membership`` claims the ramdisk, starts the server and agrees on an incarnation (``peers``).
 3. ``coordination`` is the only user of JAX's coordination service: put, get, list.
    ``round`` has the two ways to agree on it, a round and a cell that is set once, and the one

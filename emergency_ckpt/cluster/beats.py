@@ -19,8 +19,7 @@ import msgspec
 from absl import logging
 
 from emergency_ckpt.background import join
-from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.cluster.messages import by_process, decode_message
+from emergency_ckpt.cluster.coordination import Coordinator, by_process, decode_message
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.stall import BeatLog, ProcessWork, TimeLimits, slowest
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
@@ -31,11 +30,8 @@ _ASKED_ALONE = 2
 _LEAVE_S = 10.0
 
 
-class _Beat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """``number`` counts the beats of a process."""
-
-    number: int
-    work: ProcessWork
+_Beat = tuple[int, ProcessWork]
+"""The number of a process's beat, and what it tells."""
 
 
 class Beats:
@@ -129,8 +125,8 @@ class Beats:
         with self._lock:
             for process, data in found.items():
                 what = f"{self.name}/{process}"
-                beat: _Beat = decode_message(data, _Beat, what, limit_bytes=MAX_MESSAGE_BYTES)
-                self._log.note(process, beat.number, beat.work, now_s)
+                number, work = decode_message(data, _Beat, what, limit_bytes=MAX_MESSAGE_BYTES)
+                self._log.note(process, number, work, now_s)
 
     # The thread.
 
@@ -151,7 +147,7 @@ class Beats:
         me, count = self._coordinator.process_index, self._coordinator.process_count
         if count == 1:
             return
-        beat = msgspec.json.encode(_Beat(number, self._progress.work))
+        beat = msgspec.json.encode((number, self._progress.work))
         self._coordinator.replace(f"{self.name}/{me}", beat)
         if self._is_leader:
             self._look([process for process in range(count) if process != me])

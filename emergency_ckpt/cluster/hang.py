@@ -29,8 +29,7 @@ from types import FrameType
 import msgspec
 from absl import logging
 
-from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.cluster.messages import by_process, decode_each, decode_message
+from emergency_ckpt.cluster.coordination import Coordinator, by_process, decode_each, decode_message
 from emergency_ckpt.cluster.round import Cell
 from emergency_ckpt.core.hang import HangDecision, ProcessProgress, decide_hang
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
@@ -161,25 +160,7 @@ _LISTED_AT_MOST = 64
 _DECIDED_CLOSE_TIMEOUT_S = 120.0
 
 
-class _At(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One process's progress, as it publishes it. ``beat`` rises each time."""
-
-    beat: int
-    step: int | None
-    call: str
-    still_s: float
-    call_limit_s: float
-    place: str
-    has_left: bool
-
-
-_UNKNOWN = _At(0, None, "", 0.0, 0.0, "", has_left=False)
-
-
-class _Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    behind: list[int]
-    reason: str
-    is_silence: bool
+_UNKNOWN = ProcessProgress()
 
 
 class HangWatch:
@@ -205,7 +186,7 @@ class HangWatch:
         self._why_not = ""
         self._inspections_without_answer = 0
         self._cell = Cell(coordinator, _DECISION)
-        self._decided: _Decision | None = None
+        self._decided: HangDecision | None = None
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, name="eckpt-hang-steps", daemon=True),
@@ -247,7 +228,7 @@ class HangWatch:
             self._inspection_began_s = None
         if data is not None:
             self._decided = decode_message(
-                data, _Decision, _DECISION, limit_bytes=MAX_MESSAGE_BYTES
+                data, HangDecision, _DECISION, limit_bytes=MAX_MESSAGE_BYTES
             )
 
     def _publish(self, *, has_left: bool) -> ProcessProgress:
@@ -255,7 +236,7 @@ class HangWatch:
         now = self._progress.read()
         # Only where it is asked for: the frames of all threads are looked up for it.
         place = self._progress.place() if now.still_s > self._timeout_s / 2 else ""
-        at = _At(self._beat, now.step, now.call, now.still_s, now.call_limit_s, place, has_left)
+        at = msgspec.structs.replace(now, beat=self._beat, place=place, has_left=has_left)
         self._coordinator.replace(
             f"{_AT}/{self._coordinator.process_index}", msgspec.json.encode(at)
         )
@@ -269,7 +250,7 @@ class HangWatch:
         """
         coordinator = self._coordinator
         found = by_process(coordinator.list(_AT), _AT, coordinator.process_count)
-        told = decode_each(found, _At, _AT, lambda _: _UNKNOWN)
+        told = decode_each(found, ProcessProgress, _AT, lambda _: _UNKNOWN)
         now_s = time.monotonic()
         progress: dict[int, ProcessProgress] = {}
         for process in range(coordinator.process_count):
@@ -277,15 +258,8 @@ class HangWatch:
             if self._seen.get(process, (-1, 0.0))[0] != at.beat:
                 self._seen[process] = at.beat, now_s
             is_silent = now_s - self._seen[process][1] >= self._silence_s
-            progress[process] = ProcessProgress(
-                at.step,
-                at.call,
-                at.still_s,
-                at.call_limit_s,
-                at.place[:_REASON_LIMIT_CHARS],
-                has_left=at.has_left,
-                is_silent=is_silent,
-            )
+            place = at.place[:_REASON_LIMIT_CHARS]
+            progress[process] = msgspec.structs.replace(at, place=place, is_silent=is_silent)
         if self._inspection_began_s is None:
             self._inspection_began_s = now_s
         if now_s - self._inspection_began_s <= self._silence_s or mine.still_s <= self._timeout_s:
@@ -299,10 +273,12 @@ class HangWatch:
                 text = "no step for %g s, which is no hang: %s"
                 logging.warning(text, self._timeout_s, decision.reason)
             return None
-        reason = decision.reason[:_REASON_LIMIT_CHARS]
-        behind = list(decision.behind[:_LISTED_AT_MOST])
-        data = msgspec.json.encode(_Decision(behind, reason, decision.is_silence))
-        return self._cell.settle(data)
+        told = msgspec.structs.replace(
+            decision,
+            behind=decision.behind[:_LISTED_AT_MOST],
+            reason=decision.reason[:_REASON_LIMIT_CHARS],
+        )
+        return self._cell.settle(msgspec.json.encode(told))
 
     def _guard(self) -> None:
         while not self._stopping.wait(self._pause_s):
@@ -322,7 +298,7 @@ class HangWatch:
             self._events, behind, decided.reason, lambda: self._meet(decided, limit_s), wait_s
         )
 
-    def _silent_service(self) -> _Decision | None:
+    def _silent_service(self) -> HangDecision | None:
         """Return a decision of this process alone, where the others cannot be asked."""
         mine = self._progress.read()
         # By looks and not by the clock, which goes on while this process is stopped.
@@ -334,9 +310,9 @@ class HangWatch:
             f"process {_SERVICE_PROCESS}, which runs the coordination service, has not answered for"
             f" {silence_s:.1f} s; this process is at step {mine.step}"
         )
-        return _Decision([_SERVICE_PROCESS], reason, is_silence=True)
+        return HangDecision(True, (_SERVICE_PROCESS,), reason, is_silence=True)
 
-    def _meet(self, decided: _Decision, limit_s: float) -> None:
+    def _meet(self, decided: HangDecision, limit_s: float) -> None:
         """Return when all processes that can know of the decision do; process 0 after the others.
 
         The coordination service ends with process 0. ``limit_s``: of ``time.monotonic``.

@@ -23,8 +23,8 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 from absl import logging
 
-from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.cluster.messages import (
+from emergency_ckpt.cluster.coordination import (
+    Coordinator,
     by_process,
     decode_each,
     decode_message,

@@ -17,7 +17,7 @@ from emergency_ckpt.config import Config
 from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.paths import resolved
+from emergency_ckpt.files import resolved
 from emergency_ckpt.ram.old_lives import greatest_number
 from emergency_ckpt.ram.other_runs import GRACE_S, LeftRun, OtherRuns
 from emergency_ckpt.ram.signatures import Signer

@@ -13,8 +13,10 @@ from emergency_ckpt.cluster.coordination import (
     ERROR_LIMIT_CHARS,
     Coordinator,
     deadline_left_s,
+    decode_each,
+    decode_message,
+    text_of,
 )
-from emergency_ckpt.cluster.messages import decode_each, decode_message, text_of
 from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.timeline import new_incarnation

@@ -32,8 +32,12 @@ from absl import logging
 from jax.experimental import multihost_utils
 
 from emergency_ckpt.background import SignalFlag
-from emergency_ckpt.cluster.coordination import Coordinator, jax_hears_notices
-from emergency_ckpt.cluster.messages import by_process, number_of
+from emergency_ckpt.cluster.coordination import (
+    Coordinator,
+    by_process,
+    jax_hears_notices,
+    number_of,
+)
 from emergency_ckpt.cluster.notice_sources import NoticePolls, NoticeSource
 from emergency_ckpt.errors import CheckpointError, CoordinationError
 from emergency_ckpt.events import EventSink

@@ -27,13 +27,16 @@ from emergency_ckpt.cluster.coordination import (
     ERROR_LIMIT_CHARS,
     JOINED_LIMIT_CHARS,
     Coordinator,
+    by_process,
     deadline_left_s,
+    decode_each,
+    decode_message,
     forget,
     joined_errors,
+    reason_of,
     run_and_report,
 )
 from emergency_ckpt.cluster.left_processes import have_left
-from emergency_ckpt.cluster.messages import by_process, decode_each, decode_message, reason_of
 from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.errors import (

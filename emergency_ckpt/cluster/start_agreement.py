@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
@@ -17,17 +17,18 @@ from emergency_ckpt.cluster.coordination import (
     ERROR_LIMIT_CHARS,
     Coordinator,
     deadline_left_s,
+    decode_each,
+    decode_message,
     joined_errors,
 )
-from emergency_ckpt.cluster.messages import decode_each, decode_message
 from emergency_ckpt.cluster.round import Round, nobody
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
+from emergency_ckpt.core.wording import processes_text
 from emergency_ckpt.errors import ConfigError, CoordinationError, DeadlineExceeded
 
 _DIFFER_S = 5.0
 """Time for the second round, where the first has taken all there was."""
 _MOST_LINES = 20
-_MOST_NAMED = 8
 
 
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -148,13 +149,8 @@ def differing_settings(tables: Mapping[int, Mapping[str, str]]) -> list[str]:
         for process, table in sorted(tables.items()):
             holders.setdefault(table.get(name, "not known there"), []).append(process)
         if len(holders) > 1:
-            values = "; ".join(f"{value} at {_named(who)}" for value, who in holders.items())
+            values = "; ".join(
+                f"{value} at {processes_text(who)}" for value, who in holders.items()
+            )
             lines.append(f"{name} differs between the processes: {values}")
     return lines
-
-
-def _named(processes: Sequence[int]) -> str:
-    named = ", ".join(map(str, processes[:_MOST_NAMED]))
-    more = len(processes) - _MOST_NAMED
-    text = f"process {named}" if len(processes) == 1 else f"processes {named}"
-    return f"{text} and {more} more" if more > 0 else text

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from absl import logging
 
 from emergency_ckpt.background import told_while
-from emergency_ckpt.core.restore.suspect import RestoredSave
+from emergency_ckpt.core.restore.inventory import RestoredSave
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.timeline import (
     Timeline,

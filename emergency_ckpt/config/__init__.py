@@ -5,7 +5,7 @@
    all processes.
 2. ``validation`` finds every fault of a config: of each value alone by its row, then of several
    together; of policy objects too, which ``policies`` turns into plans.
-3. ``document`` writes ``docs/configuration.md`` and ``keywords``, which type checkers read;
+3. ``keywords``, which type checkers read, and ``docs/configuration.md`` are written from the table;
    axlearn's face has a field for each row.
 
 No library validates: a row is judged by one comparison for each kind of value, and with msgspec,

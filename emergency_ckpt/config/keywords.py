@@ -1,4 +1,4 @@
-"""The settings as keywords, for type checkers; written by ``document``."""
+"""The settings as keywords, for type checkers; tests/support/settings_page.py writes them."""
 
 from __future__ import annotations
 

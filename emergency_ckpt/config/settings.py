@@ -40,7 +40,7 @@ from emergency_ckpt.core.stall import TimeLimits, time_limits
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.event_log.log_writer import launcher_directory
 from emergency_ckpt.events import Listener
-from emergency_ckpt.paths import resolved
+from emergency_ckpt.files import resolved
 from emergency_ckpt.types import Requirement, Security, TierName
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Arithmetic on index boxes: the parts of a stored shard that a wanted shard needs."""
+"""Arithmetic on index boxes: what a wanted shard needs of stored ones, and chunks of arrays."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, product
+from math import isqrt, prod
 from typing import NamedTuple
 
 from emergency_ckpt.types import Box
+
+CHUNK_BYTES = 64 << 20
+"""Bytes that a chunk should have at most, since a reader of a part of it reads all of it."""
+
+_MOST_TIMES = 8
+"""A division into more chunks than so many times the fewest would make them too small."""
 
 
 class Overlap(NamedTuple):
@@ -192,3 +199,33 @@ def _grid_axes(boxes: Sequence[Box]) -> list[list[tuple[int, int]]] | None:
         if any(a[1] > b[0] for a, b in pairwise(spans)):
             return None
     return axes
+
+
+def chunk_shape(
+    part: Sequence[int], item_bytes: int, limit_bytes: int = CHUNK_BYTES
+) -> tuple[int, ...]:
+    """Return the shape of the chunks of an array whose parts have the shape ``part``.
+
+    It divides ``part`` evenly along its first axes, so that the values of a chunk lie together in
+    a part. It is ``part`` itself where that has no such divisor.
+    """
+    whole = tuple(max(1, size) for size in part)
+    chunk = list(whole)
+    for axis, size in enumerate(whole):
+        row_bytes = prod(whole[axis + 1 :]) * item_bytes
+        if row_bytes * size <= limit_bytes:
+            break
+        chunk[axis] = _largest_divisor(size, max(1, limit_bytes // row_bytes))
+        if row_bytes <= limit_bytes:
+            break
+    fewest = -(-prod(whole) * item_bytes // limit_bytes)
+    count = prod(whole) // prod(chunk)
+    return tuple(chunk) if count <= _MOST_TIMES * fewest else whole
+
+
+def _largest_divisor(size: int, most: int) -> int:
+    """Return the largest divisor of ``size`` that is not above ``most``."""
+    if size <= most:
+        return size
+    small = [each for each in range(1, isqrt(size) + 1) if size % each == 0]
+    return max(each for low in small for each in (low, size // low) if each <= most)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from emergency_ckpt.core.wording import processes_text
 
 _NAMED_AT_MOST = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class ProcessProgress:
-    """The progress of one process, as it is known to the process that decides.
+class ProcessProgress(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The progress of one process, as it publishes it and as the process that decides knows it.
 
     Attributes:
       step: last step that it has finished; None before the first one after a start or a restore.
@@ -19,21 +21,23 @@ class ProcessProgress:
       still_s: seconds, by its own clock, since its last step or since it entered or left ``call``.
       call_limit_s: longest time for which ``call`` may wait for a checkpoint.
       has_left: it has ended its checkpointer.
-      is_silent: nothing has come from its background thread for a while, or ever.
+      beat: rises each time that it is published.
+      is_silent: nothing has come from its background thread for a while, or ever. Each process
+        decides that itself of the others.
     """
 
-    step: int | None
+    step: int | None = None
     call: str = ""
     still_s: float = 0.0
     call_limit_s: float = 0.0
     place: str = ""
     has_left: bool = False
+    beat: int = 0
     is_silent: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class HangDecision:
-    """A decision on a hang.
+class HangDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A decision on a hang. That the job hangs, all processes are told.
 
     Attributes:
       behind: the processes that the others wait for; empty where the job does not hang.
@@ -60,11 +64,11 @@ def decide_hang(progress: Mapping[int, ProcessProgress], timeout_s: float) -> Ha
     silent = [p for p, each in there.items() if each.is_silent]
     if silent:
         last = ", ".join(_step_text(there[p]) for p in silent[:_NAMED_AT_MOST])
-        reason = f"{_named(silent)} gave no sign of life; last: {last}"
+        reason = f"{processes_text(silent)} gave no sign of life; last: {last}"
         return HangDecision(True, tuple(silent), reason, is_silence=True)
     starting = [p for p, each in there.items() if each.step is None]
     if starting or not there:
-        text = f"{_named(starting)} has not made its first step"
+        text = f"{processes_text(starting)} has not made its first step"
         return HangDecision(False, (), text if starting else "all processes have left")
     lowest = min(each.step for each in there.values() if each.step is not None)
     behind = [p for p, each in there.items() if each.step == lowest]
@@ -73,7 +77,9 @@ def decide_hang(progress: Mapping[int, ProcessProgress], timeout_s: float) -> Ha
         return HangDecision(False, (), why_not)
     odd = _odd_ones(there, behind)
     if odd:
-        reason = f"{_behind_text(there, behind, lowest)}; {_named(odd)} at {there[odd[0]].place}"
+        reason = (
+            f"{_behind_text(there, behind, lowest)}; {processes_text(odd)} at {there[odd[0]].place}"
+        )
         rest = sorted({there[p].place for p in behind} - {there[odd[0]].place})
         return HangDecision(True, odd, f"{reason}, the others at {rest[0]}")
     return HangDecision(True, tuple(behind), _behind_text(there, behind, lowest))
@@ -84,10 +90,10 @@ def _reason_against(
 ) -> str:
     moving = [p for p in behind if there[p].still_s < timeout_s]
     if moving:
-        return f"{_named(moving)} moved within {timeout_s:g} s"
+        return f"{processes_text(moving)} moved within {timeout_s:g} s"
     waiting = [p for p in behind if there[p].call and there[p].still_s < there[p].call_limit_s]
     if waiting:
-        return f"{_named(waiting)} is in the checkpointer's {there[waiting[0]].call}"
+        return f"{processes_text(waiting)} is in the checkpointer's {there[waiting[0]].call}"
     return ""
 
 
@@ -113,7 +119,7 @@ def _behind_text(there: Mapping[int, ProcessProgress], behind: Sequence[int], lo
         at = f", {_places_text(there)}" if len(there) == 2 and len(places) == 2 else ""
         return f"all processes stand at step {lowest}{where}, for {still_s:.1f} s{at}"
     highest = max(each.step or 0 for each in there.values())
-    text = f"{_named(behind)} fell behind: at step {lowest}{where} for {still_s:.1f} s"
+    text = f"{processes_text(behind)} fell behind: at step {lowest}{where} for {still_s:.1f} s"
     return f"{text}, others at step {highest}"
 
 
@@ -124,10 +130,3 @@ def _places_text(there: Mapping[int, ProcessProgress]) -> str:
 def _step_text(each: ProcessProgress) -> str:
     step = "before its first step" if each.step is None else f"step {each.step}"
     return f"{step}, in the checkpointer's {each.call}" if each.call else step
-
-
-def _named(processes: Sequence[int]) -> str:
-    if len(processes) == 1:
-        return f"process {processes[0]}"
-    more = f" and {len(processes) - _NAMED_AT_MOST} more" * (len(processes) > _NAMED_AT_MOST)
-    return f"processes {', '.join(map(str, processes[:_NAMED_AT_MOST]))}{more}"

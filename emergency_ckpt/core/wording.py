@@ -1,6 +1,8 @@
-"""Numbers as text for messages."""
+"""Numbers and lists as text for messages."""
 
 from __future__ import annotations
+
+from collections.abc import Collection, Iterable
 
 from emergency_ckpt.types import LOCAL, PERSISTENT
 
@@ -24,3 +26,15 @@ def seconds_text(seconds: float) -> str:
 def count_text(count: int, one: str, many: str) -> str:
     """Return ``count`` with the noun for it: ``one`` for 1, else ``many``."""
     return f"{count} {one if count == 1 else many}"
+
+
+def few(items: Iterable[object], at_most: int = 4) -> str:
+    """Return the first items as text, and the number of further ones."""
+    texts = [str(item) for item in items]
+    more = f" and {len(texts) - at_most} more" if len(texts) > at_most else ""
+    return ", ".join(texts[:at_most]) + more
+
+
+def processes_text(processes: Collection[int], at_most: int = 8) -> str:
+    """Return the word and the first processes, and the number of further ones."""
+    return f"process{'es' if len(processes) > 1 else ''} {few(sorted(processes), at_most)}"

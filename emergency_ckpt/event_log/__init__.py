@@ -26,9 +26,8 @@ Not guaranteed: that a line survives a crash of the host, since nothing is synce
 """
 
 from emergency_ckpt.event_log.log_writer import EventLog, open_event_log
-from emergency_ckpt.event_log.reader import EventHistory, read_events
+from emergency_ckpt.event_log.reader import EventHistory, LogTail, read_events
 from emergency_ckpt.event_log.records import LoggedEvent, decode_line, encode_line
-from emergency_ckpt.event_log.tail import LogTail
 
 __all__ = [
     "EventHistory",

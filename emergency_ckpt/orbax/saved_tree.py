@@ -13,7 +13,7 @@ from etils import epath
 
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.state.tree import PyTree, is_key_type, is_python_number, path_of
-from emergency_ckpt.storage.late_arrays import tree_of
+from emergency_ckpt.storage.item.state import tree_of
 from emergency_ckpt.types import LeafSpec
 
 PLACEHOLDER = ocp.PLACEHOLDER

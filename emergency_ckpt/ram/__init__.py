@@ -1,7 +1,7 @@
 """The local tier: slots, manifests and host states of one process on its host's ramdisk.
 
 1. ``tier.LocalTier.open`` claims a directory of the run, and scans it: ``ownership`` checks on the
-   descriptor that it is this user's and closed, ``locks`` takes it with ``flock``, ``owners``
+   descriptor that it is this user's and closed, ``locks`` takes it with ``flock`` and
    records the process that holds it. A damaged file is quarantined with its reason, never used.
    ``process_files`` is how all read such a directory: this scan, ``eckpt serve`` (``read_only``)
    and the survey of ``eckpt ls``; ``step_reader`` puts a step together from several.

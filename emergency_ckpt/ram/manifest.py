@@ -25,6 +25,7 @@ from emergency_ckpt.core.limits import (
     MAX_SHARDS,
 )
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES, Layout
+from emergency_ckpt.core.signed_file import Versioned
 from emergency_ckpt.core.timeline import check_save
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.types import (
@@ -63,10 +64,6 @@ class _ContentsParts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     save: SaveId
     leaves: msgspec.Raw
     shards: tuple[ShardEntry, ...]
-
-
-class _FormatOnly(msgspec.Struct, frozen=True):
-    format: int
 
 
 def build_contents(
@@ -177,7 +174,7 @@ def decode_manifest(data: bytes) -> tuple[Manifest, bytes]:
     CorruptData is the only error.
     """
     _check_size(data, "decode manifest")
-    version = _decode(data, _FormatOnly).format
+    version = _decode(data, Versioned).format
     if version != FORMAT_VERSION:
         raise _corrupt("unknown format version", FORMAT_VERSION, version)
     envelope = _decode(data, _Envelope)

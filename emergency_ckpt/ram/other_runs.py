@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from emergency_ckpt import files
 from emergency_ckpt.core.limits import MAX_RUNS, NAME_PATTERN
+from emergency_ckpt.core.wording import few
 from emergency_ckpt.errors import MemoryLimitReached, RamdiskFull
 from emergency_ckpt.ram import locks as claims
 from emergency_ckpt.ram.locks import Claim, Holder
@@ -153,8 +154,7 @@ class OtherRuns:
         runs = self._left()
         if not runs:
             return None
-        named = ", ".join(run.run_id for run in runs[:_MOST_NAMED])
-        more = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
+        named = few((run.run_id for run in runs), _MOST_NAMED)
         taken = sum(run.size_bytes for run in runs)
         return RamdiskFull(
             error.operation,
@@ -162,7 +162,7 @@ class OtherRuns:
             error.problem,
             expected=error.expected,
             actual=error.actual,
-            hint=f"{error.hint}; other runs use {taken} bytes of it ({named}{more}):"
+            hint=f"{error.hint}; other runs use {taken} bytes of it ({named}):"
             " 'eckpt doctor --clean' removes runs that are no longer wanted",
         )
 

@@ -12,7 +12,7 @@ from absl import logging
 
 from emergency_ckpt import files
 from emergency_ckpt.core.limits import MAX_QUARANTINE_RECORDS
-from emergency_ckpt.core.restore.suspect import RestoredSave
+from emergency_ckpt.core.restore.inventory import RestoredSave
 from emergency_ckpt.core.timeline import Timeline, newest
 from emergency_ckpt.errors import (
     CheckpointError,

@@ -8,12 +8,10 @@ compares with their CRCs. Nothing here takes a lock or changes a file.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -26,8 +24,8 @@ from emergency_ckpt.core.limits import (
     MAX_MANIFEST_BYTES,
     NAME_PATTERN,
 )
-from emergency_ckpt.core.restore.inventory import HeldHostState
-from emergency_ckpt.core.restore.suspect import RestoredSave
+from emergency_ckpt.core.restore.inventory import HeldHostState, RestoredSave
+from emergency_ckpt.core.signed_file import SignedFile
 from emergency_ckpt.core.timeline import Timeline, check_save, problem_of
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.ram.deletion import HOST_STATE_DIRECTORY, LEDGER
@@ -84,54 +82,8 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     restored: RestoredSave | msgspec.UnsetType = msgspec.UNSET
 
 
-T = TypeVar("T")
-
-
-class DigestedFile(Generic[T]):
-    """The codec of one kind of small file: ``{"format": version, "digest": ..., field: value}``.
-
-    ``digest`` is the SHA-256 (hex) of the bytes of the value in the file.
-    """
-
-    def __init__(self, field: str, content: type[T], *, version: int, limit_bytes: int) -> None:
-        """Describe the file; ``content`` is the type that its value decodes to."""
-        self._field = field
-        self._version = version
-        self._limit_bytes = limit_bytes
-        self._content = msgspec.json.Decoder(content)
-        fields = [("format", int), ("digest", str), (field, msgspec.Raw)]
-        self._file = msgspec.json.Decoder(
-            msgspec.defstruct("File", fields, frozen=True, forbid_unknown_fields=True)
-        )
-
-    def encode(self, value: object) -> bytes:
-        """Return the bytes of the file."""
-        encoded = msgspec.json.encode(value)
-        digest = hashlib.sha256(encoded).hexdigest()
-        file = {"format": self._version, "digest": digest, self._field: msgspec.Raw(encoded)}
-        return msgspec.json.encode(file)
-
-    def decode(self, data: bytes, target: str) -> T:
-        """Return the value of a file. CorruptData, which names ``target``, is the only error."""
-        if len(data) > self._limit_bytes:
-            problem = f"it is larger than {self._limit_bytes} bytes"
-            raise CorruptData("decode", target, problem)
-        try:
-            file: Any = self._file.decode(data)
-            encoded = getattr(file, self._field)
-            self._compare(target, "unknown version", self._version, file.format)
-            actual = hashlib.sha256(encoded).hexdigest()
-            self._compare(target, "the digest differs", file.digest, actual)
-            return self._content.decode(encoded)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise CorruptData("decode", target, f"not such a file: {error!s:.300}") from error
-
-    def _compare(self, target: str, problem: str, expected: object, actual: object) -> None:
-        if actual != expected:
-            raise CorruptData("decode", target, problem, expected=expected, actual=actual)
-
-
-LEDGER_FILE = DigestedFile("ledger", Ledger, version=1, limit_bytes=MAX_LEDGER_BYTES)
+LEDGER_FILE = SignedFile("ledger", Ledger, limit_bytes=MAX_LEDGER_BYTES)
+"""Signed, if at all, as every file of a process directory is (``signatures``)."""
 
 
 class ProcessFiles:
@@ -173,7 +125,7 @@ class ProcessFiles:
         except FileNotFoundError:
             return Ledger(), ""
         file, doubt = open_signed(LEDGER, read, self.signer)
-        ledger = LEDGER_FILE.decode(file, LEDGER)
+        ledger, _, _ = LEDGER_FILE.decode(file, LEDGER)
         problem = "" if ledger.chain is None else problem_of(ledger.chain)
         restored = ledger.restored if isinstance(ledger.restored, RestoredSave) else None
         if restored is not None and not 0 < restored.lives <= MAX_INCARNATION_NUMBER:

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from emergency_ckpt import files
 from emergency_ckpt.core.limits import SMALL_FILES_BYTES
+from emergency_ckpt.ram.host_memory import new_pages_fit
 from emergency_ckpt.ram.locks import Claim, claim_existing, process_directories
-from emergency_ckpt.ram.memory_groups import new_pages_fit
 from emergency_ckpt.ram.other_runs import left_runs
 from emergency_ckpt.ram.ownership import ensure_run_directory
 

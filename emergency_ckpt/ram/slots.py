@@ -18,8 +18,8 @@ import numpy.typing as npt
 from emergency_ckpt import files
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.errors import CorruptData, LocalTierError, MemoryLimitReached, RamdiskFull
+from emergency_ckpt.ram.host_memory import new_pages_fit
 from emergency_ckpt.ram.locks import Claim
-from emergency_ckpt.ram.memory_groups import new_pages_fit
 from emergency_ckpt.ram.process_files import (
     ProcessFiles,
     Published,

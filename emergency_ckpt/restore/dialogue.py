@@ -14,15 +14,14 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s
+from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s, decode_message
 from emergency_ckpt.cluster.left_processes import have_left
-from emergency_ckpt.cluster.messages import decode_message
 from emergency_ckpt.cluster.round import Round, Series
 from emergency_ckpt.core.limits import MAX_PLAN_MESSAGE_BYTES
-from emergency_ckpt.core.restore.inventory import HolderInventory, Quarantined
+from emergency_ckpt.core.restore.inventory import HolderInventory, Quarantined, RestoredSave
 from emergency_ckpt.core.restore.leaves import compare_targets
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan
-from emergency_ckpt.core.restore.suspect import RestoredSave
+from emergency_ckpt.core.wording import processes_text
 from emergency_ckpt.errors import (
     CheckpointError,
     HolderUnreachable,
@@ -92,7 +91,7 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class PlanFailed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=True):
-    """The leader could not plan at all; nobody restores."""
+    """The leader could not plan at all, or tell the steps; nobody restores."""
 
     error: str
     kind: FailureKind = "failed"
@@ -139,14 +138,7 @@ _SILENCE_HINT = (
 )
 
 
-class SurveyAnswer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The leader's answer to a survey: the steps, or the reason why there is none."""
-
-    steps: CompleteSteps = CompleteSteps()
-    error: str = ""
-
-
-Answer = RestorePlan | NoPlan | PlanFailed | LoadPlan
+Answer = RestorePlan | NoPlan | PlanFailed | LoadPlan | CompleteSteps
 
 
 class Planner(Protocol):
@@ -277,12 +269,11 @@ class RestoreDialogue:
         if len(specs) <= MAX_PLAN_MESSAGE_BYTES:
             self._series.add(f"{self._name}/leaves")
             self._coordinator.put(f"{self._name}/leaves", specs)
-        named = ", ".join(map(str, others[:_MOST_NAMED])) + (", ..." * (len(others) > _MOST_NAMED))
-        one = "process {} asks" if len(others) == 1 else "processes {} ask"
+        who = f"{processes_text(others, _MOST_NAMED)} ask{'s' * (len(others) == 1)}"
         raise RestoreFailed(
             "restore",
             "the state",
-            f"{one.format(named)} for other leaves, shapes or dtypes than process 0",
+            f"{who} for other leaves, shapes or dtypes than process 0",
             hint="the error of each of them names the leaves",
         )
 
@@ -302,36 +293,18 @@ class RestoreDialogue:
         return RestoreFailed("restore", "the state", f"it is not that of process 0: {text}")
 
     def learn_steps(self) -> CompleteSteps:
-        """Return the complete steps, instead of a plan. The same error on all."""
-        answer = None
-        if self._leader is not None:
-            try:
-                if self._leader_error is not None:
-                    raise self._leader_error
-                answer = SurveyAnswer(self._leader.complete_steps())
-            except Exception as error:  # noqa: BLE001 - the others wait for an answer
-                self._leader_error = typed = _typed(error)
-                answer = SurveyAnswer(error=str(typed)[:4000] or type(error).__name__)
-        found: SurveyAnswer = self._tell_or_learn(answer, SurveyAnswer)
-        if found.error:
-            raise self._leader_error or self._told(RestoreFailed("survey", "the job", found.error))
-        return found.steps
+        """Return the complete steps, instead of a plan. Raises on all; at the leader as raised."""
+        told = self._learn(lambda leader: leader.complete_steps())
+        if isinstance(told, PlanFailed):
+            raise self._leader_error or self._told(RestoreFailed("survey", "the job", told.error))
+        return told
 
     def learn_plan(self) -> RestorePlan | LoadPlan | NoPlan:
         """The leader plans and tells each process its part.
 
         Raises the error that left no plan, on all: at the leader as raised, where it is a fault.
         """
-        answer: Answer | None = None
-        if self._leader is not None:
-            try:
-                if self._leader_error is not None:
-                    raise self._leader_error
-                answer = self._leader.plan()
-            except Exception as error:  # noqa: BLE001 - the others wait for an answer
-                self._leader_error = typed = _typed(error)
-                answer = PlanFailed(str(typed)[:4000], failure_kind(typed))
-        told: Answer = self._tell_or_learn(answer, Answer)
+        told = self._learn(lambda leader: leader.plan())
         if not isinstance(told, PlanFailed):
             return told
         if self._leader_error is not None and told.kind in ("failed", "given_up"):
@@ -339,11 +312,19 @@ class RestoreDialogue:
         failure = failure_of(told.kind, "the job", told.error)
         raise (self._told(failure) if told.kind == "failed" else failure) from self._leader_error
 
-    def _tell_or_learn(self, answer: Any, kind: Any) -> Any:
-        """Give each process its part of ``answer`` at the leader; return this process's own."""
+    def _learn(self, ask: Callable[[Planner], Answer]) -> Any:
+        """Return this process's part of the leader's answer, or PlanFailed."""
+        if self._leader is None:
+            data = self._next_answer().learn()
+            return decode_message(data, Answer, f"{self._name}, an answer of process 0")
+        try:
+            if self._leader_error is not None:
+                raise self._leader_error
+            answer = ask(self._leader)
+        except Exception as error:  # noqa: BLE001 - the others wait for an answer
+            self._leader_error = typed = _typed(error)
+            answer = PlanFailed(str(typed)[:4000] or type(error).__name__, failure_kind(typed))
         held = self._next_answer()
-        if answer is None:
-            return decode_message(held.learn(), kind, f"{self._name}, an answer of process 0")
         everyone, encode = range(self._coordinator.process_count), msgspec.json.encode
         try:
             held.tell({process: encode(_share(answer, process)) for process in everyone})

@@ -32,7 +32,7 @@ from emergency_ckpt.errors import (
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.names import each_address
+from emergency_ckpt.transfer.pool import each_address
 from emergency_ckpt.types import Contents, SaveId
 from emergency_ckpt.work_progress import WorkProgress
 

@@ -18,13 +18,13 @@ from emergency_ckpt.errors import (
     NotHeld,
 )
 from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.remaps import IteratorRemap, payload_for
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.request import RestoreParts
 from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.restore.shards import CopiesFailed
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.host_state_codec import as_stateful
-from emergency_ckpt.state.host_state_remap import IteratorRemap, payload_for
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import SaveId
 

@@ -21,10 +21,15 @@ from absl import logging
 from emergency_ckpt.background import no_garbage_collection
 from emergency_ckpt.cluster.timelines import told_of_wait
 from emergency_ckpt.core.restore.inventory import (
+    SUSPECT_LIVES,
     Inventory,
     PersistentStep,
     Quarantined,
+    RestoredSave,
+    lives_from,
+    newest_older,
     persistent_unusable,
+    suspicion,
 )
 from emergency_ckpt.core.restore.leaves import match_leaves
 from emergency_ckpt.core.restore.majority import (
@@ -35,13 +40,6 @@ from emergency_ckpt.core.restore.majority import (
 )
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, TargetSet
 from emergency_ckpt.core.restore.restore_plan import plan_restore
-from emergency_ckpt.core.restore.suspect import (
-    SUSPECT_LIVES,
-    RestoredSave,
-    lives_from,
-    newest_older,
-    suspicion,
-)
 from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.core.timeline import (
     is_plain,

@@ -16,8 +16,8 @@ from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.cluster.timelines import StoredChain, Timelines
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement.placement_policies import RetainedShards
+from emergency_ckpt.core.restore.inventory import RestoredSave
 from emergency_ckpt.core.restore.plan_types import NoPlan, Rejection
-from emergency_ckpt.core.restore.suspect import RestoredSave
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import (
     CheckpointError,
@@ -189,7 +189,7 @@ class RestoreReport:
     overlapped_seconds: float = 0.0
 
 
-class CompleteSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CompleteSteps(msgspec.Struct, frozen=True, tag="steps", forbid_unknown_fields=True):
     """Steps that a restore could bring back now, by tier, oldest first."""
 
     local: tuple[int, ...] = ()

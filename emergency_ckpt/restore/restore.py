@@ -31,10 +31,9 @@ from absl import logging
 from emergency_ckpt.cluster.beats import Beats
 from emergency_ckpt.cluster.coordination import ERROR_LIMIT_CHARS
 from emergency_ckpt.core.boxes import describe
-from emergency_ckpt.core.restore.inventory import persistent_unusable
-from emergency_ckpt.core.restore.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan, few
-from emergency_ckpt.core.restore.suspect import RestoredSave
-from emergency_ckpt.core.wording import TIER_WORDS
+from emergency_ckpt.core.restore.inventory import RestoredSave, persistent_unusable
+from emergency_ckpt.core.restore.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan
+from emergency_ckpt.core.wording import TIER_WORDS, few
 from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
 from emergency_ckpt.restore.dialogue import (
     RestoreDialogue,

@@ -6,8 +6,8 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from emergency_ckpt.core.restore.plan_types import few
 from emergency_ckpt.core.save.retention_rules import NonFinite
+from emergency_ckpt.core.wording import few
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.state.dtypes import NO_VALUES, ValuePattern, non_finite_pattern
 from emergency_ckpt.types import LeafSpec, ShardId

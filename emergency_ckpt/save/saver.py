@@ -51,13 +51,13 @@ from emergency_ckpt.errors import (
     SaveFailed,
 )
 from emergency_ckpt.save.save_work import (
+    SavedSteps,
     SaveRequest,
     SaverParts,
     SaveWork,
     Work,
     was_donated,
 )
-from emergency_ckpt.save.saved_steps import SavedSteps
 from emergency_ckpt.save.schedule import DueSaves, TierSchedule
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import PyTree
@@ -246,10 +246,8 @@ class Saver:
 
     def _missed(self, name: TierName, save: SaveId, limit_s: float) -> SaveFailed:
         waits = self._parts.saves[name].waits_for_others
-        why = skip_reason(name, limit_s, waits_for_others=waits)
-        return SaveFailed(
-            "save", f"step {save.step} to the {name} tier", why.problem, hint=why.hint
-        )
+        problem, hint = skip_reason(name, limit_s, waits_for_others=waits)
+        return SaveFailed("save", f"step {save.step} to the {name} tier", problem, hint=hint)
 
     def _give_up(self, name: TierName, save: SaveId, error: PeerLeft | PeerAbsent) -> None:
         """Give ``save`` up: a process that it waits for has died, or gives no sign of life."""

@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from emergency_ckpt.background import SAVE_NICENESS, BackgroundWorker, Failures
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.config.policies import SavePlan
-from emergency_ckpt.core.save.backoff import Backoff
 from emergency_ckpt.core.save.save_rules import decide_by_step
 from emergency_ckpt.core.save.step_agreement import Progress
-from emergency_ckpt.core.save.timing import TierStatus
+from emergency_ckpt.core.save.timing import Backoff, TierStatus
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.save.step_agreement import AgreedTier, Choice, SaveAgreement
 from emergency_ckpt.types import TierName

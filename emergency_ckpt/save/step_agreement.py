@@ -13,9 +13,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from emergency_ckpt.background import Failures
-from emergency_ckpt.cluster.coordination import Coordinator
+from emergency_ckpt.cluster.coordination import Coordinator, by_process, decode_message, number_of
 from emergency_ckpt.cluster.left_processes import leaving
-from emergency_ckpt.cluster.messages import by_process, decode_message, number_of
 from emergency_ckpt.cluster.round import Series
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.save.step_agreement import (

@@ -23,9 +23,14 @@ from typing import Literal
 import msgspec
 from absl import logging
 
-from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s, forget
+from emergency_ckpt.cluster.coordination import (
+    Coordinator,
+    deadline_left_s,
+    decode_each,
+    decode_message,
+    forget,
+)
 from emergency_ckpt.cluster.left_processes import LeftProcesses, has_come_to, in_order
-from emergency_ckpt.cluster.messages import decode_each, decode_message
 from emergency_ckpt.cluster.round import Absent, Cell, Round, Series
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.save.save_rules import all_published, decide_vote
@@ -204,16 +209,15 @@ class Vote:
         ballots = decode_each(said, Ballot, name, lambda text: Ballot(refused=text))
         refused = {process for process, ballot in ballots.items() if ballot.refused}
         everyone = range(self._coordinator.process_count)
-        result = decide_vote(everyone, ballots.keys() - refused, refused)
+        complete, result = decide_vote(everyone, ballots.keys() - refused, refused)
         reasons = [f"process {p}: {ballots[p].refused}" for p in sorted(refused)[:4]]
         reasons += [missing[p] for p in sorted(missing)[:4] if p not in ballots]
-        reason = "; ".join([result.reason, *reasons])
-        complete = result.outcome == "complete"
+        reason = "; ".join([result, *reasons])
         finite = complete and all(ballot.finite for ballot in ballots.values())
         decided = self._settle(save, _Decision(complete, "" if complete else reason, finite))
         if not decided.complete:
             return Outcome("incomplete", decided.reason or reason, ballots)
-        return Outcome("complete", result.reason, ballots, decided.finite)
+        return Outcome("complete", result, ballots, decided.finite)
 
     # All.
 

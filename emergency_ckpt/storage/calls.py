@@ -2,7 +2,7 @@
 
 Clients of object stores retry on their own, for half a minute or for ever, and some wait for ever
 on a silent connection. So each call runs in its own thread, and the caller continues at the
-deadline.
+deadline. A call of TensorStore is a future, for which no thread waits without end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from absl import logging
 
@@ -90,6 +90,8 @@ _FINAL_ERRORS = (
     RecursionError,
     TypeError,
 )
+NOT_IN_TIME = "storage did not deliver in time"
+_POLL_S = (0.0005, 0.02)
 
 
 def is_passing(error: BaseException) -> bool:
@@ -333,3 +335,39 @@ class LateChanges:
 
 
 LATE_CHANGES = LateChanges()
+
+
+def result_by(progress: WorkProgress, future: Any, item: str) -> Any:
+    """Return the result of a read of TensorStore; it is a sign of progress. Blocks.
+
+    DeadlineExceeded when nothing moves any more. No longer, because a daemon thread blocked in
+    TensorStore at interpreter exit aborts the process as soon as storage answers.
+    """
+    while True:
+        try:
+            result = future.result(timeout=progress.left_s)
+        except TimeoutError as error:
+            if time.monotonic() < progress.deadline_s:
+                continue
+            future.cancel()
+            raise progress.error("read", item, NOT_IN_TIME) from error
+        progress.touch()
+        return result
+
+
+def wait_for(future: Any, is_over: Callable[[], bool] = lambda: False) -> None:
+    """Block until TensorStore's ``future`` is done, or ``is_over`` returns True.
+
+    A daemon thread that is blocked in TensorStore at interpreter exit aborts the process as soon as
+    storage answers. So this one only looks, again and again.
+    """
+    pause_s, longest_s = _POLL_S
+    while not future.done() and not is_over():
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, longest_s)
+
+
+def result_of(future: Any) -> Any:
+    """Return the result of TensorStore's ``future``. Blocks, for as long as storage does."""
+    wait_for(future)
+    return future.result()

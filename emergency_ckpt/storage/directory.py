@@ -19,7 +19,7 @@ from etils import epath
 from emergency_ckpt.core.limits import MAX_MARKER_BYTES
 from emergency_ckpt.core.step_names import is_own_name, name_of
 from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
-from emergency_ckpt.paths import resolved
+from emergency_ckpt.files import resolved
 from emergency_ckpt.storage.calls import (
     LATE_CHANGES,
     StorageTimeout,

@@ -14,7 +14,7 @@ from typing import Any
 from absl import logging
 
 from emergency_ckpt.core.restore.hedge import REQUEST_BYTES, ReadsInFlight
-from emergency_ckpt.storage.waits import NOT_IN_TIME
+from emergency_ckpt.storage.calls import NOT_IN_TIME
 from emergency_ckpt.work_progress import WorkProgress
 
 OnHedged = Callable[[str, int, str], object]

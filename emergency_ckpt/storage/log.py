@@ -11,12 +11,12 @@ import msgspec
 
 from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.limits import MAX_LOG_BYTES, MAX_VERSION
+from emergency_ckpt.core.signed_file import SignedFile
 from emergency_ckpt.core.step_log import Entry, Key, Table, problem_of
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CorruptData, NewerFormat, PersistentTierError
 from emergency_ckpt.storage.directory import StorageDirectory, read_at_most
 from emergency_ckpt.storage.marker import HOST_STATE
-from emergency_ckpt.storage.signed_file import SignedFile
 
 LOG_FOLDER = f"{HOST_STATE}/log"
 KEPT = 8

@@ -10,10 +10,10 @@ import msgspec
 
 from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.limits import MAX_ITEMS, MAX_MARKER_BYTES
+from emergency_ckpt.core.signed_file import NO_SIGNING, SignedFile, Versioned
 from emergency_ckpt.core.step_names import is_item_name, leaves_by_item
 from emergency_ckpt.core.timeline import check_save
 from emergency_ckpt.errors import CorruptData
-from emergency_ckpt.storage.signed_file import SignedFile
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
 ITEM = "state"
@@ -28,7 +28,6 @@ OURS = "emergency_ckpt"
 HOST_STATE = "host_state"
 MARKER_NAME = "marker.json"
 CHECKSUMS_NAME = "checksums.json"
-NO_SIGNING = StepSigning()
 
 CHECKSUMS_VERSION = 1
 
@@ -105,7 +104,7 @@ def decode_checksums(data: bytes, marker: StepMarker, target: str) -> dict[Shard
         raise CorruptData(
             "read", target, "the digest differs", expected=marker.checksums, actual=actual
         )
-    if _version(data, target) != CHECKSUMS_VERSION:
+    if decode_file(data, Versioned, target).format != CHECKSUMS_VERSION:
         raise CorruptData("decode", target, "unknown version", expected=CHECKSUMS_VERSION)
     decoded = decode_file(data, Checksums, target)
     if not all(0 <= each.leaf < len(marker.leaves) for each in decoded.boxes):
@@ -165,14 +164,6 @@ def _has_valid_items(marker: StepMarker) -> bool:
         return False
     in_items = sum(map(len, leaves_by_item(names, stored).values()))
     return all(map(is_item_name, names)) and in_items == len(stored)
-
-
-class _VersionOnly(msgspec.Struct, frozen=True):
-    format: int
-
-
-def _version(data: bytes, target: str) -> int:
-    return decode_file(data, _VersionOnly, target).format
 
 
 def decode_file(data: bytes, kind: type[_T], target: str) -> _T:

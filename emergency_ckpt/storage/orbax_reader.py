@@ -24,16 +24,15 @@ import tensorstore
 from etils import epath
 
 from emergency_ckpt import _native
-from emergency_ckpt.core.boxes import relative, shape_of, volume
-from emergency_ckpt.core.placement.chunks import CHUNK_BYTES
+from emergency_ckpt.core.boxes import CHUNK_BYTES, relative, shape_of, volume
 from emergency_ckpt.core.restore.hedge import REQUEST_BYTES
 from emergency_ckpt.core.restore.leaves import stored_name
 from emergency_ckpt.core.restore.storage_read import StoredArray, split_by_chunks
+from emergency_ckpt.core.wording import few
 from emergency_ckpt.errors import ConfigError, CorruptData
 from emergency_ckpt.state.tree import path_of
 from emergency_ckpt.storage.calls import is_damage
-from emergency_ckpt.storage.chunks.file_reader import FileBox, Sink, read_into
-from emergency_ckpt.storage.chunks.index import ChunkIndex
+from emergency_ckpt.storage.chunks import ChunkIndex, FileBox, Sink, read_into
 from emergency_ckpt.storage.directory import text_of
 from emergency_ckpt.storage.hedged_reads import (
     HedgedReads,
@@ -440,12 +439,9 @@ def _damaged(operation: str, item: str, errors: Mapping[str, Exception]) -> Corr
     found = {leaf: error for leaf, error in errors.items() if is_damage(error)}
     if not found:
         return None
-    named = ", ".join(map(repr, list(found)[:_MOST_NAMED]))
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    named = few(map(repr, found), _MOST_NAMED)
     word = "leaf" if len(found) == 1 else "leaves"
-    return CorruptData(
-        operation, f"{item}, {word} {named}{more}", text_of(next(iter(found.values())))
-    )
+    return CorruptData(operation, f"{item}, {word} {named}", text_of(next(iter(found.values()))))
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:

@@ -41,15 +41,21 @@ import tensorstore
 from etils import epath
 
 from emergency_ckpt.core.step_names import METRICS
-from emergency_ckpt.storage.item import documents
 from emergency_ckpt.storage.item.array_writes import (
     ArrayWrites,
     UnpublishedDatabase,
     new_context,
     published_database_spec,
 )
-from emergency_ckpt.storage.item.documents import ItemTree
 from emergency_ckpt.storage.item.objects import StepObjects
+from emergency_ckpt.storage.item.state import (
+    SHARDINGS,
+    ItemTree,
+    array_metadata,
+    arrays_name,
+    check_same_arrays,
+    shardings,
+)
 from emergency_ckpt.storage.marker import OURS
 from emergency_ckpt.storage.meetings import BEGUN, WRITTEN, Meet
 from emergency_ckpt.storage.orbax_names import (
@@ -96,7 +102,7 @@ class StepWriter:
         self._meet = meet
         self._objects = StepObjects(str(self._folder))
         self._begun_ns = time.time_ns()
-        described = {n: documents.array_metadata(each.arrays) for n, each in self._items.items()}
+        described = {n: array_metadata(each.arrays) for n, each in self._items.items()}
         self._arrays_documents = {n: text for n, text in described.items() if text is not None}
 
     def write(self) -> None:
@@ -194,9 +200,9 @@ class StepWriter:
             return
         for item, tree in self._items.items():
             yield f"{item}/{TREE}", tree.document().encode()
-            shardings = documents.shardings(tree.arrays)
-            if shardings is not None:
-                yield f"{item}/{documents.SHARDINGS}", shardings.encode()
+            text = shardings(tree.arrays)
+            if text is not None:
+                yield f"{item}/{SHARDINGS}", text.encode()
         yield from self._orbax.documents.items()
         if self._orbax.metrics is not None:
             yield f"{METRICS}/{METRICS}", json.dumps(self._orbax.metrics).encode()
@@ -208,7 +214,7 @@ class StepWriter:
             found = self._objects.read(names.values())
             for writer, name in names.items():
                 path, written = f"{self._folder}/{name}", found.get(name)
-                documents.check_same_arrays(own, written, path, writer)
+                check_same_arrays(own, written, path, writer)
 
     def _handlers(self) -> dict[str, str]:
         """Return the name of Orbax's handler of each item."""
@@ -234,7 +240,7 @@ class StepWriter:
 
 
 def _arrays_name(item: str, process: int) -> str:
-    return f"{item}/{documents.arrays_name(process)}"
+    return f"{item}/{arrays_name(process)}"
 
 
 def _manifest(database: UnpublishedDatabase, folder: str) -> dict[str, bytes]:

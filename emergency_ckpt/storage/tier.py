@@ -8,8 +8,8 @@ the version of ``<dir>/host_state/log/`` that lists it; FORMAT.md specifies thes
 
 A step without that second directory was written by plain Orbax: it has tensors only.
 
-Besides this module only ``steps``, ``step_writer``, ``late_arrays``, ``orbax_reader`` and ``item``
-use Orbax for storage.
+Besides this module only ``steps``, ``step_writer``, ``orbax_reader`` and ``item`` use Orbax for
+storage.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from emergency_ckpt.core.placement.placement_policies import StorageCompression
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.shard_layout import state_size_bytes
+from emergency_ckpt.core.signed_file import NO_SIGNING
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.step_names import leaves_by_item
 from emergency_ckpt.core.timeline import Timeline
@@ -48,7 +49,6 @@ from emergency_ckpt.storage.marker import (
     HOST_STATE,
     ITEM,
     MARKER_NAME,
-    NO_SIGNING,
     StepMarker,
     build_marker,
     decode_checksums,
@@ -68,7 +68,7 @@ from emergency_ckpt.work_progress import WorkProgress
 if TYPE_CHECKING:
     from emergency_ckpt.state.staging import HostShard
     from emergency_ckpt.state.tree import PyTree, StateTree
-    from emergency_ckpt.storage.chunks.file_reader import Sink
+    from emergency_ckpt.storage.chunks import Sink
     from emergency_ckpt.storage.orbax_reader import BoxReader, StoredLeaf
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -221,7 +221,7 @@ class PersistentTier:
     def _publish(
         self, step: StepReader, documents: Mapping[int, bytes], life: str, chain: Timeline | None
     ) -> None:
-        from emergency_ckpt.storage.late_arrays import late_items  # noqa: PLC0415
+        from emergency_ckpt.storage.item.state import late_items  # noqa: PLC0415
 
         save, writer = step.save, self._own_writer()
         orbax = decode(documents[0]).orbax if documents else OrbaxStep()
@@ -458,8 +458,10 @@ class PersistentTier:
         """Write items as Orbax's step; ``states`` as of ``StepWriter``, the rest as above."""
         import jax  # noqa: PLC0415
 
-        from emergency_ckpt.storage.item.array_writes import ArrayWrites  # noqa: PLC0415
-        from emergency_ckpt.storage.item.page_cache import release_pages  # noqa: PLC0415
+        from emergency_ckpt.storage.item.array_writes import (  # noqa: PLC0415
+            ArrayWrites,
+            release_pages,
+        )
         from emergency_ckpt.storage.step_writer import StepWriter  # noqa: PLC0415
 
         me = jax.process_index()

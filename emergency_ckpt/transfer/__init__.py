@@ -3,11 +3,11 @@
 One fetch:
 
 1. ``server`` binds an address and draws an identity (``holder@host:port``) that it tells the job.
-2. ``client`` connects (``pool``). ``entrance`` and ``security.handshake`` prove to each side that
+2. ``client`` connects (``pool``). ``accept`` and ``security.handshake`` prove to each side that
    the other knows the run's secret. Connections that have not proved it have places of their own.
-3. ``split`` cuts the wanted shards into requests, which several streams share (``fetch``).
-4. ``session`` answers from ``source.Holdings``; ``stream`` moves pieces of 4 MiB straight between
-   the socket and the slot, with a CRC32C of each received range.
+3. ``fetch`` divides the wanted shards into requests, which several streams share.
+4. A ``server.Session`` answers from ``source.Holdings``; ``stream`` moves pieces of 4 MiB straight
+   between the socket and the slot, with a CRC32C of each received range.
 5. The caller compares the CRC32C of each shard with that of capture time.
 
 Guaranteed: no byte is served or taken before the proof; every frame, count and length is bounded;

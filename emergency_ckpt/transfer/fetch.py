@@ -6,22 +6,60 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from absl import logging
 
 from emergency_ckpt import _native
+from emergency_ckpt.core.limits import MAX_RANGES
 from emergency_ckpt.errors import CheckpointError, ProtocolViolation, TransferError
-from emergency_ckpt.transfer import split, wire
+from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.pool import ConnectionPool, NotConnected
 from emergency_ckpt.transfer.security import handshake
 from emergency_ckpt.transfer.source import ShardTarget, Target
 from emergency_ckpt.transfer.stream import Stream, timeout_until
 
 OPERATION = "fetch shards"
+MIN_REQUEST_BYTES = 4 * wire.MIB
+MAX_REQUEST_BYTES = 64 * wire.MIB
+_REQUESTS_PER_STREAM = 4  # so that a fast stream can take over from a slow one
 
 
 class FetchCut(CheckpointError):
     """A fetch was ended from another thread. It says nothing about what its source holds."""
+
+
+class Part(NamedTuple):
+    """A range of one wanted shard: position in the list, first byte in the shard, length."""
+
+    position: int
+    start: int
+    nbytes: int
+
+
+def requests_for(wanted: Sequence[ShardTarget], streams: int) -> list[list[Part]]:
+    """Divide the wanted shards into requests of about equal size and at most MAX_RANGES parts.
+
+    Large shards are divided, small ones grouped; each byte is in exactly one part. Empty shards
+    need no request.
+    """
+    total = sum(target.nbytes for target in wanted)
+    share = -(-total // (streams * _REQUESTS_PER_STREAM))
+    size = min(max(share, MIN_REQUEST_BYTES), MAX_REQUEST_BYTES)
+    result: list[list[Part]] = []
+    parts: list[Part] = []
+    room = size
+    for position, target in enumerate(wanted):
+        start = 0
+        while start < target.nbytes:
+            count = min(target.nbytes - start, room)
+            parts.append(Part(position, start, count))
+            start += count
+            room -= count
+            if room == 0 or len(parts) == MAX_RANGES:
+                result.append(parts)
+                parts, room = [], size
+    return [*result, parts] if parts else result
 
 
 class Fetch:
@@ -56,7 +94,7 @@ class Fetch:
         self._on_shard = on_shard
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._requests = deque(split.requests(wanted, streams))
+        self._requests = deque(requests_for(wanted, streams))
         self._stream_count = min(streams, len(self._requests))
         self._working = 0
         self._active: set[Stream] = set()
@@ -141,13 +179,13 @@ class Fetch:
                 self._fail(error)
                 return
 
-    def _next(self) -> list[split.Part] | None:
+    def _next(self) -> list[Part] | None:
         with self._lock:
             if self._error is not None or not self._requests:
                 return None
             return self._requests.popleft()
 
-    def _exchange(self, stream: Stream, parts: list[split.Part]) -> None:
+    def _exchange(self, stream: Stream, parts: list[Part]) -> None:
         with self._lock:
             if self._error is not None:
                 raise ConnectionAbortedError("another stream of this fetch failed")
@@ -159,7 +197,7 @@ class Fetch:
                 self._active.discard(stream)
                 self._changed.notify_all()
 
-    def _transfer(self, stream: Stream, parts: list[split.Part]) -> None:
+    def _transfer(self, stream: Stream, parts: list[Part]) -> None:
         targets = [self._wanted[part.position] for part in parts]
         ranges = [
             (target.shard, part.start, part.nbytes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -21,9 +21,14 @@ from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.limits import MAX_FRAME_BYTES
 from emergency_ckpt.errors import ProtocolViolation
 from emergency_ckpt.forked import drop_in_child
-from emergency_ckpt.transfer import split, wire
-from emergency_ckpt.transfer.security import sealed_ranges
-from emergency_ckpt.transfer.security.sealing import PIECE_BYTES, TAG_BYTES, Direction
+from emergency_ckpt.transfer import wire
+from emergency_ckpt.transfer.security.sealing import (
+    PIECE_BYTES,
+    TAG_BYTES,
+    Direction,
+    receive_sealed,
+    send_sealed,
+)
 from emergency_ckpt.transfer.source import FileTarget, PartlyMade, Target
 
 T = TypeVar("T")
@@ -46,6 +51,30 @@ def timeout_until(deadline_s: float, io_timeout_s: float, what: str) -> Timeout:
         return min(left_s, io_timeout_s)
 
     return remaining
+
+
+def pieces(
+    ranges: Sequence[tuple[int, int]], piece_bytes: int
+) -> Iterator[list[tuple[int, int, int]]]:
+    """Group (offset, nbytes) ranges into lists of at most ``piece_bytes`` in all, in order.
+
+    Items are (index of the range, offset, nbytes). A range over the limit is cut; ranges of zero
+    bytes are left out.
+    """
+    piece: list[tuple[int, int, int]] = []
+    room = piece_bytes
+    for index, (offset, nbytes) in enumerate(ranges):
+        done = 0
+        while done < nbytes:
+            count = min(nbytes - done, room)
+            piece.append((index, offset + done, count))
+            done += count
+            room -= count
+            if room == 0:
+                yield piece
+                piece, room = [], piece_bytes
+    if piece:
+        yield piece
 
 
 class Stream:
@@ -128,12 +157,12 @@ class Stream:
         on_bytes: Callable[[int], None],
     ) -> None:
         """Send each (offset, nbytes) of the mapping, in order."""
-        for piece in split.pieces(ranges, PIECE_BYTES):
+        for piece in pieces(ranges, PIECE_BYTES):
             batch = [(offset, nbytes) for _, offset, nbytes in piece]
             if self._sending is None or self._raw_ranges:
                 _native.send_ranges(self._socket.fileno(), mapping, batch, timeout())
             else:
-                sealed_ranges.send(self._socket.fileno(), self._sending, mapping, batch, timeout())
+                send_sealed(self._socket.fileno(), self._sending, mapping, batch, timeout())
             on_bytes(sum(nbytes for _, nbytes in batch))
 
     def receive_ranges(
@@ -145,12 +174,12 @@ class Stream:
     ) -> list[int]:
         """Receive into each (offset, nbytes), in order; return the CRC32C of each range."""
         crcs = [0] * len(ranges)
-        for piece in split.pieces(ranges, PIECE_BYTES):
+        for piece in pieces(ranges, PIECE_BYTES):
             batch = [(offset, nbytes) for _, offset, nbytes in piece]
             fd = self._socket.fileno()
             target = into.of(batch) if isinstance(into, PartlyMade) else into
             if self._receiving is not None and not self._raw_ranges:
-                parts = sealed_ranges.receive(fd, self._receiving, target, batch, timeout())
+                parts = receive_sealed(fd, self._receiving, target, batch, timeout())
             elif isinstance(target, FileTarget):
                 parts = _native.receive_to_file(fd, target.fd, batch, timeout())
             else:

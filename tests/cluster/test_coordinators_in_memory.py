@@ -10,7 +10,7 @@ from coordination_suite import CHECKS, SOON_S
 from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster.coordination import LocalCoordinator, connect, deadline_left_s
-from emergency_ckpt.cluster.sealed_coordination import SealedCoordinator
+from emergency_ckpt.cluster.secret_agreement import SealedCoordinator
 from emergency_ckpt.errors import CoordinationError
 
 

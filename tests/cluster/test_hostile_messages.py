@@ -14,9 +14,8 @@ from memory_coordination import MemoryService, everywhere
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster import left_processes, peers, start_agreement
 from emergency_ckpt.cluster import round as rounds_and_cells
-from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.cluster.left_processes import LeftProcesses, leaving
-from emergency_ckpt.cluster.messages import (
+from emergency_ckpt.cluster.coordination import (
+    Coordinator,
     by_process,
     decode_each,
     decode_message,
@@ -24,6 +23,7 @@ from emergency_ckpt.cluster.messages import (
     reason_of,
     text_of,
 )
+from emergency_ckpt.cluster.left_processes import LeftProcesses, leaving
 from emergency_ckpt.cluster.peers import Known
 from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, MAX_PLAN_MESSAGE_BYTES
@@ -32,8 +32,6 @@ from emergency_ckpt.errors import CheckpointError, ConfigError, CoordinationErro
 from emergency_ckpt.save import vote
 from emergency_ckpt.save.persistent.rounds import (
     FIRST_STAGE,
-    Crc,
-    Document,
     StageReport,
     StorageRounds,
     rule_of,
@@ -62,7 +60,7 @@ MESSAGES: tuple[tuple[Any, Any], ...] = (
     (words.Proposal(3, "local", 40), words.Proposal),
     (words.Answer("late", 41, 0.25), words.Answer),
     (words.Decision(True), words.Decision),
-    (StageReport(documents={0: Document("5e", False)}, crcs=(Crc(SHARD, 77),)), StageReport),
+    (StageReport(documents={0: ("5e", False)}, crcs=((SHARD, 77),)), StageReport),
     (("0198f2c4a1b0-5e9d", 40, "0198f2c4a1b0-5e9d.000001"), left_processes.Place),
     ({"dir": "'/a'"}, dict[str, str]),
     (["dir differs"], list[str]),

@@ -9,7 +9,7 @@ from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.round import Round
-from emergency_ckpt.cluster.sealed_coordination import SealedCoordinator
+from emergency_ckpt.cluster.secret_agreement import SealedCoordinator
 from emergency_ckpt.errors import CoordinationError, DeadlineExceeded, ForgedValue
 
 KEY = b"k" * 32

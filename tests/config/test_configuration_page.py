@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 from places import ROOT
-
-from emergency_ckpt.config import Config
-from emergency_ckpt.config.document import (
+from settings_page import (
     KEYWORDS,
     configuration_page,
     keywords_module,
     meanings_of_settings,
 )
+
+from emergency_ckpt.config import Config
 
 PAGE = ROOT / "docs" / "configuration.md"
 

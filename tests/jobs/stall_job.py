@@ -17,10 +17,10 @@ from restoring import lose, restore, train
 
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.events import Event
-from emergency_ckpt.storage.chunks import file_reader
+from emergency_ckpt.storage import chunks
 from emergency_ckpt.storage.item.array_writes import ArrayWrites
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.session import Session
+from emergency_ckpt.transfer.server import Session
 
 STEPS = range(1, 11)
 STALL_S = 3.0
@@ -92,7 +92,7 @@ def stuck_read(world: JobProcess) -> Any:
         if world.process == STUCK:
             over.wait(60)
 
-    with instead(file_reader._Reading, "_take", hang):
+    with instead(chunks._Reading, "_take", hang):
         seen = judged(world, "read", **settings)
         over.set()
     return [seen, restore(world, "read", **settings)]
@@ -102,7 +102,7 @@ def slow_reads(world: JobProcess) -> Any:
     """Storage is slow for all, and slower for one: longer than the limit, and never still."""
     settings = in_storage(world, "slow")
     pause_s = STALL_S / (2 if world.process == STUCK else 3)
-    with instead(file_reader._Reading, "_take", lambda *_: time.sleep(pause_s)):
+    with instead(chunks._Reading, "_take", lambda *_: time.sleep(pause_s)):
         return judged(world, "slow", **settings)
 
 
@@ -124,7 +124,7 @@ def frozen(world: JobProcess) -> Any:
     if world.process == 0:
         thread.start()
     pause_s = STALL_S / 2 if world.process == STUCK else 0.0
-    with instead(file_reader._Reading, "_take", lambda *_: time.sleep(pause_s)):
+    with instead(chunks._Reading, "_take", lambda *_: time.sleep(pause_s)):
         seen = judged(world, "frozen", **settings)
     if world.process == 0:
         thread.join()

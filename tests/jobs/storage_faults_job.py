@@ -27,7 +27,7 @@ from job_process import (
 
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.storage import waits
+from emergency_ckpt.storage import calls
 from emergency_ckpt.storage.item import objects
 from emergency_ckpt.storage.item.array_writes import ArrayWrites
 
@@ -215,9 +215,9 @@ def still_at_storage() -> list[str]:
 def waits_in_python(frame: FrameType) -> bool:
     while frame.f_globals["__name__"] == "threading" and frame.f_back is not None:
         frame = frame.f_back
-    if frame.f_code is waits.wait_for.__code__ and frame.f_back is not None:
+    if frame.f_code is calls.wait_for.__code__ and frame.f_back is not None:
         caller = frame.f_back
-        caller = caller.f_back if caller.f_code is waits.result_of.__code__ else caller
+        caller = caller.f_back if caller.f_code is calls.result_of.__code__ else caller
         return caller is not None and caller.f_globals["__name__"] == objects.__name__
     return frame.f_globals["__name__"].startswith("fsspec.")
 

@@ -18,7 +18,7 @@ from job_process import JobProcess, finish, mesh_of, programs_of, run_program
 from restoring import lose, process_dir, restore, train
 
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.session import Session
+from emergency_ckpt.transfer.server import Session
 
 STEPS = range(1, 11)
 _RESETS = 3

@@ -26,7 +26,7 @@ from tiers_support import (
 )
 
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_HOST_STATE_SAVES
-from emergency_ckpt.core.restore.suspect import RestoredSave
+from emergency_ckpt.core.restore.inventory import RestoredSave
 from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import CorruptData, HostStateError, LocalTierError, RamdiskFull
 from emergency_ckpt.ram import LocalTier, build_contents

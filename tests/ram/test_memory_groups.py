@@ -11,8 +11,8 @@ from tiers_support import LAYOUT, complete_save, make_old, open_tier
 from emergency_ckpt.core.limits import MAX_GROUP_FILE_BYTES, SMALL_FILES_BYTES
 from emergency_ckpt.core.memory_limit import MemoryLimit
 from emergency_ckpt.errors import MemoryLimitReached
-from emergency_ckpt.ram import memory_groups
-from emergency_ckpt.ram.memory_groups import memory_limits
+from emergency_ckpt.ram import host_memory
+from emergency_ckpt.ram.host_memory import memory_limits
 
 STAT = (
     "anon 4000\ninactive_file 300\nactive_file 40\ntotal_inactive_file 700\ntotal_active_file 50\n"
@@ -80,7 +80,7 @@ def limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     job = _group(tmp_path / "groups/job", {"memory.max": str(64 << 20), **used})
     (tmp_path / "self").write_text("0::/job\n")
     found = partial(memory_limits, tmp_path / "groups", tmp_path / "self")
-    monkeypatch.setattr(memory_groups, "memory_limits", found)
+    monkeypatch.setattr(host_memory, "memory_limits", found)
     return job / "memory.max"
 
 

@@ -13,7 +13,7 @@ import pytest
 from looks import eckpt_here
 from run_log_support import failed_run, logged, report_page, restored_at, write_log
 
-from emergency_ckpt.core.run_log.run_events import RunEvent
+from emergency_ckpt.event_log.records import LoggedEvent
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'<!--"
 
@@ -40,11 +40,11 @@ class Elements(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-def page(events: list[RunEvent], **changes: object) -> Elements:
+def page(events: list[LoggedEvent], **changes: object) -> Elements:
     return Elements(report_page(events, **changes))
 
 
-def events_that_say(words: str) -> list[RunEvent]:
+def events_that_say(words: str) -> list[LoggedEvent]:
     names = ("restore.quarantined", "save.incomplete", "start.warning", words)
     fields = dict.fromkeys(("holder", "detail", "reason", "text", "tier", words), words)
     received = {"step": 20, "holder": words, "size_bytes": 7}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from world import World, same, save_all
 
-from emergency_ckpt.storage.chunks.index import ChunkIndex
+from emergency_ckpt.storage.chunks import ChunkIndex
 
 
 def after_the_index(monkeypatch: pytest.MonkeyPatch, work: Callable[[Path], None]) -> None:

@@ -220,7 +220,7 @@ def _separate(module: ModuleType) -> None:
 
 def _connect() -> None:
     native: Any = native_sockets.NativeSockets()
-    for name in ("transfer.stream", "transfer.security.sealed_ranges"):
+    for name in ("transfer.stream", "transfer.security.sealing"):
         vars(sys.modules[f"emergency_ckpt.{name}"])["_native"] = native
     vars(sys.modules["emergency_ckpt.state.snapshot"])["memoryview"] = devices.memory_of
     vars(sys.modules["emergency_ckpt.cluster.coordination"])["distributed"] = service.Distributed()

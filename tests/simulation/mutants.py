@@ -74,7 +74,7 @@ def _edit(module: str, name: str, old: str, new: str) -> None:
 @_mutant()
 def own_crc_not_compared() -> None:
     """P5: a process trusts the bytes of its own slots."""
-    _module("ram.published").HeldCopies.verify = lambda self, digest, shards: []
+    _module("ram.tier").LocalTier.verify = lambda self, digest, shards: []
 
 
 @_mutant()
@@ -338,7 +338,7 @@ def another_host_state_taken() -> None:
 @_mutant("tests/restore/test_other_process_ids.py", simulated=False)
 def orphans_never_released() -> None:
     """P10: adopted directories stay, and hold RAM, after a newer save is complete."""
-    _module("ram.published").HeldCopies.release_orphans = lambda self: None
+    _module("ram.tier").LocalTier.release_orphans = lambda self: None
 
 
 @_mutant("tests/restore/shards/test_arrivals.py", simulated=False)

@@ -14,7 +14,7 @@ from world import World, logged, save_all
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.ram.mounts import file_system_of
+from emergency_ckpt.ram.host_memory import file_system_of
 from emergency_ckpt.start import LAUNCHED_COUNT, config_warnings, device_warnings
 
 

@@ -19,8 +19,7 @@ from emergency_ckpt import _native
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.errors import CorruptData, DeadlineExceeded, PersistentTierError
 from emergency_ckpt.storage import PersistentTier
-from emergency_ckpt.storage.chunks.file_reader import FileBox, read_into
-from emergency_ckpt.storage.chunks.index import ChunkIndex, Stretch
+from emergency_ckpt.storage.chunks import ChunkIndex, FileBox, Stretch, read_into
 from emergency_ckpt.storage.tier import StoredStep
 from emergency_ckpt.types import ShardId
 from emergency_ckpt.work_progress import WorkProgress

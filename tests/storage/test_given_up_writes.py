@@ -22,8 +22,7 @@ from emergency_ckpt.storage.item.array_writes import (
     new_context,
     published_database_spec,
 )
-from emergency_ckpt.storage.item.documents import NamedArray
-from emergency_ckpt.storage.item.state import NUMPY_ARRAY, ItemArray, loaded_part
+from emergency_ckpt.storage.item.state import NUMPY_ARRAY, ItemArray, NamedArray, loaded_part
 from emergency_ckpt.types import SaveId
 from emergency_ckpt.work_progress import WorkProgress
 

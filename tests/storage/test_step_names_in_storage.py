@@ -130,7 +130,7 @@ def test_removal_into_a_folder_goes_on_after_a_crash(tmp_path: Path) -> None:
     tier = tier_of(tmp_path)
     save_over(tier, 5, 50, life_of(1))
     save_over(tier, 6, 60, life_of(1))
-    killed = writer_of(tier, todelete_subdir="old", events=Deadly())
+    killed = writer_of(tier, todelete_subdir="old", emit=Deadly().emit)
     killed.hold(life_of(1))
     with pytest.raises(Killed):
         killed.remove([5], life_of(1))

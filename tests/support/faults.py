@@ -18,13 +18,13 @@ from memory_coordination import MemoryService
 from emergency_ckpt.cluster import membership
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.event_log import log_writer
-from emergency_ckpt.ram.published import HeldCopies
 from emergency_ckpt.ram.slot_writer import SlotFile, SlotWriter
+from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore import steps as step_catalog
 from emergency_ckpt.state import staging
 from emergency_ckpt.storage import PersistentTier, step_reader
 from emergency_ckpt.storage.item.array_writes import ArrayWrites
-from emergency_ckpt.transfer import split
+from emergency_ckpt.transfer import fetch
 from emergency_ckpt.types import Box
 
 
@@ -72,7 +72,7 @@ def coordinated_by(service: MemoryService) -> Iterator[None]:
 
 def pieces_share_requests(monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
     """Let a client of transfers ask for at least so many bytes at once, where it needs as many."""
-    monkeypatch.setattr(split, "MIN_REQUEST_BYTES", size_bytes)
+    monkeypatch.setattr(fetch, "MIN_REQUEST_BYTES", size_bytes)
 
 
 class SlowStorage:
@@ -129,14 +129,14 @@ def copies_to_slots_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shards_in_ram_look_damaged(monkeypatch: pytest.MonkeyPatch, times: float) -> None:
     """Let the first so many looks at shards in RAM find one that is damaged."""
-    verify = HeldCopies.verify
+    verify = LocalTier.verify
     looks: list[str] = []
 
-    def find(self: HeldCopies, digest: str, shards: Sequence[int]) -> list[tuple[int, int]]:
+    def find(self: LocalTier, digest: str, shards: Sequence[int]) -> list[tuple[int, int]]:
         looks.append(digest)
         return [(shards[0], 1)] if len(looks) <= times else verify(self, digest, shards)
 
-    monkeypatch.setattr(HeldCopies, "verify", find)
+    monkeypatch.setattr(LocalTier, "verify", find)
 
 
 def listings_give_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,17 +28,18 @@ from fuzz_targets import (
 )
 
 from emergency_ckpt.cluster import secret_agreement
-from emergency_ckpt.cluster.messages import decode_message
+from emergency_ckpt.cluster.coordination import decode_message
 from emergency_ckpt.core.keys import OpenedValue, open_value, seal_value
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.ram import ReadOnlyRamdisk
-from emergency_ckpt.ram.owners import OWNER_LOCK, read_owner
+from emergency_ckpt.ram.locks import OWNER_LOCK, read_owner
 from emergency_ckpt.ram.process_files import LEDGER, ProcessFiles
-from emergency_ckpt.restore.dialogue import Answer, PlanFailed, Report, SurveyAnswer, Verdict
+from emergency_ckpt.restore.dialogue import Answer, PlanFailed, Report, Verdict
+from emergency_ckpt.restore.request import CompleteSteps
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.save import Ballot
-from emergency_ckpt.storage.chunks.index import ChunkIndex
+from emergency_ckpt.storage.chunks import ChunkIndex
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.security.handshake import NotProved, prove_to_server
 from emergency_ckpt.transfer.security.sealing import SEAL_KEY_BYTES, Direction
@@ -169,9 +170,11 @@ PLACES: Mapping[str, Target] = {
     ),
     "secret_hello": Target(_secret_hello, [_HELLO]),
     "report": Target(_message(Report), [_REPORT]),
-    "answer": Target(_message(Answer), [msgspec.json.encode(PlanFailed("no"))]),
+    "answer": Target(
+        _message(Answer),
+        [msgspec.json.encode(each) for each in (PlanFailed("no"), CompleteSteps())],
+    ),
     "verdict": Target(_message(Verdict), [msgspec.json.encode(Verdict())]),
-    "survey": Target(_message(SurveyAnswer), [msgspec.json.encode(SurveyAnswer())]),
     "ballot": Target(_message(Ballot), [msgspec.json.encode(Ballot("5e" * 32, "9d" * 32))]),
     "ledger": Target(_ledger, [_LEDGER]),
     "ledger_body": Target(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from emergency_ckpt.cluster import messages
+from emergency_ckpt.cluster import coordination
 from emergency_ckpt.core.address import parse_address
 from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.placement.placement_policies import parse_policy
@@ -261,9 +261,9 @@ TARGETS: Mapping[str, Target] = {
         [body_of(_VERSION, "version")],
     ),
     "stage_report": Target(lambda data: report_of(data, "tensors", 7, 0), [b'{"error":"no"}']),
-    "number": Target(lambda data: messages.number_of(data, "number"), [b"17"]),
-    "reason": Target(messages.reason_of, [b"a reason"]),
-    "text": Target(lambda data: messages.text_of(data, "text"), [b"text"]),
+    "number": Target(lambda data: coordination.number_of(data, "number"), [b"17"]),
+    "reason": Target(coordination.reason_of, [b"a reason"]),
+    "text": Target(lambda data: coordination.text_of(data, "text"), [b"text"]),
     "address": Target(_as_text(parse_address), [b"host:80", b"[::1]:80"]),
     "policy": Target(_as_text(parse_policy), [b"striped(2)", b"all_but_primary"]),
     "fault": Target(_as_text(parse_fault), [b"step=3 kill=process:1 lose-ram"]),

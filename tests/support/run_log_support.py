@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from emergency_ckpt.core.run_log.run_events import RunEvent
+from emergency_ckpt.event_log.records import LoggedEvent
 from emergency_ckpt.tools.report.page import ReportRun, page_of
 from emergency_ckpt.tools.report.reading import read_log
 from emergency_ckpt.tools.survey.explanation import RestoreExplanation, last_restore
@@ -15,34 +15,35 @@ from emergency_ckpt.tools.survey.explanation import RestoreExplanation, last_res
 __all__ = ["RestoreExplanation", "last_restore", "read_log"]
 
 
-def logged(time_s: float, name: str, process: int = 0, life: int = 0, **fields: Any) -> RunEvent:
-    return RunEvent(
+def logged(time_s: float, name: str, process: int = 0, life: int = 0, **fields: Any) -> LoggedEvent:
+    return LoggedEvent(
         time_s=time_s,
         name=name,
         process=process,
-        slice_index=process,
+        slice=process,
+        run_id="run7",
         incarnation=f"{life:06d}-ab",
         life=life,
         fields=fields,
     )
 
 
-def restored_at(time_s: float, process: int, step: int = 20, **fields: Any) -> RunEvent:
+def restored_at(time_s: float, process: int, step: int = 20, **fields: Any) -> LoggedEvent:
     moved = {"bytes_local": 0, "bytes_peer": 0, "bytes_persistent": 0}
     known = {"step": step, "tier": "local", "seconds": 0.5, "overlapped_seconds": 0.25}
     return logged(time_s, "restore.finished", process, 1, **(known | moved | fields))
 
 
-def saved(time_s: float, process: int, life: int, step: int) -> list[RunEvent]:
+def saved(time_s: float, process: int, life: int, step: int) -> list[LoggedEvent]:
     return [
         logged(time_s, "save.started", process, life, step=step, tier="local"),
         logged(time_s + 0.5, "save.complete", process, life, step=step, seconds=0.5),
     ]
 
 
-def failed_run(*, every_step: bool = True) -> list[RunEvent]:
+def failed_run(*, every_step: bool = True) -> list[LoggedEvent]:
     """Return a start of 10 s, steps 1 to 23, and 24.25 s later steps 21 to 30 from step 20 on."""
-    events: list[RunEvent] = []
+    events: list[LoggedEvent] = []
     for process in (0, 1):
         events += [
             logged(1000, "preemption.source", process, source="jax"),
@@ -63,12 +64,12 @@ def failed_run(*, every_step: bool = True) -> list[RunEvent]:
     return sorted(events, key=lambda event: event.time_s)
 
 
-def line_of(event: RunEvent, run_id: str = "run7") -> str:
+def line_of(event: LoggedEvent, run_id: str = "run7") -> str:
     document = {
         "time_s": event.time_s,
         "name": event.name,
         "process": event.process,
-        "slice": event.slice_index,
+        "slice": event.slice,
         "run_id": run_id,
         "incarnation": event.incarnation,
         "fields": event.fields,
@@ -76,7 +77,7 @@ def line_of(event: RunEvent, run_id: str = "run7") -> str:
     return json.dumps(document) + "\n"
 
 
-def write_log(directory: Path, events: Iterable[RunEvent]) -> Path:
+def write_log(directory: Path, events: Iterable[LoggedEvent]) -> Path:
     """Write the events as the processes of a job do; return ``directory``."""
     directory.mkdir(parents=True, exist_ok=True)
     for event in events:
@@ -85,6 +86,6 @@ def write_log(directory: Path, events: Iterable[RunEvent]) -> Path:
     return directory
 
 
-def report_page(events: list[RunEvent], **changes: Any) -> str:
+def report_page(events: list[LoggedEvent], **changes: Any) -> str:
     """Return the page that ``eckpt report`` makes of a run with these events."""
     return page_of("Report", [ReportRun(title="run7", events=events, **changes)])

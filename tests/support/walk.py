@@ -22,7 +22,7 @@ import emergency_ckpt
 PACKAGE = Path(emergency_ckpt.__file__).parent
 END_OF_SAVE = ("state.snapshot", "SnapshotRecipe.take")
 FIRST_BYTES = {
-    "local": ("ram.published", "verify"),
+    "local": ("ram.tier", "verify"),
     "persistent": ("storage.tier", "read_into"),
 }
 

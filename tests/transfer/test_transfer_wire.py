@@ -14,9 +14,10 @@ from emergency_ckpt.core.limits import MAX_RANGES, MAX_SHARDS
 from emergency_ckpt.errors import CorruptData, ProtocolViolation
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import ShardTarget, wire
+from emergency_ckpt.transfer.fetch import requests_for
 from emergency_ckpt.transfer.security.handshake import Terms, session_keys
 from emergency_ckpt.transfer.security.sealing import Direction
-from emergency_ckpt.transfer.split import pieces, requests
+from emergency_ckpt.transfer.stream import pieces
 from emergency_ckpt.types import Contents, LeafSpec, ShardEntry
 
 MIB = 1 << 20
@@ -98,7 +99,7 @@ def test_contents_with_another_digest_are_corrupt() -> None:
 def test_requests_cover_every_byte_once(streams: int, sizes: tuple[int, ...]) -> None:
     wanted = [ShardTarget(index, nbytes, 0) for index, nbytes in enumerate(sizes)]
     reached = [0] * len(sizes)
-    for parts in requests(wanted, streams):
+    for parts in requests_for(wanted, streams):
         assert 1 <= len(parts) <= MAX_RANGES
         assert sum(part.nbytes for part in parts) <= 64 * MIB
         for part in parts:

@@ -6,7 +6,7 @@
 3. ``placement_policies`` names the ``writers`` of the persistent tier, the shards that a restore
    keeps (``RetainedShards``), and the ``buddies`` on other slices that keep a copy of a host
    state.
-4. ``study`` and ``survivability`` compute cost and survival of each policy for a given job.
+4. ``study`` computes cost and survival of each policy for a given job.
 
 Guaranteed: every box that any process holds is stored somewhere, on ``copies`` different slices
 where that many have it; all processes compute the same placement from the same arguments.

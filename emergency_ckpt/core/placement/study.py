@@ -1,9 +1,16 @@
-"""Cost and survival of each placement for a given job, and a recommendation. Computed."""
+"""Cost and survival of each placement for a given job, and a recommendation; of a save, too. Pure.
+
+A loss is fatal when it includes every unit that holds some part. So the smallest fatal losses are
+the smallest sets of holders of a part.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from math import comb
 
 from emergency_ckpt.core.limits import MAX_LOST_HOSTS, MAX_SLICES
 from emergency_ckpt.core.placement.placement_policies import (
@@ -11,15 +18,184 @@ from emergency_ckpt.core.placement.placement_policies import (
     AllButPrimary,
     PlacementPolicy,
     Striped,
+    Topology,
 )
-from emergency_ckpt.core.placement.survivability import loss_probability, slices_that_may_fail
 from emergency_ckpt.errors import ConfigError
 
+Polynomial = tuple[int, ...]
+"""Coefficients, the constant first: the number of sets of each size."""
 SLOTS = 2
 """Slots of a process: one save is complete while the other is written."""
 
 
 _SLOWEST_BYTES_PER_S = 1.0
+
+
+def loss_probability(
+    policy: PlacementPolicy, slices: int, hosts_per_slice: int, lost_hosts: int
+) -> float:
+    """Return the probability that a shard has no copy in RAM after ``lost_hosts`` hosts are lost.
+
+    Exact, in integers: a job of n slices with H hosts each loses k of its hosts, every set of k
+    equally likely, and their RAM with them. Hosts of one position (one of each slice) hold copies
+    of the same shards, so the tier is lost when, at some position, the hosts that failed include
+    all that hold some shard. With a_j sets of j slices that include no such *block*, the sets of k
+    hosts that do no harm are the coefficient of x^k in (sum_j a_j x^j)^H.
+
+    A state with fewer shards than a position has blocks survives a little more often; a shard that
+    is stored by more than one host of a slice, likewise. Host states have copies of their own.
+
+    Raises:
+      ConfigError: no slices or hosts, or more lost than there are.
+    """
+    _check(slices, hosts_per_slice, lost_hosts)
+    harmless = _minus(_binomials(slices), _fatal_sets(policy, slices))
+    return _lost(harmless, slices, hosts_per_slice, lost_hosts)
+
+
+def slices_that_may_fail(policy: PlacementPolicy, slices: int) -> int:
+    """Return the number of slices, in any combination, that the RAM tier can lose."""
+    fatal = _fatal_sets(policy, slices)
+    return next(size for size, count in enumerate(fatal) if count) - 1
+
+
+def _check(slices: int, hosts_per_slice: int, lost_hosts: int) -> None:
+    hosts = slices * hosts_per_slice
+    if slices < 1 or hosts_per_slice < 1 or not 0 <= lost_hosts <= hosts:
+        raise ConfigError(
+            [f"{lost_hosts} hosts cannot be lost of {slices} slices of {hosts_per_slice}"],
+            target="the plan",
+        )
+
+
+def _lost(harmless: Polynomial, slices: int, hosts_per_slice: int, lost_hosts: int) -> float:
+    sets = comb(slices * hosts_per_slice, lost_hosts)
+    survived = _coefficient(_power(harmless, hosts_per_slice, lost_hosts), lost_hosts)
+    return (sets - survived) / sets
+
+
+def _fatal_sets(policy: PlacementPolicy, slices: int) -> Polynomial:
+    """Return, by size, the number of sets of slices that hold every copy of a shard."""
+    if not isinstance(policy, AllButPrimary):
+        return _including(slices, min(policy.copies, slices))
+    if slices <= 2:
+        return _including(slices, slices)
+    # A set is fatal with all slices but the primary, with the primary or without it.
+    assert Topology.primary_slice == 0
+    return _product(_including(slices - 1, slices - 1), (1, 1))
+
+
+@lru_cache(maxsize=1024)
+def _including(slices: int, copies: int) -> Polynomial:
+    """Return the number of sets that include one of ``striping.blocks(range(slices), copies)``."""
+    if slices == copies:
+        return (0,) * slices + (1,)
+    if slices < 2 * copies:
+        # A block's complement is a block here: a set includes one if its complement is within one.
+        return _within(slices, slices - copies)[::-1]
+    group, rest = _including(copies, copies), _including(slices - copies, copies)
+    neither = _product(_minus(_binomials(copies), group), _minus(_binomials(slices - copies), rest))
+    return _minus(_binomials(slices), neither)
+
+
+@lru_cache(maxsize=1024)
+def _within(slices: int, copies: int) -> Polynomial:
+    """Return the number of sets that are part of one of the blocks."""
+    if slices == copies:
+        return _binomials(slices)
+    if slices < 2 * copies:
+        return _including(slices, slices - copies)[::-1]
+    group, rest = _within(copies, copies), _within(slices - copies, copies)
+    padded = group + (0,) * (slices + 1 - len(group))
+    rest += (0,) * (slices + 1 - len(rest))
+    # The empty set is counted in both.
+    return tuple(a + b - (size == 0) for size, (a, b) in enumerate(zip(padded, rest, strict=True)))
+
+
+def _binomials(size: int) -> Polynomial:
+    return tuple(comb(size, chosen) for chosen in range(size + 1))
+
+
+def _minus(a: Polynomial, b: Polynomial) -> Polynomial:
+    return tuple(x - y for x, y in zip(a, b, strict=True))
+
+
+def _product(a: Polynomial, b: Polynomial) -> Polynomial:
+    result = [0] * (len(a) + len(b) - 1)
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            result[i + j] += x * y
+    return tuple(result)
+
+
+def _power(base: Polynomial, exponent: int, most: int) -> Polynomial:
+    """Return ``base`` to the power, up to x^``most``; the constant of ``base`` is 1.
+
+    By J. C. P. Miller's recurrence (Knuth, TAOCP volume 2, section 4.7), which needs ``most`` times
+    the degree multiplications by small numbers, and divides without remainder.
+    """
+    assert base[0] == 1, "the empty set is counted once"
+    result = [1]
+    for k in range(1, min(most, exponent * (len(base) - 1)) + 1):
+        total = sum(
+            (i * exponent - (k - i)) * base[i] * result[k - i]
+            for i in range(1, min(k, len(base) - 1) + 1)
+        )
+        result.append(total // k)
+    return tuple(result)
+
+
+def _coefficient(polynomial: Polynomial, size: int) -> int:
+    return polynomial[size] if size < len(polynomial) else 0
+
+
+@dataclass(frozen=True)
+class Survival:
+    """The losses that one save survives.
+
+    Attributes:
+      parts_by_copies: number of parts by the number of units that hold each.
+      may_fail: any so many units may be lost; -1 when a part is held nowhere.
+      fatal_alone: the units of which each alone holds a part, sorted.
+      fatal_pairs: number of pairs of units whose loss is fatal, of ``pairs``.
+    """
+
+    parts_by_copies: Mapping[int, int]
+    may_fail: int
+    fatal_alone: tuple[str, ...]
+    fatal_pairs: int
+    pairs: int
+
+
+def survival_of(holders: Iterable[frozenset[str]], units: int) -> Survival:
+    """Return what a save survives whose parts have these holders, of so many units.
+
+    Without parts nothing can be lost.
+    """
+    sets = Counter(holders)
+    sizes = Counter[int]()
+    for held_by, count in sets.items():
+        sizes[len(held_by)] += count
+    alone = sorted(unit for held_by in sets if len(held_by) == 1 for unit in held_by)
+    fatal = set(alone)
+    with_one = comb(units, 2) - comb(units - len(fatal), 2)
+    pairs = sum(len(held_by) == 2 and not held_by & fatal for held_by in sets)
+    return Survival(
+        parts_by_copies=dict(sorted(sizes.items())),
+        may_fail=min(sizes, default=units + 1) - 1,
+        fatal_alone=tuple(alone),
+        fatal_pairs=comb(units, 2) if 0 in sizes else with_one + pairs,
+        pairs=comb(units, 2),
+    )
+
+
+def holders_of_parts(held: Mapping[str, Iterable[Hashable]]) -> dict[Hashable, frozenset[str]]:
+    """Return the units that hold each part, from the parts that each unit holds."""
+    found: dict[Hashable, set[str]] = {}
+    for unit, parts in held.items():
+        for part in parts:
+            found.setdefault(part, set()).add(unit)
+    return {part: frozenset(units) for part, units in found.items()}
 
 
 def held_bytes(

@@ -22,8 +22,9 @@ from typing import Literal
 import msgspec
 
 from emergency_ckpt.core.restore.inventory import Inventory, Quarantined
-from emergency_ckpt.core.restore.plan_types import RestorePlan, few
+from emergency_ckpt.core.restore.plan_types import RestorePlan
 from emergency_ckpt.core.restore.restore_plan import SaveParts, filter_inventory
+from emergency_ckpt.core.wording import few
 from emergency_ckpt.types import Box, Contents, SaveId, ShardEntry, ShardId
 
 _BOX: Callable[[ShardEntry], Box] = attrgetter("box")

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from emergency_ckpt.core.restore.suspect import RestoredSave
+from emergency_ckpt.core.restore.inventory import RestoredSave
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.types import Contents, SaveId, ShardId, TierName
 
@@ -185,10 +185,3 @@ def selected(shards: tuple[int, ...] | None, contents: Contents) -> Iterable[int
 def clip(text: str, limit_chars: int = MAX_REASON_CHARS) -> str:
     """Return ``text`` cut to the limit, because reasons travel and are logged."""
     return text if len(text) <= limit_chars else f"{text[: limit_chars - 3]}..."
-
-
-def few(items: Iterable[object], at_most: int = 4) -> str:
-    """Return the first items as text, and the number of further ones."""
-    texts = [str(item) for item in items]
-    more = f" and {len(texts) - at_most} more" if len(texts) > at_most else ""
-    return ", ".join(texts[:at_most]) + more

@@ -40,9 +40,9 @@ from emergency_ckpt.core.restore.plan_types import (
     RestorePlan,
     TargetSet,
     clip,
-    few,
 )
 from emergency_ckpt.core.timeline import is_plain
+from emergency_ckpt.core.wording import few
 from emergency_ckpt.types import LOCAL, PERSISTENT, Box, Contents, LeafSpec, SaveId, ShardId
 
 
@@ -54,13 +54,6 @@ class _Request:
     leaves: Mapping[str, LeafSpec]
     host_state_remap: bool
     needs_host_state: bool
-
-
-@dataclass(frozen=True)
-class _Blocked:
-    """A complete save that must not be restored: planning ends here."""
-
-    no_plan: NoPlan
 
 
 def plan_restore(
@@ -115,11 +108,10 @@ def plan_restore(
         if isinstance(verdict, str):
             rejected.append(_rejection(candidate, verdict))
             continue
-        outcome = verdict.no_plan if isinstance(verdict, _Blocked) else verdict
         return msgspec.structs.replace(
-            outcome,
+            verdict,
             rejected=tuple(rejected[:MAX_REJECTIONS]),
-            notes=tuple(clip(note) for note in (*usable.notes, *outcome.notes)),
+            notes=tuple(clip(note) for note in (*usable.notes, *verdict.notes)),
         )
     return _nothing_left(usable, inventory, request, requested_step, rejected)
 
@@ -182,15 +174,18 @@ def _rejection(candidate: SaveParts | PersistentStep, reason: str) -> Rejection:
 
 def _decide_persistent(
     candidate: PersistentStep, inventory: Inventory, request: _Request
-) -> RestorePlan | _Blocked | str:
-    """Return the plan for a persistent step; the processes that read it compare its leaves."""
+) -> RestorePlan | NoPlan | str:
+    """Return the plan for a persistent step; the processes that read it compare its leaves.
+
+    NoPlan for a complete step that must not be restored: planning ends there. Text: what it lacks.
+    """
     if candidate.problem:
         return candidate.problem
     if persistent_unusable(candidate.step) in inventory.quarantined:
         return "could not be read"
     wanted = request.needs_host_state and candidate.has_host_state
     if wanted and _count_differs(candidate.process_count, request):
-        return _Blocked(_count_mismatch(candidate.step, candidate.process_count, request))
+        return _count_mismatch(candidate.step, candidate.process_count, request)
     return RestorePlan(
         tier=PERSISTENT,
         step=candidate.step,
@@ -202,7 +197,7 @@ def _decide_persistent(
 
 def _decide_local(
     part: SaveParts, usable: UsableInventory, inventory: Inventory, request: _Request
-) -> RestorePlan | _Blocked | str:
+) -> RestorePlan | NoPlan | str:
     """Return the plan for this save, the reason why planning ends at it, or its missing parts."""
     if _is_replaced(part, inventory):
         return "plain Orbax wrote it, and storage now has another step of this number"
@@ -222,9 +217,9 @@ def _decide_local(
         return "; ".join([*lacks, *_faults(part)])
     if isinstance(assigned, list):
         kind = "state_mismatch"
-        return _Blocked(NoPlan(kind, step=part.save.step, mismatches=mismatches))
+        return NoPlan(kind, step=part.save.step, mismatches=mismatches)
     if states is not None and not states.all_empty and _count_differs(states.count, request):
-        return _Blocked(_count_mismatch(part.save.step, states.count, request))
+        return _count_mismatch(part.save.step, states.count, request)
     return _plan(part, usable, assigned, states, request)
 
 

@@ -1,8 +1,8 @@
 """Decisions of a save: when, together on all processes; in what order; which steps stay. Pure.
 
-1. ``save_rules`` decides from the step alone, ``timing`` from the leader's clock.
-2. ``step_agreement`` chooses a later step for all processes when the decision is the leader's;
-   ``backoff`` pauses a tier whose saves fail.
+1. ``save_rules`` decides from the step alone, ``timing`` from the leader's clock; it pauses a tier
+   whose saves fail, too.
+2. ``step_agreement`` chooses a later step for all processes when the decision is the leader's.
 3. ``snapshot_plan`` chooses the device, the order and the copies for each transfer to the host.
 4. ``save_rules.decide_vote`` decides whether the save is complete on all processes.
 5. ``retention_rules`` lists the persistent steps that may be removed.

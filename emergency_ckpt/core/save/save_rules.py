@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from emergency_ckpt.core.limits import MAX_DEPTH, MAX_ITEMS, MAX_STEP
 from emergency_ckpt.core.step_names import METRICS, is_item_name
+from emergency_ckpt.core.wording import processes_text
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.types import PERSISTENT, OrbaxStep, TierName
 
@@ -17,13 +18,6 @@ class SaveDecision(NamedTuple):
     """``save``: True when a save is due. ``reason``: why or why not."""
 
     save: bool
-    reason: str
-
-
-class VoteResult(NamedTuple):
-    """The result of the vote on one save, and the reason."""
-
-    outcome: Literal["complete", "incomplete"]
     reason: str
 
 
@@ -41,25 +35,18 @@ class StepRules(NamedTuple):
     initial: bool = False
 
 
-class SkipReason(NamedTuple):
-    """The reason why a save was skipped, and a hint."""
-
-    problem: str
-    hint: str
-
-
 _NAMED_AT_MOST = 8
 
 
-def skip_reason(tier: TierName, limit_s: float, *, waits_for_others: bool) -> SkipReason:
-    """Return why a save is skipped when the previous save to ``tier`` is not finished.
+def skip_reason(tier: TierName, limit_s: float, *, waits_for_others: bool) -> tuple[str, str]:
+    """Return why a save is skipped when the previous one to ``tier`` is not finished, and a hint.
 
     Args:
       limit_s: seconds that the save has waited for the previous one.
       waits_for_others: this process has done its part of the previous save, other processes not.
     """
     if waits_for_others:
-        return SkipReason(
+        return (
             "the previous save still waits for other processes"
             + (f" after {limit_s:.3g} s" if limit_s else ""),
             "make sure that all processes call save at the same steps; the error of that save "
@@ -69,12 +56,12 @@ def skip_reason(tier: TierName, limit_s: float, *, waits_for_others: bool) -> Sk
     if limit_s:
         problem = f"the previous save has not ended within {limit_s:.3g} s"
     if tier == PERSISTENT:
-        return SkipReason(
+        return (
             problem,
             "find out why storage, or another process that writes there, is slow; or save to it "
             "less often",
         )
-    return SkipReason(problem, "save to RAM less often, or find out why this host is slow")
+    return problem, "save to RAM less often, or find out why this host is slow"
 
 
 def decide_save(step: int, every_n_steps: int, last_saved: int | None) -> SaveDecision:
@@ -110,8 +97,8 @@ def decide_by_step(rules: StepRules, step: int, last_saved: int | None) -> SaveD
 
 def decide_vote(
     expected: Iterable[int], published: Iterable[int], refused: Iterable[int]
-) -> VoteResult:
-    """Return ``complete`` when every expected process published the save and none refused it.
+) -> tuple[bool, str]:
+    """Return whether every expected process published the save and none refused it; the reason.
 
     Args:
       expected, published, refused: process indices. Votes of processes that are not expected do
@@ -121,27 +108,20 @@ def decide_vote(
     against = wanted & frozenset(refused)
     absent = wanted - frozenset(published) - against
     if not wanted:
-        return VoteResult("incomplete", "no process was expected to publish")
+        return False, "no process was expected to publish"
     if not against and not absent:
-        return VoteResult("complete", all_published(len(wanted)))
+        return True, all_published(len(wanted))
     parts: list[str] = []
     if against:
-        parts.append(f"{_named(against)} refused")
+        parts.append(f"{processes_text(against)} refused")
     if absent:
-        parts.append(f"{_named(absent)} did not publish")
-    return VoteResult("incomplete", "; ".join(parts))
+        parts.append(f"{processes_text(absent)} did not publish")
+    return False, "; ".join(parts)
 
 
 def all_published(count: int) -> str:
     """Return the reason of a complete save of ``count`` processes."""
     return f"all {count} processes published"
-
-
-def _named(processes: frozenset[int]) -> str:
-    order = sorted(processes)
-    names = ", ".join(map(str, order[:_NAMED_AT_MOST]))
-    more = f" and {len(order) - _NAMED_AT_MOST} more" if len(order) > _NAMED_AT_MOST else ""
-    return f"process{'es' if len(order) > 1 else ''} {names}{more}"
 
 
 def step_number(operation: str, step: object, *, hint: str = "") -> int:

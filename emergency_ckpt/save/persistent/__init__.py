@@ -33,7 +33,7 @@ it commits; a commit that was under way is withdrawn unless host states lie besi
 removes it with them.
 
 From the second failed save in a row on the first writer pauses, twice as long each time
-(``core.save.backoff``, five minutes at most; not for forced saves), and tells the others at a due
+(``core.save.timing``, five minutes at most; not for forced saves), and tells the others at a due
 step. ``retention`` removes old steps in the background on the process that published the newest:
 the marker first, then the name under which Orbax finds the step, then the bytes. It never removes
 the last complete step, nor any step while a restore reads.

@@ -13,9 +13,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from emergency_ckpt.cluster.coordination import Coordinator
+from emergency_ckpt.cluster.coordination import Coordinator, decode_message, reason_of
 from emergency_ckpt.cluster.left_processes import LeftProcesses
-from emergency_ckpt.cluster.messages import decode_message, reason_of
 from emergency_ckpt.cluster.round import Answer, Cell, Round, Rule, Series
 from emergency_ckpt.core.limits import MAX_METRICS_BYTES
 from emergency_ckpt.errors import (
@@ -30,16 +29,6 @@ from emergency_ckpt.storage.meetings import BEGUN
 from emergency_ckpt.types import PERSISTENT, SaveId, ShardId
 
 
-class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    digest: str
-    empty: bool
-
-
-class Crc(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    shard: ShardId
-    crc32c: int
-
-
 class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Report of one writer on one stage.
 
@@ -47,7 +36,9 @@ class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
       pauses: the error is a pause after failed saves.
-      documents, crcs: what this writer has stored, and the CRCs of its part of the tensors.
+      documents: by owner, SHA-256 (hex) of each host state that this writer has stored, and
+        whether it is empty.
+      crcs: CRC32C of each shard of its part of the tensors.
       finite: the values of that part were looked at, and none is NaN or infinite.
       kept: of the first writer, that storage has the step already.
       steps: of the first writer's outcome, those that storage has and keeps, oldest first.
@@ -56,8 +47,8 @@ class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     error: str = ""
     pauses: bool = False
-    documents: dict[int, Document] = {}
-    crcs: tuple[Crc, ...] = ()
+    documents: dict[int, tuple[str, bool]] = {}
+    crcs: tuple[tuple[ShardId, int], ...] = ()
     finite: bool = False
     kept: bool = False
     steps: tuple[int, ...] = ()
@@ -92,9 +83,9 @@ def agreed_crcs(every: Sequence[StageReport]) -> tuple[dict[ShardId, int], list[
     found: dict[ShardId, int] = {}
     differing: set[ShardId] = set()
     for part in every:
-        for each in part.crcs:
-            if found.setdefault(each.shard, each.crc32c) != each.crc32c:
-                differing.add(each.shard)
+        for shard, crc in part.crcs:
+            if found.setdefault(shard, crc) != crc:
+                differing.add(shard)
     for shard in differing:
         del found[shard]
     return found, sorted(differing)

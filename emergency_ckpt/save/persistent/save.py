@@ -40,8 +40,6 @@ from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.save.persistent.rounds import (
     DOCUMENTS,
     FIRST_STAGE,
-    Crc,
-    Document,
     SavePaused,
     StageReport,
     StorageRounds,
@@ -393,15 +391,14 @@ class PersistentSaves:
         """Before the tensors: a step that has none is then known to be of plain Orbax."""
         save, count = job.save, self._coordinator.process_count
         started_s = time.monotonic()
-        written: dict[int, Document] = {}
+        written: dict[int, tuple[str, bool]] = {}
         for owner, data in documents.items():
             document = host_states.decode(data)
             self._tier.write_document(save.step, owner, count, data)
-            digest = hashlib.sha256(data).hexdigest()
-            written[owner] = Document(digest, document.payload is None)
+            written[owner] = hashlib.sha256(data).hexdigest(), document.payload is None
         seconds = time.monotonic() - started_s
         self._events.emit("persistent.host_states_written", step=save.step, seconds=seconds)
-        every = tuple(Crc(shard, each.crc32c) for shard, each in shards.items())
+        every = tuple((shard, each.crc32c) for shard, each in shards.items())
         finite = self._checks_finite and not any(each.non_finite for each in shards.values())
         return StageReport(documents=written, crcs=every, finite=finite)
 
@@ -413,11 +410,10 @@ class PersistentSaves:
             text = f"{shard.leaf}{shard.box} differs between the processes that write it"
             self._events.emit("divergence", step=job.save.step, text=text)
         specs = [leaf.spec for leaf in job.tree.leaves]
-        described = {owner: (each.digest, each.empty) for owner, each in documents.items()}
         metrics = checked_metrics(job.metrics)
         finite = all(part.finite for part in every)
         entry = self._tier.finish(
-            job.save, described, specs, crcs, metrics, job.orbax, finite=finite
+            job.save, documents, specs, crcs, metrics, job.orbax, finite=finite
         )
         self._chain.publish(entry)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,11 +13,10 @@ import tensorstore
 
 from emergency_ckpt.core.placement.placement_policies import StorageCompression
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.storage.item.documents import NamedArray
-from emergency_ckpt.storage.item.state import ItemArray, StoredPart
+from emergency_ckpt.storage.calls import wait_for
+from emergency_ckpt.storage.item.state import ItemArray, NamedArray, StoredPart
 from emergency_ckpt.storage.orbax_names import MANIFEST
 from emergency_ckpt.storage.orbax_reader import kvstore_of
-from emergency_ckpt.storage.waits import wait_for
 from emergency_ckpt.work_progress import WorkProgress
 
 DATA_FILE_BYTES = 64 << 20
@@ -310,3 +311,27 @@ class UnpublishedDatabase:
         memory = tensorstore.KvStore.open({"driver": "memory"}, context=self._context)
         found: Any = self._writes.result(self._writes.result(memory).read(MANIFEST))
         return found.value if found.state == "value" else None
+
+
+def release_pages(database: str) -> None:
+    """Let the kernel take the pages of the data files below the folder ``database`` for new ones.
+
+    A save to a disk then needs no more pages than the one before it. Without this each save takes
+    new ones, which cost several times as much as the write where the machine is a virtual one that
+    made them last, or where memory has to be reclaimed first. The files stay as they are: a restore
+    of that step reads them from the disk.
+    """
+    # Only advice: a step that is being removed has no files to advise on.
+    with contextlib.suppress(OSError), os.scandir(f"{database}/d") as entries:
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False):
+                _release(entry.path)
+
+
+def _release(path: str) -> None:
+    with contextlib.suppress(OSError):
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(file)

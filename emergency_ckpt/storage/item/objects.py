@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import tensorstore
 
 from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.storage.calls import result_of, wait_for
 from emergency_ckpt.storage.orbax_names import STEP_METADATA
 from emergency_ckpt.storage.orbax_reader import kvstore_of
-from emergency_ckpt.storage.waits import result_of, wait_for
 
 
 class _Write(NamedTuple):

@@ -1,29 +1,42 @@
-"""The arrays of an item, and the part of each that this process writes, in host memory.
+"""The arrays of an item, the part of each that this process writes, and their JSON documents.
 
-If several processes hold the same box, each stores an equal part of it.
+If several processes hold the same box, each stores an equal part of it. The documents are as
+Orbax's handler of pytrees writes them.
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import numpy.typing as npt
+import orbax.checkpoint as ocp
+from etils import epath
 
-from emergency_ckpt.core.boxes import whole
-from emergency_ckpt.core.placement.chunks import chunk_shape
+from emergency_ckpt.core.boxes import chunk_shape, volume, whole
 from emergency_ckpt.core.restore.leaves import STORED_AS_UINT8
-from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.core.step_names import leaves_by_item
+from emergency_ckpt.errors import CorruptData, InvalidState, PersistentTierError
+from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.state.staging import HostShard
-from emergency_ckpt.state.tree import Leaf, LeafKind, PyTree, StateTree, boxes_by_device
+from emergency_ckpt.state.tree import Leaf, LeafKind, PyTree, StateTree, boxes_by_device, path_of
+from emergency_ckpt.storage.marker import ITEM
 from emergency_ckpt.storage.writer_arrays import spread, storage_sharding
+from emergency_ckpt.tier import StepReader, leaf_bytes, read_leaf
 from emergency_ckpt.types import Box, ShardId
 
 JAX_ARRAY, NUMPY_ARRAY, SCALAR = "jax.Array", "np.ndarray", "scalar"
 """Orbax's names of the types of leaves."""
+SHARDINGS = "_sharding"
+
+_SEQUENCE, _MAPPING = 1, 2
+_EMPTY = ((list, "List"), (tuple, "Tuple"), (Mapping, "Dict"))
+_CHUNKED_BYTES = 16 << 20  # smaller leaves are one chunk
 
 
 class StoredPart(NamedTuple):
@@ -181,3 +194,218 @@ def _place_of(leaf: Leaf, sharding: jax.sharding.Sharding, writers: Sequence[int
         chunk_shape(write_shape, item_bytes),
         tuple((saved[dev], box) for box, dev in writer_of.items() if dev.process_index == me),
     )
+
+
+class NamedArray(NamedTuple):
+    """An array by Orbax's name of it."""
+
+    name: str
+    array: ItemArray
+
+
+class ItemTree:
+    """The structure of an item: the state with an ``ItemArray`` or None for each leaf."""
+
+    def __init__(self, state: Any) -> None:
+        # Empty containers count as leaves, since Orbax keeps them.
+        self._leaves = jax.tree_util.tree_flatten_with_path(
+            state, is_leaf=ocp.utils.is_empty_or_leaf
+        )[0]
+        self.arrays = [
+            NamedArray(".".join(ocp.tree.str_keypath(keys)), value)
+            for keys, value in self._leaves
+            if isinstance(value, ItemArray)
+        ]
+
+    def document(self) -> str:
+        """Return the document of the tree."""
+        return json.dumps(
+            {
+                "tree_metadata": dict(self._entries()),
+                "use_ocdbt": True,
+                "use_zarr3": False,
+                "store_array_data_equal_to_fill_value": True,
+                "custom_metadata": None,
+            }
+        )
+
+    def _entries(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for keys, value in self._leaves:
+            names = [str(ocp.utils.get_key_name(key)) for key in keys]
+            kinds = [_SEQUENCE if ocp.utils.is_sequence_key(key) else _MAPPING for key in keys]
+            described: dict[str, Any]
+            if isinstance(value, ItemArray):
+                described = {"value_type": value.kind, "skip_deserialize": False}
+                if value.kind == JAX_ARRAY:
+                    described["write_shape"] = value.write_shape
+            else:
+                described = {"value_type": _empty(value), "skip_deserialize": True}
+            yield (
+                str(tuple(names)),
+                {
+                    "key_metadata": [
+                        {"key": name, "key_type": kind}
+                        for name, kind in zip(names, kinds, strict=True)
+                    ],
+                    "value_metadata": described,
+                },
+            )
+
+
+def _empty(value: Any) -> str:
+    """Return Orbax's name of an empty node. It keeps no named tuples and no classes."""
+    if not hasattr(value, "_fields"):
+        for kind, name in _EMPTY:
+            if isinstance(value, kind):
+                return name
+    return "None"
+
+
+def shardings(arrays: Sequence[NamedArray]) -> str | None:
+    """Return the document of the shardings; None when no array has one that Orbax knows."""
+    texts: dict[jax.sharding.Sharding, str | None] = {}
+    found: dict[str, str] = {}
+    for name, array in arrays:
+        if array.sharding is None:
+            continue
+        if array.sharding not in texts:
+            texts[array.sharding] = _sharding(array.sharding)
+        text = texts[array.sharding]
+        if text is not None:
+            found[base64.urlsafe_b64encode(name.encode()).decode()] = text
+    return json.dumps(found) if found else None
+
+
+def _sharding(sharding: jax.sharding.Sharding) -> str | None:
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        return ocp.metadata.NamedShardingMetadata.from_jax_sharding(sharding).to_serialized_string()
+    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        single = ocp.metadata.SingleDeviceShardingMetadata.from_jax_sharding(sharding)
+        return single.to_serialized_string()
+    return None
+
+
+def array_metadata(arrays: Sequence[NamedArray]) -> str | None:
+    """Return the document of the arrays, the same for all writers; None when there are none."""
+    found = [
+        {
+            "array_metadata": {
+                "param_name": name,
+                "write_shape": array.write_shape,
+                "chunk_shape": array.chunk_shape,
+                "ext_metadata": array.key_impl and {"random_key_impl": array.key_impl},
+            }
+        }
+        for name, array in arrays
+        if array.kind == JAX_ARRAY
+    ]
+    return json.dumps({"array_metadatas": found}) if found else None
+
+
+def arrays_name(process: int) -> str:
+    """Return the name below the item of the document of the arrays that ``process`` wrote."""
+    return f"array_metadatas/process_{process}"
+
+
+def check_same_arrays(own: str, other: bytes | None, path: str, writer: int) -> None:
+    """Raise CorruptData when ``writer`` divided the arrays in another way than this process.
+
+    ``own``, ``other``: their documents of the arrays; that of ``writer`` is at ``path``.
+    """
+    if other != own.encode():
+        raise CorruptData("save", path, f"process {writer} stored other arrays than this process")
+
+
+def late_items(
+    step: StepReader,
+    like: Mapping[str, epath.Path | None],
+    progress: Callable[[int], None] = lambda _: None,
+) -> tuple[dict[str, Any], bool]:
+    """Return a step's state by Orbax's items, as ``StepWriter`` takes it; True when like ``like``.
+
+    A step has the paths of leaves alone. The nodes of an item that has other leaves in ``like`` are
+    dicts; so are all, in the item ``state``, where leaves are in none of ``like``. Items without
+    leaves are left out, as Orbax does. An item without a folder has no structure but dicts.
+    ``progress``: called with the bytes of each leaf that was read.
+    """
+    values = {path: _late_array(step, path, progress) for path in step.leaves}
+    parts = leaves_by_item(like, values)
+    if not like or sum(map(len, parts.values())) < len(values):
+        return {ITEM: tree_of(values)}, False
+    trees = {name: tree_like(item, parts[name]) for name, item in like.items()}
+    unlike = {name: tree_of(parts[name]) for name, tree in trees.items() if tree is None}
+    found = trees | unlike
+    return {n: tree for n, tree in found.items() if not ocp.utils.is_empty_node(tree)}, not unlike
+
+
+def _late_array(step: StepReader, path: str, progress: Callable[[int], None]) -> ItemArray | None:
+    """Return an array that is read when it is written; None for a leaf without elements."""
+    leaf = step.leaves[path]
+    shape = leaf.global_shape
+    if 0 in shape:
+        return None
+    dtype = np.dtype(np.uint8) if leaf.dtype in STORED_AS_UINT8 else dtype_named(leaf.dtype)
+
+    def load() -> npt.NDArray[Any]:
+        array = read_leaf(step, path)
+        progress(array.nbytes)
+        return array.view(dtype)
+
+    part = shape
+    boxes = step.boxes(path) if leaf_bytes(leaf) >= _CHUNKED_BYTES else ()
+    if len(boxes) > 1:
+        # A process that reads its own shard then reads little else.
+        part = tuple(stop - start for start, stop in max(boxes, key=volume))
+    return ItemArray(
+        shape,
+        dtype.name,
+        NUMPY_ARRAY if leaf.key_impl is None else JAX_ARRAY,
+        shape,
+        chunk_shape(part, dtype.itemsize),
+        None,
+        leaf.key_impl,
+        (StoredPart(whole(shape), leaf_bytes(leaf), load),),
+    )
+
+
+def tree_of(values: Mapping[str, Any]) -> Any:
+    """Return nested dicts with ``values`` at their paths. InvalidState when two are in the way."""
+    root: dict[str, Any] = {}
+    if list(values) == [""]:
+        return values[""]
+    for path, value in sorted(values.items()):
+        *outer, last = path.split("/")
+        inner = root
+        for key in outer:
+            inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise _in_the_way(path)
+        if last in inner:
+            raise _in_the_way(path)
+        inner[last] = value
+    return root
+
+
+def _in_the_way(path: str) -> InvalidState:
+    return InvalidState(
+        "write", f"leaf {path!r}", "a key with a slash makes its path that of another leaf's child"
+    )
+
+
+def tree_like(item: epath.Path | None, values: Mapping[str, Any]) -> Any | None:
+    """Return ``values`` in the structure of the Orbax item, or None when its leaves are others.
+
+    Leaves with None for a value are not among the item's, as arrays without elements.
+    """
+    if item is None:
+        return None
+    tree = ocp.StandardCheckpointHandler().metadata(item).tree
+    found = {path_of(key_path) for key_path, _ in jax.tree_util.tree_leaves_with_path(tree)}
+    if found != {path for path, value in values.items() if value is not None}:
+        return None
+
+    def value_at(key_path: Any, described: Any) -> Any:
+        del described
+        return values[path_of(key_path)]
+
+    return jax.tree_util.tree_map_with_path(value_at, tree)

@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.restore.inventory import PersistentStep
+from emergency_ckpt.core.signed_file import NO_SIGNING
 from emergency_ckpt.core.step_log import Entry, Table, greatest_number
 from emergency_ckpt.core.timeline import Timeline, is_same_save
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.storage.directory import StorageDirectory
 from emergency_ckpt.storage.log import LogRead, StepLog
-from emergency_ckpt.storage.marker import HOST_STATE, MARKER_NAME, NO_SIGNING
+from emergency_ckpt.storage.marker import HOST_STATE, MARKER_NAME
 from emergency_ckpt.storage.steps.folders import LOOKS_AT_ONCE, StepFolders
 from emergency_ckpt.storage.steps.looks import GONE, FoundStep, StepLooks, StepPlace
 

@@ -13,7 +13,7 @@ import itertools
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 from absl import logging
@@ -64,20 +64,8 @@ class Moved(NamedTuple):
     reason: str
 
 
-class Events(Protocol):
-    """The receiver of events about changes, such as an ``EventSink``."""
-
-    def emit(self, name: str, /, **fields: Any) -> object:
-        """Tell an event."""
-        ...
-
-
-class _Quiet:
-    def emit(self, name: str, /, **fields: Any) -> None:
-        del name, fields
-
-
-_QUIET = _Quiet()
+def _tell_nobody(name: str, **fields: object) -> None:
+    del name, fields
 
 
 def _settled(entry: Entry) -> Entry:
@@ -93,6 +81,7 @@ class DirectoryWriter:
     Args:
       run_id, from_dir, writer: as in ``Table``.
       take_over: replace another run's name, once.
+      emit: told the events of changes, as ``EventSink.emit``.
       todelete_subdir: folder of a file system, below the directory, into which removed steps are
         moved; None: they are deleted, as always in a bucket.
     """
@@ -107,7 +96,7 @@ class DirectoryWriter:
         writer: str = "",
         take_over: bool = False,
         todelete_subdir: str | None = None,
-        events: Events = _QUIET,
+        emit: Callable[..., object] = _tell_nobody,
     ) -> None:
         self._storage = storage
         self._directory = storage.path
@@ -116,7 +105,7 @@ class DirectoryWriter:
         self._mine = LogWriter(run_id, from_dir, "", writer)
         self._may_take_over = take_over
         self._todelete_subdir = todelete_subdir
-        self._events = events
+        self._emit = emit
         self._lock = threading.RLock()
         self._removed = threading.Condition(self._lock)
         self._removing: set[int] = set()
@@ -253,12 +242,12 @@ class DirectoryWriter:
         self._read = self._log.read(deadline_s)
         for fault in self._read.faults:
             logging.warning("%s; the next version mends it", fault)
-            self._events.emit("persistent.log_damaged", reason=str(fault)[:500])
+            self._emit("persistent.log_damaged", reason=str(fault)[:500])
         if self._read.doubt:
             # The next version is signed, with what this one says.
             text = f"the step log: {self._read.doubt}"
             logging.warning("%s, in %s", text, self._directory)
-            self._events.emit("restore.note", text=text)
+            self._emit("restore.note", text=text)
         if self._read.faults and self._read.table is None:
             self._read = self._read._replace(table=self._by_markers(deadline_s))
 
@@ -361,7 +350,7 @@ class DirectoryWriter:
         if table is None or change(table) != table:
             self._append(change)
         for step, _ in sorted(gone):
-            self._events.emit("persistent.dropped", step=step)
+            self._emit("persistent.dropped", step=step)
             text = "step %d is gone from %s: another program has removed it"
             logging.warning(text, step, self._directory)
         remains |= {step for step, _ in gone}
@@ -371,7 +360,7 @@ class DirectoryWriter:
                 self._has_begun = False  # a call that was given up: the next save tries again
                 continue
             self._clear(step)
-            self._events.emit("persistent.removed", step=step)
+            self._emit("persistent.removed", step=step)
         self._finish_removal([e for e in self._entries() if e.state == "removing"])
         return self._settle()
 
@@ -381,7 +370,7 @@ class DirectoryWriter:
             if not self._storage.is_changing(step):
                 if self._in_place(step) is None:
                     self._clear(step)
-                    self._events.emit("persistent.removed", step=step)
+                    self._emit("persistent.removed", step=step)
                 self._dirty.discard(step)
 
     def _is_aside_in_place(self, step: int) -> bool:
@@ -451,7 +440,7 @@ class DirectoryWriter:
                 self._dirty.add(step)
                 return None
             self._hold(self._mine.incarnation)  # ``begin`` may have been long ago
-            self._events.emit("persistent.removing", step=step)
+            self._emit("persistent.removing", step=step)
             moved = self._vacate(step, reason)
             self._clear(step)
             self._dirty.add(step)
@@ -474,9 +463,7 @@ class DirectoryWriter:
         self._move(entry)
         text = "step %d in %s is kept as %s: %s"
         logging.warning(text, step, self._directory, entry.aside_folder, reason)
-        self._events.emit(
-            "persistent.set_aside", step=step, kept_as=entry.aside_folder, reason=reason
-        )
+        self._emit("persistent.set_aside", step=step, kept_as=entry.aside_folder, reason=reason)
         return Moved(step, entry.aside_folder, reason)
 
     def _in_place(self, step: int) -> Entry | None:
@@ -521,7 +508,7 @@ class DirectoryWriter:
         with self._lock:
             self._append(lambda table: following(listing(without_lives(table), entry), chain))
             self._dirty.discard(entry.step)
-            self._events.emit("persistent.published", step=entry.step)
+            self._emit("persistent.published", step=entry.step)
 
     def settle(self) -> list[Moved]:
         """Move the files of the steps that are newly aside; return these."""
@@ -547,7 +534,7 @@ class DirectoryWriter:
             reason = rejection_reason or "it was superseded by another save of its number"
             self._set_aside(entry)
             moved.append(Moved(entry.step, entry.aside_folder, reason))
-            self._events.emit(
+            self._emit(
                 "persistent.set_aside", step=entry.step, kept_as=entry.aside_folder, reason=reason
             )
         if settled:
@@ -658,7 +645,7 @@ class DirectoryWriter:
         leaving = [msgspec.structs.replace(e, state="removing") for e in entries]
         self._append(lambda table: listing(changed(table, keys, lambda _: None), *leaving))
         for entry in leaving:
-            self._events.emit("persistent.removing", step=entry.step)
+            self._emit("persistent.removing", step=entry.step)
         self._finish_removal(leaving)
         return [entry.own_folder for entry in leaving]
 
@@ -702,7 +689,7 @@ class DirectoryWriter:
             finally:
                 self._removing.discard(entry.step)
                 self._removed.notify_all()
-            self._events.emit("persistent.removed", step=entry.step)
+            self._emit("persistent.removed", step=entry.step)
         if entries:
             keys = {e.key for e in entries}
             self._append(lambda table: changed(table, keys, lambda _: None))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from emergency_ckpt.event_log.reader import LogTail
 from emergency_ckpt.event_log.records import LoggedEvent
-from emergency_ckpt.event_log.tail import LogTail
 from emergency_ckpt.types import LOCAL, PERSISTENT
 
 _MARGIN_S = 5.0

@@ -31,9 +31,7 @@ from emergency_ckpt.errors import (
 from emergency_ckpt.state.host_state import decode as decode_document
 from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.storage.item.array_writes import ArrayWrites
-from emergency_ckpt.storage.item.documents import SHARDINGS
-from emergency_ckpt.storage.item.state import JAX_ARRAY, NUMPY_ARRAY
-from emergency_ckpt.storage.late_arrays import late_items
+from emergency_ckpt.storage.item.state import JAX_ARRAY, NUMPY_ARRAY, SHARDINGS, late_items
 from emergency_ckpt.storage.marker import OURS
 from emergency_ckpt.storage.meetings import meet_nobody, new_attempt
 from emergency_ckpt.storage.orbax_names import STEP_METADATA, TREE

@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable, Sequence
 import msgspec
 
 from emergency_ckpt.core.address import parse_address, split_holder
-from emergency_ckpt.core.placement.held_copies import Survival, holders_of_parts, survival_of
+from emergency_ckpt.core.placement.study import Survival, holders_of_parts, survival_of
 from emergency_ckpt.core.restore.inventory import Inventory
 from emergency_ckpt.core.restore.restore_plan import lacks_of, newest_complete
 from emergency_ckpt.core.wording import count_text

@@ -1,9 +1,14 @@
 """The report of a run: one HTML file, made from the events of its processes.
 
 1. ``reading`` reads the files of an event log; damaged lines are counted and named.
-2. ``core/run_log`` computes figures, bars and tables from the events.
-3. ``charts`` describes the figures to Plotly; ``page`` writes the file, with Plotly's script in it.
+2. ``lives`` reads numbers and text of an event, bounded, and groups the events into lives of the
+   job, from one start or restore to the next.
+3. ``figures`` computes from these what was lost and how long each recovery took (steps, RPO, RTO),
+   how the run's time was used, the time of each step, and the sources of the restored bytes;
+   ``spans`` the bars and marks of each process. Both are pure.
+4. ``charts`` describes the figures to Plotly; ``page`` writes the file, with Plotly's script in it.
 
 Guaranteed: the file needs no network and its policy forbids any; what a log says is text in it,
-never markup or a script. Not guaranteed: that clocks of hosts agree.
+never markup or a script; the same events give the same figures, in any order of files. Not
+guaranteed: that the clocks of hosts agree; a time between two hosts is as good as their clocks.
 """

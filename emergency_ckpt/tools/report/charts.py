@@ -12,10 +12,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from emergency_ckpt.core.run_log.goodput import RunGoodput
-from emergency_ckpt.core.run_log.spans import KINDS, Mark, Span
-from emergency_ckpt.core.run_log.step_times import StepTime
 from emergency_ckpt.core.wording import TIER_WORDS, seconds_text
+from emergency_ckpt.tools.report.figures import RunGoodput, StepTime
+from emergency_ckpt.tools.report.spans import KINDS, Mark, Span
 from emergency_ckpt.types import LOCAL, PERSISTENT
 
 MAX_ROWS = 64

@@ -18,15 +18,21 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from emergency_ckpt.core.run_log.byte_sources import RestoreBytes, byte_sources_of
-from emergency_ckpt.core.run_log.goodput import RunGoodput, goodput_of
-from emergency_ckpt.core.run_log.lives import JobLife, lives_of
-from emergency_ckpt.core.run_log.recoveries import RunRecovery, recoveries_of
-from emergency_ckpt.core.run_log.run_events import RunEvent
-from emergency_ckpt.core.run_log.spans import Mark, marks_of, newest_marks, spans_of, thinned
-from emergency_ckpt.core.run_log.step_times import sampled, step_times_of
 from emergency_ckpt.core.wording import TIER_WORDS, count_text, seconds_text, size_text
+from emergency_ckpt.event_log.records import LoggedEvent
 from emergency_ckpt.tools.report import charts
+from emergency_ckpt.tools.report.figures import (
+    RestoreBytes,
+    RunGoodput,
+    RunRecovery,
+    byte_sources_of,
+    goodput_of,
+    recoveries_of,
+    sampled,
+    step_times_of,
+)
+from emergency_ckpt.tools.report.lives import JobLife, lives_of
+from emergency_ckpt.tools.report.spans import Mark, marks_of, newest_marks, spans_of, thinned
 
 MAX_TABLE_ROWS = 200
 MAX_MATRIX_SOURCES = 24
@@ -44,7 +50,7 @@ class ReportRun:
     """
 
     title: str
-    events: Sequence[RunEvent]
+    events: Sequence[LoggedEvent]
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
 
@@ -118,7 +124,7 @@ def _section(index: int, run: ReportRun) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _period(events: Sequence[RunEvent], lives: Sequence[JobLife]) -> str:
+def _period(events: Sequence[LoggedEvent], lives: Sequence[JobLife]) -> str:
     processes = len({event.process for event in events} - {None})
     begin, end = (_clock(choose(event.time_s for event in events)) for choose in (min, max))
     return (
@@ -132,7 +138,9 @@ def _clock(time_s: float) -> str:
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _tiles(use: RunGoodput, recoveries: Sequence[RunRecovery], events: Sequence[RunEvent]) -> str:
+def _tiles(
+    use: RunGoodput, recoveries: Sequence[RunRecovery], events: Sequence[LoggedEvent]
+) -> str:
     lost = [each.steps_lost for each in recoveries if each.steps_lost is not None]
     points = [each.lost_s for each in recoveries if each.lost_s is not None]
     times = [each.recovery_s for each in recoveries if each.recovery_s is not None]
@@ -164,8 +172,8 @@ def _goodput(index: int, use: RunGoodput) -> str:
     return _chart(f"goodput{index}", "Use of the run's time", charts.goodput(use), caption)
 
 
-def _timeline(index: int, events: Sequence[RunEvent], marks: Sequence[Mark]) -> str:
-    slices = {e.process: e.slice_index for e in events if e.process is not None}
+def _timeline(index: int, events: Sequence[LoggedEvent], marks: Sequence[Mark]) -> str:
+    slices = {e.process: e.slice for e in events if e.process is not None}
     rows = {
         process: str(process) + ("" if slices[process] is None else f", slice {slices[process]}")
         for process in sorted(slices)[: charts.MAX_ROWS]
@@ -183,7 +191,7 @@ def _timeline(index: int, events: Sequence[RunEvent], marks: Sequence[Mark]) -> 
     return _chart(f"timeline{index}", "Timeline", figure, caption)
 
 
-def _step_times(index: int, lives: Sequence[JobLife], events: Sequence[RunEvent]) -> str:
+def _step_times(index: int, lives: Sequence[JobLife], events: Sequence[LoggedEvent]) -> str:
     times = sampled(step_times_of(lives, events))
     if not times:
         return ""
@@ -283,7 +291,7 @@ def _cell(size: int, largest: int) -> str:
     return f'<td style="--of-all: {size / largest:.3f}">{size_text(size)}</td>'
 
 
-def _mark_table(marks: Sequence[Mark], events: Sequence[RunEvent]) -> str:
+def _mark_table(marks: Sequence[Mark], events: Sequence[LoggedEvent]) -> str:
     if not marks:
         return ""
     begin_s = min(event.time_s for event in events)

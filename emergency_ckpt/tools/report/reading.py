@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from emergency_ckpt.core.run_log.lives import number_lives
-from emergency_ckpt.core.run_log.run_events import RunEvent, bounded_text
+import msgspec
+
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.event_log.reader import EventHistory, read_events
 from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.tools.report.lives import bounded_text, number_lives
 
 _MAX_RUN_IDS = 5
 
@@ -27,7 +28,7 @@ class LogReading:
       warnings: a sentence for each thing that the report cannot know.
     """
 
-    events: tuple[RunEvent, ...]
+    events: tuple[LoggedEvent, ...]
     run_ids: tuple[str, ...]
     files: int
     warnings: tuple[str, ...]
@@ -62,19 +63,10 @@ def read_log(directory: Path) -> LogReading:
     )
 
 
-def run_events(events: Sequence[LoggedEvent]) -> list[RunEvent]:
+def run_events(events: Sequence[LoggedEvent]) -> list[LoggedEvent]:
     """Return the events as figures need them, by time and numbered by life."""
     return number_lives(
-        RunEvent(
-            time_s=event.time_s,
-            name=bounded_text(event.name),
-            process=event.process,
-            slice_index=event.slice,
-            incarnation=event.incarnation,
-            life=event.life,
-            fields=event.fields,
-        )
-        for event in events
+        msgspec.structs.replace(event, name=bounded_text(event.name)) for event in events
     )
 
 

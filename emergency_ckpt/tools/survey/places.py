@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from emergency_ckpt.core.keys import RunSecret, step_signing
+from emergency_ckpt.core.signed_file import NO_SIGNING
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.ram.signatures import Signer
-from emergency_ckpt.storage.marker import NO_SIGNING
 
 if TYPE_CHECKING:
     from emergency_ckpt.storage.tier import PersistentTier

@@ -20,8 +20,7 @@ from emergency_ckpt.core.limits import MAX_RUNS, NAME_PATTERN
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.ram.deletion import HOST_STATE_DIRECTORY, LEDGER
-from emergency_ckpt.ram.locks import check_run_id, process_directories
-from emergency_ckpt.ram.owners import Owner, read_owner
+from emergency_ckpt.ram.locks import Owner, check_run_id, process_directories, read_owner
 from emergency_ckpt.ram.ownership import open_local_dir
 from emergency_ckpt.ram.process_files import (
     NUMBERS,

@@ -9,9 +9,13 @@ from typing import Literal
 
 import msgspec
 
-from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep
+from emergency_ckpt.core.restore.inventory import (
+    Inventory,
+    PersistentStep,
+    RestoredSave,
+    lives_from,
+)
 from emergency_ckpt.core.restore.restore_plan import lacks_of
-from emergency_ckpt.core.restore.suspect import RestoredSave, lives_from
 from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.timeline import Timeline, newest
 from emergency_ckpt.errors import CheckpointError, PersistentTierError

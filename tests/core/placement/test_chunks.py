@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.placement.chunks import chunk_shape
+from emergency_ckpt.core.boxes import chunk_shape
 
 CASES = {
     "a scalar": ((), 4, 64, ()),

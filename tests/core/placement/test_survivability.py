@@ -19,7 +19,7 @@ from emergency_ckpt.core.placement.placement_policies import (
     place_on,
 )
 from emergency_ckpt.core.placement.striping import HeldLeaves
-from emergency_ckpt.core.placement.survivability import (
+from emergency_ckpt.core.placement.study import (
     loss_probability,
     slices_that_may_fail,
 )

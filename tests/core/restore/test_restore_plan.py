@@ -15,9 +15,10 @@ from emergency_ckpt.core.restore.inventory import (
     Quarantined,
 )
 from emergency_ckpt.core.restore.leaves import compare_leaves
-from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, clip, few, selected
+from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, clip, selected
 from emergency_ckpt.core.restore.restore_plan import plan_restore
 from emergency_ckpt.core.timeline import plain_incarnation
+from emergency_ckpt.core.wording import few
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 
 FIRST, SECOND = (f"{number:012d}-5e" for number in (1, 2))

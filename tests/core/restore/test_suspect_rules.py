@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from emergency_ckpt.core.restore.inventory import PersistentStep
-from emergency_ckpt.core.restore.suspect import RestoredSave, lives_from, newest_older, suspicion
+from emergency_ckpt.core.restore.inventory import (
+    PersistentStep,
+    RestoredSave,
+    lives_from,
+    newest_older,
+    suspicion,
+)
 from emergency_ckpt.core.timeline import Ancestor, Timeline
 from emergency_ckpt.types import SaveId
 

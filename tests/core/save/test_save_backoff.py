@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.save.backoff import Backoff, Mention, Repeats
+from emergency_ckpt.core.save.timing import Backoff, Repeats
 
 BACKOFF = Backoff(first_s=1.0, longest_s=300.0)
 
@@ -29,12 +29,12 @@ def test_backoff_save_starts_once_the_pause_is_over(failures: int, since_s: floa
 
 def test_repeats_counts_between_mentions() -> None:
     repeats = Repeats(interval_s=60.0)
-    assert repeats.occurred("full", 0.0) == Mention(is_new=True, times=1)
+    assert repeats.occurred("full", 0.0) == 0
     assert [repeats.occurred("full", 1.0 + n) for n in range(50)] == [None] * 50
-    assert repeats.occurred("reset", 51.0) == Mention(is_new=True, times=1)
-    assert repeats.occurred("full", 60.0) == Mention(is_new=False, times=51)
+    assert repeats.occurred("reset", 51.0) == 0
+    assert repeats.occurred("full", 60.0) == 51
     assert repeats.occurred("full", 61.0) is None
-    assert repeats.occurred("full", 1000.0) == Mention(is_new=False, times=2)
+    assert repeats.occurred("full", 1000.0) == 2
 
 
 def test_repeats_forgets_what_is_silent_for_longest() -> None:
@@ -42,4 +42,4 @@ def test_repeats_forgets_what_is_silent_for_longest() -> None:
     for key in ("a", "b", "a", "c"):
         repeats.occurred(key, 0.0)
     assert repeats.occurred("a", 1.0) is None
-    assert repeats.occurred("b", 1.0) == Mention(is_new=True, times=1)
+    assert repeats.occurred("b", 1.0) == 0

@@ -33,7 +33,7 @@ def preserved(
     events: list[Event] = []
     failures = Failures()
     sink = EventSink(events.append, process_index=0)
-    writer = writer_of(tier, events=sink)
+    writer = writer_of(tier, emit=sink.emit)
     writer.begin(life(2))
     preservation = Preservation(
         writer,

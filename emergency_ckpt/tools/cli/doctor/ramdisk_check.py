@@ -8,8 +8,7 @@ from pathlib import Path
 from emergency_ckpt import files
 from emergency_ckpt.core.memory_limit import MemoryLimit, fits_limits, tightest
 from emergency_ckpt.core.wording import size_text
-from emergency_ckpt.ram.memory_groups import memory_limits
-from emergency_ckpt.ram.mounts import RAM_FILE_SYSTEMS, Mount, mount_of
+from emergency_ckpt.ram.host_memory import RAM_FILE_SYSTEMS, Mount, memory_limits, mount_of
 from emergency_ckpt.ram.other_runs import left_runs
 from emergency_ckpt.ram.ownership import open_local_dir, open_run_directory
 from emergency_ckpt.tools.cli.doctor.findings import Finding

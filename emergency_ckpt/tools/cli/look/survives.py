@@ -11,7 +11,7 @@ from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import BAD, GOOD, places_of, print_json
 
 if TYPE_CHECKING:
-    from emergency_ckpt.core.placement.held_copies import Survival
+    from emergency_ckpt.core.placement.study import Survival
     from emergency_ckpt.tools.offline.survival import Loss, SurvivalReport
 
 

@@ -39,7 +39,7 @@ from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import ram_parts
 from emergency_ckpt.tools.survey.survey import Survey, SurveyedStep, take_survey, with_folders
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.names import each_address
+from emergency_ckpt.transfer.pool import each_address
 from emergency_ckpt.types import LOCAL, Box, SaveId
 
 
@@ -124,7 +124,7 @@ def drain(
         run_id=run_id,
         from_dir=run_id == run_id_of(tier.directory),
         writer=f"drain-{secrets.token_hex(8)}",
-        events=moves,
+        emit=moves.emit,
     )
     writer.find()
     work = _Drain(survey, run_id, tier, writer, moves)

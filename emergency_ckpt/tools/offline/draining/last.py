@@ -25,7 +25,7 @@ from emergency_ckpt.background import SignalFlag
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.ram.locks import current_holder, process_directories
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.names import numeric_addresses
+from emergency_ckpt.transfer.pool import numeric_addresses
 
 Turn = Literal["drain", "wait", "leave"]
 

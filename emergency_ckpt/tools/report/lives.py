@@ -1,17 +1,26 @@
-"""The lives of a job: from one start or restore to the next."""
+"""The events of a run, and the lives of a job: from one start or restore to the next.
+
+A log is written by others: a field is read with ``whole``, ``number`` and ``text`` alone.
+"""
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from emergency_ckpt.core.run_log.run_events import RunEvent, whole
+import msgspec
+
 from emergency_ckpt.core.timeline import number_of
+from emergency_ckpt.event_log.records import LoggedEvent
 from emergency_ckpt.types import LOCAL, PERSISTENT
 
+MAX_TEXT_CHARS = 300
+_MAX_WHOLE = 1 << 53
+_ELLIPSIS = "..."
 _BEGINNINGS = frozenset(
     {"preemption.source", "prefetch.started", "restore.started", "train.launched"}
 )
@@ -19,6 +28,36 @@ _BEGUN = frozenset({"restore.finished", "restore.nothing"})
 _STEP = "train.step"
 _DUE = "save.started"
 _FAULT = "fault.fired"
+
+
+def whole(event: LoggedEvent, field: str) -> int | None:
+    """Return a field that is a whole number from 0 to 2**53, or None."""
+    value = event.fields.get(field)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_WHOLE:
+        return None
+    return value
+
+
+def number(event: LoggedEvent, field: str) -> float | None:
+    """Return a field that is a finite number of at least 0, or None."""
+    value = event.fields.get(field)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value <= _MAX_WHOLE and math.isfinite(value) else None
+
+
+def text(event: LoggedEvent, field: str) -> str:
+    """Return a field as text of at most ``MAX_TEXT_CHARS``; "" when there is none."""
+    value = event.fields.get(field)
+    if value is None:
+        return ""
+    return bounded_text(value if isinstance(value, str) else repr(value))
+
+
+def bounded_text(value: str) -> str:
+    """Return ``value`` in at most ``MAX_TEXT_CHARS``, without characters that control a display."""
+    cut = value if len(value) <= MAX_TEXT_CHARS else value[: MAX_TEXT_CHARS - 3] + _ELLIPSIS
+    return "".join(char if char.isprintable() else " " for char in cut)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,8 +109,8 @@ class JobLife:
         return next((time_s for at, time_s in points if at == step), None)
 
 
-def number_lives(events: Iterable[RunEvent]) -> list[RunEvent]:
-    """Return the events by time, each with the number of its life.
+def number_lives(events: Iterable[LoggedEvent]) -> list[LoggedEvent]:
+    """Return the events by time, each with the number of the job's life instead of the restarts.
 
     A process begins a life when it is restarted, and when it restores after it had trained or
     restored before. Lives of different processes are one life of the job where their incarnations
@@ -87,11 +126,11 @@ def number_lives(events: Iterable[RunEvent]) -> list[RunEvent]:
         begun += [event.time_s] * (event.life + 1 - len(begun))
     for event in of_job:
         life = max(0, bisect.bisect_right(begun, event.time_s) - 1)
-        found.append(dataclasses.replace(event, life=life))
+        found.append(msgspec.structs.replace(event, life=life))
     return sorted(found, key=lambda event: event.time_s)
 
 
-def _numbered(segments: Sequence[tuple[str, list[RunEvent]]]) -> list[RunEvent]:
+def _numbered(segments: Sequence[tuple[str, list[LoggedEvent]]]) -> list[LoggedEvent]:
     begun: dict[str, float] = {}
     for incarnation, part in segments:
         if incarnation:
@@ -100,35 +139,35 @@ def _numbered(segments: Sequence[tuple[str, list[RunEvent]]]) -> list[RunEvent]:
         return _numbered_in_turn(segments)
     order = sorted(begun, key=lambda each: (number_of(each), begun[each]))
     numbers = {incarnation: life for life, incarnation in enumerate(order)}
-    found: list[RunEvent] = []
+    found: list[LoggedEvent] = []
     for incarnation, part in segments:
         life = numbers.get(incarnation)
         if life is None:
             at_s = part[0].time_s
             life = numbers[min(order, key=lambda each: abs(begun[each] - at_s))]
-        found += [dataclasses.replace(event, life=life) for event in part]
+        found += [msgspec.structs.replace(event, life=life) for event in part]
     return sorted(found, key=lambda event: event.time_s)
 
 
-def _numbered_in_turn(segments: Sequence[tuple[str, list[RunEvent]]]) -> list[RunEvent]:
+def _numbered_in_turn(segments: Sequence[tuple[str, list[LoggedEvent]]]) -> list[LoggedEvent]:
     counts: dict[int | None, int] = defaultdict(int)
-    found: list[RunEvent] = []
+    found: list[LoggedEvent] = []
     for _, part in segments:
         process = part[0].process
-        found += [dataclasses.replace(event, life=counts[process]) for event in part]
+        found += [msgspec.structs.replace(event, life=counts[process]) for event in part]
         counts[process] += 1
     return sorted(found, key=lambda event: event.time_s)
 
 
-def _segments(events: Iterable[RunEvent]) -> list[tuple[str, list[RunEvent]]]:
+def _segments(events: Iterable[LoggedEvent]) -> list[tuple[str, list[LoggedEvent]]]:
     """Return the lives of each process with the incarnation in which it trained."""
-    by_process: dict[int | None, list[RunEvent]] = defaultdict(list)
+    by_process: dict[int | None, list[LoggedEvent]] = defaultdict(list)
     for event in events:
         by_process[event.process].append(event)
-    found: list[tuple[str, list[RunEvent]]] = []
+    found: list[tuple[str, list[LoggedEvent]]] = []
     for of_process in by_process.values():
         of_process.sort(key=lambda event: event.time_s)
-        parts: list[list[RunEvent]] = [[]]
+        parts: list[list[LoggedEvent]] = [[]]
         has_begun, trains_in = False, ""
         for event in of_process:
             is_other = bool(trains_in and event.incarnation and _life_name(event) != trains_in)
@@ -144,26 +183,26 @@ def _segments(events: Iterable[RunEvent]) -> list[tuple[str, list[RunEvent]]]:
     return found
 
 
-def _life_name(event: RunEvent) -> str:
+def _life_name(event: LoggedEvent) -> str:
     return event.incarnation.partition(".")[0]  # a forced save's lies below its life's
 
 
-def _incarnation_of(part: Sequence[RunEvent]) -> str:
+def _incarnation_of(part: Sequence[LoggedEvent]) -> str:
     """Return the incarnation in which a process trained; a restore renews the one before."""
     saving = (_life_name(event) for event in part if event.name == _DUE and event.incarnation)
     known = (_life_name(event) for event in reversed(part) if event.incarnation)
     return next(saving, "") or next(known, "")
 
 
-def lives_of(events: Iterable[RunEvent]) -> tuple[JobLife, ...]:
+def lives_of(events: Iterable[LoggedEvent]) -> tuple[JobLife, ...]:
     """Return the lives of the job in order, from events that are numbered by life."""
-    by_life: dict[int, list[RunEvent]] = defaultdict(list)
+    by_life: dict[int, list[LoggedEvent]] = defaultdict(list)
     for event in events:
         by_life[event.life].append(event)
     return tuple(_life(number, by_life[number]) for number in sorted(by_life))
 
 
-def _life(number: int, events: Sequence[RunEvent]) -> JobLife:
+def _life(number: int, events: Sequence[LoggedEvent]) -> JobLife:
     begun = [event for event in events if event.name in _BEGUN]
     restored = [event for event in begun if event.name == "restore.finished"]
     steps = {whole(event, "step") for event in restored}
@@ -183,7 +222,7 @@ def _life(number: int, events: Sequence[RunEvent]) -> JobLife:
     )
 
 
-def _finished_steps(events: Iterable[RunEvent], name: str) -> tuple[tuple[int, float], ...]:
+def _finished_steps(events: Iterable[LoggedEvent], name: str) -> tuple[tuple[int, float], ...]:
     first: dict[int, float] = {}
     for event in events:
         step = whole(event, "step") if event.name == name else None

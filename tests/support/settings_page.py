@@ -17,7 +17,7 @@ All settings of `EmergencyCheckpointer.default_config()`: [those of most jobs](#
 then [those that few change](#advanced-settings). *Tier*: the one that a setting is about; empty:
 both, or the job. *Each*: the setting may differ between the processes of a job; all others must be
 equal, and the start of a job compares them. Numbers are at least 0, and seconds above 0, unless the
-column of types says otherwise. This page is written by `python -m emergency_ckpt.config.document`.
+column of types says otherwise. This page is written by `python tests/support/settings_page.py`.
 
 """
 _BASIC = """## Basic settings
@@ -38,7 +38,8 @@ _COLUMNS = """| setting | type | default | tier | each | meaning |
 """
 PAGE, KEYWORDS = "docs/configuration.md", "emergency_ckpt/config/keywords.py"
 
-_KEYWORDS_HEAD = '''"""The settings as keywords, for type checkers; written by ``document``."""
+_KEYWORDS_HEAD = '''\
+"""The settings as keywords, for type checkers; tests/support/settings_page.py writes them."""
 
 from __future__ import annotations
 

@@ -8,24 +8,29 @@ import random
 import pytest
 from run_log_support import failed_run, logged, restored_at, saved
 
-from emergency_ckpt.core.run_log.byte_sources import byte_sources_of
-from emergency_ckpt.core.run_log.goodput import RunGoodput, goodput_of
-from emergency_ckpt.core.run_log.lives import lives_of, number_lives
-from emergency_ckpt.core.run_log.recoveries import RunRecovery, recoveries_of
-from emergency_ckpt.core.run_log.run_events import RunEvent, number, text, whole
-from emergency_ckpt.core.run_log.spans import marks_of, spans_of, thinned
-from emergency_ckpt.core.run_log.step_times import sampled, step_times_of
+from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.tools.report.figures import (
+    RunGoodput,
+    RunRecovery,
+    byte_sources_of,
+    goodput_of,
+    recoveries_of,
+    sampled,
+    step_times_of,
+)
+from emergency_ckpt.tools.report.lives import lives_of, number, number_lives, text, whole
+from emergency_ckpt.tools.report.spans import marks_of, spans_of, thinned
 
 
-def unnumbered(events: list[RunEvent]) -> list[RunEvent]:
+def unnumbered(events: list[LoggedEvent]) -> list[LoggedEvent]:
     return [dataclasses.replace(event, life=0) for event in events]
 
 
-def recoveries(events: list[RunEvent]) -> tuple[RunRecovery, ...]:
+def recoveries(events: list[LoggedEvent]) -> tuple[RunRecovery, ...]:
     return recoveries_of(lives_of(events), events)
 
 
-def use(events: list[RunEvent]) -> RunGoodput:
+def use(events: list[LoggedEvent]) -> RunGoodput:
     return goodput_of(lives_of(events), events)
 
 
@@ -120,7 +125,7 @@ def test_goodput_stalls_count_once_per_save() -> None:
 
 
 @pytest.mark.parametrize("events", [[], [logged(5, "start.ready")]])
-def test_goodput_run_without_training_is_zero(events: list[RunEvent]) -> None:
+def test_goodput_run_without_training_is_zero(events: list[LoggedEvent]) -> None:
     assert use(events).share == 0.0
 
 

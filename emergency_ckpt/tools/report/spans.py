@@ -6,7 +6,8 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from emergency_ckpt.core.run_log.run_events import RunEvent, bounded_text, number, text, whole
+from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.tools.report.lives import bounded_text, number, text, whole
 from emergency_ckpt.types import PERSISTENT
 
 MAX_SPANS_OF_A_KIND = 3000
@@ -95,9 +96,9 @@ class Mark:
     label: str
 
 
-def spans_of(events: Sequence[RunEvent]) -> list[Span]:
+def spans_of(events: Sequence[LoggedEvent]) -> list[Span]:
     """Return the bars of all processes, from events that are numbered by life."""
-    parts: dict[tuple[int | None, int], list[RunEvent]] = defaultdict(list)
+    parts: dict[tuple[int | None, int], list[LoggedEvent]] = defaultdict(list)
     for event in sorted(events, key=lambda event: event.time_s):
         parts[event.process, event.life].append(event)
     found: list[Span] = []
@@ -110,7 +111,7 @@ def spans_of(events: Sequence[RunEvent]) -> list[Span]:
     return sorted(found, key=lambda span: (span.begin_s, span.end_s))
 
 
-def _training(process: int, part: Iterable[RunEvent]) -> list[Span]:
+def _training(process: int, part: Iterable[LoggedEvent]) -> list[Span]:
     begin_s = end_s = step = None
     for event in part:
         if event.name in _RESTORE_ENDS:
@@ -122,7 +123,7 @@ def _training(process: int, part: Iterable[RunEvent]) -> list[Span]:
     return [Span(process=process, kind="training", begin_s=begin_s, end_s=end_s, step=step)]
 
 
-def _saves(process: int, part: Sequence[RunEvent]) -> list[Span]:
+def _saves(process: int, part: Sequence[LoggedEvent]) -> list[Span]:
     found: list[Span] = []
     begun: dict[tuple[str, int | None], float] = {}
     for event in part:
@@ -141,7 +142,7 @@ def _saves(process: int, part: Sequence[RunEvent]) -> list[Span]:
     return found
 
 
-def _stalls(process: int, part: Iterable[RunEvent]) -> list[Span]:
+def _stalls(process: int, part: Iterable[LoggedEvent]) -> list[Span]:
     found: list[Span] = []
     for event in part:
         stall_s = number(event, "seconds") if event.name == "save.captured" else None
@@ -151,7 +152,7 @@ def _stalls(process: int, part: Iterable[RunEvent]) -> list[Span]:
     return found
 
 
-def _restores(process: int, part: Sequence[RunEvent]) -> list[Span]:
+def _restores(process: int, part: Sequence[LoggedEvent]) -> list[Span]:
     found: list[Span] = []
     begun: dict[str, float] = {}
     phase_s: float | None = None
@@ -181,7 +182,7 @@ def _span(process: int, kind: str, begin_s: float, end_s: float, step: int | Non
     return Span(process=process, kind=kind, begin_s=begin_s, end_s=max(begin_s, end_s), step=step)
 
 
-def marks_of(events: Iterable[RunEvent]) -> list[Mark]:
+def marks_of(events: Iterable[LoggedEvent]) -> list[Mark]:
     """Return failures, warnings and notices by time, and deaths of processes."""
     found: list[Mark] = []
     for event in events:

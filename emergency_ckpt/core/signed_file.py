@@ -1,4 +1,4 @@
-"""A JSON file of the persistent tier: a value with its digest, and a signature with a key."""
+"""A small JSON file: a value with its digest, and a signature where there is a key. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ T = TypeVar("T")
 VERSION = 1
 
 
-class _Version(msgspec.Struct, frozen=True):
+class Versioned(msgspec.Struct, frozen=True):
+    """What a file of any version has."""
+
     format: int
+
+
+NO_SIGNING = StepSigning()
 
 
 class SignedFile(Generic[T]):
@@ -39,9 +44,9 @@ class SignedFile(Generic[T]):
         self._file = msgspec.json.Decoder(
             msgspec.defstruct("File", fields, frozen=True, forbid_unknown_fields=True)
         )
-        self._version = msgspec.json.Decoder(_Version)
+        self._version = msgspec.json.Decoder(Versioned)
 
-    def encode(self, value: T, signing: StepSigning) -> bytes:
+    def encode(self, value: T, signing: StepSigning = NO_SIGNING) -> bytes:
         """Return the bytes of the file. CorruptData when they are more than a reader takes."""
         body = msgspec.json.encode(value)
         file: dict[str, Any] = {"format": VERSION, "digest": hashlib.sha256(body).hexdigest()}
@@ -53,7 +58,9 @@ class SignedFile(Generic[T]):
             raise CorruptData("encode", self._kind, f"it has more than {self._limit_bytes} bytes")
         return data
 
-    def decode(self, data: bytes, target: str, signing: StepSigning) -> tuple[T, str, bool]:
+    def decode(
+        self, data: bytes, target: str, signing: StepSigning = NO_SIGNING
+    ) -> tuple[T, str, bool]:
         """Return the value of a file, why its writer is unknown, and whether it has a signature.
 
         The reason is empty where ``signing`` has no key.
