@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from bucket_programs import printed_beside_bucket
 from drains import Drains
 from format_reader import DirectoryFiles, Storage, allows, read_ramdisk, read_storage
 from golden_example import ledger, slot_bytes
 from looks import eckpt_here
 from places import GOLDEN
+from programs import printed_beside_bucket
 from world import STORAGE, World, save_all
 
 from emergency_ckpt.core.keys import RunSecret, step_signing
