@@ -25,7 +25,7 @@ import emergency_ckpt
 from emergency_ckpt.core.boxes import volume
 from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.restore.inventory import PersistentStep
-from emergency_ckpt.core.timeline import continued, is_plain
+from emergency_ckpt.core.timeline import is_plain
 from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
 from emergency_ckpt.state import BoxTable, describe, host_state
 from emergency_ckpt.state.host_state import document_name
@@ -414,26 +414,6 @@ def test_specification_shows_the_marker_that_is_written(directory: Path) -> None
     assert {f"host_state/40/{name}" for name in shown} == listed
 
 
-def test_reader_with_nothing_but_the_specification_checks_it(directory: Path) -> None:
-    """By json and hashlib only."""
-    write_example(directory)
-    text = marker_of(directory, 40).read_text("utf-8")
-    file = json.loads(text)
-    assert file["format"] == 1
-    value = text[text.index('"marker":') + len('"marker":') : -1]
-    assert hashlib.sha256(value.encode()).hexdigest() == file["digest"]
-    marker = file["marker"]
-    assert marker["save"]["step"] == 40
-    for key, name in (("metadata", "_CHECKPOINT_METADATA"), ("manifest", "default/manifest.ocdbt")):
-        data = (directory / "40" / name).read_bytes()
-        assert hashlib.sha256(data).hexdigest() == marker["tensors"][key]
-    for owner, digest in enumerate(marker["digests"]):
-        name = f"process_{owner:05d}_of_{len(marker['digests']):05d}.json"
-        data = (directory / "host_state" / "40" / name).read_bytes()
-        assert hashlib.sha256(data).hexdigest() == digest
-        assert (json.loads(data)["payload"] is None) == marker["empty"][owner]
-
-
 def test_marker_signed_is_that_of_the_specification() -> None:
     """The key by hand, from the words of FORMAT.md."""
     text = (Path(emergency_ckpt.__file__).parent / "FORMAT.md").read_text("utf-8")
@@ -521,35 +501,7 @@ def test_steps_with_damaged_orbax_metadata_names_the_problem(
     ]
 
 
-ROLLED_BACK = continued(None, save_id(2), SECOND)
 """The chain after a restore of step 2."""
-
-
-@pytest.mark.parametrize("cut", [0, 1])
-def test_rollback_cut_short_is_finished_later(
-    tier: PersistentTier, directory: Path, monkeypatch: pytest.MonkeyPatch, cut: int
-) -> None:
-    for step in (2, 4):
-        write(tier, step, {"x": np.arange(step)}, {"position": step})
-    left, rename = [cut], os.rename
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        if left[0] == 0:
-            raise PermissionError("no more")
-        left[0] -= 1
-        rename(*args, **kwargs)
-
-    monkeypatch.setattr(os, "rename", refuse)
-    with pytest.raises(PersistentTierError, match="no more"):
-        writer_of(tier).begin(SECOND, ROLLED_BACK)
-    assert steps(tier) == complete_steps(tier) == [2]
-    assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
-    monkeypatch.undo()
-    next_life(tier, life(3))
-    name = f"4.rolled-back-{FIRST}"
-    assert (directory / name / "state").exists()
-    assert sorted(os.listdir(directory / "host_state")) == ["2", name, "log"]
-    assert complete_steps(tier) == [2]
 
 
 def test_make_room_keeps_what_counts_and_what_cannot_be_read(
