@@ -11,8 +11,6 @@ import pytest
 from ledgers import ledger_in
 from world import World, logged, same, save_all
 
-from emergency_ckpt.restore.request import CompleteSteps
-
 
 def saved(world: World, *steps: int, restores: bool = False, **settings: Any) -> None:
     with world.open(**settings) as ckpt:
@@ -122,7 +120,7 @@ def test_fresh_start_says_nothing(world: World) -> None:
     saved(world, 1, 2, restores=True)
     saved(world, 3, restores=True)
     with world.open() as ckpt:
-        ckpt.go_on_after(CompleteSteps((3,), ()))
+        ckpt.go_on_after(ckpt.steps.survey(world.state(0)))
         save_all(ckpt, world, 4)
     assert said(world) == []
     assert restored(world) == 4
