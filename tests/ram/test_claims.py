@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -149,23 +150,49 @@ def test_orphan_that_is_served_stays_when_released(ramdisk: Path) -> None:
         assert len(names(ramdisk)) == 2
 
 
+@pytest.mark.parametrize("is_new", [False, True])
 def test_directory_deleted_while_it_is_locked_is_not_claimed(
-    ramdisk: Path, monkeypatch: pytest.MonkeyPatch
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch, *, is_new: bool
 ) -> None:
-    """The race above, for certain: the lock that is got is on a file that nobody finds any more."""
-    before = claims.claim_directory(ramdisk, "contested", 0)
-    assert isinstance(before, claims.Claim)
-    before.release()
+    """The lock that is got is on a file that nobody finds any more."""
+    path = ramdisk / "contested" / "process_00000"
+    if not is_new:
+        before = claims.claim_directory(ramdisk, "contested", 0)
+        assert isinstance(before, claims.Claim)
+        before.release()
     lock = fcntl.flock
 
     def lock_what_is_gone(fd: int, kind: int) -> None:
         monkeypatch.setattr(fcntl, "flock", lock)
-        shutil.rmtree(before.path)
+        shutil.rmtree(path)
         lock(fd, kind)
 
     monkeypatch.setattr(fcntl, "flock", lock_what_is_gone)
-    assert claims.claim_existing(before.path, "another") is None
-    assert not before.path.exists()
+    if not is_new:
+        assert claims.claim_existing(path, "another") is None
+        assert not path.exists()
+    claim = claims.claim_directory(ramdisk, "contested", 0)
+    assert isinstance(claim, claims.Claim)
+    assert claim.path == path
+    assert path.samefile(f"/proc/self/fd/{claim.dir_fd}"), "it is of what is at the path"
+    claim.release()
+
+
+def test_directory_that_another_makes_first_is_looked_at_again(
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exists = os.path.lexists
+
+    def make_first(path: Path) -> bool:
+        monkeypatch.setattr(os.path, "lexists", exists)
+        path.mkdir(mode=0o700)
+        return False
+
+    monkeypatch.setattr(os.path, "lexists", make_first)
+    claim = claims.claim_directory(ramdisk, "contested", 0)
+    assert isinstance(claim, claims.Claim)
+    assert names(ramdisk, "contested") == ["process_00000"]
+    claim.release()
 
 
 def test_locked_directory_of_another_name_cannot_be_taken_twice(ramdisk: Path) -> None:
