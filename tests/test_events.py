@@ -29,7 +29,3 @@ def test_listener_that_raises_does_not_disturb() -> None:
     sink.emit("one")
     sink.emit("two")
     assert calls == ["one", "two"]
-
-
-def test_nobody_needs_to_listen() -> None:
-    EventSink(None, process_index=0).emit("save.failed", step=1)

@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from bucket_programs import printed_beside_bucket
 from drains import Drains
 from format_reader import DirectoryFiles, Storage, allows, read_ramdisk, read_storage
-from golden_example import ledger, slot_bytes
+from golden_example import GOLDEN_SECRET, ledger, slot_bytes
 from looks import eckpt_here
 from places import GOLDEN
+from programs import printed_beside_bucket
 from world import STORAGE, World, save_all
 
 from emergency_ckpt.core.keys import RunSecret, step_signing
@@ -380,12 +380,14 @@ def test_reader_reads_the_golden_files(tmp_path: Path) -> None:
     process = tmp_path / "demo" / "process_00003"
     saved = process / "host_state" / "000000000006-5e9d5e9d5e9d5e9d-40"
     saved.mkdir(parents=True)
-    shutil.copy(GOLDEN / "manifest_v1.json", process / "slot_0.manifest.json")
+    shutil.copy(GOLDEN / "slot_0.manifest_v2.json", process / "slot_0.manifest.json")
     (process / "slot_0.bin").write_bytes(slot_bytes())
     shutil.copy(GOLDEN / "ledger_v2.json", process / "ledger.json")
     shutil.copy(GOLDEN / "process_00003_of_00008_v1.json", saved / "process_00003_of_00008.json")
     (found,) = read_ramdisk(tmp_path, "demo")
     assert found.faults == []
+    (unsigned,) = read_ramdisk(tmp_path, "demo", GOLDEN_SECRET)[0].faults
+    assert unsigned.startswith("host_state/"), "the two others are signed"
     assert found.complete == (45, ledger().incarnation, "demo")
     (slot,) = found.slots
     assert [(shard.path, shard.is_sound) for shard in slot.shards] == [

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from bucket_programs import printed_beside_bucket
+from programs import printed_beside_bucket
 from tier_cases import CASES, Place
 from tier_places import MemoryPlace, RamPlace, StoragePlace
 

@@ -75,12 +75,6 @@ def test_unusable_persistent_step_leads_to_the_older_one(
         assert checkpointer.restore(state=world.state(0))[0] == 4
 
 
-def test_keep_last_n(world: World) -> None:
-    with world.open_both(keep_last_n=2, local_save_every=0) as checkpointer:
-        save_all(checkpointer, world, 2, 4, 6)
-        assert checkpointer.all_steps() == [4, 6]
-
-
 def _below_a_file(world: World) -> str:
     blocker = world.persistent.parent / "file"
     blocker.write_text("")

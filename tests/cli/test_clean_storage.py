@@ -61,7 +61,3 @@ def test_clean_lists_them_and_removes_them_when_told(rolled_back: World) -> None
     with pytest.raises(StepNotFound):
         restored(world, 6)
     assert restored(world) == 4
-
-
-def test_rolled_back_step_is_restored_by_number(rolled_back: World) -> None:
-    assert restored(rolled_back, 6) == 6

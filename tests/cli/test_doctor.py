@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from fake_gcs import FakeGcs
-from looks import eckpt_here
+from looks import eckpt_here, eckpt_json
 from trees import tree_of
 from world import small_tmpfs
 
@@ -210,17 +210,9 @@ def test_doctor_taken_port_is_a_failure(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def run_on_bucket(gcs: FakeGcs, directory: str) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-m", "emergency_ckpt.tools.cli.main", "doctor", "--json"]
-    environment = {**os.environ, **gcs.environment()}
-    done = subprocess.run(
-        [*command, "--dir", directory, "--timeout", "20"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    found = json.loads(done.stdout)
-    return done.returncode, {check["check"]: check for check in found["checks"]}
+    words = ("--dir", directory, "--timeout", 20)
+    code, found = eckpt_json("doctor", *words, env=gcs.environment())
+    return code, {check["check"]: check for check in found["checks"]}
 
 
 def test_doctor_bucket_is_tried_and_left_as_it_was() -> None:

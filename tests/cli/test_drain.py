@@ -16,8 +16,6 @@ from world import save_all
 
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 
-MAIN = [sys.executable, "-m", "emergency_ckpt.tools.cli.main"]
-
 
 def test_drain_then_all_ram_lost_restores_that_step(drains: Drains) -> None:
     drains.save(1, 2, 3)
@@ -216,21 +214,3 @@ def _assert_nothing_else(drains: Drains) -> None:
     assert names == below
     assert not [name for name in names if "orbax-checkpoint-tmp" in name]
     assert not list(directory.rglob("*.tmp"))
-
-
-def test_drains_at_once_leave_one_whole_step(drains: Drains, environment: dict[str, str]) -> None:
-    drains.save(5)
-    both = [
-        subprocess.Popen(
-            [*MAIN, *drains.words()], env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for _ in range(2)
-    ]
-    errors = [process.communicate()[1] for process in both]
-    codes = sorted(process.returncode for process in both)
-    assert codes in ([0, 0], [0, 1]), errors
-    # Replaced by the other, at a look at the log or in the place that the other has cleared.
-    named = ("another writer", "5.orbax-checkpoint-tmp", "/host_state/5/")
-    assert codes == [0, 0] or any(name in text for text in errors for name in named), errors
-    _assert_nothing_else(drains)
-    assert drains.restored_from_storage() == (5, 50)

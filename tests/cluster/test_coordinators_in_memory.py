@@ -36,27 +36,6 @@ def test_sealed(name: str, process_count: int) -> None:
         list(pool.map(CHECKS[name], members))
 
 
-def test_suite_finds_a_coordinator_that_breaks_the_contract() -> None:
-    class Forgetful(LocalCoordinator):
-        def put(self, key: str, value: bytes) -> None:
-            self.delete(key)
-            super().put(key, value)
-
-    with pytest.raises(BaseException, match="DID NOT RAISE"):
-        CHECKS["a_key_is_set_once"](Forgetful())
-
-
-def test_scripted_faults_happen_once_and_do_nothing_else() -> None:
-    service = MemoryService(1)
-    service.fail(0, "put", "decision", CoordinationError("put", "x", "scripted"))
-    member = service.member(0)
-    member.put("ballot", b"1")
-    with pytest.raises(CoordinationError, match="scripted"):
-        member.put("vote/decision", b"1")
-    member.put("vote/decision", b"2")
-    assert member.get("vote/decision", SOON_S) == b"2"
-
-
 def test_alone_there_is_nobody_to_coordinate_with() -> None:
     assert jax.process_count() == 1
     first, second = connect("run"), connect("run")

@@ -58,20 +58,3 @@ def test_kept_save_outlives_any_number_of_others(*, pushed_first: bool) -> None:
         push(inbox, *MANY)
         assert held(inbox, 100) == [100]
         assert held(inbox, *MANY) == [*MANY][-4:], "it takes the room of no other one"
-
-
-def test_afterwards_it_is_one_like_the_others() -> None:
-    inbox = HostStateInbox()
-    with inbox.kept(save_id(100)):
-        push(inbox, 100, *MANY)
-    assert len(held(inbox, 100, *MANY)) == 4
-    push(inbox, 1, 2, 3, 4)
-    assert held(inbox, 100) == []
-
-
-def test_save_that_fails_keeps_nothing_either() -> None:
-    inbox = HostStateInbox()
-    with pytest.raises(ZeroDivisionError), inbox.kept(save_id(100)):
-        raise ZeroDivisionError
-    push(inbox, 100, *MANY)
-    assert held(inbox, 100) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 
@@ -116,18 +115,6 @@ def test_without_a_source_no_notice_is_heeded() -> None:
     watch = PreemptionWatch(None, grace_s=1.0)
     agree([watch])
     assert not watch.reached(1)
-
-
-def test_sigterm_of_a_process_on_its_own() -> None:
-    notices = SignalNotices()
-    try:
-        assert not notices.reached(1)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert notices.reached(2)
-        assert not notices.reached(3)
-    finally:
-        notices.close()
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_handler_of_the_users_is_left_alone() -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 from places import JOBS
+from programs import printed
 
-PROGRAM = JOBS / "service_memory_program.py"
 SHARE = 0.3
 """What votes may leave of what as many barriers leave that have names of their own."""
 
@@ -18,14 +14,6 @@ SHARE = 0.3
     "votes", [1500, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 )
 def test_service_memory_after_many_votes_is_flat(votes: int) -> None:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(votes)],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    before_bytes, after_bytes, named_bytes = map(int, done.stdout.split())
+    told = printed(JOBS / "service_memory_program.py", votes, timeout_s=500)
+    before_bytes, after_bytes, named_bytes = map(int, told.split())
     assert after_bytes - before_bytes < SHARE * (named_bytes - after_bytes)

@@ -5,17 +5,6 @@ from __future__ import annotations
 from emergency_ckpt.cluster.start_agreement import differing_settings
 
 
-def test_equal_tables_give_no_line() -> None:
-    assert differing_settings({0: {"dir": "'/a'"}, 1: {"dir": "'/a'"}}) == []
-
-
-def test_difference_names_setting_values_and_holders() -> None:
-    tables = {p: {"dir": "'/b'" if p == 1 else "'/a'", "run_id": "None"} for p in range(3)}
-    assert differing_settings(tables) == [
-        "dir differs between the processes: '/a' at processes 0, 2; '/b' at process 1"
-    ]
-
-
 def test_many_holders_are_counted() -> None:
     tables = {p: {"n": "2" if p == 20 else "1"} for p in range(21)}
     (line,) = differing_settings(tables)

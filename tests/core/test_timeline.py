@@ -86,15 +86,6 @@ def test_objection_to_what_was_left_behind_names_who_did() -> None:
     )
 
 
-def test_objection_to_an_abandoned_branch_whatever_its_step() -> None:
-    """B went on from A's 5, and then C from A's 10."""
-    timeline = continued(continued(None, save(5, A), B), save(10, A), C)
-    assert has(timeline, 10, A)
-    assert not has(timeline, 11, A)
-    assert not has(timeline, 6, B)
-    assert has(timeline, 11, C)
-
-
 def test_objection_to_none_of_a_later_or_unknown_life() -> None:
     timeline = continued(None, save(5, B), C)
     assert has(timeline, 1, D)

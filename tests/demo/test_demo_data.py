@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +11,7 @@ from emergency_ckpt.tools.demo.data import (
     BatchIterator,
     Bytes,
     DataConfig,
-    WindowSource,
-    corpus_digest,
     make_iterator,
-    read_corpus,
 )
 
 CORPUS = np.arange(20 * 8 + 1, dtype=np.uint32).astype(np.uint8)  # 20 windows of 8
@@ -65,32 +61,3 @@ def test_processes_share_each_pass_without_overlap() -> None:
     seen = [batches(iterator(process, 2, batch_size=5), 2)[:, :, 0] for process in (0, 1)]
     firsts = sorted(np.concatenate([part.ravel() for part in seen]).tolist())
     assert firsts == [8 * window for window in range(20)]
-
-
-def test_windows_overlap_by_the_target() -> None:
-    source = WindowSource(CORPUS, 8)
-    assert len(source) == 20
-    np.testing.assert_array_equal(source[19], CORPUS[152:161])
-    assert source[0][-1] == source[1][0]
-
-
-def test_too_little_text_is_an_error() -> None:
-    with pytest.raises(ValueError, match="fewer than a batch of 11"):
-        iterator(batch_size=11)
-
-
-def test_corpus_is_the_standard_library(tmp_path: Path) -> None:
-    corpus = read_corpus(limit_bytes=100_000)
-    assert len(corpus) == 100_000
-    assert corpus_digest(corpus) == corpus_digest(read_corpus(limit_bytes=100_000))
-    assert b"import" in corpus.tobytes()
-    (tmp_path / "b.py").write_text("two")
-    (tmp_path / "a.py").write_text("one")
-    (tmp_path / "c.txt").write_text("three")
-    assert read_corpus(tmp_path).tobytes() == b"onetwo"
-    assert read_corpus(tmp_path, limit_bytes=4).tobytes() == b"onet"
-
-
-def test_no_source_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no Python source"):
-        read_corpus(tmp_path)

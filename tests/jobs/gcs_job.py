@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from typing import Any
 
 from emergency_ckpt.tools.job_environment import JobEnvironment
@@ -21,21 +20,20 @@ if "only_primary" in sys.argv[3] and _ENV.process_index >= _PER_SLICE:
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
-from fake_gcs import FaultRule, GcsControl, bytes_served  # noqa: E402
+from fake_gcs import GcsControl, bytes_served  # noqa: E402
 from jax.sharding import Mesh, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 from job_process import (  # noqa: E402
     Iterator,
     JobProcess,
     differences,
+    finish,
     mesh_of,
     programs_of,
     run_program,
     specs_on,
     state_at,
 )
-
-from emergency_ckpt.errors import CheckpointError  # noqa: E402
 
 DIRECTORY = "gs://bucket/run"
 BIG_LEAVES = 6
@@ -85,35 +83,16 @@ def settings(world: JobProcess, **more: Any) -> dict[str, Any]:
     }
 
 
-def train(world: JobProcess, steps: range, **more: Any) -> dict[str, Any]:
-    chosen = settings(world, **more)
-    mesh = chosen["mesh"]
-    iterator = Iterator(world.process)
-    errors: list[str] = []
-    with world.config("run", **chosen).instantiate() as ckpt:
-        ckpt.restore(state=specs(mesh), host_state=iterator)
-        for step in steps:
-            ckpt.save(step=step, state=state(step, mesh), host_state=iterator.at(step))
-            if step % 5 == 0:
-                ckpt.wait_until_finished()
-                try:
-                    ckpt.check_for_errors()
-                except CheckpointError as error:
-                    errors.append(str(error))
-        world.meet()
-    return {
-        "errors": errors,
-        "complete": [e["step"] for e in world.named("persistent.complete")],
-        "failed": [e["step"] for e in world.named("persistent.failed")],
-    }
-
-
-def save(world: JobProcess) -> Any:
-    return train(world, range(1, 6))
-
-
 def save_only_primary(world: JobProcess) -> Any:
-    return train(world, range(1, 6))
+    mesh = mesh_of(world.slices)
+    iterator = Iterator(world.process)
+    with world.config("run", **settings(world)).instantiate() as ckpt:
+        ckpt.restore(state=specs(mesh), host_state=iterator)
+        for step in range(1, 6):
+            ckpt.save(step=step, state=state(step, mesh), host_state=iterator.at(step))
+        finish(ckpt)
+        world.meet()
+    return [e["step"] for e in world.named("persistent.complete")]
 
 
 def restore(world: JobProcess, **more: Any) -> dict[str, Any]:
@@ -121,27 +100,18 @@ def restore(world: JobProcess, **more: Any) -> dict[str, Any]:
     mesh = chosen["mesh"]
     iterator = Iterator(-1)
     control = GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
-    started_s = time.monotonic()
-    try:
-        with world.config("run", **chosen).instantiate() as ckpt:
-            world.meet()
-            if world.process == 0:
-                control.clear_requests()
-            world.meet()
-            step, found = ckpt.restore(state=specs(mesh), host_state=iterator)
-            report = ckpt.last_restore
-            world.meet()
-            records = control.requests() if world.process == 0 else []
-            world.meet()
-    except CheckpointError as error:
+    with world.config("run", **chosen).instantiate() as ckpt:
         world.meet()
-        return {
-            "error": type(error).__name__,
-            "text": str(error),
-            "seconds": time.monotonic() - started_s,
-        }
-    if step is None or report is None:
-        return {"step": None}
+        if world.process == 0:
+            control.clear_requests()
+        world.meet()
+        step, found = ckpt.restore(state=specs(mesh), host_state=iterator)
+        report = ckpt.last_restore
+        world.meet()
+        records = control.requests() if world.process == 0 else []
+        world.meet()
+    assert step is not None
+    assert report is not None
     big_ranges = [
         [record.target, record.range_header]
         for record in records
@@ -157,7 +127,6 @@ def restore(world: JobProcess, **more: Any) -> dict[str, Any]:
         "local": report.bytes_local,
         "peer": report.bytes_peer,
         "persistent": report.bytes_persistent,
-        "rejected": [[r.step, r.reason] for r in report.rejected],
         "served": bytes_served(records),
         "ranges": big_ranges,
         "state_bytes": sum(
@@ -165,31 +134,7 @@ def restore(world: JobProcess, **more: Any) -> dict[str, Any]:
             for name, leaf in found.items()
             if name.startswith("big")
         ).item(),
-        "seconds": time.monotonic() - started_s,
     }
-
-
-def slow_bucket(world: JobProcess) -> Any:
-    """A bucket that takes 1 KB a second and request, beside local saves at every fifth step."""
-    mesh = mesh_of(world.slices)
-    iterator = Iterator(world.process)
-    chosen = settings(world, save_every=10, local_save_every=5, storage_wait_timeout_s=5)
-    control = GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
-    with world.config("run", **chosen).instantiate() as ckpt:
-        ckpt.restore(state=specs(mesh), host_state=iterator)
-        if world.process == 0:
-            control.add_fault(FaultRule(kind="trickle", bytes_per_s=1_000, method="POST"))
-        world.meet()
-        for step in range(1, 31):
-            now = state(step, mesh)
-            ckpt.save(step=step, state=now, host_state=iterator.at(step))
-            time.sleep(0.2)
-        local = [e["step"] for e in world.named("save.complete")]
-        storage = [e["step"] for e in world.named("persistent.complete")]
-        world.meet()
-        if world.process == 0:
-            control.clear_faults()
-    return {"local": local, "storage": storage}
 
 
 def restore_then_from_ram(world: JobProcess) -> Any:

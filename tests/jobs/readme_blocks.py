@@ -16,3 +16,19 @@ def readme_block(name: str, language: str = "python") -> str:
     fenced = [found for path in _DOCUMENTS for found in pattern.findall(path.read_text())]
     assert len(fenced) == 1, f"{len(fenced)} blocks are called {name!r}"
     return fenced[0]
+
+
+def example_in(directory: Path, name: str, *changes: tuple[str, str]) -> Path:
+    """Write an example with directories below ``directory``, and with other changes of patterns."""
+    directory.mkdir(exist_ok=True)
+    lines = (ROOT / "docs" / "examples" / f"{name}.py").read_text()
+    for old, new in (
+        (r'"/mnt/checkpoints/\w+"', repr(str(directory / "persistent"))),
+        (r'"/dev/shm/eckpt"', repr(str(directory / "ram"))),
+        *changes,
+    ):
+        lines, count = re.subn(old, new, lines)
+        assert count == 1, old
+    path = directory / "train.py"
+    path.write_text(lines)
+    return path

@@ -10,16 +10,10 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import numpy as np
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 from job_process import (
     Iterator,
     JobProcess,
     Program,
-    differences,
-    finish,
     mesh_of,
     programs_of,
     run_program,
@@ -28,7 +22,6 @@ from job_process import (
 )
 from restoring import damage_newest, lose, newest_manifest, process_dir, restore, train
 
-from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import CheckpointError
 
 Fault = Callable[[JobProcess, str], None]
@@ -155,10 +148,6 @@ def other_mesh_after_loss(world: JobProcess) -> Any:
     return after(lost(1, 2), mesh=mesh_of(1))(world)
 
 
-def nothing_anywhere(world: JobProcess) -> Any:
-    return restore(world, "fresh")
-
-
 def more_lost_than_copies(world: JobProcess) -> Any:
     directory = str(world.root / "persistent_copies")
     settings = {"dir": directory, "save_every": 5}
@@ -174,28 +163,6 @@ def requested_step(world: JobProcess) -> Any:
     return [older, restore(world, "requested"), restore(world, "requested", requested=7)]
 
 
-def state_mismatch(world: JobProcess) -> Any:
-    train(world, "mismatch", range(1, 11))
-    mesh = mesh_of(world.slices)
-    other = dict(specs_on(mesh))
-    sharding = NamedSharding(mesh, P("fsdp"))
-    other["embed"] = jax.ShapeDtypeStruct((64, 16), np.float32, sharding=sharding)
-    other["flags"] = jax.ShapeDtypeStruct((16,), np.int8, sharding=sharding)
-    other["new"] = jax.ShapeDtypeStruct((4,), np.float32, sharding=NamedSharding(mesh, P()))
-    del other["wide"]
-    try:
-        with world.config("mismatch", mesh=mesh).instantiate() as ckpt:
-            ckpt.restore(state=other, host_state=Iterator(0))
-    except CheckpointError as error:
-        world.meet()
-        return {
-            "error": type(error).__name__,
-            "text": str(error),
-            "then": restore(world, "mismatch"),
-        }
-    raise AssertionError("the mismatch was not seen")
-
-
 def another_run(world: JobProcess) -> Any:
     """A run neither restores nor removes what a run that crashed left on the same ramdisk."""
     train(world, "old", range(1, 11))
@@ -206,32 +173,12 @@ def another_run(world: JobProcess) -> Any:
     return {"beside": meanwhile, "then": restore(world, "old")}
 
 
-def live_run_is_kept(world: JobProcess) -> Any:
-    """The same, while the other run lives: nothing of it is touched."""
-    mesh = mesh_of(world.slices)
-    shared = str(world.ramdisk("live"))
-    with world.config("live", mesh=mesh).instantiate() as ckpt:
-        ckpt.restore(state=specs_on(mesh))
-        ckpt.save(step=5, state=state_at(5, mesh), host_state=Iterator(world.process).at(5))
-        ckpt.wait_until_finished()
-        world.meet()
-        restore(world, "beside", local_dir=shared)
-        world.meet()
-        ckpt.check_for_errors()
-    return restore(world, "live")
-
-
 def refused_start(world: JobProcess, name: str, **settings: Any) -> dict[str, str]:
     try:
         world.config(name, **settings).instantiate()
     except CheckpointError as error:
         return {"error": type(error).__name__, "text": str(error)}
     raise AssertionError("the fault was not seen")
-
-
-def drift(world: JobProcess) -> Any:
-    """One process is configured otherwise: all say so, at the start."""
-    return refused_start(world, "drift", local_save_every=5 + (world.process == 2))
 
 
 def one_ramdisk_unusable(world: JobProcess) -> Any:
@@ -242,55 +189,6 @@ def one_ramdisk_unusable(world: JobProcess) -> Any:
         path.write_text("")
         settings = {"local_dir": str(path)}
     return refused_start(world, "unusable", **settings)
-
-
-def restore_twice(world: JobProcess) -> Any:
-    """A second restore in one life, with saves between, as trainers that retry do it."""
-    mesh = mesh_of(world.slices)
-    iterator = Iterator(world.process)
-    with world.config("twice", mesh=mesh).instantiate() as ckpt:
-        ckpt.restore(state=specs_on(mesh), host_state=iterator)
-        for step in range(1, 11):
-            ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
-        first, state = ckpt.restore(state=specs_on(mesh), host_state=iterator)
-        wrong = differences(state, 10, mesh)
-        for step in range(11, 26):
-            ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
-        # `state` is alive and lent to JAX all the while: its slot must not have been written.
-        still = differences(state, 10, mesh)
-        second, again = ckpt.restore(state=specs_on(mesh), host_state=iterator)
-        ckpt.check_for_errors()
-        world.meet()
-    return {
-        "first": first,
-        "second": second,
-        "wrong": wrong + still + differences(again, 25, mesh),
-        "right_place": iterator.is_at(25, world.process),
-    }
-
-
-def keyword_construction(world: JobProcess) -> Any:
-    """Plain keywords, a dict as host state, and no interval but force."""
-    mesh = mesh_of(world.slices)
-    settings = {"run_id": "plain", "local_dir": str(world.ramdisk("plain")), "mesh": mesh}
-    with EmergencyCheckpointer(**settings) as ckpt:
-        saved = ckpt.save(step=3, state=state_at(3, mesh), host_state={"at": world.process})
-        forced = ckpt.save(
-            step=3, state=state_at(3, mesh), host_state={"at": world.process}, force=True
-        )
-        finish(ckpt)
-        world.meet()
-    with EmergencyCheckpointer(**settings) as ckpt:
-        host_state: dict[str, int] = {}
-        step, state = ckpt.restore(state=specs_on(mesh), host_state=host_state)
-        world.meet()
-    return {
-        "saved": saved,
-        "forced": forced,
-        "step": step,
-        "host_state": host_state,
-        "differences": differences(state, 3, mesh),
-    }
 
 
 PROGRAMS = programs_of(globals()) | {

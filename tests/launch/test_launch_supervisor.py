@@ -114,13 +114,6 @@ def test_slice_lost_with_its_ram(make_spec: MakeSpec) -> None:
     assert lost.fields["hosts"] == (2, 3)
 
 
-def test_exact_fault_comes_at_its_step(make_spec: MakeSpec) -> None:
-    spec = make_spec("train(200, seconds=0)")
-    result = run_job(spec, "step=20 kill=process:1 exact").check()
-    assert starts(spec, 1)["host_00001"] == 20
-    assert result.lives[0].exits[1].step == 20
-
-
 def test_processes_are_renumbered_and_hosts_keep_their_ram(make_spec: MakeSpec) -> None:
     spec = make_spec(
         "train(30)\nif env.restart_count == 0: time.sleep(600)", slices=2, hosts_per_slice=2
@@ -366,11 +359,6 @@ def test_bad_job_is_refused(fields: dict[str, object], problem: str) -> None:
     }
     with pytest.raises(ConfigError, match=problem):
         JobSpec(**{**good, **fields})  # type: ignore[arg-type]
-
-
-def test_fault_for_another_job_is_refused(make_spec: MakeSpec) -> None:
-    with pytest.raises(ConfigError, match="no slice 2"):
-        supervisor_of(make_spec("train(1)"), "step=1 kill=slice:2")
 
 
 def test_event_log_has_launcher_and_processes_of_all_lives(make_spec: MakeSpec) -> None:

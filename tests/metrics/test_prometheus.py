@@ -7,7 +7,6 @@ import select
 import socket
 import time
 import urllib.request
-from pathlib import Path
 
 import pytest
 from world import World, save_all
@@ -16,7 +15,7 @@ from emergency_ckpt.config import Config
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import Event, Origin
 from emergency_ckpt.metrics import prometheus
-from emergency_ckpt.metrics.prometheus import MAX_SCRAPES, MetricsServer, RunMetrics, serve_metrics
+from emergency_ckpt.metrics.prometheus import MAX_SCRAPES, MetricsServer, serve_metrics
 
 
 def scraped(port: int) -> dict[str, float]:
@@ -153,15 +152,3 @@ def test_scrapers_beyond_the_bound_are_closed(server: MetricsServer) -> None:
         except OSError:
             time.sleep(0.05)
     server.close()
-
-
-def test_counts_of_any_event_are_taken(server: MetricsServer) -> None:
-    metrics = RunMetrics()
-    for name in ("restore.finished", "save.complete", "start.ready", "no.such"):
-        metrics(Event(name, {"step": "x", "seconds": -1.0, "bytes_peer": -5}, 1e12, Origin(0)))
-    server.close()
-
-
-def test_setting_takes_a_path_of_events(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="at most 65535"):
-        Config(dir="/p/run", local_dir=str(tmp_path), metrics_port=70000).validated()

@@ -76,16 +76,6 @@ def _save_again(tier: LocalTier) -> None:
     }
 
 
-def test_killed_again_and_again_the_complete_save_stays(ramdisk: Path, tier: LocalTier) -> None:
-    digest = complete_save(tier, 1)
-    tier.close()
-    for point in ["half_copied", "staged", "published", "copied", "invalidated"]:
-        killed_at(ramdisk, point)
-    again = open_tier(ramdisk)
-    assert_whole(again, digest, 1)
-    assert held_steps(again) == [1]
-
-
 def test_end_without_close_is_clean(ramdisk: Path) -> None:
     child = subprocess.run(
         [sys.executable, "-X", "dev", str(PROGRAM), str(ramdisk), "exit_without_close", ""],

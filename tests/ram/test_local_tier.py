@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import threading
 import time
 from pathlib import Path
@@ -326,38 +325,10 @@ def test_run_id_is_a_plain_name(ramdisk: Path, run_id: str) -> None:
         open_tier(ramdisk, run_id=run_id)
 
 
-def test_modes_keep_others_out(tier: LocalTier) -> None:
-    tier.reserve(1)
-    write_save(tier, 1)
-    tier.publish_host_state(save_id(1), 0, 4, document(1))
-    for path in tier.path.rglob("*"):
-        assert path.stat().st_mode & 0o077 == 0, path
-    assert tier.path.stat().st_mode & 0o777 == 0o700
-
-
-def test_missing_directory_is_made(ramdisk: Path) -> None:
-    tier = open_tier(ramdisk / "a" / "b")
-    assert tier.path == ramdisk / "a" / "b" / RUN_ID / "process_00000"
-
-
 def test_what_is_not_a_directory_is_an_error(ramdisk: Path) -> None:
     (ramdisk / "file").write_text("")
     with pytest.raises(LocalTierError, match="file"):
         open_tier(ramdisk / "file")
-
-
-def test_state_larger_than_ramdisk_is_refused_with_both_sizes(tier: LocalTier) -> None:
-    status = os.statvfs(tier.path)
-    total = status.f_blocks * status.f_frsize
-    with pytest.raises(RamdiskFull) as caught:
-        tier.reserve(total)
-    assert str(2 * total + (1 << 20)) in str(caught.value.expected)
-    assert "bytes free" in str(caught.value.actual)
-    assert slot_files(tier) == set()
-    with pytest.raises(RamdiskFull):
-        tier.begin_write(save_id(1), 2 * total)
-    digest = write_save(tier, 1)
-    assert_whole(tier, digest, 1)
 
 
 def test_readers_and_pushes_go_on_while_a_save_is_written(tier: LocalTier) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 
 import msgspec
 import pytest
@@ -126,27 +125,6 @@ def test_one_flipped_bit_is_found(bit: int) -> None:
     data[bit // 8] ^= 1 << bit % 8
     with pytest.raises(CorruptData):
         decode_manifest(bytes(data))
-
-
-@pytest.mark.parametrize("length", [*range(0, len(MANIFEST), 37), len(MANIFEST) - 1])
-def test_truncated_manifest_is_found(length: int) -> None:
-    with pytest.raises(CorruptData):
-        decode_manifest(MANIFEST[:length])
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
-    max_leaves=8,
-)
-
-
-@given(st.binary(max_size=200) | json_values.map(lambda v: json.dumps(v).encode()))
-def test_anything_else_is_corrupt_data(data: bytes) -> None:
-    with pytest.raises(CorruptData):
-        decode_manifest(data)
-    with pytest.raises(CorruptData):
-        decode_contents(data)
 
 
 HOSTILE = [
@@ -308,29 +286,6 @@ def test_two_shards_of_many_in_wrong_order_are_found(place: int) -> None:
     ]
     with pytest.raises(CorruptData):
         _check_in_parts(good, shards)
-
-
-@settings(max_examples=200)
-@given(st.integers(0, 1 << 32))
-def test_random_edits_of_sealed_manifests_raise_nothing_else(seed: int) -> None:
-    rng = random.Random(seed)
-
-    def edit(value: object) -> None:
-        # Walk to a random place and put a random value there.
-        while isinstance(value, (dict, list)) and value:
-            keys = list(value) if isinstance(value, dict) else range(len(value))
-            key = rng.choice(list(keys))
-            if not isinstance(value[key], (dict, list)) or rng.random() < 0.2:
-                pool = [None, -1, 0, 1, 1 << 70, "x", "", [], {}, [[0, 1]], 0.5, True]
-                value[key] = rng.choice(pool)
-                return
-            value = value[key]
-
-    try:
-        found, _ = decode_manifest(_resealed(edit))
-    except CorruptData:
-        return
-    check_contents(found.contents)
 
 
 @given(contents_values())

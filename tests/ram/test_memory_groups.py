@@ -1,4 +1,4 @@
-"""The memory limits of control groups: read, and held against what a start reserves."""
+"""What the system says: mounts, and memory limits, held against what a start reserves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from emergency_ckpt.core.limits import MAX_GROUP_FILE_BYTES, SMALL_FILES_BYTES
 from emergency_ckpt.core.memory_limit import MemoryLimit
 from emergency_ckpt.errors import MemoryLimitReached
 from emergency_ckpt.ram import host_memory
-from emergency_ckpt.ram.host_memory import memory_limits
+from emergency_ckpt.ram.host_memory import file_system_of, memory_limits
 
 STAT = (
     "anon 4000\ninactive_file 300\nactive_file 40\ntotal_inactive_file 700\ntotal_active_file 50\n"
@@ -136,3 +136,20 @@ def test_reserve_again_takes_pages_of_dead_life(limit: Path, ramdisk: Path) -> N
     with pytest.raises(MemoryLimitReached):
         again.reserve(SMALL_FILES_BYTES)
     again.close()
+
+
+def test_file_system_of_takes_the_innermost_and_newest_mount(tmp_path: Path) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "1 0 8:1 / / rw - ext4 /dev/sda rw\n"
+        "torn line\n"
+        "2 1 0:5 / /with\\040space rw shared:2 - tmpfs tmpfs rw\n"
+        "3 2 0:6 / /with\\040space/in rw - xfs /dev/sdb rw\n"
+        "4 2 0:7 / /with\\040space/in rw - tmpfs tmpfs rw\n"
+    )
+    found = [
+        file_system_of(path, mounts)
+        for path in ("/", "/with", "/with space/x", "/with space/in/x", "/with space/into")
+    ]
+    assert found == ["ext4", "ext4", "tmpfs", "tmpfs", "tmpfs"]
+    assert file_system_of("/", tmp_path / "absent") is None

@@ -74,17 +74,6 @@ def test_signed_files_are_read_by_the_next_life(ramdisk: Path) -> None:
         assert tier.quarantined == ()
 
 
-def test_made_up_step_of_one_ramdisk_is_not_believed(ramdisk: Path) -> None:
-    path, _ = leave(ramdisk)
-    make_up_step(path, 1_000_000)
-    with closing(open_tier(ramdisk, signer=SIGNER)) as tier:
-        assert held_steps(tier) == [1, 2]
-        assert 1_000_000 not in [held.save.step for held in tier.held()[1]]
-        assert problems(tier).count("it is not signed") == 3  # the ledger too
-    with closing(open_tier(ramdisk)) as tier:  # it is sound in itself
-        assert 1_000_000 in held_steps(tier)
-
-
 def altered_manifest(path: Path) -> None:
     manifest = path / "slot_1.manifest.json"
     file = inner(manifest)

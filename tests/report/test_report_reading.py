@@ -19,11 +19,6 @@ def test_read_log_of_a_job_gives_its_events(tmp_path: Path) -> None:
     assert (found.run_ids, found.files, found.warnings) == (("run7",), 2, ())
 
 
-def test_read_log_without_directory_fails(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="there is no such directory; give the event_log"):
-        read_log(tmp_path / "absent")
-
-
 @pytest.mark.parametrize("name", ["", "notes.txt"])
 def test_read_log_without_files_fails(tmp_path: Path, name: str) -> None:
     if name:
@@ -59,12 +54,6 @@ def test_read_log_names_few_of_many_damaged_lines(tmp_path: Path) -> None:
     (warning,) = read_log(tmp_path).warnings
     assert warning.startswith("500 lines are no event")
     assert warning.endswith("; and 480 more.")
-
-
-def test_read_log_passes_links_over(tmp_path: Path) -> None:
-    write_log(tmp_path, failed_run()[:1])
-    (tmp_path / "events_00009.jsonl").symlink_to("events_00000.jsonl")  # links are passed over
-    assert read_log(tmp_path).warnings == ()
 
 
 def test_read_log_of_two_runs_says_so(tmp_path: Path) -> None:

@@ -181,21 +181,6 @@ def test_tensors_copied_without_documents_are_plain(world: World) -> None:
         assert ckpt.restore(state=like)[0] == 2
 
 
-def test_documents_copied_without_tensors_are_unrecoverable(world: World) -> None:
-    """Named by their numbers: this is no fresh start."""
-    persist(world, 2, 4)
-    other = world.persistent.with_name("other")
-    for step in (2, 4):
-        shutil.copytree(
-            world.persistent / "host_state" / str(step), other / "host_state" / str(step)
-        )
-    world.persistent = other
-    with pytest.raises(Unrecoverable) as failed:
-        restored(world)
-    for step in (2, 4):
-        assert f"step {step}, persistent tier: its tensors are gone" in str(failed.value)
-
-
 @pytest.mark.parametrize("has_log", [True, False])
 def test_traces_of_steps_without_any_step_are_named(world: World, has_log: bool) -> None:
     """RAM wiped, the tensors deleted by a stranger, the markers left."""

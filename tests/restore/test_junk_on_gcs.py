@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
-from fake_gcs import FakeGcs
-from places import JOBS
+from programs import printed_beside_bucket
 
-PROGRAM = JOBS / "junk_program.py"
 REQUESTS_A_LOOK = 8
 REQUESTS_BESIDES = 60
 
@@ -19,18 +12,7 @@ REQUESTS_BESIDES = 60
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("count", [20, 200, pytest.param(2000, marks=pytest.mark.slow)])
 def test_steps_of_a_bucket_among_junk_are_the_signed_ones(count: int) -> None:
-    with FakeGcs(buckets=["bucket"]) as gcs:
-        environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
-        done = subprocess.run(
-            [sys.executable, str(PROGRAM), str(count)],
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = printed_beside_bucket("junk_program.py", str(count))
     assert found["whole"] == [10, 20]
     # A quarter was not committed: nobody knows whose save it is, and it does not count.
     assert found["passed_over"] == count - count // 4 + 1

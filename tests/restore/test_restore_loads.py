@@ -67,20 +67,6 @@ def test_damage_in_ram_leads_to_storage_before_an_older_step(
         assert loads(world) == [4]
 
 
-def test_storage_that_stays_away_during_a_load_costs_no_step(
-    stored: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(self: PersistentTier, *_: object, **__: object) -> object:
-        raise self.storage.error("read", "/4", ConnectionResetError("scripted"))
-
-    with stored.open_both(restore_timeout_s=4.0) as checkpointer:
-        with monkeypatch.context() as away:
-            away.setattr(PersistentTier, "read_into", fail)
-            with pytest.raises(StorageUnreachable, match="not lost"):
-                checkpointer.restore(state=stored.state(0), host_state={})
-        assert checkpointer.restore(state=stored.state(0), host_state={})[0] == 4
-
-
 @pytest.mark.parametrize("nbytes", [0, 100])
 def test_storage_that_breaks_off_each_time_ends_the_load(
     stored: World, monkeypatch: pytest.MonkeyPatch, nbytes: int

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from looks import eckpt_here
 from world import World, finish, same
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import ConfigError, PersistentTierError
 from emergency_ckpt.storage import DirectoryWriter
-from emergency_ckpt.tools.cli.main import main
 
 STORAGE: dict[str, Any] = {"local_save_every": 0, "save_every": 1}
 BOTH: dict[str, Any] = {"save_every": 2}
@@ -200,7 +200,7 @@ def test_ls_shows_how_many_lives_began_from_a_step(
     world.lose_ram()
     crash(world, 2, **BOTH)  # storage has not heard of the others
     places = ["--local-dir", str(world.ramdisk), "--dir", str(world.persistent)]
-    assert main(["ls", *places]) == 0
+    assert eckpt_here("ls", *places) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("2 ")]
     assert [row.split("  ")[-1].strip() for row in rows] == [
         "whole: 1 life in a row began from it"

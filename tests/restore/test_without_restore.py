@@ -11,11 +11,6 @@ import pytest
 from ledgers import ledger_in
 from world import World, logged, same, save_all
 
-from emergency_ckpt.cluster.timelines import Timelines
-from emergency_ckpt.events import Event, EventSink
-from emergency_ckpt.restore.request import CompleteSteps
-from emergency_ckpt.types import SaveId
-
 
 def saved(world: World, *steps: int, restores: bool = False, **settings: Any) -> None:
     with world.open(**settings) as ckpt:
@@ -125,7 +120,7 @@ def test_fresh_start_says_nothing(world: World) -> None:
     saved(world, 1, 2, restores=True)
     saved(world, 3, restores=True)
     with world.open() as ckpt:
-        ckpt.go_on_after(CompleteSteps((3,), ()))
+        ckpt.go_on_after(ckpt.steps.survey(world.state(0)))
         save_all(ckpt, world, 4)
     assert said(world) == []
     assert restored(world) == 4
@@ -150,31 +145,6 @@ def test_host_that_was_away_brings_back_what_was_left_behind(world: World) -> No
     (place,) = away.glob("*/process_*")
     place.rename(world.ramdisk / "run" / "process_00009")
     assert restored(world) == 6
-
-
-def test_timelines_begin_from_nothing_by_what_others_know() -> None:
-    """This process has no RAM of the run; another process, or storage, has steps."""
-    told: list[Event] = []
-    before, life = (f"{number:012d}-5e9d5e9d5e9d5e9d" for number in (6, 7))
-    timelines = Timelines(None, EventSink(told.append, process_index=1), 40)
-    for step in (8, 9):
-        timelines.begin_unrestored(SaveId(step, life, "run"))
-    assert timelines.bound is None
-    timelines.bind()
-    assert timelines.rejection_reason(40, before)
-    assert timelines.leads_to(SaveId(8, life, "run"), SaveId(7, life, "run"))
-    assert not timelines.leads_to(SaveId(8, life, "run"), SaveId(7, before, "run"))
-    (event,) = told
-    assert event.fields == {"process": 1, "step": 8, "newest": 40}
-
-
-def test_timelines_of_a_run_without_steps_have_no_record() -> None:
-    told: list[Event] = []
-    timelines = Timelines(None, EventSink(told.append, process_index=0))
-    timelines.begin_unrestored(SaveId(8, "000000000001-5e9d5e9d5e9d5e9d", "run"))
-    timelines.bind()
-    assert timelines.bound is None
-    assert told == []
 
 
 def test_ledger_has_the_life_from_its_start(world: World) -> None:

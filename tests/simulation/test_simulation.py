@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import printed
 
 HERE = Path(__file__).parent
 
 
 def simulate(*arguments: str) -> str:
-    command = [sys.executable, str(HERE / "run.py"), *arguments]
-    environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    return done.stdout
+    return printed(HERE / "run.py", *arguments, env={"PYTHONHASHSEED": "0"})
 
 
 def test_seed_run_twice_has_one_trace() -> None:

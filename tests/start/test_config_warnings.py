@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +13,6 @@ from world import World, logged, save_all
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.ram.host_memory import file_system_of
 from emergency_ckpt.start import LAUNCHED_COUNT, config_warnings, device_warnings
 
 
@@ -75,23 +73,6 @@ def test_device_warnings_gpus_without_a_task_are_named(
     assert len(warnings) == is_said
     assert all("--ntasks-per-node=8" in line for line in warnings)
     assert device_warnings(devices, {}) == []
-
-
-def test_file_system_of_takes_the_innermost_and_newest_mount(tmp_path: Path) -> None:
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        "1 0 8:1 / / rw - ext4 /dev/sda rw\n"
-        "torn line\n"
-        "2 1 0:5 / /with\\040space rw shared:2 - tmpfs tmpfs rw\n"
-        "3 2 0:6 / /with\\040space/in rw - xfs /dev/sdb rw\n"
-        "4 2 0:7 / /with\\040space/in rw - tmpfs tmpfs rw\n"
-    )
-    found = [
-        file_system_of(path, mounts)
-        for path in ("/", "/with", "/with space/x", "/with space/in/x", "/with space/into")
-    ]
-    assert found == ["ext4", "ext4", "tmpfs", "tmpfs", "tmpfs"]
-    assert file_system_of("/", tmp_path / "absent") is None
 
 
 def test_checkpointer_says_warnings_at_start(world: World) -> None:

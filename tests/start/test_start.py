@@ -14,12 +14,10 @@ from memory_coordination import MemoryService, everywhere
 
 from emergency_ckpt.cluster.peers import Known, agree_start
 from emergency_ckpt.cluster.process_placement import place_process, topology_of
-from emergency_ckpt.cluster.shard_source import holder_name
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement.placement_policies import Topology
 from emergency_ckpt.errors import (
     ConfigError,
-    DeadlineExceeded,
     InvalidState,
     PersistentTierError,
     RestoreFailed,
@@ -28,7 +26,6 @@ from emergency_ckpt.state import describe
 from emergency_ckpt.types import SaveId
 
 LONG_S = 60.0
-SOON_S = 0.2
 
 
 Start = Callable[[], tuple[str, Known]]
@@ -103,16 +100,6 @@ def test_process_that_cannot_start_stops_all() -> None:
     for other in others:
         assert isinstance(other, RestoreFailed)
         assert "process 2: no such ramdisk" in str(other)
-
-
-def test_process_that_does_not_come_is_named() -> None:
-    service = MemoryService(2)
-    with pytest.raises(DeadlineExceeded, match="missing: process 1"):
-        agree_start(service.member(0), knows(0), SOON_S)
-
-
-def test_holders_have_names() -> None:
-    assert holder_name(7) == "process/7"
 
 
 def mesh_of(*shape: int) -> Mesh:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_gcs import FakeGcs
 from places import JOBS
+from programs import printed_beside_bucket
 from storage_probe_program import OLD, OWN, YOUNG
 from world import LONG_S, World, logged, same, save_all
 
@@ -217,18 +216,7 @@ def test_config_required_storage_needs_a_directory() -> None:
 
 @pytest.fixture(scope="module")
 def tries() -> dict[str, Any]:
-    with FakeGcs(buckets=["bucket"]) as gcs:
-        environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
-        done = subprocess.run(
-            [sys.executable, str(PROGRAM)],
-            check=False,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed_beside_bucket("storage_probe_program.py")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from world import World
 
 from emergency_ckpt import _native
 from emergency_ckpt.core.restore.storage_read import StoredArray
-from emergency_ckpt.errors import CorruptData, DeadlineExceeded, PersistentTierError
+from emergency_ckpt.errors import DeadlineExceeded
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.chunks import ChunkIndex, FileBox, Stretch, read_into
 from emergency_ckpt.storage.tier import StoredStep
@@ -94,11 +93,6 @@ def decoded(tier: PersistentTier, stored: StoredStep) -> bytes:
     return b"".join(np.ascontiguousarray(array).tobytes() for _, array in found)
 
 
-def data_files(stored: StoredStep) -> list[Path]:
-    """The files with chunks, the largest last."""
-    return sorted(Path(stored.item).glob("**/d/*"), key=lambda path: path.stat().st_size)
-
-
 def test_bytes_and_checksums_are_those_that_are_decoded(tier: PersistentTier) -> None:
     stored = tier.describe(tier.find(STEP))
     crcs, data = read(tier, stored)
@@ -114,71 +108,6 @@ def test_uncompressed_chunks_are_found_in_files(tier: PersistentTier) -> None:
     assert index is not None
     for shard in stored.crcs:
         assert index.parts_of(shard, stored.leaves[shard.leaf].array) is not None
-
-
-@plain_only
-def test_twins_read_one_step_at_once(tier: PersistentTier) -> None:
-    stored = tier.describe(tier.find(STEP))
-    found: list[dict[ShardId, int]] = []
-    twins = [threading.Thread(target=lambda: found.append(read(tier, stored)[0])) for _ in range(3)]
-    for twin in twins:
-        twin.start()
-    for twin in twins:
-        twin.join()
-    assert found == [stored.crcs] * 3
-
-
-@plain_only
-def test_changed_byte_changes_one_checksum(tier: PersistentTier) -> None:
-    stored = tier.describe(tier.find(STEP))
-    with data_files(stored)[-1].open("r+b") as file:
-        first = file.read(1)[0]
-        file.seek(0)
-        file.write(bytes([first ^ 1]))
-    crcs, _ = read(tier, stored)
-    assert len([shard for shard in crcs if crcs[shard] != stored.crcs[shard]]) == 1
-
-
-@plain_only
-def test_file_that_was_cut_is_corrupt(tier: PersistentTier) -> None:
-    stored = tier.describe(tier.find(STEP))
-    os.truncate(data_files(stored)[-1], 100)
-    with pytest.raises(CorruptData, match="too short"):
-        read(tier, stored)
-
-
-@plain_only
-def test_step_that_was_removed_is_gone_and_not_out_of_reach(tier: PersistentTier) -> None:
-    stored = tier.describe(tier.find(STEP))
-    data_files(stored)[-1].unlink()
-    with pytest.raises(PersistentTierError) as failed:
-        read(tier, stored)
-    assert not failed.value.unreachable, "the next step is due"
-    shutil.rmtree(stored.item)
-    with pytest.raises(PersistentTierError) as failed:
-        read(tier, stored)
-    assert not failed.value.unreachable
-
-
-@plain_only
-def test_step_removed_while_it_is_read_gives_no_other_bytes(
-    tier: PersistentTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stored = tier.describe(tier.find(STEP))
-    expected = decoded(tier, stored)
-    write, written = Memory.write, threading.Event()
-
-    def remove_first(self: Memory, data: memoryview, offset: int) -> None:
-        if not written.is_set():
-            written.set()
-            shutil.rmtree(stored.item)
-        write(self, data, offset)
-
-    monkeypatch.setattr(Memory, "write", remove_first)
-    try:
-        assert read(tier, stored)[1] == expected
-    except PersistentTierError as error:
-        assert not error.unreachable  # noqa: PT017 - either outcome is right
 
 
 def test_reader_that_hangs_is_left_behind_and_writes_nothing(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tensorstore
-from bucket_programs import printed_beside_bucket
+from programs import printed_beside_bucket
 
 from emergency_ckpt.errors import DeadlineExceeded
 from emergency_ckpt.storage.hedged_reads import HedgedReads, Read, Request

@@ -8,8 +8,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +25,7 @@ import emergency_ckpt
 from emergency_ckpt.core.boxes import volume
 from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.restore.inventory import PersistentStep
-from emergency_ckpt.core.timeline import continued, is_plain
+from emergency_ckpt.core.timeline import is_plain
 from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
 from emergency_ckpt.state import BoxTable, describe, host_state
 from emergency_ckpt.state.host_state import document_name
@@ -198,60 +196,6 @@ def test_marker_knows_every_leaf_and_whether_there_is_host_state(
     )
 
 
-PLAIN_READER = """
-import json, sys
-import jax
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 8)
-import orbax.checkpoint as ocp
-import numpy as np
-directory, step = sys.argv[1], int(sys.argv[2])
-with ocp.CheckpointManager(directory) as manager:
-    assert manager.all_steps() == [step], manager.all_steps()
-    managed = manager.restore(step).state
-alone = ocp.StandardCheckpointer().restore(f"{directory}/{step}/state")
-found = []
-for state in (managed, alone):
-    w = np.asarray(state["params"]["bfloat16"])
-    found.append([
-        sorted(state), str(w.dtype), w.tobytes().hex(), np.asarray(state["host"][0]).tolist(),
-        int(state["point"]), state["empty"],
-    ])
-assert not [name for name in sys.modules if name.startswith("emergency_ckpt")]
-print(json.dumps(found))
-"""
-
-
-def test_plain_orbax_reads_it_and_knows_nothing_of_this_package(
-    tier: PersistentTier, directory: Path
-) -> None:
-    write(tier, 7, state_of(7), {"position": 70})
-    done = subprocess.run(
-        [sys.executable, "-c", PLAIN_READER, str(directory), "7"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=directory,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    state = state_of(7)
-    w = np.asarray(state["params"]["bfloat16"])
-    wanted = [
-        sorted(state),
-        "bfloat16",
-        w.tobytes().hex(),
-        [7, 8, 9, 10],
-        7,
-        {"device": None, "host": None},
-    ]
-    assert json.loads(done.stdout.splitlines()[-1]) == [wanted, wanted]
-
-
-def _remove(path: Path) -> None:
-    path.unlink()
-
-
 def _truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:40])
 
@@ -356,18 +300,6 @@ def test_marker_that_is_not_the_steps_own_says_so(tier: PersistentTier, director
         tier.find(4)
 
 
-def test_marker_of_another_save_is_not_the_one_listed(
-    tier: PersistentTier, directory: Path
-) -> None:
-    """Sound in itself, as one of an older copy of the directory."""
-    write(tier, 4, {"x": np.arange(4)})
-    before = marker_of(directory, 4).read_bytes()
-    write(tier, 4, {"x": np.arange(4) + 1}, incarnation=SECOND)
-    marker_of(directory, 4).write_bytes(before)
-    with pytest.raises(CorruptData, match="it is not the one that the step log names"):
-        tier.find(4)
-
-
 @pytest.mark.parametrize("has_log", [True, False])
 def test_marker_that_cannot_be_read_is_not_one_that_is_absent(
     tier: PersistentTier, directory: Path, has_log: bool
@@ -402,25 +334,6 @@ def test_altered_host_state_is_refused(tier: PersistentTier, directory: Path) ->
         document(tier, 4)
 
 
-def test_removal_takes_tensors_and_host_states(tier: PersistentTier, directory: Path) -> None:
-    for step in (1, 2, 3):
-        write(tier, step, {"x": np.arange(step)}, {"step": step})
-    assert writer_of(tier).remove([2], FIRST) == ["2"]
-    assert steps(tier) == [1, 3]
-    documents = sorted(path.name for path in (directory / "host_state").iterdir())
-    assert documents == ["1", "3", "log"]
-    assert sorted(path.name for path in directory.iterdir()) == ["1", "3", "host_state"]
-
-
-def test_step_may_be_saved_again_after_the_run_went_back(tier: PersistentTier) -> None:
-    write(tier, 4, {"x": np.arange(4)}, "first")
-    write(tier, 4, {"x": np.arange(4) * 10}, "second", incarnation=SECOND)
-    like = {"x": np.zeros(4, int)}
-    assert read(tier, 4, like)["x"].tolist() == [0, 10, 20, 30]
-    assert marker_in(tier, 4).save.incarnation == SECOND
-    assert b"second" in document(tier, 4)
-
-
 def test_leftovers_of_a_writer_that_died_are_cleared(tier: PersistentTier, directory: Path) -> None:
     write(tier, 2, {"x": np.arange(2)})
     unfinished = directory / "4.orbax-checkpoint-tmp-123"
@@ -453,12 +366,6 @@ def test_directory_that_is_none_is_named(tmp_path: Path) -> None:
             PersistentTier(str(path)).create()
     with pytest.raises(PersistentTierError, match="list"):
         PersistentTier(str(file)).found.view()
-
-
-def test_step_that_is_not_there_cannot_be_read(tier: PersistentTier) -> None:
-    tier.create()
-    with pytest.raises(PersistentTierError, match=r"/9"):
-        read(tier, 9)
 
 
 def test_state_with_nothing_but_empty_leaves(tier: PersistentTier) -> None:
@@ -505,26 +412,6 @@ def test_specification_shows_the_marker_that_is_written(directory: Path) -> None
     (tree,) = re.findall(r"```files persistent\n(.*?)\n```", text, re.DOTALL)
     shown = [line.split()[0] for line in tree.splitlines() if line.startswith("  ")]
     assert {f"host_state/40/{name}" for name in shown} == listed
-
-
-def test_reader_with_nothing_but_the_specification_checks_it(directory: Path) -> None:
-    """By json and hashlib only."""
-    write_example(directory)
-    text = marker_of(directory, 40).read_text("utf-8")
-    file = json.loads(text)
-    assert file["format"] == 1
-    value = text[text.index('"marker":') + len('"marker":') : -1]
-    assert hashlib.sha256(value.encode()).hexdigest() == file["digest"]
-    marker = file["marker"]
-    assert marker["save"]["step"] == 40
-    for key, name in (("metadata", "_CHECKPOINT_METADATA"), ("manifest", "default/manifest.ocdbt")):
-        data = (directory / "40" / name).read_bytes()
-        assert hashlib.sha256(data).hexdigest() == marker["tensors"][key]
-    for owner, digest in enumerate(marker["digests"]):
-        name = f"process_{owner:05d}_of_{len(marker['digests']):05d}.json"
-        data = (directory / "host_state" / "40" / name).read_bytes()
-        assert hashlib.sha256(data).hexdigest() == digest
-        assert (json.loads(data)["payload"] is None) == marker["empty"][owner]
 
 
 def test_marker_signed_is_that_of_the_specification() -> None:
@@ -614,53 +501,7 @@ def test_steps_with_damaged_orbax_metadata_names_the_problem(
     ]
 
 
-ROLLED_BACK = continued(None, save_id(2), SECOND)
 """The chain after a restore of step 2."""
-
-
-def test_rollback_hides_a_step_and_keeps_its_bytes(tier: PersistentTier, directory: Path) -> None:
-    for step in (2, 4):
-        write(tier, step, {"x": np.arange(step)}, {"position": step})
-    (moved,) = writer_of(tier).begin(SECOND, ROLLED_BACK)
-    name = f"4.rolled-back-{FIRST}"
-    assert (moved.step, moved.folder) == (4, name)
-    assert steps(tier) == complete_steps(tier) == [2]
-    assert ocp.utils.checkpoint_steps(directory) == [2]
-    next_life(tier, life(3))
-    assert steps(tier) == complete_steps(tier) == [2]
-    assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
-    # By hand, it is found as well, and does not count.
-    for folder in (directory, directory / "host_state"):
-        (folder / name).rename(folder / "4")
-    assert complete_steps(tier) == [2]
-    assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("cut", [0, 1])
-def test_rollback_cut_short_is_finished_later(
-    tier: PersistentTier, directory: Path, monkeypatch: pytest.MonkeyPatch, cut: int
-) -> None:
-    for step in (2, 4):
-        write(tier, step, {"x": np.arange(step)}, {"position": step})
-    left, rename = [cut], os.rename
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        if left[0] == 0:
-            raise PermissionError("no more")
-        left[0] -= 1
-        rename(*args, **kwargs)
-
-    monkeypatch.setattr(os, "rename", refuse)
-    with pytest.raises(PersistentTierError, match="no more"):
-        writer_of(tier).begin(SECOND, ROLLED_BACK)
-    assert steps(tier) == complete_steps(tier) == [2]
-    assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
-    monkeypatch.undo()
-    next_life(tier, life(3))
-    name = f"4.rolled-back-{FIRST}"
-    assert (directory / name / "state").exists()
-    assert sorted(os.listdir(directory / "host_state")) == ["2", name, "log"]
-    assert complete_steps(tier) == [2]
 
 
 def test_make_room_keeps_what_counts_and_what_cannot_be_read(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bucket_programs import printed_beside_bucket
+from programs import printed_beside_bucket
 
 LARGE_CHUNKS = 24
 REQUESTS_BESIDES = 16

@@ -15,7 +15,7 @@ from ended_changes import CHANGED
 from persistent_steps import RUN_ID, complete_steps, life, save_over, value_of, writer_of
 
 from emergency_ckpt.core.timeline import continued
-from emergency_ckpt.errors import CheckpointError, PersistentTierError
+from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.types import SaveId
 
@@ -164,20 +164,3 @@ def test_look_beside_a_move_finds_the_step(tmp_path: Path) -> None:
     assert not isinstance(found, CheckpointError | None)
     assert (found.step.step, found.step.problem) == (4, "")
     assert tier.describe(found).leaves.keys() == {"w"}
-
-
-@pytest.mark.parametrize("point", ["room", "documents", "committed", "marked"])
-def test_failed_save_leaves_the_step_that_it_was_to_replace(tmp_path: Path, point: str) -> None:
-    write_ours(tmp_path, 4, 4)
-    tier = PersistentTier(str(tmp_path))
-    writer = writer_of(tier)
-
-    def fail(at: str) -> None:
-        if at == point:
-            raise PersistentTierError("save", "step 4", "storage failed")
-
-    with pytest.raises(PersistentTierError, match="storage failed"):
-        save_over(tier, 4, 40, B, writer=writer, at=fail)
-    assert value_of(tier, 4) == 4
-    save_over(tier, 4, 40, B, writer=writer)
-    assert value_of(tier, 4) == 40

@@ -12,7 +12,7 @@ from persistent_steps import life as life_of
 
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.errors import CorruptData
-from emergency_ckpt.storage.tier import PersistentTier
+from emergency_ckpt.storage import PersistentTier
 
 NAMED = "ckpt_00000"
 

@@ -18,6 +18,7 @@ from emergency_ckpt.state import host_state
 from emergency_ckpt.storage.log import Version
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardId, Writer
 
+GOLDEN_SECRET = b"an example: never use this one.."
 SAVE = SaveId(step=40, incarnation="000000000006-5e9d5e9d5e9d5e9d", run_id="demo")
 
 LEAVES = (
@@ -44,7 +45,7 @@ class Iterator:
 
 
 def signer() -> Signer:
-    made = Signer.of(RunSecret("demo", b"an example: never use this one..", given=True))
+    made = Signer.of(RunSecret("demo", GOLDEN_SECRET, given=True))
     assert made is not None
     return made
 

@@ -86,20 +86,6 @@ def test_story_of_killed_process_is_unfinished() -> None:
     assert explanation.processes[1].last_event == "restore.planned"
 
 
-def test_story_of_failed_restore_has_its_reason() -> None:
-    failed = [
-        event(10, "restore.started", requested_step=7),
-        event(11, "restore.failed", reason="no complete step is left"),
-    ]
-    explanation = story_of(failed)
-    assert (explanation.outcome, explanation.requested_step, explanation.step) == (
-        "failed",
-        7,
-        None,
-    )
-    assert explanation.processes[0].reason == "no complete step is left"
-
-
 def test_story_begins_with_the_prefetch_that_was_taken() -> None:
     events = [
         event(1, "start.ready"),
@@ -139,8 +125,3 @@ def test_story_of_foreign_fields_is_told_without_them() -> None:
     explanation = story_of(events)
     assert (explanation.step, explanation.requested_step) == (None, None)
     assert explanation.processes[0].bytes_local == 0
-
-
-def test_story_without_restore_is_none() -> None:
-    assert last_restore([]) is None
-    assert last_restore([event(1, "start.ready")]) is None

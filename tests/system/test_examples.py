@@ -11,27 +11,10 @@ from pathlib import Path
 
 import pytest
 from ledgers import complete_in
-from readme_blocks import ROOT
+from readme_blocks import example_in
 
 EXAMPLES = {"flax_train_state": 100, "grain_loader": 120, "orbax_plain": 400}
 LONG_S = 120.0
-
-
-def program_in(directory: Path, name: str, last_step: int) -> Path:
-    """Return the example, with directories of its own and another last step."""
-    directory.mkdir()
-    lines = (ROOT / "docs" / "examples" / f"{name}.py").read_text()
-    assert len(lines.splitlines()) <= 60
-    for old, new in (
-        (r'"/mnt/checkpoints/\w+"', repr(str(directory / "persistent"))),
-        (r'"/dev/shm/eckpt"', repr(str(directory / "ram"))),
-        (r"last_step = 100\n", f"last_step = {last_step}\n"),
-    ):
-        lines, count = re.subn(old, new, lines)
-        assert count == 1
-    path = directory / "train.py"
-    path.write_text(lines)
-    return path
 
 
 def start(program: Path) -> subprocess.Popen[str]:
@@ -55,9 +38,11 @@ def run(program: Path) -> tuple[str, str]:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_killed_resumes_bit_equal(ramdisk: Path, name: str) -> None:
-    began, wanted = run(program_in(ramdisk / "whole", name, EXAMPLES[name]))
+    last_step = (r"last_step = 100\n", f"last_step = {EXAMPLES[name]}\n")
+    began, wanted = run(example_in(ramdisk / "whole", name, last_step))
     assert began == "None"
-    program = program_in(ramdisk / "killed", name, EXAMPLES[name])
+    program = example_in(ramdisk / "killed", name, last_step)
+    assert len(program.read_text().splitlines()) <= 60
     with start(program) as process:
         deadline_s = time.monotonic() + LONG_S
         while complete_in(ramdisk / "killed" / "ram") < 0:

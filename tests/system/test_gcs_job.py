@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +10,7 @@ from typing import Any
 
 import pytest
 from fake_gcs import FakeGcs
-from places import JOBS
+from programs import seen_by_plain_orbax
 from running_jobs import job_root, run_life, spec_of
 
 pytestmark = pytest.mark.timeout(900)
@@ -53,29 +49,18 @@ def check_no_byte_twice(ranges: list[list[str]]) -> None:
             assert first > last, f"bytes {first}-{last} of {target} were read twice"
 
 
-def check_plain_orbax_reads_it() -> None:
-    """One layout, whatever the number of slices, and ordinary Orbax reads it."""
-    command = [sys.executable, str(JOBS / "plain_reader.py"), "gs://bucket/run", "5"]
-    environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    seen = json.loads(done.stdout.splitlines()[-1])
-    assert (seen["steps"], seen["manager"], seen["checkpointer"]) == ([5], True, True)
-    assert seen["count"] == 5
-    assert "keys" in seen["leaves"]
-
-
 @pytest.mark.parametrize("slices", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 4])
 def test_each_byte_is_written_by_slice_0_and_read_once(gcs: FakeGcs, slices: int) -> None:
     with job_root() as root:
         # The other slices have no way to storage here: they need none.
         program = "save_only_primary"
         for seen in values(run(root, 0, slices, program), program):
-            assert seen["errors"] == []
-            assert seen["complete"] == [5]
-        check_plain_orbax_reads_it()
+            assert seen == [5]
+        # One layout, whatever the number of slices.
+        read = seen_by_plain_orbax("gs://bucket/run", 5)
+        assert (read["steps"], read["manager"], read["checkpointer"]) == ([5], True, True)
+        assert read["count"] == 5
+        assert "keys" in read["leaves"]
         results = values(run(root, 1, slices, "restore_then_from_ram"), "restore_then_from_ram")
     first, second = [pair[0] for pair in results], [pair[1] for pair in results]
     for seen in first:
@@ -92,13 +77,3 @@ def test_each_byte_is_written_by_slice_0_and_read_once(gcs: FakeGcs, slices: int
     for seen in second:
         assert (seen["step"], seen["tier"], seen["wrong"]) == (5, "local", [])
         assert (seen["persistent"], seen["peer"]) == (0, 0)
-
-
-@pytest.mark.slow
-def test_local_saves_keep_their_interval_beside_a_slow_bucket(gcs: FakeGcs) -> None:
-    with job_root() as root:
-        for process, seen in enumerate(values(run(root, 0, 2, "slow_bucket"), "slow_bucket")):
-            # The last one may still be under way when the loop ends.
-            assert seen["local"][:5] == [5, 10, 15, 20, 25]
-            if process < 2:  # the writers; for the others their part is done at once
-                assert 10 not in seen["storage"], "the bucket is not slow enough for this test"

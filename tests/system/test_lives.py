@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from forgery import make_up_step
+from looks import eckpt
 from restarts import HOLDERS_VARIABLE, RUN_ID, new_world, train_and_kill
 from running_jobs import ByProgram, job_root, renumbered, run_life, spec_of
 
@@ -82,19 +83,10 @@ def smaller(trained: Path) -> ByProgram:
 
 def drain(directory: Path, ramdisks: list[Path]) -> None:
     """``eckpt export --drain`` of some hosts' ramdisks."""
-    command = [
-        sys.executable,
-        "-m",
-        "emergency_ckpt.tools.cli.main",
-        "export",
-        "--drain",
-        "--dir",
-        str(directory),
-    ]
-    command += [word for ramdisk in ramdisks for word in ("--local-dir", str(ramdisk))]
-    done = subprocess.run(command, env={**os.environ, **SECRET}, capture_output=True, check=False)
+    places = [word for ramdisk in ramdisks for word in ("--local-dir", ramdisk)]
+    done = eckpt("export", "--drain", "--dir", directory, *places, env=SECRET)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"drained step {STEP} ".encode())
+    assert done.stdout.startswith(f"drained step {STEP} ")
 
 
 @contextmanager

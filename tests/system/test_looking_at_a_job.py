@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import time
@@ -10,27 +9,19 @@ from pathlib import Path
 
 import pytest
 from looks import eckpt, eckpt_json, tree_of
-from readme_blocks import ROOT
+from readme_blocks import example_in
 
 from emergency_ckpt.event_log import read_events
 
 pytestmark = pytest.mark.timeout(300)
 
 
-def program_in(directory: Path) -> Path:
-    """Return the example, which saves at every step and takes its time."""
-    lines = (ROOT / "docs" / "examples" / "plain_jax.py").read_text()
-    for old, new in (
-        (r'"/mnt/checkpoints/\w+"', repr(str(directory / "persistent"))),
-        (r"local_save_every=10", "local_save_every=1"),
-        (r"save_every=1000", "save_every=50"),
-        (r"(\n +)report_step\(step\)", r"\1__import__('time').sleep(0.03)\1report_step(step)"),
-    ):
-        lines, count = re.subn(old, new, lines)
-        assert count == 1, old
-    path = directory / "train.py"
-    path.write_text(lines)
-    return path
+SLOWER = (
+    (r"local_save_every=10", "local_save_every=1"),
+    (r"save_every=1000", "save_every=50"),
+    (r"(\n +)report_step\(step\)", r"\1__import__('time').sleep(0.03)\1report_step(step)"),
+)
+"""It saves at every step and takes its time."""
 
 
 def test_commands_beside_a_job_disturb_nothing_and_tell_all(ramdisk: Path) -> None:
@@ -38,7 +29,7 @@ def test_commands_beside_a_job_disturb_nothing_and_tell_all(ramdisk: Path) -> No
     command = [sys.executable, "-m", "emergency_ckpt.tools.cli.main", "launch", "--slices", "2"]
     command += ["--hosts-per-slice", "1", "--log-dir", logs, "--local-root", hosts, "--keep-ram"]
     command += ["--fault", "step=60 kill=slice:1 lose-ram", "--", sys.executable]
-    command += [program_in(ramdisk)]
+    command += [example_in(ramdisk, "plain_jax", *SLOWER)]
     listed: list[str] = []
     with subprocess.Popen(
         [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from looks import eckpt
 from running_jobs import HERE, job_root, spec_of
 from trees import files_below
 
@@ -120,12 +121,6 @@ sys.exit([each.returncode for each in exits] != [0] * len(exits))
 """
 
 
-def clean(local_dir: Path) -> None:
-    program = [sys.executable, "-m", "emergency_ckpt.tools.cli.main", "doctor", "--clean"]
-    options = ["--local-dir", str(local_dir), "--older-than", "0", "--yes"]
-    subprocess.run([*program, *options], check=True)
-
-
 def test_five_jobs_leave_only_their_own_slots(root: Path) -> None:
     """Other names and sizes on the same hosts, the third as another user where that can be."""
     hosts_of_all = [root / "hosts" / f"host_{host:05d}" for host in range(4)]
@@ -155,7 +150,8 @@ def test_five_jobs_leave_only_their_own_slots(root: Path) -> None:
     of_one = sizes[0]["ram_files"] // counts[0] + 2  # some have a host state more
     assert all(s["ram_files"] <= of_one * sum(counts[: n + 1]) for n, s in enumerate(sizes))
     for host in hosts_of_all:
-        clean(host)
+        done = eckpt("doctor", "--clean", "--local-dir", host, "--older-than", 0, "--yes")
+        assert done.returncode == 0, done.stderr
     assert list((root / "hosts").glob("host_*/*")) == []
 
 

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 from ledgers import complete_in
-from readme_blocks import EXAMPLE, readme_block
+from programs import printed
+from readme_blocks import EXAMPLE, example_in, readme_block
 
 LONG_S = 120.0
 LAST_STEP = 600
-LAUNCH = [sys.executable, "-m", "emergency_ckpt.tools.cli.main", "launch"]
+LAUNCH = ["-m", "emergency_ckpt.tools.cli.main", "launch"]
 SHELL = 'until "$0" "$1" & echo $! > "$2"; wait $!; do sleep 0.1; done'
 
 
@@ -32,23 +33,7 @@ def root() -> Iterator[Path]:
 
 
 def program_in(directory: Path) -> Path:
-    """The program, with directories of its own and another last step."""
-    lines = EXAMPLE.read_text()
-    for old, new in (
-        ("/mnt/checkpoints/run7", str(directory / "persistent")),
-        ('"/dev/shm/eckpt"', repr(str(directory / "ram"))),
-        ("last_step = 100\n", f"last_step = {LAST_STEP}\n"),
-    ):
-        assert lines.count(old) == 1
-        lines = lines.replace(old, new)
-    directory.mkdir()
-    path = directory / "train.py"
-    path.write_text(lines)
-    return path
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "JAX_PLATFORMS": "cpu"}
+    return example_in(directory, "plain_jax", ("last_step = 100\n", f"last_step = {LAST_STEP}\n"))
 
 
 def results_of(output: str) -> set[str]:
@@ -59,16 +44,9 @@ def results_of(output: str) -> set[str]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Return the output of the program in a run without faults."""
     program = program_in(tmp_path_factory.mktemp("readme") / "whole")
-    done = subprocess.run(
-        [sys.executable, program],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LONG_S,
-    )
-    assert "start after step None" in done.stdout
-    found = results_of(done.stdout)
+    told = printed(program)
+    assert "start after step None" in told
+    found = results_of(told)
     assert len(found) == 1
     return found
 
@@ -81,24 +59,16 @@ def test_readme_loop_is_part_of_the_example() -> None:
 
 def test_readme_loop_launched_resumes_after_a_lost_slice(root: Path, undisturbed: set[str]) -> None:
     program = program_in(root / "launched")
-    done = subprocess.run(
-        [
-            *LAUNCH,
-            *("--hosts-per-slice", "1", "--log-dir", str(root / "logs")),
-            *("--fault", "step=23 kill=slice:1 lose-ram exact"),
-            *("--", sys.executable, str(program)),
-        ],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LONG_S,
+    told = printed(
+        *LAUNCH,
+        *("--hosts-per-slice", "1", "--log-dir", root / "logs"),
+        *("--fault", "step=23 kill=slice:1 lose-ram exact"),
+        *("--", sys.executable, program),
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     # The first one to reach step 20 has waited for the save of step 10 by then.
-    starts = re.findall(r"\[1\.\d\] start after step (\d+)", done.stdout)
+    starts = re.findall(r"\[1\.\d\] start after step (\d+)", told)
     assert starts in (["10", "10"], ["20", "20"])
-    assert results_of(done.stdout) == undisturbed
+    assert results_of(told) == undisturbed
     persistent = root / "launched" / "persistent"
     assert [path.name for path in persistent.glob("[0-9]*")] == [str(LAST_STEP)]
 
@@ -108,7 +78,7 @@ def test_readme_loop_in_a_shell_resumes_after_a_kill(root: Path, undisturbed: se
     number = root / "pid"
     with subprocess.Popen(
         ["/bin/sh", "-c", SHELL, sys.executable, str(program), str(number)],
-        env=environment(),
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,

@@ -100,10 +100,6 @@ def test_another_mesh(results: Results, program: str) -> None:
     assert sum(s["peer"] for s in seen) > 0
 
 
-def test_nothing_anywhere_is_a_fresh_start(results: Results) -> None:
-    assert of(results, "nothing_anywhere") == [{"step": None, "untouched": True}] * 4
-
-
 def test_persistent_tier_when_ram_lost_too_much(results: Results) -> None:
     seen = of(results, "more_lost_than_copies")
     check_whole(seen, 5, "persistent")
@@ -126,30 +122,10 @@ def test_requested_step_and_what_was_newer(results: Results) -> None:
     assert all(pair[2]["error"] == "StepNotFound" for pair in both)
 
 
-def test_state_that_differs_is_named_leaf_by_leaf(results: Results) -> None:
-    for seen in of(results, "state_mismatch"):
-        assert seen["error"] == "StateMismatch"
-        assert "embed: expected shape (64, 16), checkpoint has shape (32, 16)" in seen["text"]
-        assert "flags: expected dtype int8, checkpoint has dtype bool" in seen["text"]
-        assert "new: expected float32(4,), not in the checkpoint" in seen["text"]
-        assert "wide: not in the given state, checkpoint has uint32(8,)" in seen["text"]
-    check_whole([seen["then"] for seen in of(results, "state_mismatch")], 10)
-
-
 def test_another_runs_ramdisk_is_neither_restored_nor_removed(results: Results) -> None:
     for seen in of(results, "another_run"):
         assert seen["beside"] == {"step": None, "untouched": True}
     check_whole([seen["then"] for seen in of(results, "another_run")], 10)
-
-
-def test_live_runs_ramdisk_is_never_touched(results: Results) -> None:
-    check_whole(of(results, "live_run_is_kept"), 5)
-
-
-def test_configurations_that_drift_apart(results: Results) -> None:
-    for seen in of(results, "drift"):
-        assert seen["error"] == "ConfigError"
-        assert "5 at processes 0, 1, 3; 6 at process 2" in seen["text"]
 
 
 def test_one_unusable_ramdisk_is_everyones_error(results: Results) -> None:
@@ -161,19 +137,3 @@ def test_one_unusable_ramdisk_is_everyones_error(results: Results) -> None:
         "RestoreFailed",
     ]
     assert all("not_a_directory" in s["text"] for s in seen)
-
-
-def test_second_restore_and_lent_memory(results: Results) -> None:
-    wanted = {"first": 10, "second": 25, "wrong": [], "right_place": True}
-    assert of(results, "restore_twice") == [wanted] * 4
-
-
-def test_keywords_dicts_and_force(results: Results) -> None:
-    for process, seen in enumerate(of(results, "keyword_construction")):
-        assert seen == {
-            "saved": False,
-            "forced": True,
-            "step": 3,
-            "host_state": {"at": process},
-            "differences": [],
-        }

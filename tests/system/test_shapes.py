@@ -17,7 +17,6 @@ LOST = {
     "everything_kept": (),
     "a_slice_lost": (1,),
     "two_slices_lost": (0, 1),
-    "all_copies_lost": (1, 2),
 }
 
 
@@ -26,7 +25,7 @@ def three() -> Iterator[list[dict[str, Any]]]:
     """Three slices of one host: slice 0 stores nothing in RAM, 1 and 2 everything."""
     with job_root() as root:
         train_and_kill(spec_of(root, "lives_job.py", "train", slices=3, hosts=1), victims=(0,))
-        spec = spec_of(root, "lives_job.py", *LOST, "primary_is_another_slice", slices=3, hosts=1)
+        spec = spec_of(root, "lives_job.py", *LOST, slices=3, hosts=1)
         for name, hosts in LOST.items():
             new_world(spec, name, range(3), hosts)
         yield run_life(spec, root, life=1)
@@ -48,24 +47,6 @@ def test_three_slices(three: list[dict[str, Any]], program: str, empty: list[int
             "local": own,
             "peer": WHOLE - own,
         }
-
-
-def test_three_slices_and_no_copy_left(three: list[dict[str, Any]]) -> None:
-    for found in of(three, "all_copies_lost"):
-        assert found["error"] == "Unrecoverable"
-        assert found["untouched"]
-
-
-def test_mesh_may_begin_with_any_slice(three: list[dict[str, Any]]) -> None:
-    """Numbers, numpy values, and arrays that each process made for itself, from storage."""
-    wanted = {
-        "step": 5,
-        "tier": "persistent",
-        "differences": [],
-        "own": {"counter": 7, "scale": [0.0, 1.0, 2.0]},
-        "iterator_right": True,
-    }
-    assert of(three, "primary_is_another_slice") == [wanted] * 3
 
 
 ALONE = {1: ("no_mesh", "one_slice"), 4: ("no_mesh", "one_slice", "slices_in_one_process")}

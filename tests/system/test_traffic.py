@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from counting_proxy import URLS_VARIABLE, Way, ways_to
 from fake_gcs import FakeGcs, bytes_received
-from places import JOBS
+from programs import seen_by_plain_orbax
 from running_jobs import job_root, run_life, spec_of
 
 SLICES, HOSTS = 2, 2
@@ -77,7 +73,8 @@ def test_every_slice_writes_its_part_of_one_plain_orbax_step(
     assert min(sent) > 2 * BIG_BYTES / len(ways) * 0.9
     assert sum(sent) < 2 * BIG_BYTES * 1.3
     assert bytes_received(gcs.requests()) <= sum(sent)
-    check_plain_orbax_reads_it("gs://bucket/run", [5, 10])
+    seen = seen_by_plain_orbax("gs://bucket/run", 10)
+    assert (seen["steps"], seen["manager"], seen["checkpointer"]) == ([5, 10], True, True)
     with job_root() as root:  # all RAM is lost
         program = "restore_then_from_ram"
         spec = spec_of(root, "gcs_job.py", program, slices=SLICES, hosts=HOSTS)
@@ -86,15 +83,3 @@ def test_every_slice_writes_its_part_of_one_plain_orbax_step(
         first, _ = result[program]["value"]
         assert (first["step"], first["tier"], first["wrong"]) == (10, "persistent", [])
         assert first["iterator_right"]
-
-
-def check_plain_orbax_reads_it(directory: str, steps: list[int]) -> None:
-    """In an interpreter that never heard of this package."""
-    command = [sys.executable, str(JOBS / "plain_reader.py"), directory, str(steps[-1])]
-    environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    seen = json.loads(done.stdout.splitlines()[-1])
-    assert (seen["steps"], seen["manager"], seen["checkpointer"]) == (steps, True, True)

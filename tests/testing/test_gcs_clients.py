@@ -23,26 +23,6 @@ ODD_NAMES = [
 UNSAYABLE = {"gcsfs": {"ends/with/"}, "tensorstore": {"tab\tin"}}
 
 
-def test_write_read_overwrite_delete(client, name):
-    client.write(bucket=BUCKET, name=name, data=b"one")
-    assert client.read(bucket=BUCKET, name=name) == b"one"
-    client.write(bucket=BUCKET, name=name, data=b"longer than one")
-    assert client.read(bucket=BUCKET, name=name) == b"longer than one"
-    client.delete(bucket=BUCKET, name=name)
-    assert client.read(bucket=BUCKET, name=name) is None
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"", bytes(range(256)) * 4000 + b"\r\n--==0==--\n--==0==--\r\n"],
-    ids=["empty", "every byte"],
-)
-def test_bytes_survive(client, gcs, name, data):
-    client.write(bucket=BUCKET, name=name, data=data)
-    assert gcs.object_bytes(BUCKET, name) == data
-    assert client.read(bucket=BUCKET, name=name) == data
-
-
 def test_odd_names(client, gcs, name):
     wanted = sorted(f"{name}/{odd}" for odd in ODD_NAMES if odd not in UNSAYABLE[client.name])
     for odd in wanted:
@@ -68,11 +48,6 @@ def test_listing_takes_all_pages(client, gcs, many_names):
     assert sorted(client.names(bucket=BUCKET, prefix="many/")) == many_names
     pages = [record for record in gcs.requests() if record.operation == "objects.list"]
     assert len(pages) >= 3
-
-
-def test_missing_bucket(client):
-    with pytest.raises(Exception, match=r"(?i)not.?found|404|no-such"):
-        client.write(bucket="no-such-bucket", name="x", data=b"x")
 
 
 def test_create_only_write(client, name):

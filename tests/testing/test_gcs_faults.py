@@ -52,42 +52,11 @@ def test_passing_refusals_of_a_write_are_tried_again(client, gcs, name, code):
     assert statuses(gcs, name) == [(code, "status"), (200, None)]
 
 
-def test_passing_refusal_of_a_read_is_tried_again(client, gcs, name):
-    gcs.put_object(BUCKET, name, DATA)
-    gcs.add_fault(rule("status", name, operation="objects.media", count=1))
-    assert client.read(bucket=BUCKET, name=name) == DATA
-    assert statuses(gcs, name, "objects.media") == [(503, "status"), (200, None)]
-
-
-def test_permission_denied_is_an_error_at_once(client, gcs, name):
-    gcs.put_object(BUCKET, name, DATA)
-    gcs.add_fault(rule("status", name, status_code=403))
-    with pytest.raises(ClientFailure, match=r"(?i)403|forbidden|permission"):
-        client.read(bucket=BUCKET, name=name)
-    with pytest.raises(ClientFailure, match=r"(?i)403|forbidden|permission"):
-        client.write(bucket=BUCKET, name=name, data=b"x")
-    assert gcs.object_bytes(BUCKET, name) == DATA
-
-
 def test_object_that_seems_missing(client, gcs, name):
     gcs.put_object(BUCKET, name, DATA)
     gcs.add_fault(rule("status", name, status_code=404, operation="objects.media", count=1))
     assert client.read(bucket=BUCKET, name=name) is None
     assert client.read(bucket=BUCKET, name=name) == DATA
-
-
-def test_delay_changes_nothing_else(client, gcs, name):
-    gcs.add_fault(rule("delay", name, delay_s=0.05))
-    client.write(bucket=BUCKET, name=name, data=DATA)
-    assert client.read(bucket=BUCKET, name=name) == DATA
-    assert {fault for _, fault in statuses(gcs, name)} == {"delay"}
-
-
-def test_reset_before_a_write_leaves_nothing_and_is_tried_again(client, gcs, name):
-    gcs.add_fault(rule("reset", name, method="POST", count=1))
-    client.write(bucket=BUCKET, name=name, data=DATA)
-    assert gcs.object_bytes(BUCKET, name) == DATA
-    assert statuses(gcs, name, "objects.insert") == [(None, "reset"), (200, None)]
 
 
 @pytest.mark.parametrize("kind", ["reset", "truncate"])
@@ -169,11 +138,3 @@ def test_lost_reply_at_end_of_create_only_upload_does_no_harm(start_client, gcs,
     call = {"bucket": BUCKET, "name": name, "chunk_bytes": 1 << 18}
     assert start_client("gcsfs").write_new_chunks(data=DATA * 2, **call) == "stored"
     assert gcs.object_bytes(BUCKET, name) == DATA * 2
-
-
-def test_listing_goes_on_after_a_refused_page(client, gcs, name):
-    wanted = [f"{name}/{index}" for index in range(5)]
-    for item in wanted:
-        gcs.put_object(BUCKET, item, b"")
-    gcs.add_fault(FaultRule(kind="status", operation="objects.list", count=1))
-    assert sorted(client.names(bucket=BUCKET, prefix=f"{name}/")) == wanted

@@ -23,13 +23,10 @@ from transfer_support import (
     Shares,
     client_proof,
     connect,
-    fetch_all,
     greet_by_hand,
     hello,
     keys_by_hand,
-    log_in,
     peer_that,
-    random_shards,
     read_exactly,
     read_frame,
     read_to_end,
@@ -183,17 +180,6 @@ def test_client_that_trickles_its_handshake_is_cut_off(holdings: MemoryHoldings)
                 time.sleep(0.02)
         with TransferClient(run_id=RUN_ID, secret=SECRET) as client:
             assert client.inventory(server.address).tensors == ()
-
-
-def test_proved_client_is_served(holdings: MemoryHoldings, server: TransferServer) -> None:
-    shards = random_shards(5)
-    digest = holdings.add(SAVE, shards)
-    with connect(server.address) as sock:
-        log_in(sock)
-        send_frame(sock, {"type": "get_inventory"})
-        assert read_frame(sock)["type"] == "body"
-    with TransferClient(run_id=RUN_ID, secret=SECRET) as client:
-        assert fetch_all(client, server.address, digest)[0] == shards
 
 
 def secret_file(tmp_path: Path, data: bytes, mode: int) -> Path:

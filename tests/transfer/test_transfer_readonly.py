@@ -24,7 +24,7 @@ from emergency_ckpt.cluster import ProcessHoldings
 from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import LocalTierError, NotHeld, TransferError
-from emergency_ckpt.ram import ReadOnlyRamdisk, Signer, left_runs, remove_run
+from emergency_ckpt.ram import ReadOnlyRamdisk, Signer
 from emergency_ckpt.state import host_state
 from emergency_ckpt.transfer import Holdings, TransferClient, TransferServer
 from emergency_ckpt.types import SaveId
@@ -181,20 +181,6 @@ def test_what_is_not_whole_is_not_served(ramdisk: Path, client: TransferClient) 
         with pytest.raises(NotHeld, match="cannot be read"):
             fetch_all(client, server.address, digest)
     reader.close()
-
-
-def test_directory_that_is_served_is_not_removed(ramdisk: Path) -> None:
-    tier = open_tier(ramdisk)
-    save_shards(tier, later(1), random_shards(10))
-    tier.close()
-    reader = ReadOnlyRamdisk(ramdisk, RUN_ID)
-    assert len(reader.inventory().tensors) == 1
-    (left,) = left_runs(ramdisk)
-    assert not remove_run(left)
-    assert len(reader.inventory().tensors) == 1
-    reader.close()
-    assert remove_run(left)
-    assert not tier.path.exists()
 
 
 def test_server_gives_back_the_memory_of_a_run_that_was_freed(

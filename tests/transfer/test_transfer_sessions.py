@@ -330,14 +330,6 @@ def test_holder_another_than_asked_for_is_refused(holdings: MemoryHoldings) -> N
         assert client.inventory(second.contact) == client.inventory(second.address)
 
 
-def test_frame_over_the_bound_is_refused_unread(holdings: MemoryHoldings) -> None:
-    with server_of(holdings) as server, connect(server.address) as sock:
-        log_in(sock)
-        sock.sendall((64 * 1024 + 1).to_bytes(4, "big"))
-        assert read_frame(sock)["code"] == "protocol"
-        assert read_to_end(sock) == b""
-
-
 @pytest.mark.parametrize("security", ["aead", "crc"])
 @pytest.mark.parametrize("made_bytes", [None, 0, 1, 9 * MIB])
 def test_shards_of_every_size_arrive(

@@ -77,24 +77,6 @@ def test_server_under_flood_serves_every_client(
         assert len(os.listdir("/proc/self/fd")) < descriptors + MAX_UNPROVEN + 64
 
 
-@pytest.mark.slow
-def test_transfer_of_1_gib_under_flood_goes_on(
-    holdings: MemoryHoldings, server: TransferServer
-) -> None:
-    digest = holdings.add(SAVE, random_shards(1024 * MIB))
-    fetch_fresh(server.address, digest, 1024 * MIB)
-    alone_s = fetch_fresh(server.address, digest, 1024 * MIB, rounds=5)
-    with flood(server.address, 1000, 30) as strangers:
-        during: list[float] = []
-        while strangers.poll() is None:
-            during.append(fetch_fresh(server.address, digest, 1024 * MIB))
-        assert strangers.stdout is not None
-        opened = int(strangers.stdout.read())
-    print(f"alone {alone_s:.2f} s, under {opened / 30:.0f} connections/s: {sorted(during)}")
-    assert opened >= 20_000
-    assert sorted(during)[len(during) // 2] < 2 * alone_s
-
-
 def test_server_full_of_strangers_takes_a_client(
     holdings: MemoryHoldings, server: TransferServer
 ) -> None:

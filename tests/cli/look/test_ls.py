@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pty
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from looks import eckpt, eckpt_here, eckpt_json, tree_of
-from other_processes import other_process
 from persistent_steps import fill, life, save_over
 from tiers_support import (
     LAYOUT,
@@ -335,42 +332,3 @@ def test_ls_of_plain_step_initialises_no_backend(tmp_path: Path) -> None:
     command = [sys.executable, "-c", BACKEND, "ls", "--dir", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "[]"
-
-
-def test_ls_beside_an_owner_takes_no_lock(ramdisk: Path) -> None:
-    with other_process(ramdisk, "hold", "alive"):
-        status, found = eckpt_json("ls", "--local-dir", ramdisk)
-    assert status == 0
-    assert [p["is_running"] for p in found["processes"]] == [True]
-
-
-def test_ls_while_a_tier_saves_disturbs_no_save(ramdisk: Path) -> None:
-    tier = open_tier(ramdisk)
-    tier.reserve(LAYOUT.size_bytes)
-    stop, saved = threading.Event(), [0]
-    for owner in range(4):
-        tier.publish_host_state(save_id(1), owner, 4, document(1, owner))
-    complete_save(tier, 1)
-
-    def save() -> None:
-        while not stop.is_set():
-            saved[0] += 1
-            step = saved[0] + 1
-            for owner in range(4):
-                tier.publish_host_state(save_id(step), owner, 4, document(step, owner))
-            complete_save(tier, step)
-            stop.wait(0.05)
-
-    thread = threading.Thread(target=save)
-    thread.start()
-    try:
-        for _ in range(5):
-            done = eckpt("ls", "--local-dir", ramdisk, "--json")
-            found = json.loads(done.stdout)
-            assert (done.returncode, found["faults"]) == (0, [])
-            assert found["changing"] or "whole" in [s["state"] for s in found["steps"]]
-    finally:
-        stop.set()
-        thread.join()
-    assert saved[0] > 5
-    tier.close()

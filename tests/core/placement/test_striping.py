@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emergency_ckpt.core.boxes import volume
-from emergency_ckpt.core.placement.placement_policies import Striped, Topology, place, place_on
+from emergency_ckpt.core.placement.placement_policies import Striped, Topology, place_on
 from emergency_ckpt.core.placement.striping import HeldLeaves, blocks
 from emergency_ckpt.types import Box, ShardId
 
@@ -89,16 +89,6 @@ def test_every_shard_is_once_on_each_of_the_slices_asked_for(
                 slices = [topology.slice_of[process] for process in by]
                 having = {topology.slice_of[process] for process in holders}
                 assert len(slices) == len(set(slices)) == min(copies, len(having))
-
-
-@given(any_jobs(), st.integers(1, 6))
-def test_each_process_alone_works_out_what_all_together_do(
-    job: tuple[Topology, list[HeldLeaves]], copies: int
-) -> None:
-    topology, held = job
-    together = place_on_all(Striped(copies, 50), topology, held)
-    for process in range(topology.process_count):
-        assert place(Striped(copies, 50), topology, process, held[::-1]) == together[process]
 
 
 @given(

@@ -77,32 +77,6 @@ def test_blocks_of_many_slices_are_counted_rightly(slices: int, copies: int) -> 
         assert found == pytest.approx(counted(stored, lost), abs=1e-12), lost
 
 
-@pytest.mark.parametrize(
-    ("slices", "hosts", "lost", "grouped", "all_copies"),
-    [
-        (2, 16, 1, 0.0, 0.0),
-        (2, 16, 2, 3.2, 3.2),
-        (4, 64, 3, 1.1, 0.0),
-        (4, 64, 4, 2.3, 0.0),
-        (8, 64, 4, 1.1, 0.0),
-    ],
-)
-def test_known_table_of_survival(
-    slices: int,
-    hosts: int,
-    lost: int,
-    grouped: float,
-    all_copies: float,
-) -> None:
-    """Figures of 150,000 random draws each: good to a few tenths of a percent point."""
-    found = (
-        loss_probability(Striped(2), slices, hosts, lost),
-        loss_probability(Striped(slices), slices, hosts, lost),
-    )
-    for exact, drawn in zip(found, (grouped, all_copies), strict=True):
-        assert 100 * exact == pytest.approx(drawn, abs=0.25)
-
-
 def test_random_draws_agree_with_the_exact_form_of_a_large_job() -> None:
     slices, hosts, lost, draws = 5, 20, 6, 4000
     stored = stored_by_job(Striped(2, 0), slices, hosts, leaves=8)

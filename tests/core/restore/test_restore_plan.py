@@ -15,11 +15,11 @@ from emergency_ckpt.core.restore.inventory import (
     Quarantined,
 )
 from emergency_ckpt.core.restore.leaves import compare_leaves
-from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, clip, selected
+from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, clip
 from emergency_ckpt.core.restore.restore_plan import plan_restore
 from emergency_ckpt.core.timeline import plain_incarnation
 from emergency_ckpt.core.wording import few
-from emergency_ckpt.types import LeafSpec, SaveId, ShardId
+from emergency_ckpt.types import LeafSpec, SaveId
 
 FIRST, SECOND = (f"{number:012d}-5e" for number in (1, 2))
 LATER = plain_incarnation(1, "5e")
@@ -55,13 +55,6 @@ def test_process_that_reads_its_own_ram_has_a_tiny_plan() -> None:
     assert msgspec.json.decode(msgspec.json.encode(share), type=RestorePlan | NoPlan) == share
 
 
-def test_selected_expands_none_to_all_shards() -> None:
-    layout = Layout(1, 1)
-    contents = contents_of(SaveId(1, "a", "r"), layout.leaves(), layout.shards(0))
-    assert list(selected(None, contents)) == [0, 1]
-    assert list(selected((1,), contents)) == [1]
-
-
 def test_plan_names_the_address_of_every_peer_but_not_its_own() -> None:
     world = saved()
     world.lose(1)
@@ -79,22 +72,6 @@ def test_two_holders_of_one_name_are_both_ignored_with_a_note() -> None:
     assert [group.sources for group in plan.processes[1].fetch] == [("process/3",)]
     (note,) = plan.notes
     assert "process/1" in note
-
-
-def test_two_holders_of_one_process_index_are_both_ignored() -> None:
-    world = saved()
-    inventory = world.inventory()
-    twin = msgspec.structs.replace(inventory.holders[1], holder="process/1b")
-    plan = planned(world, msgspec.structs.replace(inventory, holders=(*inventory.holders, twin)))
-    assert plan.processes[1].local == ()
-    assert "process/1, process/1b" in plan.notes[0]
-
-
-def test_same_inventory_twice_is_one() -> None:
-    world = saved()
-    inventory = world.inventory()
-    twice = msgspec.structs.replace(inventory, holders=inventory.holders * 2)
-    assert planned(world, twice) == planned(world)
 
 
 def with_host_states(world: PlannerWorld, digests: dict[int, str]) -> None:
@@ -132,18 +109,6 @@ def test_manifest_that_claims_another_save_is_not_used() -> None:
     plan = planned(world)
     assert plan.step == 40
     assert "is of another save (step 40)" in plan.rejected[0].reason
-
-
-def test_shards_without_elements_need_no_source() -> None:
-    leaves = {"z": LeafSpec("z", "float32", (0, 4))}
-    shard = ShardId("z", ((0, 0), (0, 4)))
-    save = SaveId(1, "a", "r")
-    holder = HolderInventory("process/0", 0, "h:1", (HeldTensors(save, "d"),), ())
-    contents = contents_of(save, leaves, (shard,))
-    inventory = Inventory((holder,), {"d": contents})
-    plan = plan_restore(inventory, {0: (shard,), 1: (shard,)}, leaves, needs_host_state=False)
-    assert isinstance(plan, RestorePlan)
-    assert plan.processes[1].fetch == ()
 
 
 def test_reasons_are_bounded() -> None:

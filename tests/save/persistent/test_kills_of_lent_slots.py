@@ -6,12 +6,11 @@ Each life has the RAM and the storage that the one before left, with a slot that
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 from lent_kills_program import PERSISTENT_EVERY
 from places import JOBS
+from programs import printed
 from world import World
 
 AHEAD = PERSISTENT_EVERY - 1
@@ -32,16 +31,13 @@ POINTS: dict[tuple[str, int], bool] = {
 
 def test_kills_of_lives_with_a_lent_slot_lose_no_step(world: World) -> None:
     root = world.ramdisk.parent
-    words = [str(root), json.dumps(list(POINTS))]
-    command = [sys.executable, str(JOBS / "lent_kills_program.py"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    *lives, last = json.loads(done.stdout.splitlines()[-1])
+    told = printed(JOBS / "lent_kills_program.py", root, json.dumps(list(POINTS)), timeout_s=250)
+    *lives, last = json.loads(told.splitlines()[-1])
     newest: int = 0  # that RAM must have at the least
     for life, ((point, ahead), has_step), seen in zip(
         range(1, len(lives) + 1), POINTS.items(), lives, strict=True
     ):
-        assert seen["status"] == -9, (point, done.stderr[-3000:])
+        assert seen["status"] == -9, point
         begun = seen["begun"]["step"] or 0
         assert begun in (newest, newest + 1), point
         check(seen["begun"], life - 1)

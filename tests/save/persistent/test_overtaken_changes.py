@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from bucket_programs import printed_beside_bucket
+from programs import printed_beside_bucket
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from bucket_pairs import LOST, PAUSES
-from bucket_programs import printed_beside_bucket
+from programs import printed_beside_bucket
 
 pytestmark = pytest.mark.timeout(600)
 

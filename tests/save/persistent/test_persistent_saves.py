@@ -6,9 +6,6 @@ Threads stand for processes; tensors are left out, they need a job of real ones.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +14,7 @@ from typing import Any
 import pytest
 from memory_coordination import MemoryService
 from persistent_steps import complete_steps, life, writer_of
+from programs import printed
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster import Peers
@@ -281,11 +279,8 @@ def test_tell_pause_ends_the_save_everywhere_without_a_failure(job: Job) -> None
 
 def test_calls_of_the_service_grow_with_the_writers_alone() -> None:
     """Each writer says three things and learns three; the first one alone reads what all say."""
-    environment = {**os.environ, "PYTHONHASHSEED": "0", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, str(CALLS), "2", "1000"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    two, thousand = map(json.loads, done.stdout.splitlines())
+    told = printed(CALLS, 2, 1000, env={"PYTHONHASHSEED": "0"})
+    two, thousand = map(json.loads, told.splitlines())
     assert two["calls"] < 24
     assert thousand["calls"] < 9000
     assert thousand["most_keys"] < 2 * 4000, "the keys of two saves, never more"

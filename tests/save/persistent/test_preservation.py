@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -16,7 +14,6 @@ from orbax.checkpoint import checkpoint_managers as ocm
 from persistent_steps import RUN_ID, complete_steps, fill, life, save_over, writer_of
 
 from emergency_ckpt.background import Failures
-from emergency_ckpt.core.step_log import LogWriter, begun, changed
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.save.persistent.retention import Preservation
@@ -101,40 +98,6 @@ def test_what_is_kept(tmp_path: Path, settings: dict[str, Any], kept: list[int])
     assert failures.count == 0
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         assert (manager.restore(40).state["w"] == 40).all()
-
-
-@pytest.mark.parametrize("done", ["announced", "hidden", "deleted"])
-def test_removal_cut_short_shows_nothing_and_is_finished_later(tmp_path: Path, done: str) -> None:
-    """As a crash leaves it: the log says so; the folder has its other name, or is gone, or not."""
-    tier, run = fill(str(tmp_path / "run"), STEPS), tmp_path / "run"
-    announce_removal(tier, 20)
-    hidden = run / "20.orbax-checkpoint-tmp-removed"
-    if done != "announced":
-        (run / "20").rename(hidden)
-        (hidden / "_CHECKPOINT_METADATA").unlink()
-    if done == "deleted":
-        shutil.rmtree(hidden)
-        (run / "host_state" / "20" / "marker.json").unlink()
-    assert complete_steps(tier) == [10, 30, 40]
-    # Whole to Orbax until then.
-    assert orbax_steps(run) == (STEPS if done == "announced" else [10, 30, 40])
-    assert 20 not in [found.step for found in tier.found.view().steps]
-    writer_of(tier).begin(life(2))
-    assert orbax_steps(run) == [10, 30, 40]
-    assert not [path for path in run.rglob("*") if path.name.split(".")[0] == "20"]
-    table = tier.found.log.read().table
-    assert table is not None
-    assert [entry.step for entry in table.steps] == [10, 30, 40]
-
-
-def announce_removal(tier: PersistentTier, step: int) -> None:
-    """The version that comes before the deletion of a step."""
-    read = tier.found.log.read()
-    assert read.table is not None
-    table = begun(read.table, LogWriter(RUN_ID, False, life(1)))
-    keys = {entry.key for entry in table.of(step)}
-    table = changed(table, keys, lambda e: msgspec.structs.replace(e, state="removing"))
-    assert tier.found.log.append(table, read)
 
 
 def test_steps_of_plain_orbax_are_not_touched(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bucket_programs import printed_beside_bucket
+from programs import printed_beside_bucket
 from saves_and_removals_program import KEPT, save_and_remove
 
 

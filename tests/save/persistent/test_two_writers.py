@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bucket_programs import printed_beside_bucket
 from persistent_steps import KEPT, POINTS
+from programs import printed_beside_bucket
 from two_writers_program import ACTS, OTHER, STEP, outcomes
 
 pytestmark = pytest.mark.timeout(600)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from bucket_programs import printed_beside_bucket
 from bucket_writes import FAULTS, LARGE_FILES
 from persistent_steps import DATA_FILE_BYTES
+from programs import printed_beside_bucket
 
 pytestmark = pytest.mark.timeout(600)
 
