@@ -14,7 +14,7 @@ from emergency_ckpt.cluster.coordination import (
     Coordinator,
     deadline_left_s,
 )
-from emergency_ckpt.cluster.messages import decode_each, decode_message, text_of
+from emergency_ckpt.cluster.messages import decode_each, decode_message
 from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.timeline import new_incarnation
@@ -41,6 +41,8 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The word of a process at the start. It stays in the service: peers read the address there."""
+
     address: str
     known: Known
     error: str
@@ -75,8 +77,10 @@ class Peers:
         with self._lock:
             known = self._addresses.get(process)
         if known is None:
-            key = f"address/{process}"
-            known = text_of(self._coordinator.get(key, _ADDRESS_TIMEOUT_S), key)
+            key = f"hello/{process}"
+            data = self._coordinator.get(key, _ADDRESS_TIMEOUT_S)
+            hello: _Hello = decode_message(data, _Hello, key, limit_bytes=MAX_MESSAGE_BYTES)
+            known = hello.address
             with self._lock:
                 self._addresses[process] = known
         return known
@@ -130,7 +134,6 @@ def agree_start(
     address, known = "", Known()
     try:
         address, known = start()
-        coordinator.put(f"address/{coordinator.process_index}", address.encode())
     except (CheckpointError, OSError) as error:
         failure = error
     hello = _Hello(address, known, "" if failure is None else str(failure)[:ERROR_LIMIT_CHARS])
