@@ -176,21 +176,21 @@ def _text_of_counts(
     medians: dict[str, phases.Recovery],
     loads: list[float],
 ) -> str:
-    """Return each part by its owner: its time, and the CPU time of a process and of the leader."""
+    """Return each part by its owner, with the CPU time of a process and of the leader."""
     number, found = tables.number, medians.values()
 
     def row(name: str, owner: str, key: str, seconds: Callable[[phases.Recovery], float]) -> None:
-        cells = [
-            f"{number(seconds(m))} ({number(m.mean_cpu_s[key])}, {number(m.leader_cpu_s[key])})"
-            if key in m.mean_cpu_s
-            else number(seconds(m))
-            for m in found
-        ]
+        cells: list[str] = []
+        for each in found:
+            cpu = [each.mean_cpu_s, each.leader_cpu_s, each.main_cpu_s] if key else []
+            of_it = f" ({', '.join(number(some[key]) for some in cpu)})" if cpu else ""
+            cells.append(number(seconds(each)) + of_it)
         rows.append([name, owner, *cells])
 
-    rows = [["seconds (CPU of a process, of the leader)", "whose", *medians]]
+    rows = [["seconds (CPU of a process, of the leader, of its main thread)", "whose", *medians]]
     for key, name in phases.NAMES.items():
-        row(name, _OWNERS[key], key, lambda m, key=key: m.parts[key])
+        own = key if key in next(iter(found)).mean_cpu_s else ""
+        row(name, _OWNERS[key], own, lambda m, key=key: m.parts[key])
     for name in ("report", "plan", "load", "shards", "host_state", "agree"):
         row(f"- of the restore, at the leader: {name}", "ours", "", lambda m, n=name: m.spent_s[n])
     row(phases.SAVE, "ours", phases.SAVE, lambda m: m.save_s)

@@ -59,6 +59,7 @@ class Mark:
 
     Attributes:
       cpu_s: CPU time of the process until then.
+      main_cpu_s: that of its main thread: neither JAX's service nor other threads of ours.
       hidden_s: seconds by which the prefetch shortened the restore.
       spent_s: seconds of the restore by the names of ``contenders.TellsParts``.
     """
@@ -67,6 +68,7 @@ class Mark:
     cpu_s: float
     hidden_s: float
     process: int = 0
+    main_cpu_s: float = 0.0
     spent_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
@@ -85,6 +87,7 @@ class MarkFile:
             time.process_time(),
             hidden_s,
             self._process,
+            time.thread_time(),
             spent_s or {},
         )
         with self._path.open("a") as file:
@@ -109,7 +112,7 @@ class Recovery:
         ``parts`` on the machine's other load.
       save_s: the first save, from the call until the last process knows that it is complete.
       mean_cpu_s: CPU time of a process in each part that begins with its start, and ``SAVE``.
-      leader_cpu_s: the same of process 0.
+      leader_cpu_s: the same of process 0. main_cpu_s: of its main thread alone.
       spent_s: seconds of the restore at process 0, by the parts of ``restore.phases``.
     """
 
@@ -119,6 +122,7 @@ class Recovery:
     save_s: float = 0.0
     mean_cpu_s: dict[str, float] = dataclasses.field(default_factory=dict)
     leader_cpu_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    main_cpu_s: dict[str, float] = dataclasses.field(default_factory=dict)
     spent_s: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
@@ -153,7 +157,8 @@ def recovery(events: Iterable[Moment], marks: Sequence[Mark]) -> Recovery:
     for key, name in _ENDS.items():
         parts[key], before_s = passed[name] - before_s, passed[name]
     begun = [mark for mark in marks if mark.moment.life == 1]
-    cpu_s = _cpu_s(begun)
+    cpu_s = _cpu_s(begun, lambda mark: mark.cpu_s)
+    main_cpu_s = _cpu_s(begun, lambda mark: mark.main_cpu_s)
     restored = [mark for mark in begun if (mark.moment.name, mark.process) == (RESTORED, 0)]
     return Recovery(
         parts,
@@ -161,16 +166,17 @@ def recovery(events: Iterable[Moment], marks: Sequence[Mark]) -> Recovery:
         sum(mark.cpu_s for mark in begun if mark.moment.name == STEPPED),
         passed[SAVED] - passed[SAVING],
         {key: statistics.fmean(each[key] for each in cpu_s.values()) for key in (*_ENDS, SAVE)},
-        cpu_s[min(cpu_s)],
+        cpu_s[0],
+        main_cpu_s[0],
         dict(restored[0].spent_s) if restored else {},
     )
 
 
-def _cpu_s(marks: Iterable[Mark]) -> dict[int, dict[str, float]]:
-    """Return the CPU time of each process of a life in each part."""
+def _cpu_s(marks: Iterable[Mark], until_s: Callable[[Mark], float]) -> dict[int, dict[str, float]]:
+    """Return the CPU time of each process of a life in each part. ``until_s``: until a mark."""
     until: dict[int, dict[str, float]] = {}
     for mark in marks:
-        until.setdefault(mark.process, {})[mark.moment.name] = mark.cpu_s
+        until.setdefault(mark.process, {})[mark.moment.name] = until_s(mark)
     found: dict[int, dict[str, float]] = {}
     for process, at in until.items():
         before, of_process = 0.0, found.setdefault(process, {})
@@ -194,5 +200,6 @@ def median(rounds: Sequence[Recovery]) -> Recovery:
         statistics.median(each.save_s for each in rounds),
         middle(lambda each: each.mean_cpu_s),
         middle(lambda each: each.leader_cpu_s),
+        middle(lambda each: each.main_cpu_s),
         middle(lambda each: each.spent_s),
     )

@@ -25,6 +25,7 @@ def _marks() -> list[Mark]:
             cpu_s=at * (1.0 + late),
             hidden_s=late / 2,
             process=late,
+            main_cpu_s=at / 2,
             spent_s={"plan": 0.5 + late} if name == phases.RESTORED else {},
         )
         for at, name in enumerate(phases.MARKS)
@@ -56,6 +57,7 @@ def test_phases_cpu_time_is_told_of_the_leader_and_the_mean() -> None:
     found = phases.recovery(_events(), _marks())
     parts = ["start", "join", "describe", "open", "compile", "restore", "step", phases.SAVE]
     assert found.leader_cpu_s == dict(zip(parts, [0.0, *[1.0] * 7], strict=True))
+    assert found.main_cpu_s == dict(zip(parts, [0.0, *[0.5] * 7], strict=True))
     assert found.mean_cpu_s == dict(zip(parts, [0.0, *[1.5] * 7], strict=True))
     assert found.spent_s == {"plan": 0.5}
 
