@@ -20,8 +20,13 @@ class Launcher:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
 
-    def measure(self, worker: Sequence[str], environ: Mapping[str, str]) -> phases.Recovery:
-        """Run one job and return its recovery. RuntimeError, with the log, when it did not end."""
+    def measure(
+        self, worker: Sequence[str], environ: Mapping[str, str], hosts: int | None = None
+    ) -> phases.Recovery:
+        """Run one job and return its recovery. RuntimeError, with the log, when it did not end.
+
+        ``hosts``: of each slice, where they are not those of the options.
+        """
         options = self._options
         work = Path(tempfile.mkdtemp(prefix="eckpt-recovery-", dir=options.ramdisk))
         try:
@@ -31,7 +36,7 @@ class Launcher:
             spec = JobSpec(
                 command=(sys.executable, "-m", "benchmarks.recovery.worker", *worker, *places),
                 slices=options.slices,
-                hosts_per_slice=options.hosts_per_slice,
+                hosts_per_slice=hosts or options.hosts_per_slice,
                 devices_per_host=1,
                 local_root=work / "ram",
                 log_dir=work / "logs",

@@ -14,6 +14,8 @@ from emergency_ckpt.tools.demo import model
 from emergency_ckpt.tools.launch.progress_file import report_step
 
 SAVE_EVERY = 5
+SMALL = model.ModelConfig(sequence_length=32, d_model=64, num_layers=1)
+"""For many processes on one machine: 0.7 MiB of state."""
 _SEQUENCES_PER_DEVICE = 8
 _LONGEST_HOLD_S = 60.0
 
@@ -28,7 +30,7 @@ def main() -> None:
     jax.devices()
     marks.add(phases.JOINED)
     contender.prepare()
-    config, mesh = model.ModelConfig(), model.make_mesh(here.slices)
+    config, mesh = SMALL if options.small else model.ModelConfig(), model.make_mesh(here.slices)
     abstract = model.abstract_state(config, mesh)
     # As numbers: Orbax's emergency manager restores no typed PRNG key.
     key = jax.eval_shape(jax.random.key_data, abstract["key"])
@@ -36,6 +38,7 @@ def main() -> None:
     stored = {
         **abstract, "key": jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=replicated)
     }  # fmt: skip
+    marks.add(phases.DESCRIBED)
     session = contender.open_session(
         contenders.Site(
             mesh=mesh,
@@ -47,7 +50,7 @@ def main() -> None:
             bind_host="127.0.0.1",
         )
     )
-    if isinstance(session, contenders.Prefetching):
+    if isinstance(session, contenders.Prefetching) and not options.small:
         session.prefetch()
     marks.add(phases.OPENED)
     sequences = _SEQUENCES_PER_DEVICE * mesh.size
@@ -61,7 +64,8 @@ def main() -> None:
         jax.block_until_ready(state)
         state = {**state, "key": jax.random.wrap_key_data(state["key"])}
     hidden_s = session.hidden_s if isinstance(session, contenders.Prefetching) else 0.0
-    marks.add(phases.RESTORED, hidden_s)
+    spent_s = session.spent_s if isinstance(session, contenders.TellsParts) else {}
+    marks.add(phases.RESTORED, hidden_s, spent_s)
     rows = _SEQUENCES_PER_DEVICE * here.devices_per_host
     for step in range(done + 1, phases.LAST_STEP + 1):
         local = np.full((rows, config.sequence_length + 1), step % 256, np.uint8)
@@ -70,8 +74,10 @@ def main() -> None:
         if step == done + 1:
             marks.add(phases.STEPPED)
         if step % SAVE_EVERY == 0:
+            marks.add(phases.SAVING)
             session.save(step, {**state, "key": jax.random.key_data(state["key"])})
             session.wait()
+            marks.add(phases.SAVED)
         if options.hold and (here.life, step) == (0, phases.FAULT_STEP):
             marks.add(phases.HELD)
             time.sleep(_LONGEST_HOLD_S)
@@ -85,6 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--contender", required=True)
     parser.add_argument("--marks-dir", type=Path, required=True)
     parser.add_argument("--dir", type=Path, required=True, help="the persistent directory")
+    parser.add_argument(
+        "--small", action="store_true", help="a smaller model, and no prefetch: each part by itself"
+    )
     parser.add_argument("--hold", action="store_true", help="wait for the fault at its step")
     # Where no launcher says it; the batch script adds the last three.
     parser.add_argument("--slices", type=int)

@@ -5,7 +5,8 @@
 Measures placement, inventories and the plan of a restore at the leader of a job of 10 to 10,000
 processes with 300 leaves that lost nothing, one host or one slice, and counts every byte that a
 save's vote and a restore send through the coordination service. The leader's code is the real one;
-the other processes and the service are simulated in memory. benchmarks/README.md explains the
+the other processes and the service are simulated in memory. Then times the rounds of a start and a
+restore of 4 to 10,000 processes over a real coordination service. benchmarks/README.md explains the
 figures.
 """
 
@@ -13,17 +14,19 @@ import argparse
 import datetime
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
+from benchmarks.common import machine
 from benchmarks.common.arguments import positive
-from benchmarks.common.tables import markdown
+from benchmarks.common.tables import markdown, number
 
 Row = Mapping[str, Any]
 
@@ -43,6 +46,9 @@ TARGETS = {
     ),
 }
 """Upper limits at the largest size."""
+ROUND_SIZES = (4, 16, 64, 256, 1024, 10_000)
+MAX_ROUNDS_S = 2.0
+"""Upper limit of the leader's CPU time in all rounds of a start and a restore, at the largest."""
 
 TIMES = ("place_s", "inventories_s", "plan_s", "hand_out_s", "divergence_s")
 MEASURED = (*TIMES, "leader_bytes")
@@ -66,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="benchmarks.scale", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--sizes", type=processes, nargs="+", default=SIZES, help="processes")
+    parser.add_argument(
+        "--round-sizes", type=processes, nargs="*", default=ROUND_SIZES, help="of the rounds"
+    )
     parser.add_argument("--leaves", type=positive, default=300)
     parser.add_argument("--rounds", type=positive, default=3, help="figures are their medians")
     parser.add_argument("--out", type=Path, default=Path("bench_out"))
@@ -83,15 +92,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     ]
     exponents = growth(rows)
+    jobs = [
+        measure_rounds(max(1, size // 2), options.leaves, options.rounds)
+        for size in options.round_sizes
+    ]
     document = {
-        "schema_version": 1,
+        "schema_version": 2,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine.facts(),
         "rounds": options.rounds,
         "rows": rows,
         "growth": exponents,
+        "start_and_restore": jobs,
     }
     (options.out / "scale.json").write_text(json.dumps(document, indent=2))
-    text = "\n\n".join([table(rows), *(growth_lines(exponents)), *verdicts(rows)])
+    parts = [table(rows), *(growth_lines(exponents)), *verdicts(rows)]
+    parts += [rounds_table(jobs), rounds_verdict(jobs[-1])] if jobs else []
+    text = "\n\n".join(parts)
     (options.out / "scale.md").write_text(text + "\n")
     print(text)
     return 0
@@ -102,14 +119,36 @@ def measure(slices: int, hosts: int, leaves: int, placement: str, rounds: int) -
     cell = {"slices": slices, "hosts": hosts, "leaves": leaves, "placement": placement}
     found: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="eckpt-scale-") as directory:
-        _run("build", directory, cell | {"lost": "nothing"})
+        _run("cell", "build", directory, json.dumps(cell | {"lost": "nothing"}))
         for lost in LOSSES:
-            order = cell | {"lost": lost}
+            order = json.dumps(cell | {"lost": lost})
             found.append(
-                medians([json.loads(_run("lead", directory, order)) for _ in range(rounds)])
+                medians([json.loads(_run("cell", "lead", directory, order)) for _ in range(rounds)])
             )
             print(f"{slices * hosts} processes, {placement}, {lost} lost: done", file=sys.stderr)
     return found
+
+
+def measure_rounds(hosts: int, leaves: int, rounds: int) -> Row:
+    """Return the rounds of a start and a restore of two slices, medians, and the load meanwhile."""
+    slices, placement = SHAPES[0]
+    cell = {"slices": slices, "hosts": hosts, "leaves": leaves, "placement": placement}
+    found: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="eckpt-scale-") as directory:
+        order = json.dumps(cell | {"lost": "slice"})
+        _run("cell", "build", directory, order)
+        for _ in range(rounds):
+            load = os.getloadavg()[0]
+            found.append(json.loads(_run("rounds", directory, order)) | {"load": load})
+    print(f"{slices * hosts} processes, start and restore: done", file=sys.stderr)
+    return middle_of(found)
+
+
+def middle_of(rounds: Sequence[Any]) -> Any:
+    """Return the median of each number of records that have the same keys."""
+    if isinstance(rounds[0], Mapping):
+        return {key: middle_of([each[key] for each in rounds]) for key in rounds[0]}
+    return statistics.median(rounds)
 
 
 def medians(rounds: Sequence[Row]) -> Row:
@@ -121,8 +160,8 @@ def medians(rounds: Sequence[Row]) -> Row:
     return counted[0] | middle
 
 
-def _run(stage: str, directory: str, cell: Mapping[str, Any]) -> str:
-    command = [sys.executable, "-m", "benchmarks.scale.cell", stage, directory, json.dumps(cell)]
+def _run(module: str, *arguments: str) -> str:
+    command = [sys.executable, "-m", f"benchmarks.scale.{module}", *arguments]
     run = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     return run.stdout
 
@@ -204,6 +243,41 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
         word = "met" if worst <= limit else "MISSED"
         lines.append(f"{word}: {what}, {largest} processes: {worst:.4g} {unit} of {limit:.4g}")
     return lines
+
+
+def rounds_table(jobs: Sequence[Row]) -> str:
+    """Return the CPU seconds of the leader in each round, and what the service has on top."""
+    names = list(jobs[0]["parts"])
+
+    def total(job: Row, key: str) -> float:
+        return sum(part[key] for part in job["parts"].values())
+
+    figures: list[tuple[str, Callable[[Row], float]]] = [
+        *((f"leader, CPU s: {name}", lambda job, n=name: _of(job, n)) for name in names),
+        ("all rounds, CPU s", lambda job: total(job, "leader_cpu_s")),
+        ("all rounds, by the clock", lambda job: total(job, "leader_s")),
+        ("calls of the leader", lambda job: total(job, "leader_calls")),
+        ("inventories, CPU s", lambda job: job["inventories_s"]),
+        ("plan, CPU s", lambda job: job["plan_s"]),
+        ("JAX's service: calls a process", lambda job: total(job, "calls") / job["processes"]),
+        ("JAX's service: CPU s", lambda job: total(job, "service_cpu_s")),
+        ("load average before", lambda job: job["load"]),
+    ]
+    rows = [["processes", *(f"{job['processes']:.0f}" for job in jobs)]]
+    rows += [[name, *(number(figure(job)) for job in jobs)] for name, figure in figures]
+    return markdown(rows)
+
+
+def _of(job: Row, part: str) -> float:
+    return job["parts"][part]["leader_cpu_s"]
+
+
+def rounds_verdict(job: Row) -> str:
+    """Return whether the rounds of the largest job are within their limit."""
+    spent_s = sum(_of(job, part) for part in job["parts"])
+    word = "met" if spent_s <= MAX_ROUNDS_S else "MISSED"
+    what = f"rounds of a start and a restore, {job['processes']:.0f} processes"
+    return f"{word}: {what}: {spent_s:.4g} CPU s of {MAX_ROUNDS_S:g}"
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ class _Client:
         raise jax.errors.JaxRuntimeError(f"NOT_FOUND: {key}")  # asked by who came too early
 
 
-class _Peers:
+class Peers:
     """The leader's tier and its client. Every manifest comes from a peer."""
 
     def __init__(self, directory: Path, places: dict[str, tuple[int, int]]) -> None:
@@ -123,21 +123,28 @@ class _Peers:
         return os.pread(self._file.fileno(), size, start)
 
 
-class _TimedLeader(RestoreLeader):
-    """A leader that times its work in CPU seconds of its process, independent of other load."""
+class TimedLeader(RestoreLeader):
+    """A leader that times its work in CPU seconds of its process, independent of other load.
 
-    taken_s = planned_s = searched_s = 0.0
+    ``lasted_s``: the time of all of it by the clock.
+    """
+
+    taken_s = planned_s = searched_s = lasted_s = 0.0
 
     def take_reports(self, reports: Any) -> None:
-        self.taken_s, _ = _cpu_s(lambda: super(_TimedLeader, self).take_reports(reports))
+        started_s = time.monotonic()
+        self.taken_s, _ = _cpu_s(lambda: super(TimedLeader, self).take_reports(reports))
+        self.lasted_s += time.monotonic() - started_s
 
     def plan(self) -> Answer:
+        started_s = time.monotonic()
         self.planned_s, answer = _cpu_s(super().plan)
+        self.lasted_s += time.monotonic() - started_s
         self.answer, self.manifests = answer, self._inventory.manifests
         return answer
 
     def _settle(self, plan: RestorePlan) -> RestorePlan | NoPlan | None:
-        self.searched_s, answer = _cpu_s(lambda: super(_TimedLeader, self)._settle(plan))
+        self.searched_s, answer = _cpu_s(lambda: super(TimedLeader, self)._settle(plan))
         return answer
 
 
@@ -161,12 +168,17 @@ def build(directory: Path, cell: Cell) -> None:
     (directory / "places.json").write_bytes(msgspec.json.encode([places, digests]))
 
 
-def lead(directory: Path, cell: Cell) -> dict[str, Any]:
-    """Measure a save's vote and a restore of the job at its leader and between processes."""
-    places, digests = msgspec.json.decode(
+def read_places(directory: Path) -> tuple[dict[str, tuple[int, int]], list[str]]:
+    """Return what ``build`` wrote: the place of each manifest by digest, and each one's digest."""
+    return msgspec.json.decode(
         (directory / "places.json").read_bytes(),
         type=tuple[dict[str, tuple[int, int]], list[str]],
     )
+
+
+def lead(directory: Path, cell: Cell) -> dict[str, Any]:
+    """Measure a save's vote and a restore of the job at its leader and between processes."""
+    places, digests = read_places(directory)
     shape, policy = cell.shape, parse_policy(cell.placement)
     place_s, _ = _cpu_s(
         lambda: place(policy, shape.topology, 1 % shape.process_count, shape.held())
@@ -178,7 +190,7 @@ def lead(directory: Path, cell: Cell) -> dict[str, Any]:
         "place_s": place_s,
         "save_bytes_per_process": max(save[p] for p in range(1, shape.process_count)),
         "save_bytes": save.total(),
-        **_restore(shape, digests, cell.lost, _Peers(directory, places)),
+        **_restore(shape, digests, cell.lost, Peers(directory, places)),
     }
 
 
@@ -196,25 +208,29 @@ def _vote(shape: Shape, digests: list[str]) -> Counter[int]:
     return service.bytes_of
 
 
-def _restore(shape: Shape, digests: list[str], lost: str, peers: _Peers) -> dict[str, Any]:
+def leader_of(shape: Shape, peers: Peers) -> TimedLeader:
+    """Return the leader of a restore of the job's newest step, which asks ``peers``."""
+    events = EventSink(None, process_index=0)
+    parts: Any = SimpleNamespace(
+        tier=peers,
+        client=peers,
+        persistent=None,
+        events=events,
+        config=Config(run_id=RUN_ID, local_dir="none"),
+    )
+    request = RestoreRequest(shape.tree(), None, None, wants_host_state=True, retained=None)
+    end_s, limits = time.monotonic() + DEADLINE_S, time_limits(None, DEADLINE_S)
+    calls = HolderCalls(events, WorkProgress.until(end_s))
+    return TimedLeader(parts, request, shape.targets(), calls, limits, end_s)
+
+
+def _restore(shape: Shape, digests: list[str], lost: str, peers: Peers) -> dict[str, Any]:
     service, count, gone = Service(), shape.process_count, shape.lost(lost)
-    made: list[_TimedLeader] = []
+    made: list[TimedLeader] = []
     tree = shape.tree()
 
-    def new_leader() -> RestoreLeader:
-        events = EventSink(None, process_index=0)
-        parts: Any = SimpleNamespace(
-            tier=peers,
-            client=peers,
-            persistent=None,
-            events=events,
-            config=Config(run_id=RUN_ID, local_dir="none"),
-        )
-        request = RestoreRequest(tree, None, None, wants_host_state=True, retained=None)
-        end_s, limits = time.monotonic() + DEADLINE_S, time_limits(None, DEADLINE_S)
-        calls = HolderCalls(events, WorkProgress.until(end_s))
-        leader = _TimedLeader(parts, request, shape.targets(), calls, limits, end_s)
-        made.append(leader)
+    def new_leader() -> TimedLeader:
+        made.append(leader_of(shape, peers))
         return made[0]
 
     dialogues = [
@@ -277,7 +293,7 @@ def _finish(service: Service, dialogues: list[RestoreDialogue]) -> None:
     )
 
 
-def _busiest_to_mean(plan: RestorePlan, leader: _TimedLeader) -> float | None:
+def _busiest_to_mean(plan: RestorePlan, leader: TimedLeader) -> float | None:
     """Return the busiest source's bytes as a multiple of the mean of all sources, or None."""
     sent: Counter[str] = Counter()
     for part in plan.processes.values():

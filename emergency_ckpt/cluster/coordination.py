@@ -370,16 +370,6 @@ def number_of(text: str | bytes, name: str) -> int:
     return int(plain)
 
 
-def text_of(data: bytes, name: str) -> str:
-    """Return a message that is a short text. CoordinationError: too long, or not a text."""
-    if len(data) > MAX_REASON_BYTES:
-        raise _not_a_message(name, f"{len(data)} bytes are more than {MAX_REASON_BYTES}")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise _not_a_message(name, str(error)) from error
-
-
 def reason_of(data: bytes) -> str:
     """Return the readable part of a sentence for people. Never raises."""
     return data[:MAX_REASON_BYTES].decode(errors="replace")

@@ -15,7 +15,6 @@ from emergency_ckpt.cluster.coordination import (
     deadline_left_s,
     decode_each,
     decode_message,
-    text_of,
 )
 from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
@@ -43,6 +42,8 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The word of a process at the start. It stays in the service: peers read the address there."""
+
     address: str
     known: Known
     error: str
@@ -77,8 +78,10 @@ class Peers:
         with self._lock:
             known = self._addresses.get(process)
         if known is None:
-            key = f"address/{process}"
-            known = text_of(self._coordinator.get(key, _ADDRESS_TIMEOUT_S), key)
+            key = f"hello/{process}"
+            data = self._coordinator.get(key, _ADDRESS_TIMEOUT_S)
+            hello: _Hello = decode_message(data, _Hello, key, limit_bytes=MAX_MESSAGE_BYTES)
+            known = hello.address
             with self._lock:
                 self._addresses[process] = known
         return known
@@ -132,7 +135,6 @@ def agree_start(
     address, known = "", Known()
     try:
         address, known = start()
-        coordinator.put(f"address/{coordinator.process_index}", address.encode())
     except (CheckpointError, OSError) as error:
         failure = error
     hello = _Hello(address, known, "" if failure is None else str(failure)[:ERROR_LIMIT_CHARS])

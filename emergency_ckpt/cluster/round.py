@@ -1,8 +1,9 @@
 """The two ways in which processes agree: a round, and a cell that is set once.
 
 In a round each member says one value, and the leader answers. Only the leader reads what is said,
-so a round of n members takes 2 n calls of the service and a few more. In a cell whoever comes first
-sets the value, and that one counts for all.
+so a round of n members takes 2 n calls of the service and a few more. Answers that differ lie eight
+to a key: the leader sets one key after the other, while the members read at the same time. In a
+cell whoever comes first sets the value, and that one counts for all.
 
 Guaranteed: a wait ends when who is waited for has left or died, and at a deadline.
 The leader always answers: when its rule raises, or a member that it needs does not come, ``learn``
@@ -16,6 +17,7 @@ soon as it is deleted.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -57,6 +59,7 @@ Rule = Callable[[Mapping[int, bytes], Mapping[int, str]], Answer | None]
 _TOLD_LATE_S = 5.0
 """Time that the leader's answer may arrive after the deadline of its wait for the members."""
 _NAMED = 8
+_ANSWERS_IN_A_KEY = 8
 _VALUE, _ERROR = b"=", b"!"
 _FIRST_INSPECTION_S = 1.0
 _LONGEST_SLICE_S = 8.0
@@ -342,14 +345,16 @@ class Round:
 
         CoordinationError: something else has been told.
         """
-        parts = answer if isinstance(answer, Mapping) else {self._leader: answer}
-        for process, cell in self._cells().items():
-            told = _VALUE + parts[process]
+        for cell, members in self._cells():
+            told = answer
+            if isinstance(told, Mapping):
+                told = msgspec.json.encode({process: told[process] for process in members})
+            told = _VALUE + told
             if cell.settle(told) != told:
                 raise CoordinationError("tell", cell.key, "something else has been told")
         if self._series is not None:
             self._series.tidy(self._coordinator)
-        return parts[self._leader]
+        return answer[self._leader] if isinstance(answer, Mapping) else answer
 
     def fail(self, error: Exception) -> None:
         """At the leader: tell ``error``, where nothing has been told yet. Never raises."""
@@ -362,7 +367,7 @@ class Round:
             text = error.problem.removesuffix(f"; missing: {', '.join(missing)}")
         failed = _Failed(text[:ERROR_LIMIT_CHARS], isinstance(error, PeerLeft), tuple(missing))
         try:
-            for cell in self._cells().values():
+            for cell, _ in self._cells():
                 cell.settle(_ERROR + msgspec.json.encode(failed))
         except CheckpointError as failure:
             logging.warning("the others learn by their deadlines that %s; %s", text, failure)
@@ -392,9 +397,9 @@ class Round:
                 missing=[f"process {self._leader}"],
                 hint="look at its log",
             ) from error
-        if data[:1] == _VALUE:
-            return data[1:]
         name = f"{cell.key}, process {self._leader}"
+        if data[:1] == _VALUE:
+            return self._own(data[1:], name) if self._for_each else data[1:]
         if data[:1] != _ERROR:
             raise CoordinationError("decode", f"message {name!r}", "it is no answer of a leader")
         failed: _Failed = decode_message(data[1:], _Failed, name, limit_bytes=MAX_MESSAGE_BYTES)
@@ -404,6 +409,12 @@ class Round:
             raise PeerLeft("wait for", self._name, failed.text)
         problem = f"process {self._leader} failed: {failed.text}"
         raise CoordinationError("agree on", self._name, problem)
+
+    def _own(self, data: bytes, name: str) -> bytes:
+        answers: dict[int, bytes] = decode_message(data, dict[int, bytes], name)
+        if self._me not in answers:
+            raise CoordinationError("decode", f"message {name!r}", f"none for process {self._me}")
+        return answers[self._me]
 
     def _why_no_leader(self) -> str:
         return self._absent([self._leader]).get(self._leader, "")
@@ -426,13 +437,20 @@ class Round:
 
     def _cell(self, process: int) -> Cell:
         key = f"{self._name}.told"
-        return Cell(self._coordinator, f"{key}/{process}" if self._for_each else key)
+        if self._for_each:
+            key += f"/{process // _ANSWERS_IN_A_KEY}"
+        return Cell(self._coordinator, key)
 
-    def _cells(self) -> dict[int, Cell]:
-        """Return the cells of the answer: one for each other member, or one for all."""
+    def _cells(self) -> list[tuple[Cell, list[int]]]:
+        """Return the cells of the answer, each with the members that read it: one, or several."""
+        others = sorted(self._members - {self._leader})
         if not self._for_each:
-            return {self._leader: self._cell(self._leader)}
-        return {p: self._cell(p) for p in sorted(self._members - {self._leader})}
+            return [(self._cell(self._leader), others)]
+        return [
+            (self._cell(some[0]), some)
+            for _, group in itertools.groupby(others, lambda process: process // _ANSWERS_IN_A_KEY)
+            for some in [list(group)]
+        ]
 
     def _not_all_came(self, problem: str, missing: Sequence[str]) -> DeadlineExceeded:
         hint = "look at the logs of the missing processes"

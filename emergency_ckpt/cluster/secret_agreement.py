@@ -204,6 +204,7 @@ class Exchange:
         self._process = process
         self._own = own
         self._settings = settings
+        self._key, self._nobodys_key = _key(run_id, own), _key(run_id, None)
         self._nonce = secrets.token_hex(_NONCE_BYTES)
         self._private = X25519PrivateKey.generate()
         self._public = self._private.public_key().public_bytes_raw().hex()
@@ -212,7 +213,7 @@ class Exchange:
         """Return this process's message to the leader; ``problem``: why it cannot start."""
         hello = SecretHello(self._nonce, self._public, self._settings, problem)
         name = _hello_name(self._process)
-        return _sealed(_key(self._run_id, self._own), name, msgspec.json.encode(hello))
+        return _sealed(self._key, name, msgspec.json.encode(hello))
 
     # The leader's side.
 
@@ -225,8 +226,8 @@ class Exchange:
         answers: dict[int, bytes] = {}
         for process, found in opened.items():
             box = ""
-            if session is not None and self._own is None:
-                box = self._box(found.public).encrypt(_ONCE, session.secret.value, None).hex()
+            if session is not None and found.box is not None:
+                box = found.box.encrypt(_ONCE, session.secret.value, None).hex()
             answer = SecretAnswer(
                 "" if session is None else session.name, self._public, box, problem
             )
@@ -239,26 +240,26 @@ class Exchange:
         return SharedSecret(self._run_secret(made_up), secrets.token_hex(_NONCE_BYTES))
 
     def _opened_hello(self, process: int, data: bytes) -> _OpenedHello:
-        nobody = _key(self._run_id, None)
-        for key in (_key(self._run_id, self._own), nobody):
+        for key in (self._key, self._nobodys_key):
             hello = _decoded(key, _hello_name(process), data, SecretHello)
             if hello is None:
                 continue
-            problem = hello.problem
-            problem = hello.problem or self._rejection_reason(hello, has_secret=key != nobody)
-            return _OpenedHello(key, hello.nonce, hello.public, problem)
+            has_secret, box = key != self._nobodys_key, None
+            problem = hello.problem or self._rejection_reason(hello, has_secret=has_secret)
+            if self._own is None and not problem:  # a given secret travels in no box
+                try:
+                    box = self._box(hello.public)
+                except ValueError:
+                    problem = "sent no key of X25519"
+            return _OpenedHello(key, hello.nonce, box, problem)
         has = "another one than process 0" if self._own is not None else "one, and process 0 none"
-        return _OpenedHello(nobody, "", "", f"has {has} (or its message is forged)")
+        return _OpenedHello(self._nobodys_key, "", None, f"has {has} (or its message is forged)")
 
     def _rejection_reason(self, hello: SecretHello, *, has_secret: bool) -> str:
         if self._own is not None and not has_secret:
             return "has none, and process 0 has one"
         if hello.settings != self._settings:
             return "has other settings, although the first round found all equal"
-        try:
-            self._box(hello.public)
-        except ValueError:
-            return "sent no key of X25519"
         return ""
 
     # The other processes' side.
@@ -269,9 +270,9 @@ class Exchange:
         An answer is foreign unless it was sealed for this process and this start, with the same
         secret.
         """
-        for own in (self._own, None):
+        for own, key in ((self._own, self._key), (None, self._nobodys_key)):
             name = _answer_name(self._process, self._nonce if own is self._own else "")
-            answer = _decoded(_key(self._run_id, own), name, data, SecretAnswer)
+            answer = _decoded(key, name, data, SecretAnswer)
             if answer is None:
                 continue
             if answer.problem:
@@ -310,7 +311,7 @@ class Exchange:
 class _OpenedHello:
     key: bytes
     nonce: str
-    public: str
+    box: AESGCM | None
     problem: str
 
 
@@ -409,7 +410,7 @@ def agree_secret(
     if found is None:
         raise ForgedValue(
             "start",
-            f"{_HELLO}.told/{coordinator.process_index}",
+            f"{_HELLO}.told, to process {coordinator.process_index}",
             "it is not an answer to this process, sealed with the run's secret",
             hint="compare the secrets of the processes; if they are equal, the value is forged",
         )

@@ -4,7 +4,9 @@ import argparse
 from pathlib import Path
 
 import pytest
+from benchmark_runs import refusal
 
+from benchmarks.recovery import __main__ as recovery
 from benchmarks.recovery import phases, place
 from benchmarks.recovery.phases import Mark, Moment
 
@@ -18,7 +20,14 @@ def _events() -> list[Moment]:
 def _marks() -> list[Mark]:
     # Two processes; the later one counts.
     marks = [
-        Mark(Moment(20.0 + 10 * at + late, name, 1), cpu_s=at + late, hidden_s=late / 2)
+        Mark(
+            Moment(20.0 + 10 * at + late, name, 1),
+            cpu_s=at * (1.0 + late),
+            hidden_s=late / 2,
+            process=late,
+            main_cpu_s=at / 2,
+            spent_s={"plan": 0.5 + late} if name == phases.RESTORED else {},
+        )
         for at, name in enumerate(phases.MARKS)
         for late in (0, 1)
     ]
@@ -32,13 +41,25 @@ def test_phases_parts_add_up_to_the_recovery() -> None:
         "stop": 3.0,
         "start": 7.0,
         "join": 10.0,
+        "describe": 10.0,
+        "open": 10.0,
         "compile": 10.0,
-        "restore": 20.0,
+        "restore": 10.0,
         "step": 10.0,
     }
-    assert found.total_s == 71.0 - 10.0
-    assert found.parts.keys() == phases.NAMES.keys()
-    assert (found.hidden_s, found.cpu_s) == (0.5, 5.0 + 6.0)
+    assert found.total_s == 81.0 - 10.0
+    assert list(found.parts) == list(phases.NAMES)
+    assert (found.hidden_s, found.cpu_s, found.save_s) == (0.5, 6.0 + 12.0, 10.0)
+    assert found.ours_s == 20.0
+
+
+def test_phases_cpu_time_is_told_of_the_leader_and_the_mean() -> None:
+    found = phases.recovery(_events(), _marks())
+    parts = ["start", "join", "describe", "open", "compile", "restore", "step", phases.SAVE]
+    assert found.leader_cpu_s == dict(zip(parts, [0.0, *[1.0] * 7], strict=True))
+    assert found.main_cpu_s == dict(zip(parts, [0.0, *[0.5] * 7], strict=True))
+    assert found.mean_cpu_s == dict(zip(parts, [0.0, *[1.5] * 7], strict=True))
+    assert found.spent_s == {"plan": 0.5}
 
 
 def test_phases_missing_mark_is_named() -> None:
@@ -49,19 +70,26 @@ def test_phases_missing_mark_is_named() -> None:
 
 def test_phases_median_is_of_each_part() -> None:
     rounds = [
-        phases.Recovery(dict.fromkeys(phases.NAMES, float(value)), value / 10, value * 2.0)
+        phases.Recovery(
+            dict.fromkeys(phases.NAMES, float(value)),
+            value / 10,
+            value * 2.0,
+            value / 2,
+            spent_s={"plan": float(value)},
+        )
         for value in (3, 1, 8)
     ]
     found = phases.median(rounds)
     assert set(found.parts.values()) == {3.0}
-    assert (found.hidden_s, found.cpu_s) == (0.3, 6.0)
+    assert (found.hidden_s, found.cpu_s, found.save_s) == (0.3, 6.0, 1.5)
+    assert found.spent_s == {"plan": 3.0}
 
 
 def test_phases_marks_are_read_back(tmp_path: Path) -> None:
     for process in range(2):
         marks = phases.MarkFile(tmp_path, process, life=1)
         marks.add(phases.OPENED)
-        marks.add(phases.RESTORED, hidden_s=float(process))
+        marks.add(phases.RESTORED, hidden_s=float(process), spent_s={"agree": 2.0})
     found = phases.read_marks(tmp_path)
     assert sorted((each.moment.name, each.moment.life, each.hidden_s) for each in found) == [
         (phases.OPENED, 1, 0.0),
@@ -69,6 +97,22 @@ def test_phases_marks_are_read_back(tmp_path: Path) -> None:
         (phases.RESTORED, 1, 0.0),
         (phases.RESTORED, 1, 1.0),
     ]
+    assert sorted(each.process for each in found if each.spent_s == {"agree": 2.0}) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--processes", "4,x"], "invalid"),
+        (["--processes", "4,5"], "5 processes do not divide into 2 slices"),
+        (["--processes", "4", "--engine", "slurm"], "--processes needs --engine launch"),
+        (["--processes", "1000000"], "1000000 processes take about"),
+    ],
+)
+def test_processes_that_cannot_run_are_refused(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert problem in refusal(recovery.main, arguments, capsys)
 
 
 def test_place_under_slurm_counts_the_lives(tmp_path: Path) -> None:

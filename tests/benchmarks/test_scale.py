@@ -2,10 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from benchmark_runs import rows_of
 
 from benchmarks.scale import __main__ as scale
+
+START = ["settings", "secret", "hello", "addresses", "opened"]
+RESTORE = ["report", "answers", "agree", "ready"]
 
 
 def test_exponent_of_a_power_is_found() -> None:
@@ -21,12 +26,69 @@ def test_cell_is_the_median_of_its_rounds_and_counts_must_agree() -> None:
         scale.medians(rounds)
 
 
+def _job(processes: int, leader_s: float) -> dict[str, Any]:
+    part = {
+        "leader_s": 2 * leader_s,
+        "leader_cpu_s": leader_s,
+        "leader_calls": 3,
+        "calls": 2 * processes,
+        "service_cpu_s": 0.5,
+    }
+    parts = dict.fromkeys(("hello", "agree"), part)
+    return {
+        "processes": processes,
+        "parts": parts,
+        "inventories_s": 0.25,
+        "plan_s": 0.125,
+        "load": 1.5,
+    }
+
+
+def test_rounds_table_adds_up_the_rounds_of_each_size() -> None:
+    rows = {row[0]: row[1:] for row in rows_of(scale.rounds_table([_job(4, 0.25), _job(16, 0.5)]))}
+    assert rows["processes"] == ["4", "16"]
+    assert rows["leader, CPU s: agree"] == ["0.25", "0.5"]
+    assert rows["all rounds, CPU s"] == ["0.5", "1"]
+    assert rows["all rounds, by the clock"] == ["1", "2"]
+    assert rows["calls of the leader"] == ["6", "6"]
+    assert rows["JAX's service: calls a process"] == ["4", "4"]
+    assert rows["JAX's service: CPU s"] == ["1", "1"]
+
+
+def test_rounds_are_judged_by_the_leaders_time() -> None:
+    assert scale.rounds_verdict(_job(16, 1.0)).startswith("met: rounds of a start and a restore")
+    assert scale.rounds_verdict(_job(16, 1.1)).endswith("16 processes: 2.2 CPU s of 2")
+    assert scale.rounds_verdict(_job(16, 1.1)).startswith("MISSED")
+
+
+def test_rounds_of_a_job_are_the_median_of_each_figure() -> None:
+    middle = scale.middle_of([_job(4, value) for value in (3.0, 1.0, 2.0)])
+    assert middle == _job(4, 2.0)
+
+
+def test_rounds_of_a_small_job_run_over_a_real_service() -> None:
+    job = scale.measure_rounds(10, leaves=6, rounds=1)
+    assert job["processes"] == 20
+    parts = job["parts"]
+    assert list(parts) == [*START, *RESTORE]
+    assert {
+        name: part["calls"] for name, part in parts.items() if name in ("report", "opened")
+    } == {
+        "report": 20 + 1,
+        "opened": 2 * 20 + 1,
+    }
+    for name in ("secret", "answers"):
+        assert parts[name]["leader_calls"] < 10, "answers of several processes lie in one key"
+    assert all(part["leader_cpu_s"] > 0 for part in parts.values())
+    assert all(part["service_cpu_s"] > 0 for part in parts.values())
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_small_jobs_stay_within_their_bytes_per_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--sizes", "10", "20", "--leaves", "12", "--rounds", "1"]
+    flags = ["--sizes", "10", "20", "--round-sizes", "4", "--leaves", "12", "--rounds", "1"]
     assert scale.main([*flags, "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     rows = json.loads((tmp_path / "scale.json").read_text())["rows"]
@@ -39,3 +101,4 @@ def test_small_jobs_stay_within_their_bytes_per_process(
         assert (row["busiest_to_mean"] is not None) == fetches
     assert "met: a process's bytes through the service per save" in out
     assert "| 2 x 5 " in out
+    assert "met: rounds of a start and a restore, 4 processes" in out

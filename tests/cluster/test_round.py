@@ -32,6 +32,25 @@ def sum_of(said: Mapping[int, bytes]) -> bytes:
     return str(sum(map(int, said.values()))).encode()
 
 
+def test_answers_to_many_lie_in_few_keys() -> None:
+    service = MemoryService(20)
+    ends = together(
+        service,
+        lambda held, me: held.hold(b"%d" % me, held.when_all(dict)),
+        for_each=True,
+    )
+    assert ends == [b"%d" % process for process in range(20)]
+    assert len([key for key in service.values if "told" in key]) == 3
+
+
+@pytest.mark.parametrize("data", [b"=", b"=[]", b'={"1":"!"}', b'={"2":"eA=="}', b'={"x":""}'])
+def test_answer_that_is_none_of_this_process_is_an_error(data: bytes) -> None:
+    service = MemoryService(3)
+    service.member(0).put("round.told/0", data)
+    with pytest.raises(CoordinationError, match=r"round\.told/0, process 0"):
+        Round(service.member(1), "round", LONG_S, for_each=True).learn()
+
+
 def test_keys_of_a_series_are_those_of_its_last_round() -> None:
     service = MemoryService(3)
     every = [Series() for _ in range(3)]

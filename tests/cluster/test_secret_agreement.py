@@ -17,6 +17,7 @@ LONG_S = 60.0
 SOON_S = 1.0
 SECRET = b"9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
 OWN = OwnSecret(SECRET, "given")
+TOLD = "secret/hello.told/0"
 
 
 @pytest.fixture(autouse=True)
@@ -149,9 +150,9 @@ def recorded_start(secret_file: str | None) -> dict[str, bytes]:
 def test_agree_with_a_replayed_leader_is_refused(file: str) -> None:
     """The leader is dead; a stranger answers with what it once said."""
     service = MemoryService(2)
-    service.values["secret/hello.told/1"] = recorded_start(file)["secret/hello.told/1"]
+    service.values[TOLD] = recorded_start(file)[TOLD]
     with pytest.raises(
-        ForgedValue, match=r"secret/hello\.told/1: it is not an answer to this process"
+        ForgedValue, match=r"secret/hello\.told, to process 1: it is not an answer to this process"
     ):
         agree_secret(service.member(1), "run-a", file, LONG_S)
 
@@ -161,7 +162,7 @@ def test_agree_with_a_replayed_process_gives_it_nothing(file: str) -> None:
     service, recorded = MemoryService(2), recorded_start(file)
     service.values["secret/hello/1"] = recorded["secret/hello/1"]
     agreed = agree_secret(service.member(0), "run-a", file, LONG_S)
-    assert not set(service.values.values()) & {recorded["secret/hello.told/1"]}
+    assert not set(service.values.values()) & {recorded[TOLD]}
     with pytest.raises(DeadlineExceeded):
         agreed.coordinator.get("address/1", SOON_S)
 

@@ -17,7 +17,7 @@ from restoring import restore, train
 from emergency_ckpt.cluster.coordination import JaxCoordinator
 from emergency_ckpt.errors import CheckpointError
 
-KEYS = {"plan": r"restore/\d+/answer/\d+\.told/1", "verdict": r"restore/\d+/\d+/status\.told"}
+KEYS = {"plan": r"restore/\d+/answer/\d+\.told/0", "verdict": r"restore/\d+/\d+/status\.told"}
 FORGED = b'{"type":"plan"}'.hex()
 Act = Callable[[str], None]
 Told = dict[str, str]

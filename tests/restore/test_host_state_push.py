@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from memory_coordination import tell_address
+
 from emergency_ckpt.cluster.coordination import LocalCoordinator
 from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.errors import CoordinationError
@@ -31,7 +33,7 @@ class WithoutService(LocalCoordinator):
 def test_unreachable_buddies_are_each_reported_and_end_nothing(ramdisk: Path) -> None:
     events: list[Event] = []
     coordinator = WithoutService()
-    coordinator.put("address/1", b"127.0.0.1:1")  # nobody listens there; of 2 nothing is known
+    tell_address(coordinator, 1, "127.0.0.1:1")  # nobody listens there; of 2 nothing is known
     tier = LocalTier.open(
         ramdisk,
         SAVE.run_id,

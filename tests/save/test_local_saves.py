@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from memory_coordination import tell_address
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt.background import Failures
@@ -115,7 +116,7 @@ class Process:
         self.failures = Failures()
         self.client = TransferClient(run_id=RUN_ID, secret=b"s" * 32)
         coordinator = LocalCoordinator()
-        coordinator.put("address/1", b"127.0.0.1:1")  # nobody listens there
+        tell_address(coordinator, 1, "127.0.0.1:1")  # nobody listens there
         events = EventSink(self.events.append, process_index=0)
         self.saves = LocalSaves(
             self.tier,

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from memory_coordination import MemoryService
+from memory_coordination import MemoryService, tell_address
 from memory_holdings import MemoryHoldings
 
 from emergency_ckpt.cluster.peers import Peers
@@ -37,7 +37,7 @@ def greet(
     """What process 0 of three says of its neighbours."""
     member = MemoryService(3).member(0)
     for process, address in addresses.items():
-        member.put(f"address/{process}", address.encode())
+        tell_address(member, process, address)
     events: list[Event] = []
     with TransferClient(run_id="run", secret=OURS) as client:
         sink = EventSink(events.append, process_index=0)

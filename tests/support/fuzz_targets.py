@@ -263,7 +263,6 @@ TARGETS: Mapping[str, Target] = {
     "stage_report": Target(lambda data: report_of(data, "tensors", 7, 0), [b'{"error":"no"}']),
     "number": Target(lambda data: coordination.number_of(data, "number"), [b"17"]),
     "reason": Target(coordination.reason_of, [b"a reason"]),
-    "text": Target(lambda data: coordination.text_of(data, "text"), [b"text"]),
     "address": Target(_as_text(parse_address), [b"host:80", b"[::1]:80"]),
     "policy": Target(_as_text(parse_policy), [b"striped(2)", b"all_but_primary"]),
     "fault": Target(_as_text(parse_fault), [b"step=3 kill=process:1 lose-ram"]),

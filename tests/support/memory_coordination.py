@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
+
+from emergency_ckpt.cluster import Coordinator
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded
 
 
@@ -21,6 +24,12 @@ def everywhere(count: int, work: Callable[[int], Any]) -> list[Any]:
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(one, range(count)))
+
+
+def tell_address(coordinator: Coordinator, process: int, address: str) -> None:
+    """Say the hello of ``process``, in which its peers find its address."""
+    hello = {"address": address, "known": {}, "error": ""}
+    coordinator.put(f"hello/{process}", msgspec.json.encode(hello))
 
 
 class MemoryService:

@@ -10,7 +10,7 @@ import pytest
 from job_results import Results, results_of
 from running_jobs import of
 
-KEYS = {"plan": "restore/0/answer/0.told/1", "verdict": "restore/0/0/status.told"}
+KEYS = {"plan": "restore/0/answer/0.told/0", "verdict": "restore/0/0/status.told"}
 
 
 results = results_of("stranger_job.py", hosts=1)

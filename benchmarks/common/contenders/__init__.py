@@ -106,6 +106,14 @@ class TellsReadyWait(Protocol):
         ...
 
 
+@runtime_checkable
+class TellsParts(Protocol):
+    """A session that tells what the last restore, or prefetch, was spent on."""
+
+    spent_s: dict[str, float]
+    """Seconds on this process by the parts of the event ``restore.phases``."""
+
+
 def ready_wait_s(session: Session) -> float | None:
     """Return ``ready_s`` of the last save; None for a contender that does not tell it."""
     return session.ready_s if isinstance(session, TellsReadyWait) else None

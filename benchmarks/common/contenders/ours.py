@@ -34,6 +34,7 @@ class OurSession:
         self._complete_step: int | None = None
         self._saved_step: int | None = None
         self._hidden_s = self._ready_s = 0.0
+        self.spent_s: dict[str, float] = {}
         ours = type("Ours", (EmergencyCheckpointer,), {"_buffers": buffers or Buffers()})
         self._checkpointer = ours(config)
         self._checkpointer.__enter__()
@@ -81,6 +82,8 @@ class OurSession:
             self._complete_step = event.fields["step"]
         elif event.name == "save.captured":  # one for each tier
             self._ready_s += event.fields["ready_seconds"]
+        elif event.name == "restore.phases":
+            self.spent_s = {name.removesuffix("_seconds"): s for name, s in event.fields.items()}
         elif event.name == "restore.finished":
             self._hidden_s = event.fields["overlapped_seconds"]
 
