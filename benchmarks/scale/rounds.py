@@ -22,15 +22,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from emergency_ckpt.cluster.sealed_coordination import SealedCoordinator
-
 from benchmarks.scale import cell as cells
 from benchmarks.scale.model import RUN_ID, SAVE, Shape, holder
 from emergency_ckpt.cluster.coordination import Coordinator, JaxCoordinator, namespace
 from emergency_ckpt.cluster.peers import Known, Peers, agree_start
 from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.cluster.round import Round, Series, run_on_all
-from emergency_ckpt.cluster.secret_agreement import Exchange, agree_secret, forget_exchange
+from emergency_ckpt.cluster.secret_agreement import (
+    Exchange,
+    SealedCoordinator,
+    agree_secret,
+    forget_exchange,
+)
 from emergency_ckpt.cluster.start_agreement import agree_settings
 from emergency_ckpt.config.settings import Config
 from emergency_ckpt.core.restore.plan_types import RestorePlan

@@ -1,9 +1,9 @@
 """The two ways in which processes agree: a round, and a cell that is set once.
 
 In a round each member says one value, and the leader answers. Only the leader reads what is said,
-so a round of n members takes 2 n calls of the service and a few more. Answers that differ lie eight
-to a key: the leader sets one key after the other, while the members read at the same time. In a
-cell whoever comes first sets the value, and that one counts for all.
+so a round of n members takes 2 n calls of the service and a few more. Short answers that differ lie
+eight to a key: the leader sets one key after the other, while the members read at the same time. In
+a cell whoever comes first sets the value, and that one counts for all.
 
 Guaranteed: a wait ends when who is waited for has left or died, and at a deadline.
 The leader always answers: when its rule raises, or a member that it needs does not come, ``learn``
@@ -60,7 +60,9 @@ _TOLD_LATE_S = 5.0
 """Time that the leader's answer may arrive after the deadline of its wait for the members."""
 _NAMED = 8
 _ANSWERS_IN_A_KEY = 8
-_VALUE, _ERROR = b"=", b"!"
+_JOINED_BYTES = 64 << 10
+"""Answers that are longer together have a key each: every member reads all that lie in its key."""
+_VALUE, _APART, _ERROR = b"=", b">", b"!"
 _FIRST_INSPECTION_S = 1.0
 _LONGEST_SLICE_S = 8.0
 _SHORTEST_PAUSE_S = 0.1
@@ -346,15 +348,25 @@ class Round:
         CoordinationError: something else has been told.
         """
         for cell, members in self._cells():
-            told = answer
-            if isinstance(told, Mapping):
-                told = msgspec.json.encode({process: told[process] for process in members})
-            told = _VALUE + told
-            if cell.settle(told) != told:
-                raise CoordinationError("tell", cell.key, "something else has been told")
+            if isinstance(answer, Mapping):
+                self._tell_each(cell, {process: answer[process] for process in members})
+            else:
+                self._settle(cell, _VALUE + answer)
         if self._series is not None:
             self._series.tidy(self._coordinator)
         return answer[self._leader] if isinstance(answer, Mapping) else answer
+
+    def _tell_each(self, cell: Cell, answers: Mapping[int, bytes]) -> None:
+        if sum(map(len, answers.values())) <= _JOINED_BYTES:
+            self._settle(cell, _VALUE + msgspec.json.encode(answers))
+            return
+        for process, own in answers.items():
+            self._settle(self._own_cell(process), own)
+        self._settle(cell, _APART)  # last: who reads it finds its own
+
+    def _settle(self, cell: Cell, told: bytes) -> None:
+        if cell.settle(told) != told:
+            raise CoordinationError("tell", cell.key, "something else has been told")
 
     def fail(self, error: Exception) -> None:
         """At the leader: tell ``error``, where nothing has been told yet. Never raises."""
@@ -398,6 +410,8 @@ class Round:
                 hint="look at its log",
             ) from error
         name = f"{cell.key}, process {self._leader}"
+        if data == _APART and self._for_each:
+            return self._coordinator.get(self._own_cell(self._me).key, deadline_left_s(deadline_s))
         if data[:1] == _VALUE:
             return self._own(data[1:], name) if self._for_each else data[1:]
         if data[:1] != _ERROR:
@@ -440,6 +454,9 @@ class Round:
         if self._for_each:
             key += f"/{process // _ANSWERS_IN_A_KEY}"
         return Cell(self._coordinator, key)
+
+    def _own_cell(self, process: int) -> Cell:
+        return Cell(self._coordinator, f"{self._name}.told/own/{process}")
 
     def _cells(self) -> list[tuple[Cell, list[int]]]:
         """Return the cells of the answer, each with the members that read it: one, or several."""

@@ -43,6 +43,26 @@ def test_answers_to_many_lie_in_few_keys() -> None:
     assert len([key for key in service.values if "told" in key]) == 3
 
 
+def test_long_answers_lie_apart() -> None:
+    service = MemoryService(20)
+
+    def answers(said: Mapping[int, bytes]) -> dict[int, bytes]:
+        return {p: b"%d" % p * (10_000 if 8 <= p < 16 else 1) for p in said}
+
+    ends = together(service, lambda held, me: held.hold(b"", held.when_all(answers)), for_each=True)
+    assert ends == list(answers(dict.fromkeys(range(20), b"")).values())
+    own = [key for key in service.values if "told/own" in key]
+    assert sorted(int(key.rpartition("/")[2]) for key in own) == list(range(8, 16))
+
+
+def test_answer_of_a_leader_that_failed_on_the_way_counts_not() -> None:
+    service = MemoryService(3)
+    service.member(0).put("round.told/own/1", b"an answer")
+    Round(service.member(0), "round", LONG_S, for_each=True).fail(OSError("no room"))
+    with pytest.raises(CoordinationError, match="no room"):
+        Round(service.member(1), "round", LONG_S, for_each=True).learn()
+
+
 @pytest.mark.parametrize("data", [b"=", b"=[]", b'={"1":"!"}', b'={"2":"eA=="}', b'={"x":""}'])
 def test_answer_that_is_none_of_this_process_is_an_error(data: bytes) -> None:
     service = MemoryService(3)
