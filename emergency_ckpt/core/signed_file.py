@@ -15,7 +15,7 @@ VERSION = 1
 
 
 class Versioned(msgspec.Struct, frozen=True):
-    """What a file of any version has."""
+    """The fields that a file of any version has."""
 
     format: int
 
