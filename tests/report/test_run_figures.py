@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import msgspec
 import pytest
 from run_log_support import failed_run, logged, restored_at, saved
 
@@ -23,7 +24,7 @@ from emergency_ckpt.tools.report.spans import marks_of, spans_of, thinned
 
 
 def unnumbered(events: list[LoggedEvent]) -> list[LoggedEvent]:
-    return [dataclasses.replace(event, life=0) for event in events]
+    return [msgspec.structs.replace(event, life=0) for event in events]
 
 
 def recoveries(events: list[LoggedEvent]) -> tuple[RunRecovery, ...]:
@@ -63,7 +64,7 @@ def test_recoveries_without_steps_give_lower_bounds() -> None:
 
 
 def test_recoveries_injected_fault_counts_from_it() -> None:
-    fault = dataclasses.replace(logged(1034, "fault.fired", step=23), process=None)
+    fault = msgspec.structs.replace(logged(1034, "fault.fired", step=23), process=None)
     (found,) = recoveries([*failed_run(), fault])
     assert found.recovery_s == 1058.25 - 1034
 
@@ -84,7 +85,7 @@ def test_recoveries_disagreeing_processes_are_unknown() -> None:
 
 def test_recoveries_life_that_never_trained_is_passed() -> None:
     crashed = [logged(1040, "preemption.source", 0, 1), logged(1041, "restore.started", 0, 1)]
-    later = [dataclasses.replace(e, life=2) if e.life else e for e in failed_run()]
+    later = [msgspec.structs.replace(e, life=2) if e.life else e for e in failed_run()]
     first, second = recoveries(sorted([*crashed, *later], key=lambda e: e.time_s))
     assert (first.steps_lost, first.recovery_s) == (None, None)
     assert (second.steps_lost, second.lost_s, second.recovery_s) == (3, 3.0, 25.25)
@@ -94,7 +95,7 @@ def test_recoveries_rollback_over_two_lives_adds_both() -> None:
     events = failed_run()  # ends at step 30, 1067.25
     events += [
         logged(1080, "restore.started", 0, 2),
-        dataclasses.replace(restored_at(1081, 0, 10), life=2),
+        msgspec.structs.replace(restored_at(1081, 0, 10), life=2),
         logged(1082, "train.step", 0, 2, step=11),
     ]
     second = recoveries(events)[1]
@@ -148,7 +149,7 @@ def test_number_lives_follows_restores_and_incarnations() -> None:
 
 
 def test_number_lives_without_incarnation_counts_restores() -> None:
-    events = [dataclasses.replace(event, incarnation="") for event in failed_run()]
+    events = [msgspec.structs.replace(event, incarnation="") for event in failed_run()]
     assert number_lives(unnumbered(events)) == events
 
 
@@ -158,22 +159,22 @@ def test_number_lives_process_without_first_life_joins() -> None:
 
 
 def test_number_lives_restart_before_a_restore_splits() -> None:
-    events = [dataclasses.replace(event, incarnation="") for event in failed_run()]
+    events = [msgspec.structs.replace(event, incarnation="") for event in failed_run()]
     crashed = logged(1040, "start.warning", 0, 1)
-    found = number_lives([*events, dataclasses.replace(crashed, incarnation="")])
+    found = number_lives([*events, msgspec.structs.replace(crashed, incarnation="")])
     assert [e.life for e in found if e.name == "start.warning"] == [1]
 
 
 def test_number_lives_job_events_follow_the_clock() -> None:
     job = [logged(at_s, "job.restarting") for at_s in (999, 1034, 1060)]
-    job = [dataclasses.replace(event, process=None) for event in job]
+    job = [msgspec.structs.replace(event, process=None) for event in job]
     found = number_lives([*unnumbered(failed_run()), *job])
     assert [e.life for e in found if e.process is None] == [0, 0, 1]
 
 
 def test_number_lives_demanded_save_stays_in_its_life() -> None:
     forced = [
-        dataclasses.replace(event, incarnation="000000-ab.000001")
+        msgspec.structs.replace(event, incarnation="000000-ab.000001")
         for event in saved(1031, 0, 0, 21)
     ]
     found = number_lives(unnumbered([*failed_run(), *forced]))
