@@ -84,7 +84,7 @@ def clean_up(run: str = RUN) -> dict[str, Any]:
         if event.name == "persistent.removed":
             removed.append(event.fields["step"])
 
-    writer_of(tier_of(run), events=EventSink(tell, process_index=0)).begin(life(3))
+    writer_of(tier_of(run), emit=EventSink(tell, process_index=0).emit).begin(life(3))
     return {"removed": removed, **look(run)}
 
 
