@@ -194,7 +194,7 @@ def _restore_life(
     session = contender.open_session(site)
     opened = time.monotonic()
     try:
-        state = jax.block_until_ready(session.restore(expected["step"]))
+        state = jax.block_until_ready(contenders.restore(session, expected["step"]))
     except contenders.CannotRestore as refusal:
         session.close()
         return {"refused": str(refusal)}

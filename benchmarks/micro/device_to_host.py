@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.common import arguments, machine
 from benchmarks.common import state as model
-from benchmarks.common.contenders import Session, ready_wait_s
+from benchmarks.common.contenders import Session, ready_wait_s, restore
 from benchmarks.common.contenders.orbax_plain import PlainSession
 from benchmarks.common.contenders.ours import OurSession
 from benchmarks.micro.cuda_copy import CudaMissing, PinnedCopy
@@ -233,7 +233,7 @@ def _stalls(
                 for row, value in (times | computed).items() if number else ():
                     seconds[name][row].append(value)
         for name, session in sessions.items():
-            if model.digests(session.restore(2 * options.rounds + 2)) != saved[name]:
+            if model.digests(restore(session, 2 * options.rounds + 2)) != saved[name]:
                 raise RuntimeError(f"{name}: what was restored is not what was saved")
     return seconds
 

@@ -60,7 +60,7 @@ def main() -> None:
         session.start_fresh()
         done, state = 0, model.init_state(config, mesh, 0)
     else:
-        done, state = phases.RESTORE_STEP, session.restore(phases.RESTORE_STEP)
+        done, state = phases.RESTORE_STEP, contenders.restore(session, phases.RESTORE_STEP)
         jax.block_until_ready(state)
         state = {**state, "key": jax.random.wrap_key_data(state["key"])}
     hidden_s = session.hidden_s if isinstance(session, contenders.Prefetching) else 0.0

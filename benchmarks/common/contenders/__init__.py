@@ -70,14 +70,11 @@ class Session(Protocol):
     def wait(self) -> None:
         """Block until a restore could use the last save. Raises if that save failed."""
 
-    def restore(self, step: int) -> PyTree:
-        """Return the state of ``step`` with the shardings of ``Site.abstract_state``.
-
-        Raises CannotRestore when the contender itself reports that there is nothing to restore.
-        """
-
     def newest(self) -> tuple[int | None, PyTree]:
-        """Return the newest step that the contender offers, and its state; None: it has none."""
+        """Return the newest step that the contender offers, and its state; None: it has none.
+
+        The state has the shardings of ``Site.abstract_state``.
+        """
 
     def close(self) -> None:
         """Release threads, sockets and files."""
@@ -112,6 +109,14 @@ class TellsParts(Protocol):
 
     spent_s: dict[str, float]
     """Seconds on this process by the parts of the event ``restore.phases``."""
+
+
+def restore(session: Session, step: int) -> PyTree:
+    """Return the state of ``step``. CannotRestore when the contender offers another, or none."""
+    found, state = session.newest()
+    if found != step:
+        raise CannotRestore(f"offers step {found}, not {step}")
+    return state
 
 
 def ready_wait_s(session: Session) -> float | None:

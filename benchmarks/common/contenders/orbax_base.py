@@ -4,7 +4,7 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
-from benchmarks.common.contenders import CannotRestore, PyTree
+from benchmarks.common.contenders import PyTree
 
 
 class OrbaxSession:
@@ -37,12 +37,6 @@ class OrbaxSession:
     def wait(self) -> None:
         self._manager.wait_until_finished()
         self._manager.check_for_errors()
-
-    def restore(self, step: int) -> PyTree:
-        found, state = self.newest()
-        if found != step:
-            raise CannotRestore(f"offers step {found}, not {step}")
-        return state
 
     def newest(self) -> tuple[int | None, PyTree]:
         if (latest := self._manager.latest_step()) is None:

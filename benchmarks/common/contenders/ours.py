@@ -7,7 +7,6 @@ from benchmarks.common.contenders import (
     RAM,
     STORAGE,
     STORED_EVERY,
-    CannotRestore,
     PyTree,
     Site,
     modes,
@@ -67,12 +66,6 @@ class OurSession:
     @property
     def hidden_s(self) -> float:
         return self._hidden_s
-
-    def restore(self, step: int) -> PyTree:
-        found, state = self.newest()
-        if found != step:
-            raise CannotRestore(f"restored step {found}, not {step}")
-        return state
 
     def newest(self) -> tuple[int | None, PyTree]:
         return self._checkpointer.restore(state=self._abstract_state)
