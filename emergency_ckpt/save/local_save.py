@@ -242,7 +242,7 @@ class LocalSaves:
         self, save: SaveId, outcome: Outcome, refusal: Exception | None, seconds: float
     ) -> None:
         if outcome.kind == "complete":
-            self._note_complete(save, is_finite=outcome.finite)
+            self._note_complete(save, outcome)
             self._events.emit("save.complete", step=save.step, seconds=seconds)
             return
         if outcome.kind == "in_doubt":
@@ -267,18 +267,18 @@ class LocalSaves:
                 continue
             self._in_doubt.discard(save)
             if outcome.kind == "complete" and (self._complete is None or save > self._complete):
-                self._note_complete(save, is_finite=outcome.finite)
+                self._note_complete(save, outcome)
             elif outcome.kind == "incomplete":
                 self._tier.note_incomplete(save)
         self._protect()
 
-    def _note_complete(self, save: SaveId, *, is_finite: bool) -> None:
+    def _note_complete(self, save: SaveId, outcome: Outcome) -> None:
         self._complete = save
         self._timelines.bind()
         # Whatever became of older saves, nobody needs them any more.
         self._in_doubt = {doubtful for doubtful in self._in_doubt if doubtful > save}
         try:
-            self._tier.note_complete(save, is_finite=is_finite)
+            self._tier.note_complete(save, is_finite=outcome.finite)
             self._tier.release_orphans()
         except (CheckpointError, OSError) as error:
             failure = SaveFailed("note", f"step {save.step} as complete", str(error))
@@ -288,7 +288,7 @@ class LocalSaves:
         gone: set[int] = set()
         try:
             if self._preservation is not None:
-                gone = self._drop_unwanted(save, self._preservation)
+                gone = self._drop_unwanted(save, outcome.decided_s, self._preservation)
         except Exception as error:  # noqa: BLE001 - the user's policy; the save is complete
             failure = SaveFailed("remove", f"the step before {save.step}", str(error))
             failure.__cause__ = error
@@ -296,16 +296,18 @@ class LocalSaves:
         kept = [step for step in self.steps if step < save.step and step not in gone]
         self.steps = (*kept, save.step)[-self._keep_last_n :]
 
-    def _drop_unwanted(self, newest: SaveId, policy: PreservationPolicy) -> set[int]:
+    def _drop_unwanted(
+        self, newest: SaveId, decided_s: float, policy: PreservationPolicy
+    ) -> set[int]:
         """Ask the policy about the steps up to ``newest``, which always stays; return what goes.
 
-        Also about those that only other processes hold, so that all ask about the same. What
-        storage still reads stays here a while longer.
+        Also about those that only other processes hold, and with the leader's times, so that all
+        ask about the same. What storage still reads stays here a while longer.
         """
         found = {each.save for each in self._tier.held()[0]} - self._tier.incomplete()
         held = [save for save in sorted(found) if save.step < newest.step]
         older = {*self.steps, *(save.step for save in held)}
-        now_s = time.time()
+        now_s = decided_s or time.time()
         times = {step: self._published_s.get(step, now_s) for step in older if step < newest.step}
         self._published_s = times = {**dict(sorted(times.items())), newest.step: now_s}
         records = [StepRecord(step, time_s) for step, time_s in times.items()]

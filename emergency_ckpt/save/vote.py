@@ -69,12 +69,14 @@ class Outcome:
     """``ballots`` are those of all processes, at the leader only.
 
     ``finite``: every process's part of a complete save is; False where that is not known.
+    ``decided_s``: Unix time of the leader's clock, the same for all; 0 where that is not known.
     """
 
     kind: Literal["complete", "incomplete", "in_doubt"]
     reason: str
     ballots: Mapping[int, Ballot] = dataclasses.field(default_factory=dict[int, Ballot])
     finite: bool = False
+    decided_s: float = 0.0
 
 
 class _Decision(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -83,6 +85,7 @@ class _Decision(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     complete: bool
     reason: str
     finite: bool = False
+    decided_s: float = 0.0
 
 
 class Vote:
@@ -214,10 +217,11 @@ class Vote:
         reasons += [missing[p] for p in sorted(missing)[:4] if p not in ballots]
         reason = "; ".join([result, *reasons])
         finite = complete and all(ballot.finite for ballot in ballots.values())
-        decided = self._settle(save, _Decision(complete, "" if complete else reason, finite))
+        decision = _Decision(complete, "" if complete else reason, finite, time.time())
+        decided = self._settle(save, decision)
         if not decided.complete:
             return Outcome("incomplete", decided.reason or reason, ballots)
-        return Outcome("complete", result, ballots, decided.finite)
+        return Outcome("complete", result, ballots, decided.finite, decided.decided_s)
 
     # All.
 
@@ -247,7 +251,7 @@ class Vote:
         if not decision.complete:
             return Outcome("incomplete", decision.reason)
         reason = all_published(self._coordinator.process_count)
-        return Outcome("complete", reason, finite=decision.finite)
+        return Outcome("complete", reason, finite=decision.finite, decided_s=decision.decided_s)
 
     def _decision(self, save: SaveId) -> Cell:
         return Cell(self._coordinator, f"{_name(save)}/decision")

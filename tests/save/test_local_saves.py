@@ -5,6 +5,7 @@ A real local tier on a real ramdisk; only the outcomes of the votes are scripted
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tempfile
 from pathlib import Path
@@ -51,6 +52,7 @@ class ScriptedVote(Vote):
     def __init__(self) -> None:
         super().__init__(LocalCoordinator(), 1.0)
         self.next = "complete"
+        self.decided_s = 0.0
         self.ballots: list[Ballot] = []
         self.decided: dict[SaveId, str] = {}
 
@@ -61,7 +63,7 @@ class ScriptedVote(Vote):
             kind = "incomplete"
         if kind != "in_doubt":
             self.decided[save] = kind
-        return _outcome(kind, {0: ballot})
+        return dataclasses.replace(_outcome(kind, {0: ballot}), decided_s=self.decided_s)
 
     def learn(self, save: SaveId) -> Outcome:
         return _outcome(self.decided.get(save, "in_doubt"))
@@ -395,6 +397,32 @@ class KeepsNewest:
             raise RuntimeError("no idea")
         order = range(len(checkpoints))
         return [index >= len(checkpoints) - self.count for index in order]
+
+
+class KeepsSpaced:
+    """Keeps what is ten seconds after what was kept before."""
+
+    def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
+        del context
+        kept, last = [], None
+        for each in checkpoints:
+            kept.append(last is None or (each.time - last).total_seconds() >= 10)
+            last = each.time if kept[-1] else last
+        return kept
+
+
+@pytest.mark.parametrize(("apart_s", "held"), [(9, [15]), (10, [10, 15])])
+def test_policy_by_time_is_asked_with_the_times_of_the_leader(
+    tmp_path: Path, apart_s: float, held: list[int]
+) -> None:
+    """The saves follow each other at once by the clock of this process."""
+    vote = ScriptedVote()
+    process = Process(tmp_path / "ram", vote, preservation=KeepsSpaced(), keep_last_n=2)
+    for number, step in enumerate((5, 10, 15)):
+        vote.decided_s = 1e9 + number * apart_s
+        process.saves.run(job(step))
+    assert sorted(process.held()) == held
+    process.close()
 
 
 @pytest.mark.parametrize(("count", "held"), [(0, [15]), (1, [15]), (2, [10, 15]), (-1, [10, 15])])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -61,6 +62,14 @@ def test_complete_when_all_published() -> None:
 def test_all_learn_whether_every_part_is_finite(others: bool) -> None:
     outcomes = Job().cast(5, everybody(lambda p: Ballot(digest="d", finite=p != 1 or others)))
     assert {outcome.finite for outcome in outcomes.values()} == {others}
+
+
+def test_all_learn_when_the_leader_decided() -> None:
+    """Else a policy by time keeps other steps in the RAM of each process."""
+    began_s = time.time()
+    outcomes = Job().cast(5, everybody(lambda _: Ballot(digest="d")))
+    (decided_s,) = {outcome.decided_s for outcome in outcomes.values()}
+    assert began_s <= decided_s <= time.time()
 
 
 def test_only_leader_has_ballots_and_has_them_as_they_were_cast() -> None:
