@@ -18,7 +18,7 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Collection, Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from absl import logging
@@ -32,7 +32,7 @@ from emergency_ckpt.cluster.coordination import (
 )
 from emergency_ckpt.cluster.left_processes import LeftProcesses, has_come_to, in_order
 from emergency_ckpt.cluster.round import Absent, Cell, Round, Series
-from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
+from emergency_ckpt.core.limits import MAX_INT, MAX_MESSAGE_BYTES
 from emergency_ckpt.core.save.save_rules import all_published, decide_vote
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
 from emergency_ckpt.types import LOCAL, SaveId
@@ -85,7 +85,7 @@ class _Decision(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     complete: bool
     reason: str
     finite: bool = False
-    decided_s: float = 0.0
+    decided_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)] = 0
 
 
 class Vote:
@@ -217,11 +217,11 @@ class Vote:
         reasons += [missing[p] for p in sorted(missing)[:4] if p not in ballots]
         reason = "; ".join([result, *reasons])
         finite = complete and all(ballot.finite for ballot in ballots.values())
-        decision = _Decision(complete, "" if complete else reason, finite, time.time())
+        decision = _Decision(complete, "" if complete else reason, finite, time.time_ns() // 10**6)
         decided = self._settle(save, decision)
         if not decided.complete:
             return Outcome("incomplete", decided.reason or reason, ballots)
-        return Outcome("complete", result, ballots, decided.finite, decided.decided_s)
+        return Outcome("complete", result, ballots, decided.finite, decided.decided_ms / 1e3)
 
     # All.
 
@@ -251,7 +251,9 @@ class Vote:
         if not decision.complete:
             return Outcome("incomplete", decision.reason)
         reason = all_published(self._coordinator.process_count)
-        return Outcome("complete", reason, finite=decision.finite, decided_s=decision.decided_s)
+        return Outcome(
+            "complete", reason, finite=decision.finite, decided_s=decision.decided_ms / 1e3
+        )
 
     def _decision(self, save: SaveId) -> Cell:
         return Cell(self._coordinator, f"{_name(save)}/decision")
