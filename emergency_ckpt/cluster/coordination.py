@@ -24,6 +24,7 @@ from absl import logging
 
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, MAX_PLAN_MESSAGE_BYTES, MAX_REASON_BYTES
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded
+from emergency_ckpt.json_decoders import decoder_of
 from emergency_ckpt.private_names import private_module
 
 ERROR_LIMIT_CHARS = 2000
@@ -320,7 +321,7 @@ def decode_message(
     if len(data) > limit_bytes:
         raise _not_a_message(name, f"{len(data)} bytes are more than {limit_bytes}")
     try:
-        return msgspec.json.decode(data, type=kind)
+        return decoder_of(kind).decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise _not_a_message(name, f"{error!s:.300}") from error
 

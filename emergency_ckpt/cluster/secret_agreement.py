@@ -41,6 +41,7 @@ from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.core.keys import OpenedValue, RunSecret, derive_key, open_value, seal_value
 from emergency_ckpt.core.limits import MAX_EXCHANGE_BYTES
 from emergency_ckpt.errors import ConfigError, CoordinationError, ForgedValue
+from emergency_ckpt.json_decoders import decoder_of
 from emergency_ckpt.run_secret import (
     OwnSecret,
     generate_secret,
@@ -338,7 +339,7 @@ def _decoded(key: bytes, name: str, data: bytes, kind: type[T]) -> T | None:
     if opened is None:
         return None
     try:
-        return msgspec.json.decode(opened.value, type=kind)
+        return decoder_of(kind).decode(opened.value)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 

@@ -9,6 +9,7 @@ import msgspec
 
 from emergency_ckpt.core.keys import StepSignature, StepSigning
 from emergency_ckpt.errors import CorruptData, NewerFormat
+from emergency_ckpt.json_decoders import decoder_of
 
 T = TypeVar("T")
 VERSION = 1
@@ -34,17 +35,17 @@ class SignedFile(Generic[T]):
         """Describe the file; ``content`` is the type that its value decodes to."""
         self._kind = kind
         self._limit_bytes = limit_bytes
-        self._content = msgspec.json.Decoder(content)
+        self._content = decoder_of(content)
         fields: list[Any] = [
             ("format", int),
             ("digest", str),
             (kind, msgspec.Raw),
             ("signature", StepSignature | None, None),
         ]
-        self._file = msgspec.json.Decoder(
+        self._file = decoder_of(
             msgspec.defstruct("File", fields, frozen=True, forbid_unknown_fields=True)
         )
-        self._version = msgspec.json.Decoder(Versioned)
+        self._version = decoder_of(Versioned)
 
     def encode(self, value: T, signing: StepSigning = NO_SIGNING) -> bytes:
         """Return the bytes of the file. CorruptData when they are more than a reader takes."""

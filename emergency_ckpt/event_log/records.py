@@ -10,6 +10,7 @@ import msgspec
 
 from emergency_ckpt.core.limits import MAX_LINE_BYTES, MAX_TIME_S
 from emergency_ckpt.events import Event
+from emergency_ckpt.json_decoders import decoder_of
 
 LAUNCHER_FILE: Final = "events_launcher"
 FILE_PATTERN: Final = re.compile(r"events_(?:\d{5,9}|launcher)(?:-\d+)?(?:\.\d+)?\.jsonl")
@@ -108,4 +109,4 @@ def _as_text(value: object) -> str:
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_as_text)
-_DECODER = msgspec.json.Decoder(LoggedEvent)
+_DECODER = decoder_of(LoggedEvent)

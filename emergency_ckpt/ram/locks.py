@@ -27,6 +27,7 @@ from emergency_ckpt import files
 from emergency_ckpt.core.limits import MAX_DIRECTORIES_PER_RUN, MAX_SMALL_FILE_BYTES, NAME_PATTERN
 from emergency_ckpt.errors import ConfigError, CorruptData, LocalTierError
 from emergency_ckpt.forked import drop_in_child
+from emergency_ckpt.json_decoders import decoder_of
 from emergency_ckpt.ram.deletion import delete_contents
 from emergency_ckpt.ram.ownership import (
     ensure_run_directory,
@@ -92,7 +93,7 @@ def read_owner(dir_fd: int) -> Owner | None:
     """Return the record of the last owner, or None when none can be read."""
     try:
         data = files.read_bounded(OWNER_LOCK, dir_fd, MAX_SMALL_FILE_BYTES)
-        return msgspec.json.decode(data, type=Owner)
+        return decoder_of(Owner).decode(data)
     except (OSError, CorruptData, msgspec.MsgspecError, ValueError, RecursionError):
         return None
 

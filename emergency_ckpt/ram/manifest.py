@@ -28,6 +28,7 @@ from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES, Layout
 from emergency_ckpt.core.signed_file import Versioned
 from emergency_ckpt.core.timeline import check_save
 from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.json_decoders import decoder_of
 from emergency_ckpt.types import (
     SHARD_ALIGNMENT_BYTES,
     Box,
@@ -349,7 +350,7 @@ def _check_size(data: bytes, operation: str) -> None:
 
 def _decode(data: bytes, type_: type[_T]) -> _T:
     try:
-        return msgspec.json.decode(data, type=type_)
+        return decoder_of(type_).decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorruptData("decode", "manifest", f"not a manifest: {_brief(error)}") from error
 

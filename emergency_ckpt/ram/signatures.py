@@ -16,6 +16,7 @@ import msgspec
 
 from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.errors import CorruptData, NotSigned
+from emergency_ckpt.json_decoders import decoder_of
 
 FORMAT_VERSION = 1
 PURPOSE = "ramdisk"
@@ -79,7 +80,7 @@ def open_signed(name: str, data: bytes, signer: Signer | None) -> tuple[bytes, s
       CorruptData: the file names this secret, but its signature is wrong.
     """
     try:
-        found = msgspec.json.decode(data, type=_Signed)
+        found = decoder_of(_Signed).decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return data, "" if signer is None else UNSIGNED  # the caller decodes it
     file = bytes(found.file)

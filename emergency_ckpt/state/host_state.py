@@ -20,6 +20,7 @@ from emergency_ckpt.core.limits import (
 from emergency_ckpt.core.step_names import is_format, is_item_name
 from emergency_ckpt.core.timeline import check_save
 from emergency_ckpt.errors import CorruptData, HostStateError, HostStateTooLarge
+from emergency_ckpt.json_decoders import decoder_of
 from emergency_ckpt.state import host_state_codec as codec
 from emergency_ckpt.state.host_state_codec import Payload, as_stateful
 from emergency_ckpt.types import OrbaxStep, SaveId
@@ -169,12 +170,12 @@ def decode(data: bytes) -> HostStateDocument:
             actual=f"{len(data)} bytes",
         )
     try:
-        version = msgspec.json.decode(data, type=_VersionOnly).schema_version
+        version = decoder_of(_VersionOnly).decode(data).schema_version
         if version != SCHEMA_VERSION:
             raise CorruptData(
                 "decode", "host state", "unknown schema version", expected=SCHEMA_VERSION
             )
-        document = msgspec.json.decode(data, type=_Document)
+        document = decoder_of(_Document).decode(data)
         _check_identity(document)
         encoded = bytes(document.payload)
         actual = _digest(encoded, document.orbax)
@@ -183,8 +184,8 @@ def decode(data: bytes) -> HostStateDocument:
         if codec.containers_in(encoded) > MAX_HOST_STATE_CONTAINERS:
             problem = f"more than {MAX_HOST_STATE_CONTAINERS} lists and dicts"
             raise CorruptData("decode", "host state", problem)
-        payload = msgspec.json.decode(encoded)
-        orbax = msgspec.json.decode(bytes(document.orbax) or b"{}", type=OrbaxStep)
+        payload = decoder_of(Any).decode(encoded)
+        orbax = decoder_of(OrbaxStep).decode(bytes(document.orbax) or b"{}")
         if not is_format(orbax.step_name) or not all(map(is_item_name, orbax.items or ())):
             raise CorruptData("decode", "host state", "a name of a step or item is none")
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -14,6 +14,7 @@ from emergency_ckpt.core.signed_file import NO_SIGNING, SignedFile, Versioned
 from emergency_ckpt.core.step_names import is_item_name, leaves_by_item
 from emergency_ckpt.core.timeline import check_save
 from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.json_decoders import decoder_of
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
 ITEM = "state"
@@ -171,6 +172,6 @@ def decode_file(data: bytes, kind: type[_T], target: str) -> _T:
     if len(data) > MAX_MARKER_BYTES:
         raise CorruptData("decode", target, f"it is larger than {MAX_MARKER_BYTES} bytes")
     try:
-        return msgspec.json.decode(data, type=kind)
+        return decoder_of(kind).decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorruptData("decode", target, f"not such a file: {error!s:.300}") from error

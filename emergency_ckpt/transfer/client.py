@@ -10,6 +10,7 @@ import msgspec
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_INVENTORY_BYTES, MAX_MANIFEST_BYTES
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import HostStateTooLarge, ProtocolViolation
+from emergency_ckpt.json_decoders import Decoder
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.fetch import Fetch
@@ -208,7 +209,7 @@ class TransferClient:
 
         return self._pool.call(operation, address, exchange)
 
-    def _reply(self, stream: Stream, decoder: msgspec.json.Decoder[Any]) -> Any:
+    def _reply(self, stream: Stream, decoder: Decoder[Any]) -> Any:
         reply = stream.receive_frame(decoder, self._io_timeout_s)
         if isinstance(reply, wire.Failure):
             raise handshake.Refused(reply)

@@ -21,6 +21,7 @@ from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.limits import MAX_FRAME_BYTES
 from emergency_ckpt.errors import ProtocolViolation
 from emergency_ckpt.forked import drop_in_child
+from emergency_ckpt.json_decoders import Decoder
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.security.sealing import (
     PIECE_BYTES,
@@ -103,7 +104,7 @@ class Stream:
         self._socket.settimeout(timeout_s)
         self._socket.sendall(data)
 
-    def receive_frame(self, decoder: msgspec.json.Decoder[T], timeout_s: float) -> T:
+    def receive_frame(self, decoder: Decoder[T], timeout_s: float) -> T:
         """Receive one whole frame within ``timeout_s``."""
         payload = self.receive_payload(timeout_s)
         return wire.decode_json(decoder, payload, self.peer)

@@ -8,7 +8,7 @@ by its ``type``. Unknown types, unknown fields and values out of bounds are refu
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -25,6 +25,7 @@ from emergency_ckpt.core.limits import (
 )
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import CorruptData, ProtocolViolation
+from emergency_ckpt.json_decoders import Decoder, decoder_of
 from emergency_ckpt.types import Box, Contents, SaveId, Security
 
 PROTOCOL_VERSION = 2
@@ -152,20 +153,16 @@ Request: TypeAlias = GetInventory | GetContents | GetShards | GetHostState | Put
 T = TypeVar("T")
 
 
-def _decoder(of: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(of)
-
-
-HELLO = _decoder(Hello)
-SERVER_PROOF = _decoder(ServerProof)
-CLIENT_PROOF = _decoder(ClientProof)
-WELCOME = _decoder(Welcome | Failure)
-REQUEST = _decoder(Request)
-BODY = _decoder(Body | Failure)
-GO = _decoder(Go | Failure)
-DONE = _decoder(Done | Failure)
-_INVENTORY = _decoder(HolderInventory)
-_CONTENTS = _decoder(Contents)
+HELLO = decoder_of(Hello)
+SERVER_PROOF = decoder_of(ServerProof)
+CLIENT_PROOF = decoder_of(ClientProof)
+WELCOME = decoder_of(Welcome | Failure)
+REQUEST = decoder_of(Request)
+BODY = decoder_of(Body | Failure)
+GO = decoder_of(Go | Failure)
+DONE = decoder_of(Done | Failure)
+_INVENTORY = decoder_of(HolderInventory)
+_CONTENTS = decoder_of(Contents)
 
 
 def encode_payload(frame: msgspec.Struct) -> bytes:
@@ -187,7 +184,7 @@ def excerpt(text: object) -> str:
     return ascii(str(text)[:MAX_EXCERPT_CHARS])[1:-1]
 
 
-def decode_json(decoder: msgspec.json.Decoder[T], data: bytes, peer: str) -> T:
+def decode_json(decoder: Decoder[T], data: bytes, peer: str) -> T:
     """Return the typed value, or raise ProtocolViolation with one reason."""
     try:
         return decoder.decode(data)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from emergency_ckpt.core.limits import MAX_DEMO_RESULT_BYTES
+from emergency_ckpt.json_decoders import decoder_of
 
 
 class ProcessResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,7 +54,7 @@ def decode_result(data: bytes) -> ProcessResult:
     """Return the result encoded in ``data``. Raises ValueError for anything else."""
     if len(data) > MAX_DEMO_RESULT_BYTES:
         raise ValueError(f"decode result: {len(data)} bytes, over {MAX_DEMO_RESULT_BYTES}")
-    return msgspec.json.decode(data, type=ProcessResult)
+    return decoder_of(ProcessResult).decode(data)
 
 
 def merge_results(results: Iterable[ProcessResult]) -> JobDigest:

@@ -13,13 +13,13 @@ import hmac
 import secrets
 from typing import NamedTuple, TypeVar
 
-import msgspec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from emergency_ckpt.core.limits import MAX_UNPROVEN_FRAME_BYTES
 from emergency_ckpt.errors import ProtocolViolation
+from emergency_ckpt.json_decoders import Decoder
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.security.sealing import SEAL_KEY_BYTES, Direction
@@ -197,7 +197,7 @@ def seal(stream: Stream, keys: SessionKeys, security: Security, *, is_server: bo
     stream.seal(sending, receiving, raw_ranges=security == "crc")
 
 
-def _decoded(decoder: msgspec.json.Decoder[T], payload: bytes) -> T:
+def _decoded(decoder: Decoder[T], payload: bytes) -> T:
     try:
         return wire.decode_json(decoder, payload, "")
     except ProtocolViolation as error:
