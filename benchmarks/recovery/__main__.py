@@ -28,7 +28,7 @@ from benchmarks.recovery.launched import Launcher
 _CONTENDERS = ("ours", "orbax-emergency")
 _CACHE = {"with cache": {}, "no cache": {"JAX_ENABLE_COMPILATION_CACHE": "0"}}
 _ENGINES = ("launch", "slurm")
-_PROCESS_BYTES = 260 << 20
+_PROCESS_BYTES = 400 << 20
 """Memory of one more process of a job; JAX and what it imports take nearly all of it."""
 _OWNERS = {
     "notice": "launcher",
