@@ -117,8 +117,13 @@ class Judge:
             raise Violation(f"given up, although {self._expected} is whole: {errors[0]}")
 
     def _judge_step(self, restored: tuple[int, int] | None, from_storage: bool) -> None:
-        for killer in self._dead.get(restored or (0, 0), ()):
-            if self._bound[killer] & set(self._plan.lives[self._number - 1].hosts):
+        tag, step = restored or (0, 0)
+        saves = [(name, step) for name, its in self.tags.items() if its == tag]
+        heads = self._found.heads & self._lives.binding
+        for killer in self._dead.get((tag, step), ()):
+            is_bound = self._bound[killer] & set(self._plan.lives[self._number - 1].hosts)
+            is_on_another = any(self._lives.went_on_apart(s, killer, heads) for s in saves)
+            if is_bound and not is_on_another:
                 raise Violation(f"restored {restored}, which life {killer} had rolled back")
         stored = self._expected_in_storage
         if from_storage and stored is not None and restored and restored[1] < stored[1]:
@@ -129,7 +134,6 @@ class Judge:
             raise Violation(f"nothing was restored, although {self._expected} is whole")
         if restored[1] < self._expected[1]:
             raise Violation(f"restored step {restored[1]}, although {self._expected} is whole")
-        saves = [(life, restored[1]) for life, tag in self.tags.items() if tag == restored[0]]
         if all(self._lives.is_rolled_back(save, self._found.heads) for save in saves):
             raise Violation(f"restored {saves}, which was rolled back")
 

@@ -97,6 +97,19 @@ class Lives:
                 return False
         return True
 
+    def went_on_apart(self, save: Save, killer: int, heads: Iterable[str]) -> bool:
+        """Return whether one of ``heads`` has ``save`` on its way, apart from the life ``killer``.
+
+        Of two lives that could not know of each other, either may win.
+        """
+        names = {name for name, tag in self._tags.items() if tag == killer}
+        return any(
+            self.is_on_way(head, save)
+            and not names & {head, *self.older_than(head)}
+            and head not in self._older.get(killer, frozenset())
+            for head in heads
+        )
+
     def is_rolled_back(self, save: Save, heads: Iterable[str]) -> bool:
         """Return whether the newest of ``heads``, whose records are left, excludes ``save``."""
         heads = set(heads)

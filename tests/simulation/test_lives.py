@@ -57,3 +57,12 @@ def test_rollback_is_by_the_newest_record_that_is_left(lives: Lives) -> None:
     assert lives.is_rolled_back(("b", 5), {"a", "b"})
     assert not lives.is_rolled_back(("b", 5), {"b"})
     assert not lives.is_rolled_back(("b", 5), {"a", "c"}), "neither is newer"
+
+
+def test_save_that_one_of_two_lives_apart_went_on_from(lives: Lives) -> None:
+    lives.begin(5, ["b"])  # after life 1, without a restore; life 2 went on from step 4 of it
+    lives.go_on(5, None, asked=False)
+    assert lives.went_on_apart(("b", 4), 5, {"a"})
+    assert not lives.went_on_apart(("b", 5), 5, {"a"}), "life 2 rolled it back too"
+    assert not lives.went_on_apart(("b", 4), 3, {"a"}), "life 3 knew of life 2"
+    assert not lives.went_on_apart(("b", 4), 5, set())
