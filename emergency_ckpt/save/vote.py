@@ -218,10 +218,8 @@ class Vote:
         reason = "; ".join([result, *reasons])
         finite = complete and all(ballot.finite for ballot in ballots.values())
         decision = _Decision(complete, "" if complete else reason, finite, time.time_ns() // 10**6)
-        decided = self._settle(save, decision)
-        if not decided.complete:
-            return Outcome("incomplete", decided.reason or reason, ballots)
-        return Outcome("complete", result, ballots, decided.finite, decided.decided_ms / 1e3)
+        outcome = self._outcome_of(self._settle(save, decision))
+        return dataclasses.replace(outcome, reason=outcome.reason or reason, ballots=ballots)
 
     # All.
 

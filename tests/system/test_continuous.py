@@ -29,14 +29,15 @@ def check_agreed(seen: list[Any], least: int) -> None:
     everywhere = set.intersection(*(set(s["published"]) for s in seen))
     assert set.union(*complete) <= everywhere
     assert all(steps == complete[0] for steps in complete)
-    # What only some have begun was dropped: few, more of them where other work stalls a process.
+    # What only some have begun was dropped. A drop doubles the leader's lead, a save shortens it by
+    # 3%: where other work delays processes now and then, one in 23 is dropped. Thrice that at most.
     started = [set(s["started"]) for s in seen]
     partial = set.union(*started) - set.intersection(*started)
     dropped = set().union(*(s["dropped"] for s in seen))
     incomplete = set().union(*(s["incomplete"] for s in seen))
     assert incomplete == set()
     assert partial <= dropped
-    assert len(partial | dropped) <= max(3, len(complete[0]) / 4), (partial, dropped)
+    assert len(partial | dropped) <= max(3, len(complete[0]) / 8), (partial, dropped)
 
 
 def check_restored(seen: list[Any]) -> None:
