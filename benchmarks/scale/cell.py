@@ -183,7 +183,7 @@ def lead(directory: Path, cell: Cell) -> dict[str, Any]:
     place_s, _ = _cpu_s(
         lambda: place(policy, shape.topology, 1 % shape.process_count, shape.held())
     )
-    save = _vote(shape, digests)
+    save = vote_bytes(digests)
     return {
         **dataclasses.asdict(cell),
         "processes": shape.process_count,
@@ -194,11 +194,11 @@ def lead(directory: Path, cell: Cell) -> dict[str, Any]:
     }
 
 
-def _vote(shape: Shape, digests: list[str]) -> Counter[int]:
-    """Return the bytes of one save's vote by process."""
-    service, count = Service(), shape.process_count
+def vote_bytes(digests: list[str]) -> Counter[int]:
+    """Return the bytes through the service of one save's vote, by process."""
+    service, count = Service(), len(digests)
     votes = [Vote(service.coordinator(process, count), DEADLINE_S) for process in range(count)]
-    ballots = [Ballot(digest, "0123456789abcdef") for digest in digests]
+    ballots = [Ballot(bytes.fromhex(digest), b"of eight") for digest in digests]
     for process in range(1, count):  # what each waits for is then there
         votes[process].hand_in(SAVE, ballots[process])
     outcome = votes[0].cast(SAVE, ballots[0])

@@ -15,7 +15,7 @@ from emergency_ckpt.ram.manifest import build_contents, contents_digest, encode_
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
 RUN_ID = f"{'a-training-run':->40}-{'0' * 16}"  # as long as one that follows from a directory
-SAVE = SaveId(1_234_560, f"{0x0198F2C4A1B0:012x}-{'5e' * 8}", RUN_ID)
+SAVE = SaveId(1_234_560, f"{1234:012d}-{'5e' * 8}", RUN_ID)
 ROWS, COLUMNS = 8, 8192  # of a host's part of a sharded leaf
 SMALL_ELEMENTS = 4096
 REPLICATED_ONE_IN = 6

@@ -33,7 +33,7 @@ from emergency_ckpt.cluster.coordination import (
 from emergency_ckpt.core.address import parse_address, split_holder
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.peer_state import PRESENT, PeerState, Signs, decide
-from emergency_ckpt.core.timeline import life_of
+from emergency_ckpt.core.timeline import life_of, number_of
 from emergency_ckpt.errors import CheckpointError, PeerAbsent, PeerLeft
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import SaveId, TierName
@@ -117,7 +117,10 @@ _REASON_LIMIT_CHARS = 500
 _PROBED_AT_MOST = 4
 
 
-Place = tuple[str, int, str]
+Place = tuple[int, int, str]
+"""Number of a save's life, its step, and the part that a forced save adds to the incarnation.
+
+Short, because every process says it with each save."""
 
 
 class _Leaving(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,9 +133,10 @@ class _Leaving(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def in_order(save: SaveId) -> Place:
     """Return a key that rises with each save of a process.
 
-    Later incarnations sort later, and so does a step that is forced again within one.
+    Later lives sort later, and so does a step that is forced again within one.
     """
-    return life_of(save.incarnation), save.step, save.incarnation
+    forced = save.incarnation.removeprefix(life_of(save.incarnation))
+    return number_of(save.incarnation), save.step, forced
 
 
 def has_come_to(process: int, step: int) -> str:
@@ -235,7 +239,7 @@ class LeftProcesses:
         coordinator = self._coordinator
         found = have_left(coordinator, processes)
         for process, leaving in _leaving(coordinator, processes).items():
-            if leaving.begun.get(tier, ("", -1, "")) < in_order(save):
+            if leaving.begun.get(tier, (-1, -1, "")) < in_order(save):
                 found[process] = f"process {process} has left: {leaving.reason}"
         kind = f"{_AT}/{tier}"
         for process, data in _said(coordinator, kind, processes).items():

@@ -190,7 +190,7 @@ class LocalSaves:
         seconds = time.monotonic() - copied_s
         self._events.emit("save.published", step=step, size_bytes=size_bytes, seconds=seconds)
         self._publish_host_state(job)
-        return Ballot(digest=digest, layout=layout_digest(job.layout), finite=is_finite)
+        return Ballot(bytes.fromhex(digest), layout_digest(job.layout), finite=is_finite)
 
     def _copy(self, job: LocalSave, writer: SlotWriter) -> tuple[list[int], bool]:
         """Return the CRC of each shard, and whether all are known to be finite.
@@ -334,10 +334,10 @@ class LocalSaves:
 
     def _compare_replicas(self, save: SaveId, outcome: Outcome) -> None:
         """At the leader: replicas that stored the same shards must have stored the same bits."""
-        by_layout: dict[str, dict[str, int]] = {}
+        by_layout: dict[bytes, dict[str, int]] = {}
         for process, ballot in sorted(outcome.ballots.items()):
             if ballot.digest:
-                by_layout.setdefault(ballot.layout, {}).setdefault(ballot.digest, process)
+                by_layout.setdefault(ballot.layout, {}).setdefault(ballot.digest.hex(), process)
         for digests in by_layout.values():
             if len(digests) > 1:
                 self._report_divergence(save, digests)
@@ -360,7 +360,7 @@ class LocalSaves:
         return own if own is not None else self._peers.fetch_contents(process, digest)
 
 
-def layout_digest(layout: Layout) -> str:
+def layout_digest(layout: Layout) -> bytes:
     """Short name of which shards are stored: equal for replicas that store the same."""
     names = "\n".join(f"{placed.shard.leaf} {placed.shard.box}" for placed in layout.shards)
-    return hashlib.sha256(names.encode()).hexdigest()[:16]
+    return hashlib.sha256(names.encode()).digest()[:8]

@@ -52,14 +52,14 @@ class Ballot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     the service is one process. ``benchmarks/scale`` counts them.
 
     Attributes:
-      digest: of the published contents.
+      digest: of the published contents; in base64 on the wire.
       layout: digest of which shards these are; replicas with equal layouts should have equal
         digests.
       finite: the values of these shards were looked at, and all are finite.
     """
 
-    digest: str = ""
-    layout: str = ""
+    digest: bytes = b""
+    layout: bytes = b""
     refused: str = ""
     finite: bool = False
 
@@ -249,9 +249,8 @@ class Vote:
         if not decision.complete:
             return Outcome("incomplete", decision.reason)
         reason = all_published(self._coordinator.process_count)
-        return Outcome(
-            "complete", reason, finite=decision.finite, decided_s=decision.decided_ms / 1e3
-        )
+        decided_s = decision.decided_ms / 1e3
+        return Outcome("complete", reason, finite=decision.finite, decided_s=decided_s)
 
     def _decision(self, save: SaveId) -> Cell:
         return Cell(self._coordinator, f"{_name(save)}/decision")
@@ -271,7 +270,7 @@ class Vote:
 def _incarnation(save: SaveId) -> str:
     """Short name of an incarnation, without the part that a forced save adds."""
     name = save.incarnation.partition(".")[0]
-    return f"vote/{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+    return f"vote/{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _name(save: SaveId) -> str:

@@ -8,6 +8,7 @@ import pytest
 from benchmark_runs import rows_of
 
 from benchmarks.scale import __main__ as scale
+from benchmarks.scale import cell
 
 START = ["settings", "secret", "hello", "addresses", "opened"]
 RESTORE = ["report", "answers", "agree", "ready"]
@@ -81,6 +82,13 @@ def test_rounds_of_a_small_job_run_over_a_real_service() -> None:
         assert parts[name]["leader_calls"] < 10, "answers of several processes lie in one key"
     assert all(part["leader_cpu_s"] > 0 for part in parts.values())
     assert all(part["service_cpu_s"] > 0 for part in parts.values())
+
+
+def test_bytes_of_a_vote_stay_within_their_limit() -> None:
+    limit_bytes, *_ = scale.TARGETS["save_bytes_per_process"]
+    found = cell.vote_bytes(["5e" * 32] * 1000)
+    digits_of_10_000 = 3  # one in each of three keys
+    assert 100 < max(found[process] for process in range(1, 1000)) <= limit_bytes - digits_of_10_000
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ LONG_S = 30.0
 SAVE = SaveId(40, "0198f2c4a1b0-5e9d000000000000", "run")
 SHARD = ShardId("['w']", ((0, 4),))
 MESSAGES: tuple[tuple[Any, Any], ...] = (
-    (Ballot("5e" * 32, "9d" * 32), Ballot),
+    (Ballot(b"\x5e" * 32, b"\x9d" * 8), Ballot),
     (vote._Decision(False, "process 1: no"), vote._Decision),
     (peers._Hello("127.0.0.1:4000", Known(7, 40, SAVE), ""), peers._Hello),
     (peers.Started("000000000008-5e9d000000000000", 40, SAVE), peers.Started),
@@ -53,14 +53,14 @@ MESSAGES: tuple[tuple[Any, Any], ...] = (
     (start_agreement._Hello("5e" * 32, ""), start_agreement._Hello),
     (start_agreement._Decision("5e9d", ""), start_agreement._Decision),
     (
-        left_processes._Leaving("done", {"local": ("0198", 40, "0198.000001")}),
+        left_processes._Leaving("done", {"local": (7, 40, ".000001")}),
         left_processes._Leaving,
     ),
     (words.Proposal(3, "local", 40), words.Proposal),
     (words.Answer("late", 41, 0.25), words.Answer),
     (words.Decision(True), words.Decision),
     (StageReport(documents={0: ("5e", False)}, crcs=((SHARD, 77),)), StageReport),
-    (("0198f2c4a1b0-5e9d", 40, "0198f2c4a1b0-5e9d.000001"), left_processes.Place),
+    ((7, 40, ".000001"), left_processes.Place),
     ({"dir": "'/a'"}, dict[str, str]),
     (["dir differs"], list[str]),
 )
@@ -211,7 +211,7 @@ def test_going_on_with_hostile_word_fails_everywhere(data: bytes) -> None:
 @DATA
 def test_vote_with_hostile_ballot_is_decided_against(data: bytes) -> None:
     def call(member: Coordinator) -> object:
-        return Vote(member, LONG_S).cast(SAVE, Ballot("5e", "9d"))
+        return Vote(member, LONG_S).cast(SAVE, Ballot(b"\x5e", b"\x9d"))
 
     outcomes: list[Any] = together(call, "/ballot/", data, 2)
     assert [outcome.kind for outcome in outcomes] == ["incomplete"] * 3
@@ -221,7 +221,7 @@ def test_vote_with_hostile_ballot_is_decided_against(data: bytes) -> None:
 @DATA
 def test_vote_with_hostile_decision_is_in_doubt(data: bytes) -> None:
     def call(member: Coordinator) -> object:
-        return Vote(member, LONG_S).cast(SAVE, Ballot("5e", "9d"))
+        return Vote(member, LONG_S).cast(SAVE, Ballot(b"\x5e", b"\x9d"))
 
     outcomes: list[Any] = together(call, "/decision", data, 0)
     assert [outcome.kind for outcome in outcomes[1:]] == ["in_doubt"] * 2

@@ -64,7 +64,7 @@ def main(votes: int) -> None:
         ]
         sizes = list[int]()
         for step in range(1, votes + 1):
-            save, ballot = SaveId(step, "life", "run"), Ballot("0123456789abcdef" * 2, "layout")
+            save, ballot = SaveId(step, "life", "run"), Ballot(b"0123456789abcdef" * 2, b"of eight")
             outcomes = pool.map(lambda vote, s=save, b=ballot: vote.cast(s, b), casting)
             assert {outcome.kind for outcome in outcomes} == {"complete"}
             if step in (votes // 10, votes):

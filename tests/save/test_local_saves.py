@@ -284,7 +284,7 @@ def test_events_of_a_save_come_in_the_order_of_the_protocol(process: Process) ->
 def test_ballot_names_contents_and_layout(process: Process, vote: ScriptedVote) -> None:
     process.saves.run(job(1))
     assert vote.ballots == [
-        Ballot(digest=process.held()[1], layout=layout_digest(LAYOUT)),
+        Ballot(digest=bytes.fromhex(process.held()[1]), layout=layout_digest(LAYOUT)),
     ]
 
 
@@ -364,7 +364,7 @@ def test_replicas_that_differ_are_reported(ramdisk: Path) -> None:
 
     class Both(ScriptedVote):
         def cast(self, save: SaveId, ballot: Ballot) -> Outcome:
-            other = Ballot(digest="0" * 64, layout=ballot.layout)
+            other = Ballot(digest=bytes(32), layout=ballot.layout)
             return _outcome("complete", {0: ballot, 1: other})
 
     process = Process(ramdisk, Both())

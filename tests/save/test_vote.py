@@ -22,7 +22,7 @@ COUNT = 3
 
 
 def save_id(step: int) -> SaveId:
-    return SaveId(step=step, incarnation="life", run_id="run")
+    return SaveId(step=step, incarnation="000000000002-life", run_id="run")
 
 
 class Job:
@@ -47,7 +47,7 @@ def kinds(outcomes: dict[int, Outcome]) -> list[str]:
 
 
 def everybody(
-    make: Callable[[int], Ballot] = lambda p: Ballot(digest=f"d{p}"),
+    make: Callable[[int], Ballot] = lambda p: Ballot(digest=b"d%d" % p),
 ) -> dict[int, Ballot]:
     return {p: make(p) for p in range(COUNT)}
 
@@ -60,23 +60,23 @@ def test_complete_when_all_published() -> None:
 
 @pytest.mark.parametrize("others", [True, False])
 def test_all_learn_whether_every_part_is_finite(others: bool) -> None:
-    outcomes = Job().cast(5, everybody(lambda p: Ballot(digest="d", finite=p != 1 or others)))
+    outcomes = Job().cast(5, everybody(lambda p: Ballot(digest=b"d", finite=p != 1 or others)))
     assert {outcome.finite for outcome in outcomes.values()} == {others}
 
 
 def test_all_learn_when_the_leader_decided() -> None:
     """Else a policy by time keeps other steps in the RAM of each process."""
     began_s = time.time()
-    outcomes = Job().cast(5, everybody(lambda _: Ballot(digest="d")))
+    outcomes = Job().cast(5, everybody(lambda _: Ballot(digest=b"d")))
     (decided_s,) = {outcome.decided_s for outcome in outcomes.values()}
     assert int(began_s) <= decided_s <= time.time()
 
 
 def test_only_leader_has_ballots_and_has_them_as_they_were_cast() -> None:
     ballots = {
-        0: Ballot(digest="a", layout="same"),
-        1: Ballot(digest="b", layout="same"),
-        2: Ballot(digest="a", layout="other"),
+        0: Ballot(digest=b"a", layout=b"same"),
+        1: Ballot(digest=b"b", layout=b"same"),
+        2: Ballot(digest=b"a", layout=b"other"),
     }
     outcomes = Job().cast(5, ballots)
     assert outcomes[0].ballots == ballots
@@ -100,23 +100,23 @@ def test_refusal_is_bounded() -> None:
 
 def test_incomplete_when_one_does_not_vote_and_reason_names_it() -> None:
     job = Job(SOON_S)
-    outcomes = job.cast(5, {0: Ballot(digest="d"), 1: Ballot(digest="d")})
+    outcomes = job.cast(5, {0: Ballot(digest=b"d"), 1: Ballot(digest=b"d")})
     assert kinds(outcomes) == ["incomplete"] * 2
     assert "process 2 did not publish" in outcomes[1].reason
 
 
 def test_who_votes_too_late_learns_what_was_decided_without_it() -> None:
     job = Job(SOON_S)
-    job.cast(5, {0: Ballot(digest="d"), 1: Ballot(digest="d")})
-    assert kinds(job.cast(5, {2: Ballot(digest="d")})) == ["incomplete"]
+    job.cast(5, {0: Ballot(digest=b"d"), 1: Ballot(digest=b"d")})
+    assert kinds(job.cast(5, {2: Ballot(digest=b"d")})) == ["incomplete"]
 
 
 def test_in_doubt_without_the_leader_and_resolved_when_it_comes() -> None:
     job = Job(SOON_S)
-    assert kinds(job.cast(5, {1: Ballot(digest="d"), 2: Ballot(digest="d")})) == ["in_doubt"] * 2
+    assert kinds(job.cast(5, {1: Ballot(digest=b"d"), 2: Ballot(digest=b"d")})) == ["in_doubt"] * 2
     assert job.votes[1].learn(save_id(5)).kind == "in_doubt"
     # Its ballot makes all three: nothing speaks against the save any more.
-    assert kinds(job.cast(5, {0: Ballot(digest="d")})) == ["complete"]
+    assert kinds(job.cast(5, {0: Ballot(digest=b"d")})) == ["complete"]
     assert [vote.learn(save_id(5)).kind for vote in job.votes] == ["complete"] * COUNT
 
 
@@ -145,7 +145,7 @@ def test_leader_that_cannot_announce_the_vote_ends_it() -> None:
     assert kinds(job.cast(6, everybody())) == ["complete"] * COUNT
 
 
-@pytest.mark.parametrize("ballot", [Ballot(digest="d"), Ballot(refused="no")])
+@pytest.mark.parametrize("ballot", [Ballot(digest=b"d"), Ballot(refused="no")])
 def test_doubt_is_resolved_however_many_votes_later(ballot: Ballot) -> None:
     """A process in doubt refuses: without an answer to it no save would ever be complete again."""
     job = Job()
@@ -163,7 +163,7 @@ def test_doubt_is_resolved_however_many_votes_later(ballot: Ballot) -> None:
 def test_lives_of_a_job_do_not_share_votes() -> None:
     job = Job()
     job.cast(5, everybody())
-    other = SaveId(step=5, incarnation="life after it", run_id="run")
+    other = SaveId(step=5, incarnation="000000000003-life", run_id="run")
     assert job.votes[1].learn(other).kind == "in_doubt"
 
 

@@ -18,7 +18,7 @@ UNHEARD = CoordinationError("get", "decision", "unreachable")
 
 
 def save_id(step: int, part: str = "") -> SaveId:
-    return SaveId(step=step, incarnation=f"life{part}", run_id="run")
+    return SaveId(step=step, incarnation=f"000000000002-life{part}", run_id="run")
 
 
 class Job:
@@ -30,7 +30,7 @@ class Job:
 
     def cast(self, save: SaveId) -> list[Outcome]:
         with ThreadPoolExecutor(COUNT) as pool:
-            cast = [pool.submit(vote.cast, save, Ballot(digest="d")) for vote in self.votes]
+            cast = [pool.submit(vote.cast, save, Ballot(digest=b"d")) for vote in self.votes]
             return [outcome.result() for outcome in cast]
 
     def refuse(self, save: SaveId) -> None:

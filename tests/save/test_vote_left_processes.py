@@ -23,7 +23,7 @@ NEVER_S = 200.0
 ALL = frozenset(range(COUNT))
 
 
-def save_id(step: int, incarnation: str = "life") -> SaveId:
+def save_id(step: int, incarnation: str = "000000000002-life") -> SaveId:
     return SaveId(step=step, incarnation=incarnation, run_id="run")
 
 
@@ -59,7 +59,7 @@ class Job:
             self.looks.get(timeout=60)
 
     def begin(self, step: int, processes: frozenset[int]) -> dict[int, Future[Outcome]]:
-        ballot = Ballot(digest="d")
+        ballot = Ballot(digest=b"d")
         return {p: self.pool.submit(self.votes[p].cast, save_id(step), ballot) for p in processes}
 
     def cast(self, step: int, processes: frozenset[int]) -> dict[int, Outcome]:
@@ -111,7 +111,7 @@ def test_vote_begun_and_given_up_by_a_process_fails(who: int) -> None:
 
 def test_vote_of_a_later_incarnation_counts_an_earlier_departure() -> None:
     job = Job()
-    job.left_processes[2].leave("it was stopped", {"local": save_id(50, "before")})
+    job.left_processes[2].leave("it was stopped", {"local": save_id(50, "000000000001-life")})
     check_all(job.cast(10, ALL - {2}), "incomplete", "process 2 has left")
 
 
@@ -191,7 +191,7 @@ def test_votes_name_no_barrier_and_keep_few_keys() -> None:
             sizes.add(len(job.service.values))
     assert not job.service.arrived
     assert len(sizes) == 1
-    after_restore = SaveId(step=1, incarnation="next", run_id="run")
+    after_restore = SaveId(step=1, incarnation="000000000003-life", run_id="run")
     ballots = [job.pool.submit(each.cast, after_restore, Ballot()) for each in job.votes]
     assert {found.result().kind for found in ballots} == {"complete"}
     assert len(job.service.values) < 10, "the votes of the life before are forgotten"

@@ -155,7 +155,7 @@ def published_before_the_bytes() -> None:
             native.copy_crc32c(writer._slot.mapping, [(each, place.offset)], 1)
         job.capture.hand_over(loan, job.leaves, job.layout, crcs)
         self._publish_host_state(job)
-        return module.Ballot(digest=digest, layout=module.layout_digest(job.layout))
+        return module.Ballot(bytes.fromhex(digest), module.layout_digest(job.layout))
 
     module.LocalSaves._publish = publish
 

@@ -100,7 +100,9 @@ def run(seed: int) -> Counter[str]:
             refused = (number, me) in refusals
             if not refused:
                 published[number].add(me)
-            ballot = Ballot(refused="no room") if refused else Ballot(digest=f"{me} {number}")
+            ballot = (
+                Ballot(refused="no room") if refused else Ballot(digest=f"{me} {number}".encode())
+            )
             note(number, vote.cast(save_of(number), ballot))
         ended.add(me)
 

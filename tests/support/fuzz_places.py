@@ -175,7 +175,7 @@ PLACES: Mapping[str, Target] = {
         [msgspec.json.encode(each) for each in (PlanFailed("no"), CompleteSteps())],
     ),
     "verdict": Target(_message(Verdict), [msgspec.json.encode(Verdict())]),
-    "ballot": Target(_message(Ballot), [msgspec.json.encode(Ballot("5e" * 32, "9d" * 32))]),
+    "ballot": Target(_message(Ballot), [msgspec.json.encode(Ballot(b"\x5e" * 32, b"\x9d" * 8))]),
     "ledger": Target(_ledger, [_LEDGER]),
     "ledger_body": Target(
         lambda data: _ledger(in_envelope("ledger", format=1)(data)), [body_of(_LEDGER, "ledger")]
