@@ -20,7 +20,8 @@ A snapshot:
 5. A step that is due in both tiers is captured once (``SlotCapture``): the local save reads the
    snapshot and lends its slot (``lending``) to the persistent save, which reads what no slot has.
 
-Guaranteed: when ``save`` returns, the state may be donated.
+Guaranteed: when ``save`` returns, the state may be donated. ``jax.transfer_guard`` refuses none of
+these transfers: the user has asked for them.
 
 - "wait": all transfers have ended. With a small staging memory the copy, not the link, may limit
   the speed.

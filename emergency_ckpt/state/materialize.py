@@ -98,9 +98,10 @@ class _Placing:
     def _make(self, path: str) -> None:
         del self._missing[path]
         leaf = self._leaves[path]
-        array = _array_of(leaf, self._bytes_of)
-        if leaf.kind is LeafKind.KEYS:
-            array = jax.random.wrap_key_data(array, impl=leaf.spec.key_impl)
+        with jax.transfer_guard("allow"):
+            array = _array_of(leaf, self._bytes_of)
+            if leaf.kind is LeafKind.KEYS:
+                array = jax.random.wrap_key_data(array, impl=leaf.spec.key_impl)
         self._made[path] = array
 
 

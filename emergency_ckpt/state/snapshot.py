@@ -197,7 +197,8 @@ class SnapshotRecipe:
         """
         check_values(self._unused, flat, "save")
         try:
-            return self._take(flat)
+            with jax.transfer_guard("allow"):
+                return self._take(flat)
         except Exception:
             check_values(self._tree, flat, "save")
             raise

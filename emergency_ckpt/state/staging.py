@@ -110,7 +110,8 @@ class Transfer:
         """
         with self._lock:
             if self._view is None:
-                self._view = np.asarray(jax.block_until_ready(self.target))
+                with jax.transfer_guard("allow"):
+                    self._view = np.asarray(jax.block_until_ready(self.target))
             return self._view
 
 
@@ -335,16 +336,17 @@ class Snapshot:
 def _start_together(transfers: Iterable[Transfer]) -> list[Transfer]:
     now = list(transfers)
     to_memory = [(each.source, each.memory) for each in now if each.memory is not None]
-    hosts = iter(
-        jax.device_put(
-            [source for source, _ in to_memory],
-            [source.sharding.with_memory_kind(memory) for source, memory in to_memory],
-            # Not even for values in host memory already, since the next step may write there.
-            may_alias=False,
+    with jax.transfer_guard("allow"):
+        hosts = iter(
+            jax.device_put(
+                [source for source, _ in to_memory],
+                [source.sharding.with_memory_kind(memory) for source, memory in to_memory],
+                # Not even for values in host memory already, since the next step may write there.
+                may_alias=False,
+            )
         )
-    )
-    for each in now:
-        if each.memory is None:
-            each.source.copy_to_host_async()
-        each.target = each.source if each.memory is None else next(hosts)
+        for each in now:
+            if each.memory is None:
+                each.source.copy_to_host_async()
+            each.target = each.source if each.memory is None else next(hosts)
     return now

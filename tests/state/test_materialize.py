@@ -46,6 +46,14 @@ def test_every_container_comes_back() -> None:
     assert_same(through_bytes(state), state)
 
 
+@pytest.mark.parametrize("level", ["disallow", "disallow_explicit"])
+def test_transfers_of_a_restore_are_allowed_whatever_the_guard(level: str) -> None:
+    state = {"x": sharded(np.arange(8.0), mesh_of(2, 4), "y"), "key": jax.random.key(7), "n": 1}
+    with jax.transfer_guard(level):
+        restored = through_bytes(state)
+    assert_same(restored, state)
+
+
 @pytest.mark.parametrize("dtype", DEVICE_DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (4, 0, 3), (16,), (8, 4)], ids=str)
 def test_every_dtype_comes_back_from_the_devices(dtype: str, shape: tuple[int, ...]) -> None:
