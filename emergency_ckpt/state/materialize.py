@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -50,7 +51,8 @@ def materialize(
     flat = jax.tree_util.tree_leaves(like)
     placing = _Placing(tree, bytes_of)
     for shards in arrivals:
-        placing.place(shards)
+        with _as_they_are():
+            placing.place(shards)
     values: dict[str, object] = {}
     for leaf in tree.leaves:
         if leaf.sharding is None:
@@ -59,8 +61,16 @@ def materialize(
                 dtype = stored_dtype(leaf.spec.path)
                 stored = replace(leaf, spec=msgspec.structs.replace(leaf.spec, dtype=dtype))
             values[leaf.spec.path] = _host_value(stored, flat[leaf.position], bytes_of)
-    values.update(placing.finish())
+    with _as_they_are():
+        values.update(placing.finish())
     return tree.unflatten(values)
+
+
+@contextlib.contextmanager
+def _as_they_are() -> Iterator[None]:
+    """Let JAX take all bytes: it cuts 8-byte types to 4 without x64, and a guard refuses them."""
+    with jax.enable_x64(True), jax.transfer_guard("allow"):
+        yield
 
 
 class _Placing:
@@ -98,10 +108,9 @@ class _Placing:
     def _make(self, path: str) -> None:
         del self._missing[path]
         leaf = self._leaves[path]
-        with jax.transfer_guard("allow"):
-            array = _array_of(leaf, self._bytes_of)
-            if leaf.kind is LeafKind.KEYS:
-                array = jax.random.wrap_key_data(array, impl=leaf.spec.key_impl)
+        array = _array_of(leaf, self._bytes_of)
+        if leaf.kind is LeafKind.KEYS:
+            array = jax.random.wrap_key_data(array, impl=leaf.spec.key_impl)
         self._made[path] = array
 
 

@@ -54,6 +54,18 @@ def test_transfers_of_a_restore_are_allowed_whatever_the_guard(level: str) -> No
     assert_same(restored, state)
 
 
+def test_eight_byte_types_come_back_without_x64() -> None:
+    """JAX makes arrays of 4-byte types of them where x64 is off, and says nothing."""
+    assert not jax.config.jax_enable_x64
+    with jax.enable_x64(True):
+        state = {"third": sharded(np.arange(8) / 3, mesh_of(2, 4), "y"), "n": jnp.int64(1 << 40)}
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
+    for like in (state, shapes):
+        assert_same(through_bytes(state, like), state)
+
+
 @pytest.mark.parametrize("dtype", DEVICE_DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (4, 0, 3), (16,), (8, 4)], ids=str)
 def test_every_dtype_comes_back_from_the_devices(dtype: str, shape: tuple[int, ...]) -> None:
