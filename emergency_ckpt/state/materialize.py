@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -67,7 +67,7 @@ def materialize(
 
 
 @contextlib.contextmanager
-def _as_they_are() -> Iterator[None]:
+def _as_they_are() -> Generator[None]:
     """Let JAX take all bytes: it cuts 8-byte types to 4 without x64, and a guard refuses them."""
     with jax.enable_x64(True), jax.transfer_guard("allow"):
         yield
