@@ -270,7 +270,7 @@ class StorageDirectory:
             _link_new(path, data, f"{secrets.token_hex(4)}.{path.name}.tmp", False)
         except FileExistsError as error:
             self.forget_listings()
-            if path.read_bytes() != data:
+            if not _has(path, data):
                 raise FileExistsError("another writer has written it meanwhile") from error
 
     def put_first(
@@ -415,6 +415,17 @@ def read_at_most(path: epath.Path, limit_bytes: int) -> bytes:
         return b""  # no range of it exists: it is empty
 
 
+def _has(path: epath.Path, data: bytes) -> bool:
+    """Return whether a file that is said to exist has these bytes; ConnectionError if it does not.
+
+    It was removed meanwhile, or storage has contradicted itself: the write may succeed later.
+    """
+    try:
+        return read_at_most(path, len(data) + 1) == data
+    except FileNotFoundError as error:
+        raise ConnectionError(f"{path} is said to exist, and does not") from error
+
+
 def _put_object(path: epath.Path, data: bytes) -> None:
     try:
         # In one request. A file that is opened and closed takes two.
@@ -422,9 +433,9 @@ def _put_object(path: epath.Path, data: bytes) -> None:
     except FileExistsError as error:
         # A precondition that this process did not set, or the answer to a repeated request whose
         # first reply was lost.
-        if path.exists() and path.read_bytes() == data:
-            return
-        raise ConnectionError(f"refused with a precondition that was not set: {error}") from error
+        if not _has(path, data):
+            reason = f"refused with a precondition that was not set: {error}"
+            raise ConnectionError(reason) from error
 
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})

@@ -21,6 +21,7 @@ FAULTS = {
     "refused": [FaultRule(kind="status", status_code=403, method="POST")],
     "undeletable": [FaultRule(kind="status", status_code=403, method="DELETE")],
     "lost_reply": [FaultRule(kind="lose_reply", method="POST", count=1)],
+    "precondition": [FaultRule(kind="status", status_code=412, method="POST", count=1)],
     "silent": [FaultRule(kind="delay", delay_s=600, method="POST")],
     "taken": [],
     "no_bucket": [],

@@ -225,6 +225,7 @@ def tries() -> dict[str, Any]:
         ("good", "", []),
         ("left", "", [YOUNG]),
         ("lost_reply", "", []),
+        ("precondition", "", []),
         ("refused", "the right to read and write", []),
         ("undeletable", "remove gs://bucket/undeletable", [f"probe-{OWN}"]),
         ("silent", "no answer in time", []),
