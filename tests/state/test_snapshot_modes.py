@@ -308,6 +308,21 @@ def test_transfer_that_cannot_start_fails_the_reader_alone() -> None:
     assert len(release) == 3
 
 
+@each_mode
+@pytest.mark.parametrize(
+    "context",
+    [lambda: jax.set_mesh(mesh_of(8)), lambda: jax.debug_nans(True)],
+    ids=["mesh", "nans"],
+)
+def test_snapshot_is_taken_in_any_context_of_jax(settings: Settings, context: Any) -> None:
+    state = new_state()
+    state["large"][0] = sharded(np.full((64, 64), np.nan, np.float32), mesh_of(8), "x")
+    recipe, wanted = recipe_for(state, settings)
+    with context():
+        found = Reader(recipe.take(jax.tree_util.tree_leaves(state))).result()
+    assert len(found) == len(wanted)
+
+
 class GuardedSource:
     """An array on a device that notes the guard: on CPU none guards transfers to the host."""
 
