@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -150,3 +151,14 @@ def test_restore_latest_is_the_newest_and_a_name_is_refused(world: World) -> Non
             checkpointer.restore(wrong, state=world.state(0))
         with pytest.raises(InvalidState, match="not the number of a step"):
             checkpointer.prefetch(world.state(0), step=wrong)
+
+
+def test_saves_leave_no_objects_behind(world: World) -> None:
+    with world.open_both(save_every=1, keep_last_n=2) as checkpointer:
+        counts: list[int] = []
+        for steps in (range(1, 11), range(11, 31), range(31, 71)):
+            save_all(checkpointer, world, *steps)
+            world.events.clear()
+            gc.collect()
+            counts.append(len(gc.get_objects()))
+    assert counts[2] < counts[1] + 20, "of 40 saves: less than one object for two"

@@ -28,6 +28,8 @@ _NODE_CACHE_BYTES = 100_000_000
 _FILES_AT_ONCE = 128
 _METADATA_KEY = ".zarray"
 _COUNTED_EVERY_S = 1.0
+_DRIVERS = ("file", "gcs", "gcs_grpc")
+"""TensorStore never frees what it tells of a metric: it is asked for these, during slow saves."""
 
 
 class _Piece(NamedTuple):
@@ -66,7 +68,8 @@ class ArrayWrites:
         self._at_once_bytes = at_once_bytes
         self._compressor = {"id": "zstd", "level": 1} if compression == "zstd" else None
         self._progress = progress
-        self._counted_s, self._written_bytes = time.monotonic(), _written_bytes()
+        self._counted_s = time.monotonic()
+        self._written_bytes: int | None = None  # when counted last
         self._uncounted_bytes = 0  # of the batch that is being written
         self._is_cancelled = threading.Event()
         self._kinds: dict[tuple[object, ...], _Kind] = {}
@@ -186,7 +189,7 @@ class ArrayWrites:
         """Note what was written since the last time, of which no future tells before its end."""
         self._counted_s = time.monotonic()
         before, self._written_bytes = self._written_bytes, _written_bytes()
-        if self._written_bytes > before:
+        if before is not None and self._written_bytes > before:
             counted = min(self._written_bytes - before, self._uncounted_bytes)
             self._uncounted_bytes -= counted
             self._progress.touch(counted)
@@ -221,10 +224,14 @@ class ArrayWrites:
 
 def _written_bytes() -> int:
     """Return the bytes that TensorStore has written in this process: of files that are complete."""
-    found = tensorstore.experimental_collect_matching_metrics("/tensorstore/kvstore/")
-    return sum(
-        each["values"][0]["value"] for each in found if each["name"].endswith("/bytes_written")
+    found = (
+        each
+        for driver in _DRIVERS
+        for each in tensorstore.experimental_collect_matching_metrics(
+            f"/tensorstore/kvstore/{driver}/bytes_written"
+        )
     )
+    return sum(each["values"][0]["value"] for each in found)
 
 
 def _batches(
