@@ -104,6 +104,8 @@ def _dir_problems(directory: str | None) -> list[str]:
     except (KeyError, ValueError) as error:
         return [f"dir {directory!r} cannot be reached by etils.epath: {error}"]
     rest = directory.partition("://")[2]
+    if not rest.partition("/")[0]:
+        return [f"dir {directory!r} names no bucket"]
     return _line(
         "#" in rest or bool({".", ".."} & set(rest.split("/"))),
         f"dir {directory!r}: Orbax would store arrays elsewhere (a '#', '.' or '..')",

@@ -202,6 +202,7 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"dir": "/ckpt/gs:/run"}, "cannot store arrays below a name with 'gs:'"),
         ({"dir": "gs://bucket/run#7"}, "store arrays elsewhere"),
         ({"dir": "gs://bucket/a/../run"}, "store arrays elsewhere"),
+        ({"dir": "gs:///run"}, "names no bucket"),
         ({"bind_port": -1}, "bind_port must be a whole number of at least 0, not -1"),
         ({"bind_port": 65536}, "bind_port must be at most 65535, not 65536"),
         ({"bind_port": "80"}, "bind_port must be a whole number of at least 0, not '80'"),
