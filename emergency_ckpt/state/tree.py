@@ -208,6 +208,14 @@ def _check_is_plain(value: Any, path: str, operation: str) -> None:
 def _sharding_of(value: Any, path: str, operation: str) -> jax.sharding.Sharding:
     sharding = getattr(value, "sharding", None)
     if isinstance(sharding, jax.sharding.Sharding):
+        owners = {device.process_index for device in sharding.device_set}
+        if len(owners) == 1 and jax.process_index() not in owners:
+            raise InvalidState(
+                operation,
+                f"leaf {path!r}",
+                f"it is on devices of process {owners.pop()} alone",
+                hint="divide it over devices of several processes, or give each process a copy",
+            )
         return sharding
     if jax.process_count() == 1:
         return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -214,3 +215,16 @@ def test_named_shardings_that_pad_nothing_cover_the_array_once() -> None:
     array = jax.device_put(np.arange(16.0), NamedSharding(mesh, P("x")))
     shards = BoxTable(describe([array], "save"), 1).shards_of(0)
     assert [shard.box for shard in shards] == [((2 * i, 2 * i + 2),) for i in range(8)]
+
+
+class OfAnotherProcess(jax.sharding.Sharding):
+    """On one device, of process 1; this is process 0."""
+
+    device_set: Any = (SimpleNamespace(process_index=1),)
+
+
+def test_leaf_of_another_process_alone_is_an_error() -> None:
+    """That process takes it for its own copy of what all have."""
+    leaf = SimpleNamespace(shape=(4,), dtype=np.dtype("float32"), sharding=OfAnotherProcess())
+    with pytest.raises(InvalidState, match="'w': it is on devices of process 1 alone"):
+        describe({"w": leaf}, "save")
