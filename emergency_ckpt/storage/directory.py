@@ -237,11 +237,8 @@ class StorageDirectory:
             raise CorruptData("read", str(path), "too long", expected=expected)
         return data
 
-    def put(self, below: str, data: bytes, *, step: int | None, writer: str = "") -> None:
-        """Write a file atomically. ``step``: the step that it is part of, or None.
-
-        ``writer``: a name of this writer, where others may write it at the same time.
-        """
+    def put(self, below: str, data: bytes, *, step: int | None) -> None:
+        """Write a file atomically. ``step``: the step that it is part of, or None."""
         path = self.path / below
 
         def put() -> None:
@@ -250,7 +247,7 @@ class StorageDirectory:
                 _put_object(path, data)
                 return
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f"{path.name}{writer and '.'}{writer}.tmp")
+            temporary = _temporary(path)
             temporary.write_bytes(data)
             temporary.replace(path)
 
@@ -267,19 +264,16 @@ class StorageDirectory:
                 self._client().pipe_file(str(path), data, mode="create")
                 return
             path.parent.mkdir(parents=True, exist_ok=True)
-            _link_new(path, data, f"{secrets.token_hex(4)}.{path.name}.tmp", False)
+            _link_new(path, data, is_durable=False)
         except FileExistsError as error:
             self.forget_listings()
             if not _has(path, data):
                 raise FileExistsError("another writer has written it meanwhile") from error
 
-    def put_first(
-        self, below: str, data: bytes, writer: str, deadline_s: float | None = None
-    ) -> bool:
+    def put_first(self, below: str, data: bytes, deadline_s: float | None = None) -> bool:
         """Create a file atomically if it does not exist; return True when this call did.
 
         False also when this call created it and the reply was lost: read the file to know.
-        ``writer``: a name of this writer, since others may write at the same time.
         """
         path = self.path / below
 
@@ -290,7 +284,7 @@ class StorageDirectory:
                     self._client().pipe_file(str(path), data, mode="create")
                 else:
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    _link_new(path, data, f"{path.name}.{writer}.tmp")
+                    _link_new(path, data)
             except FileExistsError:
                 return False
             return True
@@ -441,14 +435,20 @@ def _put_object(path: epath.Path, data: bytes) -> None:
 _NO_LINKS = frozenset({errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 
 
-def _link_new(
-    path: epath.Path, data: bytes, temporary_name: str, is_durable: bool = True, /
-) -> None:
+def _temporary(path: epath.Path) -> epath.Path:
+    """Return a name beside ``path`` that nobody else has.
+
+    Two writers of one name would write into each other's file, also once it has its own name.
+    """
+    return path.with_name(f"{secrets.token_hex(8)}.{path.name}.tmp")
+
+
+def _link_new(path: epath.Path, data: bytes, *, is_durable: bool = True) -> None:
     """Create a file atomically at ``path``; FileExistsError when it exists.
 
     ``is_durable``: it outlives a loss of power from then on.
     """
-    temporary = path.with_name(temporary_name)
+    temporary = _temporary(path)
     with open(temporary, "wb") as file:
         file.write(data)
         if is_durable:

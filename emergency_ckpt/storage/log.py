@@ -267,8 +267,7 @@ class StepLog:
             raise PersistentTierError("write", last, "its number is the highest", hint="remove it")
         version, base = _version_of(table, after)
         below, data = _below(table.number), encode_version(version, self._signing)
-        writer = f"{table.incarnation}{table.writer}"
-        is_new = self._storage.put_first(below, data, writer, deadline_s)
+        is_new = self._storage.put_first(below, data, deadline_s)
         # The answer to a create that succeeded may have been lost.
         if not is_new and self._storage.bytes_of(below, deadline_s) != data:
             return None
@@ -276,7 +275,7 @@ class StepLog:
             return None
         if not self._storage.is_object_store:
             number = str(table.number).encode()
-            self._storage.put(_HINT, number, step=None, writer=writer)
+            self._storage.put(_HINT, number, step=None)
         return LogRead(table.number, table, base=base, before=version.before)
 
     def remove_old(self, newest: LogRead, after: LogRead) -> None:

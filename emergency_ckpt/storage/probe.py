@@ -30,7 +30,7 @@ def probe_storage(
     try:
         _write_and_read(storage, f"{HOST_STATE}/{name}", incarnation.encode(), deadline_s)
         if conditions:
-            _check_conditions(storage, f"{HOST_STATE}/{name}", incarnation, deadline_s)
+            _check_conditions(storage, f"{HOST_STATE}/{name}", deadline_s)
     except PersistentTierError as error:
         try:
             _remove(storage, name, deadline_s)
@@ -83,10 +83,8 @@ def _write_and_read(storage: StorageDirectory, below: str, data: bytes, deadline
         )
 
 
-def _check_conditions(
-    storage: StorageDirectory, below: str, incarnation: str, deadline_s: float
-) -> None:
-    if storage.put_first(below, b"another writer", incarnation, deadline_s):
+def _check_conditions(storage: StorageDirectory, below: str, deadline_s: float) -> None:
+    if storage.put_first(below, b"another writer", deadline_s):
         raise PersistentTierError(
             "write",
             f"{storage.path}/{below}",

@@ -242,9 +242,7 @@ def test_doctor_import_starts_no_accelerator_backend(tmp_path: Path) -> None:
 class _Forgetful(StorageDirectory):
     """Storage that ignores the precondition that a file is new, as some stores do."""
 
-    def put_first(
-        self, below: str, data: bytes, writer: str, deadline_s: float | None = None
-    ) -> bool:
+    def put_first(self, below: str, data: bytes, deadline_s: float | None = None) -> bool:
         (self.path / below).write_bytes(data)
         return True
 

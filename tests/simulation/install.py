@@ -7,6 +7,7 @@ under the names that it imports. Nothing in the product knows of it.
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
 import importlib
 import logging
@@ -222,5 +223,7 @@ def _connect() -> None:
     native: Any = native_sockets.NativeSockets()
     for name in ("transfer.stream", "transfer.security.sealing"):
         vars(sys.modules[f"emergency_ckpt.{name}"])["_native"] = native
+    # Its lock would be a point in the first history of a process and in no later one.
+    vars(sys.modules["emergency_ckpt.json_decoders"])["_making"] = contextlib.nullcontext()
     vars(sys.modules["emergency_ckpt.state.snapshot"])["memoryview"] = devices.memory_of
     vars(sys.modules["emergency_ckpt.cluster.coordination"])["distributed"] = service.Distributed()

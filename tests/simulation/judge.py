@@ -113,6 +113,9 @@ class Judge:
         is_lost = self._expected is None and kinds <= {"Unrecoverable", "RestoreFailed"}
         if errors and life.is_calm and not is_lost:
             raise Violation(f"an error without a fault: {errors[0]}") from errors[0]
+        full = [each for each in errors if "RamdiskFull" in str(each)]
+        if full and "RestoreFailed" in kinds:
+            raise Violation(f"a restore ended by a full ramdisk: {full[0]}") from full[0]
         if "Unrecoverable" in kinds and self._expected is not None:
             raise Violation(f"given up, although {self._expected} is whole: {errors[0]}")
 

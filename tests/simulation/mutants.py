@@ -113,7 +113,7 @@ def created_without_precondition() -> None:
     """Of two writers that make one file, the second writes over the first."""
     directory = _module("storage.directory").StorageDirectory
 
-    def put_first(self: Any, below: str, data: bytes, writer: str, deadline_s: Any = None) -> bool:
+    def put_first(self: Any, below: str, data: bytes, deadline_s: Any = None) -> bool:
         path = self.path / below
 
         def put() -> bool:
@@ -121,7 +121,6 @@ def created_without_precondition() -> None:
             path.write_bytes(data)
             return True
 
-        del writer
         return self.do("write", f"/{below}", put, deadline_s)
 
     directory.put_first = put_first

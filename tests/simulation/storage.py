@@ -170,7 +170,7 @@ def _remove_tree(self: Any, path: Any) -> None:
 def _create(real: Callable[..., None]) -> Callable[..., None]:
     """Return a create that needs the name to be free, whose answer may be lost."""
 
-    def create(path: Any, data: bytes, *args: Any) -> None:
+    def create(path: Any, data: bytes, **options: Any) -> None:
         behaviour.before("create")
         kind = _arrive(path) or behaviour.create_fault()
         if kind in ("lost", "full"):
@@ -178,7 +178,7 @@ def _create(real: Callable[..., None]) -> Callable[..., None]:
         if str(path) in behaviour.created and not os.path.exists(path):
             behaviour.again.add(str(path))
         try:
-            real(path, data, *args)
+            real(path, data, **options)
         finally:  # also of a writer that is killed right after
             if os.path.exists(path) and Path(path).read_bytes() == data:
                 behaviour.note_created(path, data)

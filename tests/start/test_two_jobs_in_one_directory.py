@@ -398,3 +398,26 @@ def test_two_runs_that_claim_a_bucket_at_once_one_is_told() -> None:
     assert seen["restarted"] == life(2)
     assert seen["older_told"]
     assert seen["twin_told"]
+
+
+def test_versions_of_one_life_and_number_keep_the_first_writers_bytes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next life's start writes in the name of a life that has hung, and goes on meanwhile."""
+    persist(world, 1)
+    log, there = log_of(world), log_of(world).read()
+    table = on_record(world)
+    mine = msgspec.structs.replace(table, number=table.number + 1, greatest=table.greatest + 1)
+    theirs = msgspec.structs.replace(mine, greatest=mine.greatest + 1)
+    real, others = os.link, list[Any]()
+
+    def link(*args: Any) -> None:
+        real(*args)
+        monkeypatch.setattr(os, "link", real)
+        others.append(log.append(theirs, there))
+
+    monkeypatch.setattr(os, "link", link)
+    written = log.append(mine, there)
+    assert written is not None
+    assert others == [None]
+    assert on_record(world) == mine
