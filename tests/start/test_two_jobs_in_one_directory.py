@@ -400,7 +400,7 @@ def test_two_runs_that_claim_a_bucket_at_once_one_is_told() -> None:
     assert seen["twin_told"]
 
 
-def test_versions_of_one_life_and_number_keep_the_first_writers_bytes(
+def test_version_of_one_life_keeps_the_first_writers_bytes(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next life's start writes in the name of a life that has hung, and goes on meanwhile."""
