@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,24 @@ SAVES = int(os.environ.get("ECKPT_TEST_SAVES", "2000"))
 RESTORES = int(os.environ.get("ECKPT_TEST_RESTORES", "50"))
 
 
-class _Mallinfo(ctypes.Structure):
-    """``struct mallinfo2`` of malloc.h."""
-
-    _fields_ = (*((f"field_{i}", ctypes.c_size_t) for i in range(7)),
-                ("uordblks", ctypes.c_size_t), ("fordblks", ctypes.c_size_t),
-                ("keepcost", ctypes.c_size_t))  # fmt: skip
-
-
 _LIBC = ctypes.CDLL(None)
-_LIBC.mallinfo2.restype = _Mallinfo
+_LIBC.open_memstream.restype = ctypes.c_void_p
+
+
+def allocated_bytes() -> int:
+    """Return the bytes that ``malloc`` has given out, by all its arenas; see malloc_info(3)."""
+    text, size = ctypes.c_char_p(), ctypes.c_size_t()
+    stream = ctypes.c_void_p(_LIBC.open_memstream(ctypes.byref(text), ctypes.byref(size)))
+    _LIBC.malloc_info(0, stream)
+    _LIBC.fclose(stream)
+    assert text.value is not None
+    *_, total = text.value.decode().split("</heap>")
+    _LIBC.free(text)
+    found = {kind: int(size) for kind, size in _SIZE.findall(total)}
+    return found["current"] + found["mmap"] - found["fast"] - found["rest"]
+
+
+_SIZE = re.compile(r'<(?:total|system) type="(\w+)"[^>]* size="(\d+)"')
 
 
 def measured(world: JobProcess, mesh: Any, directory: Path) -> dict[str, int]:
@@ -41,7 +50,7 @@ def measured(world: JobProcess, mesh: Any, directory: Path) -> dict[str, int]:
     assert client is not None
     return {
         "resident_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
-        "allocated_bytes": _LIBC.mallinfo2().uordblks,
+        "allocated_bytes": allocated_bytes(),
         "objects": len(gc.get_objects()),
         "ramdisk_files": files,
         "ramdisk_bytes": used,
