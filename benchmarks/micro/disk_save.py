@@ -110,6 +110,7 @@ def _tier(folder: Path, state: dict[str, Any], **options: Any) -> Callable[[int]
     from emergency_ckpt.state.snapshot import SnapshotRecipe  # noqa: PLC0415
     from emergency_ckpt.state.staging import HostShard  # noqa: PLC0415
     from emergency_ckpt.state.tree import BoxTable, describe  # noqa: PLC0415
+    from emergency_ckpt.storage import DirectoryWriter  # noqa: PLC0415
     from emergency_ckpt.storage.tier import PersistentTier  # noqa: PLC0415
     from emergency_ckpt.types import SaveId  # noqa: PLC0415
 
@@ -122,11 +123,17 @@ def _tier(folder: Path, state: dict[str, Any], **options: Any) -> Callable[[int]
         for position, view in batch
     }
     tier = PersistentTier(str(folder), **options)
+    tier.create()
+    life, leaves = f"{1:012d}-{'5e' * 8}", [leaf.spec for leaf in tree.leaves]
+    writer = DirectoryWriter(tier.storage, tier.found, run_id="run", from_dir=False)
 
     def save(step: int) -> None:
-        save = SaveId(step=step, incarnation="life", run_id="run")
+        writer.begin(life)
+        writer.make_room(step, "it is saved anew")
+        save = SaveId(step=step, incarnation=life, run_id="run")
+        tier.write_document(step, 0, 1, b"{}")
         tier.write_tensors(save, tree, shards, (0,))
-        tier.publish(save, {0: ("0" * 64, True)}, [leaf.spec for leaf in tree.leaves], {})
+        writer.publish(tier.finish(save, {0: ("0" * 64, True)}, leaves, {}), None)
 
     return save
 
