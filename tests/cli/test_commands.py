@@ -74,3 +74,16 @@ def test_options_that_clash_are_named(
     place = [] if "--reserve" in words else ["--local-dir", str(tmp_path)]
     assert eckpt_here(*words, *place) == USAGE_EXIT_CODE
     assert problem in capsys.readouterr().err
+
+
+def test_interrupted_command_ends_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The way of other errors also ends the process where storage has not answered a call."""
+
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("emergency_ckpt.tools.cli.look.ls.run", interrupted)
+    assert eckpt_here("ls") == 130
+    assert capsys.readouterr().err == ""

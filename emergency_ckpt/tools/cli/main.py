@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 import textwrap
 import threading
@@ -132,6 +133,8 @@ def _run(arguments: list[str]) -> int:
         # Also a directory that cannot be created, or a port in use.
         _fail(name, str(error))
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT  # as a shell says of a program that a signal ended
 
 
 def parse(arguments: list[str]) -> argparse.Namespace | None:
