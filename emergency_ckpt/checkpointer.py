@@ -233,7 +233,8 @@ class EmergencyCheckpointer:
             a step that has one is a warning where no process gives a ``host_state``.
 
         Returns:
-          (step, restored state), bit for bit as saved; (None, ``state``) on a fresh start.
+          (step, restored state), bit for bit as saved, arrays in JAX's default layout on a device;
+          (None, ``state``) on a fresh start.
 
         Raises the same kind of error on all processes, without having changed anything:
           InvalidState: ``step`` or ``state`` is not valid.
