@@ -66,7 +66,7 @@ def test_area_grows_for_a_larger_state() -> None:
 
 
 STATE_BYTES = 32 << 20
-SAVES = 20
+SAVES = 80
 
 
 def peak_bytes() -> int:
@@ -96,5 +96,6 @@ def test_peak_memory_of_persistent_saves_is_flat(world: World, local_every: int)
         checkpointer.check_for_errors()
     sources = {e.fields["source"] for e in world.events if e.name == "persistent.captured"}
     assert sources == {"slot" if local_every else "scratch"}
-    early, late = max(peaks[2 : SAVES // 2]), max(peaks[SAVES // 2 :])
+    # In the first dozen the arenas of the threads that take turns come to their size.
+    early, late = max(peaks[SAVES // 4 : SAVES // 2]), max(peaks[SAVES // 2 :])
     assert late <= 1.05 * early, peaks
