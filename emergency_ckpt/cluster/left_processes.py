@@ -33,7 +33,7 @@ from emergency_ckpt.cluster.coordination import (
 from emergency_ckpt.core.address import parse_address, split_holder
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.peer_state import PRESENT, PeerState, Signs, decide
-from emergency_ckpt.core.timeline import life_of, number_of
+from emergency_ckpt.core.timeline import number_of
 from emergency_ckpt.errors import CheckpointError, PeerAbsent, PeerLeft
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import SaveId, TierName
@@ -135,8 +135,7 @@ def in_order(save: SaveId) -> Place:
 
     Later lives sort later, and so does a step that is forced again within one.
     """
-    forced = save.incarnation.removeprefix(life_of(save.incarnation))
-    return number_of(save.incarnation), save.step, forced
+    return number_of(save.incarnation), save.step, save.incarnation.partition(".")[2]
 
 
 def has_come_to(process: int, step: int) -> str:

@@ -53,14 +53,14 @@ MESSAGES: tuple[tuple[Any, Any], ...] = (
     (start_agreement._Hello("5e" * 32, ""), start_agreement._Hello),
     (start_agreement._Decision("5e9d", ""), start_agreement._Decision),
     (
-        left_processes._Leaving("done", {"local": (7, 40, ".000001")}),
+        left_processes._Leaving("done", {"local": (7, 40, "000001")}),
         left_processes._Leaving,
     ),
     (words.Proposal(3, "local", 40), words.Proposal),
     (words.Answer("late", 41, 0.25), words.Answer),
     (words.Decision(True), words.Decision),
     (StageReport(documents={0: ("5e", False)}, crcs=((SHARD, 77),)), StageReport),
-    ((7, 40, ".000001"), left_processes.Place),
+    ((7, 40, "000001"), left_processes.Place),
     ({"dir": "'/a'"}, dict[str, str]),
     (["dir differs"], list[str]),
 )
