@@ -549,9 +549,20 @@ def _carry_out(work: Callable[[_Plan], _T], plan: _Plan) -> tuple[_T | None, Sta
     try:
         return work(plan), Status()
     except Exception as error:  # noqa: BLE001 - becomes the collective error of all processes
-        # Its frames hold what was placed already, and so memory that the next attempt needs.
-        traceback.clear_frames(error.__traceback__)
+        _forget_frames(error)
         return None, _status_of(error, plan)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Release what the frames of ``error`` hold, and those that they were called from.
+
+    That is memory on loan: of this attempt, which the next one needs, and, when ``restore`` has
+    returned, of the restored state, which saves need. Errors may be in reference cycles.
+    """
+    while error is not None and error.__traceback__ is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _status_of(error: Exception, plan: RestorePlan | LoadPlan) -> Status:
