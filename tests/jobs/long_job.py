@@ -23,8 +23,8 @@ _LIBC = ctypes.CDLL(None)
 _LIBC.open_memstream.restype = ctypes.c_void_p
 
 
-def allocated_bytes() -> int:
-    """Return the bytes that ``malloc`` has given out, by all its arenas; see malloc_info(3)."""
+def malloc_bytes() -> tuple[int, int]:
+    """Return what ``malloc`` has given out, and what its arenas keep for later; malloc_info(3)."""
     text, size = ctypes.c_char_p(), ctypes.c_size_t()
     stream = ctypes.c_void_p(_LIBC.open_memstream(ctypes.byref(text), ctypes.byref(size)))
     _LIBC.malloc_info(0, stream)
@@ -33,7 +33,8 @@ def allocated_bytes() -> int:
     *_, total = text.value.decode().split("</heap>")
     _LIBC.free(text)
     found = {kind: int(size) for kind, size in _SIZE.findall(total)}
-    return found["current"] + found["mmap"] - found["fast"] - found["rest"]
+    kept = found["fast"] + found["rest"]
+    return found["current"] + found["mmap"] - kept, kept
 
 
 _SIZE = re.compile(r'<(?:total|system) type="(\w+)"[^>]* size="(\d+)"')
@@ -43,14 +44,15 @@ def measured(world: JobProcess, mesh: Any, directory: Path) -> dict[str, int]:
     """Return what this process and the job hold now, when nothing is under way."""
     gc.collect()
     _LIBC.malloc_trim(0)
+    allocated_bytes, kept_bytes = malloc_bytes()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     files, used = files_below(world.ramdisk("long"))
     stored, _ = files_below(directory)
     client = distributed.global_state.client
     assert client is not None
     return {
-        "resident_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
-        "allocated_bytes": allocated_bytes(),
+        "resident_bytes": pages * os.sysconf("SC_PAGE_SIZE") - kept_bytes,
+        "allocated_bytes": allocated_bytes,
         "objects": len(gc.get_objects()),
         "ramdisk_files": files,
         "ramdisk_bytes": used,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Iterator
 from typing import Any
@@ -13,16 +12,13 @@ from running_jobs import job_root, run_life, spec_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 SIZES = ("resident_bytes", "allocated_bytes", "objects", "ramdisk_bytes")
-KEEPS_NO_LARGE_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
-"""Else each arena of ``malloc`` keeps 4 MB once Python has renewed its table of strings there."""
 COUNTS = ("ramdisk_files", "stored_files", "descriptors", "python_threads", "keys", "arrays")
 
 
 @pytest.fixture(scope="module")
 def results() -> Iterator[list[dict[str, Any]]]:
     with job_root() as root:
-        spec = spec_of(root, "long_job.py", hosts=1)
-        yield run_life(dataclasses.replace(spec, env={**spec.env, **KEEPS_NO_LARGE_MEMORY}), root)
+        yield run_life(spec_of(root, "long_job.py", hosts=1), root)
 
 
 @pytest.mark.parametrize("phase", ["saving", "restoring"])
