@@ -27,6 +27,10 @@ def test_simulation_of_the_first_seeds_holds(tmp_path: Path) -> None:
     assert " lives, 0 failed; " in told
 
 
+def test_seed_whose_restored_state_stayed_lent_holds() -> None:
+    assert "9 lives, trace" in simulate("--seed", "301748")
+
+
 @pytest.mark.parametrize("name", ["incarnation_ignored", "decided_before_all_ballots"])
 def test_simulation_finds_a_mutant(name: str) -> None:
     assert f"{name}: found after" in simulate("--mutants", name)
