@@ -14,7 +14,7 @@ import os
 import stat
 import time
 
-from emergency_ckpt.errors import CorruptData, LocalTierError, RamdiskFull
+from emergency_ckpt.errors import CorruptData, LocalTierError, MemoryLimitReached, RamdiskFull
 
 TEMPORARY_PREFIX = ".tmp-"
 ASIDE_PREFIX = "folder-"
@@ -205,6 +205,9 @@ def local_error(
         return RamdiskFull(
             operation, target, "no space left", expected=needed, hint="enlarge the ramdisk"
         )
+    if error.errno == errno.ENOMEM:
+        problem, hint = "the kernel gives it no memory", "raise the job's memory limit"
+        return MemoryLimitReached(operation, target, problem, hint=hint)
     if isinstance(error, NotOwn):
         return LocalTierError(operation, str(error.filename), str(error.strerror), hint=error.hint)
     hint = "check that local_dir is a writable directory of this user"

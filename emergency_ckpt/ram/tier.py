@@ -351,7 +351,7 @@ class LocalTier:
             if choice.make_one:
                 try:
                     self._add_slot(self._reserved_bytes)
-                except RamdiskFull as error:
+                except LocalTierError as error:
                     return StorageSource(False, False, str(error))
                 self._spare_slots = 1
             return choice

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -35,7 +36,8 @@ from tiers_support import (
 )
 
 from emergency_ckpt._native import receive_to_file
-from emergency_ckpt.errors import LocalTierError, RamdiskFull
+from emergency_ckpt.errors import LocalTierError, MemoryLimitReached, RamdiskFull
+from emergency_ckpt.files import local_error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,3 +247,25 @@ def test_slot_beside_lent_memory_is_made_where_there_is_room(
     made = has_room or not small.mounted
     assert held_steps(tier) == ([4, 5, 6] if made else [5, 6])
     assert view.tobytes() == shard_bytes(1)[W_SHARD]
+
+
+def test_loan_to_storage_without_a_further_slot_ends(small: Ramdisk) -> None:
+    """Storage then copies the step; its save must not fail for a slot that only spares a copy."""
+    tier = open_tier(small.path, slots=2)
+    tier.reserve(LAYOUT.size_bytes)
+    view = tier.lend(complete_save(tier, 1), W_SHARD)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LAYOUT.size_bytes // 2, limits[1]))
+    try:
+        source = tier.keeps_lent_for_storage()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not source.lend
+    assert "File too large" in source.reason
+    assert view.tobytes() == shard_bytes(1)[W_SHARD]
+    assert tier.keeps_lent_for_storage().lend
+
+
+def test_memory_limit_of_the_kernel_is_no_full_ramdisk() -> None:
+    error = local_error("reserve", "slot_0.bin", OSError(errno.ENOMEM, "Cannot allocate memory"))
+    assert isinstance(error, MemoryLimitReached)
