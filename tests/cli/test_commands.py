@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,3 +89,12 @@ def test_interrupted_command_ends_without_a_traceback(
     monkeypatch.setattr("emergency_ckpt.tools.cli.look.ls.run", interrupted)
     assert eckpt_here("ls") == 130
     assert capsys.readouterr().err == ""
+
+
+def test_output_that_is_closed_is_no_file_of_the_command(tmp_path: Path) -> None:
+    """A descriptor that the shell closed would be that of the next file."""
+    program = f"{sys.executable} -m emergency_ckpt.tools.cli.main ls --json --local-dir {tmp_path}"
+    ended = subprocess.run(
+        ["sh", "-c", f"exec {program} >&-"], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -111,6 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     As a program (without ``argv``) it ends the process where storage has not answered a call: the
     interpreter's own end aborts in the thread of a client that is answered meanwhile.
     """
+    if argv is None:
+        _open_closed_streams()
     status = _run(list(sys.argv[1:] if argv is None else argv))
     calls = [each for each in threading.enumerate() if each.name.startswith(THREAD_NAME)]
     if argv is None and calls:
@@ -118,6 +120,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.flush()
         os._exit(status)
     return status
+
+
+def _open_closed_streams() -> None:
+    """Let output that a shell has closed go nowhere: else the next file opened is written to."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - for the whole program
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _run(arguments: list[str]) -> int:
