@@ -76,7 +76,7 @@ class Judge:
         in_reach = [] if _is_silent(life) else stored
         known = self._found.lives.union(name for name, _ in in_reach)
         self._lives.begin(number, known & self.tags.keys())
-        self._expected = oracle.newest_complete(self._found, self._lives, in_reach)
+        self._expected = oracle.newest_complete(self._found, self._lives, in_reach, stored)
         self._expected_in_storage = oracle.newest_complete(
             oracle.Holdings(lives=self._found.lives), self._lives, stored
         )

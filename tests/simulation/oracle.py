@@ -214,13 +214,19 @@ def _is_stored(
     return not any(each.any() for each in missing.values()) and all(map(Path.exists, names))
 
 
-def newest_complete(found: Holdings, lives: Lives, stored: Iterable[Save] = ()) -> Save | None:
-    """Return the newest save that every restore must find, or None. ``stored``: those in storage.
+def newest_complete(
+    found: Holdings, lives: Lives, stored: Iterable[Save] = (), heard: Iterable[Save] = ()
+) -> Save | None:
+    """Return the newest save that every restore must find, or None.
 
     A save that any life ever rolled back does not count, even if its record is lost.
+
+    Args:
+      stored: the saves in storage.
+      heard: saves in storage that does not surely answer: their lives may win over others.
     """
     stored = list(stored)
-    reach = found.lives.union(incarnation for incarnation, _ in stored)
+    reach = found.lives.union(incarnation for incarnation, _ in [*stored, *heard])
     counts = [save for save in [*whole_saves(found), *stored] if lives.counts(save, reach)]
     return max(counts, key=lambda save: save[1], default=None)
 
