@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import oracle
+from lives import Tags
 
 
 class Host:
@@ -46,7 +47,7 @@ class Host:
             file.write(data)
         return f"a bit of {path.name} at {place} on {self.name}"
 
-    def holdings(self, tags: dict[str, int]) -> oracle.Holdings:
+    def holdings(self, tags: Tags) -> oracle.Holdings:
         """Return what its RAM holds; read once until ``changed``."""
         if self._holdings is None:
             self._holdings = oracle.survey(self.ram, tags, is_damaged=self.is_damaged)

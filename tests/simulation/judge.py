@@ -11,7 +11,7 @@ import oracle
 import storage
 from conformance import Conformance
 from hosts import Host
-from lives import Lives
+from lives import Lives, Tags, life_of
 from plan import SLOW_STORAGE_S, Life, Plan
 from scheduler import Stuck
 
@@ -37,6 +37,10 @@ class Seen:
     stored: list[int] = field(default_factory=list)
     last_due: int | None = None
     """The last step saved after all faults had ended."""
+    has_gone_back: bool = False
+    """It restored the step that the user named."""
+    refused: BaseException | None = None
+    """Why it could not."""
 
 
 class Judge:
@@ -50,7 +54,7 @@ class Judge:
         self._storage = storage
         self._log = log
         self._number = 0
-        self.tags: dict[str, int] = {}
+        self.tags = Tags()
         """Incarnation -> the life that had it, whose number is in the bytes that it saves."""
         self.saved_by_tag: dict[int, set[int]] = {}
         self._lives = Lives(self.tags)
@@ -62,6 +66,9 @@ class Judge:
         self._found = oracle.Holdings()
         self._expected: oracle.Save | None = None
         self._expected_in_storage: oracle.Save | None = None
+        self.asked: int | None = None
+        """The step that this life asks for, older than the newest; None: it does not, or cannot."""
+        self._is_asked_whole = False
 
     def forget_host(self, number: int) -> None:
         """The host has lost its RAM."""
@@ -75,12 +82,19 @@ class Judge:
         stored = oracle.stored_saves(self._storage, self.tags)
         in_reach = [] if _is_silent(life) else stored
         known = self._found.lives.union(name for name, _ in in_reach)
-        self._lives.begin(number, known & self.tags.keys())
+        self._lives.begin(number, known)
         self._expected = oracle.newest_complete(self._found, self._lives, in_reach, stored)
         self._expected_in_storage = oracle.newest_complete(
             oracle.Holdings(lives=self._found.lives), self._lives, stored
         )
         self._log(f"expected at least {self._expected}")
+        newest = 0 if self._expected is None else self._expected[1]
+        self.asked = newest - life.back if life.begins == "back" and newest > life.back else None
+        reach = self._found.lives.union(name for name, _ in stored)
+        self._is_asked_whole = any(
+            save[1] == self.asked and self._lives.counts(save, reach)
+            for save in [*oracle.whole_saves(self._found), *in_reach]
+        )
 
     def after(self, life: Life, seen: list[Seen]) -> None:
         """Judge a life that has ended. Violation."""
@@ -91,9 +105,13 @@ class Judge:
         restored = {each.restored for each in seen if each.returned}
         if len(restored) > 1:
             raise Violation(f"processes restored different steps: {restored}")
-        if restored:
+        if any(each.refused for each in seen) and self._is_asked_whole:
+            raise Violation(f"step {self.asked} is whole, and was refused: {_refusal(seen)}")
+        if restored and not any(each.has_gone_back for each in seen):
             tiers = {each.tier for each in seen if each.returned}
             self._judge_step(next(iter(restored)), "persistent" in tiers)
+        elif restored and {step for _, step in filter(None, restored)} != {self.asked}:
+            raise Violation(f"restored {restored} in place of step {self.asked}")
         self._judge_ramdisks(life, seen)
         self._judge_left(life, next(iter(restored), None))
 
@@ -142,7 +160,11 @@ class Judge:
 
     def _note_rolled_back(self, life: Life, seen: list[Seen]) -> None:
         """Remember the saves that this life's first complete save has put out of the way."""
-        bound = {life.hosts[number] for number, each in enumerate(seen) if each.complete}
+        bound = {
+            life.hosts[number]
+            for number, each in enumerate(seen)
+            if each.complete or each.has_gone_back
+        }
         restored = next((each.restored for each in seen if each.returned), None)
         if not bound or (restored is None and life.restores):
             return
@@ -160,7 +182,7 @@ class Judge:
         asked = self._plan.lives[self._number - 1].restores
         restored = next((each.restored for each in seen if each.returned), None)
         self._lives.go_on(self._number, restored, asked=asked)
-        if any(each.complete or each.stored for each in seen):
+        if any(each.complete or each.stored or each.has_gone_back for each in seen):
             mine = [name for name, tag in self.tags.items() if tag == self._number]
             self._lives.binding.update(mine[-1:])
 
@@ -176,12 +198,14 @@ class Judge:
             raise Violation(f"{every.most_slots} slots in one directory")
         if every.files > MOST_FILES_PER_HOST * len(self._hosts):
             raise Violation(f"{every.files} files in RAM")
-        self._lives.binding |= every.heads & self.tags.keys()
+        for head in every.heads:
+            self.tags.setdefault(life_of(head), self._number)  # killed before its first event
+        self._lives.binding |= every.heads
         self._note_rolled_back(life, seen)
-        known = [step for life, step in every.known if self.tags.get(life) == self._number]
+        known = [step for life, step in every.known if self.tags.find(life) == self._number]
         complete = max([*known, *(step for each in seen for step in each.complete)], default=None)
         whole = oracle.whole_saves(every)
-        mine = [save for save in whole if self.tags.get(save[0]) == self._number]
+        mine = [save for save in whole if self.tags.find(save[0]) == self._number]
         self._log(f"whole in RAM: {whole}; complete: {complete}")
         if complete is not None and (not mine or mine[-1][1] < complete):
             raise Violation(f"step {complete} was complete, and is no longer whole: {whole}")
@@ -242,16 +266,23 @@ class Judge:
         whole = oracle.whole_saves(found)
         if self._expected in [*whole, *stored] or (newest and newest[1] >= self._expected[1]):
             return
+        if self.asked in [step for _, step in (*whole, *stored)]:
+            return  # what came after it may be forgotten
         saves = [(self.tags[incarnation], step) for incarnation, step in whole]
         # Hosts that were absent may know of a later life, which this one had no part in.
         mine = [step for tag, step in saves if tag == self._number]
-        if restored in saves or max(mine, default=-1) >= self._expected[1]:
+        least = self._expected[1] if self.asked is None else self.asked
+        if restored in saves or max(mine, default=-1) >= least:
             return
         # What storage has, a life that does not reach it could not know.
         own = oracle.newest_complete(found, self._lives) if _is_silent(life) else newest
         if not life.restores and self._has_begun_anew(own):
             return
         raise Violation(f"{self._expected} was whole before, now {newest} is the newest: {whole}")
+
+
+def _refusal(seen: list[Seen]) -> BaseException | None:
+    return next((each.refused for each in seen if each.refused), None)
 
 
 def _is_silent(life: Life) -> bool:

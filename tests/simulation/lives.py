@@ -13,6 +13,21 @@ Save = tuple[str, int]
 """(incarnation, step)."""
 
 
+class Tags(dict[str, int]):
+    """Incarnation -> the number of its life, also of the part that a forced save adds."""
+
+    def __missing__(self, incarnation: str) -> int:
+        """Return the number of the life whose forced save has ``incarnation``."""
+        life = life_of(incarnation)
+        if life == incarnation:
+            raise KeyError(incarnation)
+        return self[life]
+
+    def find(self, incarnation: str) -> int | None:
+        """Return the number of the life of ``incarnation``; None when it is unknown."""
+        return self.get(life_of(incarnation))
+
+
 class Lives:
     """All lives of a history so far.
 
@@ -33,7 +48,7 @@ class Lives:
 
     def begin(self, number: int, known: Iterable[str]) -> None:
         """Note a life that finds the incarnations ``known``, and so what those had found."""
-        found = set(known)
+        found = {life_of(name) for name in known} & self._tags.keys()
         self._older[number] = frozenset(found.union(*map(self.older_than, found)))
 
     def go_on(self, number: int, parent: tuple[int, int] | None, *, asked: bool) -> None:
@@ -86,7 +101,7 @@ class Lives:
         ``reach``: incarnations of which the restore can find a trace. A life that could not know of
         the save's, nor the other way, may win over it, if it is among these.
         """
-        traces = self._tags.keys() & set(reach)
+        traces = self._tags.keys() & {life_of(name) for name in reach}
         near = {name for each in traces for name in (each, *self.older_than(each))}
         for head in self.binding:
             answer = self.is_on_way(head, save)

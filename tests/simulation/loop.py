@@ -106,7 +106,7 @@ class Loop:
             scheduler.sleep(life.step_s)
         step, state = {"zero": 0, "ahead": self._newest + 1}.get(life.begins), None
         if step is None:
-            step, state = checkpointer.restore(state=start, host_state=host)
+            step, state = self._restore(checkpointer, seen, start, host)
             seen.returned = True
         process.outages = tuple(
             (scheduler.now_s + begin_s, scheduler.now_s + begin_s + length_s)
@@ -135,6 +135,20 @@ class Loop:
         else:
             scheduler.sleep(life.step_s * 4)
 
+    def _restore(self, checkpointer: Any, seen: Seen, start: Any, host: Any) -> Any:
+        asked = self._judge.asked
+        if asked is not None:
+            try:
+                found = checkpointer.restore(asked, state=start, host_state=host)
+            except Exception as error:
+                if type(error).__name__ not in ("StepNotFound", "Unrecoverable"):
+                    raise
+                seen.refused = _without_frames(error)
+            else:
+                seen.has_gone_back = True
+                return found
+        return checkpointer.restore(state=start, host_state=host)
+
     @property
     def _is_undisturbed(self) -> bool:
         """True when no save may fail, or be skipped because the one before is not done."""
@@ -150,6 +164,7 @@ class Loop:
             step=step,
             state=devices.state(process.globals["shape"], process.index, tag, step),
             host_state={"tag": tag, "step": step, "me": process.index},
+            force=self._life.forces and step % 2 == 0,
         )
         if self._life.waits if waits is None else waits:
             checkpointer.wait_until_finished()
@@ -192,7 +207,7 @@ class Loop:
                     raise Violation(f"{process.name} describes {after} in memory, not {before}")
 
     def _check_copy(self, process: Process, step: Any) -> None:
-        tag, number = self._judge.tags[life_of(step.save.incarnation)], step.save.step
+        tag, number = self._judge.tags[step.save.incarnation], step.save.step
         for name, value in devices.whole(tag, number).items():
             parts = {box: step.read(name, box) for box in step.boxes(name)}
             for box, part in parts.items():
@@ -239,7 +254,7 @@ class Loop:
             self._log(f"{process.name} {event.name} {text[:300]}")
         incarnation = event.origin.incarnation
         if incarnation:
-            self._judge.tags.setdefault(incarnation, self._number)
+            self._judge.tags.setdefault(life_of(incarnation), self._number)
         if event.name == "restore.finished":
             seen.tier = str(fields["tier"])
         if event.name == "persistent.complete":

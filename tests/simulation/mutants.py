@@ -98,6 +98,12 @@ def order_by_clock() -> None:
 
 
 @_mutant()
+def named_step_binds_late() -> None:
+    """P3: after a restore of a step that the user names, newer ones count until the next save."""
+    _edit("cluster.timelines", "Timelines.begin", "if at_once:", "if False:")
+
+
+@_mutant()
 def removed_before_the_version() -> None:
     """P4: the files of a step go before a version of the log says that they will."""
     _edit(

@@ -17,7 +17,7 @@ from typing import Any
 import devices
 import numpy as np
 import storage
-from lives import Lives, Save
+from lives import Lives, Save, Tags
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Holdings:
     files: int = 0
 
 
-def survey(ram: Path, tags: dict[str, int], *, is_damaged: bool) -> Holdings:
+def survey(ram: Path, tags: Tags, *, is_damaged: bool) -> Holdings:
     """Return what the ramdisk of one host holds.
 
     ``tags``: the life of each incarnation. ``is_damaged``: bits have flipped there.
@@ -78,9 +78,7 @@ def merged(parts: Iterable[Holdings]) -> Holdings:
     return found
 
 
-def _read_directory(
-    directory: Path, tags: dict[str, int], found: Holdings, *, is_damaged: bool
-) -> None:
+def _read_directory(directory: Path, tags: Tags, found: Holdings, *, is_damaged: bool) -> None:
     found.files += sum(1 for path in directory.rglob("*") if path.is_file())
     found.most_slots = max(found.most_slots, sum(1 for _ in directory.glob("slot_*.bin")))
     for path in sorted(directory.glob("slot_*.manifest.json")):
@@ -104,12 +102,12 @@ def _note_lives(ledger: Any, found: Holdings) -> None:
         found.lives.add(ledger["chain"]["head"])
 
 
-def _read_host_state(document: Any, tags: dict[str, int], found: Holdings) -> bool:
+def _read_host_state(document: Any, tags: Tags, found: Holdings) -> bool:
     """Count a host state; return whether it is one that was saved."""
     try:
         save = (document["save"]["incarnation"], document["save"]["step"])
         owner, count, payload = document["owner"], document["count"], document["payload"]
-        saved = {"tag": tags.get(save[0]), "step": save[1], "me": owner}
+        saved = {"tag": tags.find(save[0]), "step": save[1], "me": owner}
     except (KeyError, TypeError):
         return False
     if payload != saved:
@@ -125,20 +123,21 @@ def load(path: Path, inner: str) -> Any:
         document: Any = json.loads(raw)
         start = raw.index(f'"{inner}":'.encode()) + len(inner) + 3
         end = raw.index(b',"save":', start) if inner == "payload" else raw.rindex(b"}")
-        if hashlib.sha256(raw[start:end]).hexdigest() == document["digest"]:
+        digest = hashlib.sha256(raw[start:end]).hexdigest()
+        if digest == document["digest"] and (inner == "payload" or document["format"] == 1):
             return document
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return None
 
 
-def _read_slot(path: Path, tags: dict[str, int], found: Holdings) -> None:
+def _read_slot(path: Path, tags: Tags, found: Holdings) -> None:
     manifest = load(path, "manifest")
     if manifest is None:
         return
     contents = manifest["manifest"]["contents"]
     save = (contents["save"]["incarnation"], contents["save"]["step"])
-    tag = tags.get(save[0])
+    tag = tags.find(save[0])
     slot = path.with_name(path.name.replace(".manifest.json", ".bin"))
     data = slot.read_bytes()
     if tag is None:
@@ -181,7 +180,7 @@ def whole_saves(found: Holdings, with_host_states: bool = True) -> list[Save]:
     return sorted(whole, key=lambda save: save[1])
 
 
-def stored_saves(directory: Path, tags: dict[str, int]) -> list[Save]:
+def stored_saves(directory: Path, tags: Tags) -> list[Save]:
     """Return the saves in storage, in their own places, that are whole with the right bytes."""
     saves: list[Save] = []
     for path in sorted(directory.glob("host_state/*/marker.json")):
@@ -197,9 +196,7 @@ def stored_saves(directory: Path, tags: dict[str, int]) -> list[Save]:
     return saves
 
 
-def _is_stored(
-    directory: Path, documents: Path, save: Save, tags: dict[str, int], marker: Any
-) -> bool:
+def _is_stored(directory: Path, documents: Path, save: Save, tags: Tags, marker: Any) -> bool:
     truth = devices.whole(tags[save[0]], save[1])
     if (documents / "rolled_back.json").exists():
         return False

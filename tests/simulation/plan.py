@@ -20,6 +20,8 @@ SHAPES = (
 
 DAY_S = 86400.0
 """The most that a wall clock is wrong, either way."""
+_RETURNS = 4
+"""In one of so many histories lives also go back to a step that the user names, or force saves."""
 SLOW_STORAGE_S = 1.0
 """Storage whose calls may take longer may be taken for one that does not answer."""
 
@@ -30,14 +32,16 @@ class Life:
 
     Attributes:
       slices: the process indices of each slice. hosts: the host of each process.
-      begins: how the loop begins: with "restore", with "prefetch" and restore, or without: at
-        step "zero", or "ahead" of all steps that were saved.
+      begins: how the loop begins: with "restore", with "prefetch" and restore, with "back", a
+        restore of the step ``back`` before the newest, or without: at step "zero", or "ahead" of
+        all steps that were saved.
       wiped: hosts that lose their RAM before it.
       clocks: (host, seconds) that its wall clock is ahead from the start of this life on.
       clock_jumps: (host, second of this life, seconds that it is ahead from then on).
       flips: (host, choice of a bit) of bits that change at rest.
       steps: how many are trained. interval: of saves. step_s: length of a step.
-      waits: the loop waits for each save. ends_well: the loop ends with ``stop``.
+      forces: every second save is forced. waits: the loop waits for each save.
+      ends_well: the loop ends with ``stop``.
       killed_at_call: (process, number of calls) after which it is killed.
       killed_in_step: (process, step of this life, number of calls after its begin) likewise.
       takes_others: such a death takes the processes ``killed_together`` along.
@@ -59,7 +63,8 @@ class Life:
 
     slices: tuple[tuple[int, ...], ...]
     hosts: tuple[int, ...]
-    begins: Literal["restore", "prefetch", "zero", "ahead"] = "restore"
+    begins: Literal["restore", "prefetch", "back", "zero", "ahead"] = "restore"
+    back: int = 1
     wiped: tuple[int, ...] = ()
     clocks: tuple[tuple[int, float], ...] = ()
     clock_jumps: tuple[tuple[int, float, float], ...] = ()
@@ -67,6 +72,7 @@ class Life:
     steps: int = 4
     interval: int = 1
     step_s: float = 1.0
+    forces: bool = False
     waits: bool = False
     ends_well: bool = False
     killed_at_call: tuple[tuple[int, int], ...] = ()
@@ -92,7 +98,7 @@ class Life:
     @property
     def restores(self) -> bool:
         """True when the loop restores before it trains."""
-        return self.begins in ("restore", "prefetch")
+        return self.begins in ("restore", "prefetch", "back")
 
     @property
     def is_calm(self) -> bool:
@@ -183,7 +189,19 @@ def draw(seed: int) -> Plan:
             drawn[-1], placed = _draw_stall(rng, drawn[-1], hosts, count)
         drawn.append(_draw_life(rng, odds, members, placed, number=number, most_steps=most_steps))
     keep = 1 if rng.random() < 0.7 else 2
+    if seed % _RETURNS == 1:
+        drawn = _with_returns(random.Random(f"returns {seed}"), drawn)
     return Plan(seed, hosts, placement, keep, stored_every, tuple(drawn))
+
+
+def _with_returns(rng: random.Random, lives: list[Life]) -> list[Life]:
+    drawn: list[Life] = []
+    for life in lives:
+        changes: dict[str, Any] = {"forces": rng.random() < 0.3}
+        if drawn and life.begins == "restore" and rng.random() < 0.4:
+            changes |= {"begins": "back", "back": rng.choice((1, 1, 2, 4))}
+        drawn.append(dataclasses.replace(life, **changes))
+    return drawn
 
 
 def _members(
