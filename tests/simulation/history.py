@@ -14,7 +14,7 @@ import storage
 import system
 from hosts import Host
 from judge import Judge, Seen, Violation
-from loop import Loop
+from loop import SECOND, Loop
 from plan import Life, Plan
 from scheduler import Process
 from service import Client, Service
@@ -57,7 +57,7 @@ class History:
                 raise Violation(
                     f"{task.name} ended with {type(error).__name__}: {error}"
                 ) from error
-            self.judge.after(life, seen)
+            self.judge.after(seen)
         if self._stalled is not None:
             self._end(self._stalled)
         return self.scheduler.trace
@@ -176,7 +176,15 @@ class History:
             self._kill_later(life, processes)
         for host, at_s, ahead_s in life.clock_jumps:
             self._later("clock", at_s, lambda h=host, s=ahead_s: self._set_clock(h, s))
-        scheduler.run(is_over, LONGEST_LIFE_S, MOST_POINTS)
+        scheduler.run(lambda: is_over() or loop.is_between, LONGEST_LIFE_S, MOST_POINTS)
+        if loop.is_between and not is_over():
+            self.log(f"--- life {self.number}, second restore")
+            self.judge.after(loop.seen)
+            self.judge.before(self.number + SECOND, life.rest)
+            loop.go_on(self.number + SECOND)
+            if not self.judge.is_expected:
+                return  # a restore that finds nothing begins no life
+            scheduler.run(is_over, LONGEST_LIFE_S, MOST_POINTS)
         if loop.left == 0:
             return
         dead = [process for process in processes if not process.alive]

@@ -29,7 +29,6 @@ class Seen:
     restored: tuple[int, int] | None = None
     """(tag, step), or None while not restored."""
     returned: bool = False
-    ended: bool = False
     error: BaseException | None = None
     tier: str = ""
     """From which the step was restored."""
@@ -54,6 +53,7 @@ class Judge:
         self._storage = storage
         self._log = log
         self._number = 0
+        self._life = plan.lives[0]
         self.tags = Tags()
         """Incarnation -> the life that had it, whose number is in the bytes that it saves."""
         self.saved_by_tag: dict[int, set[int]] = {}
@@ -70,6 +70,11 @@ class Judge:
         """The step that this life asks for, older than the newest; None: it does not, or cannot."""
         self._is_asked_whole = False
 
+    @property
+    def is_expected(self) -> bool:
+        """Return whether there is a step that this life must restore, or a newer one."""
+        return self._expected is not None
+
     def forget_host(self, number: int) -> None:
         """The host has lost its RAM."""
         for bound in self._bound.values():
@@ -77,7 +82,7 @@ class Judge:
 
     def before(self, number: int, life: Life) -> None:
         """Learn what this life must restore at the least."""
-        self._number = number
+        self._number, self._life = number, life
         self._found = self._survey(life)
         stored = oracle.stored_saves(self._storage, self.tags)
         in_reach = [] if _is_silent(life) else stored
@@ -96,8 +101,9 @@ class Judge:
             for save in [*oracle.whole_saves(self._found), *in_reach]
         )
 
-    def after(self, life: Life, seen: list[Seen]) -> None:
-        """Judge a life that has ended. Violation."""
+    def after(self, seen: list[Seen]) -> None:
+        """Judge the life that has ended. Violation."""
+        life = self._life
         for number in set(life.hosts):
             self._hosts[number].changed()
         self._judge_errors(life, seen)
@@ -142,7 +148,7 @@ class Judge:
         saves = [(name, step) for name, its in self.tags.items() if its == tag]
         heads = self._found.heads & self._lives.binding
         for killer in self._dead.get((tag, step), ()):
-            is_bound = self._bound[killer] & set(self._plan.lives[self._number - 1].hosts)
+            is_bound = self._bound[killer] & set(self._life.hosts)
             is_on_another = any(self._lives.went_on_apart(s, killer, heads) for s in saves)
             if is_bound and not is_on_another:
                 raise Violation(f"restored {restored}, which life {killer} had rolled back")
@@ -179,9 +185,8 @@ class Judge:
 
     def _note_life(self, seen: list[Seen]) -> None:
         """Remember from where this life went on, and whether it rolled others back."""
-        asked = self._plan.lives[self._number - 1].restores
         restored = next((each.restored for each in seen if each.returned), None)
-        self._lives.go_on(self._number, restored, asked=asked)
+        self._lives.go_on(self._number, restored, asked=self._life.restores)
         if any(each.complete or each.stored or each.has_gone_back for each in seen):
             mine = [name for name, tag in self.tags.items() if tag == self._number]
             self._lives.binding.update(mine[-1:])

@@ -23,6 +23,8 @@ _IN_MEMORY = 2
 """In one of so many histories a tier in memory takes the place of storage in the list of steps."""
 _QUIET_S = 130.0
 """Time from the last fault to the first of these: what was under way has failed by then."""
+SECOND = 100
+"""What follows a second restore counts as a life of its own, whose number is so much greater."""
 
 
 class Loop:
@@ -50,23 +52,28 @@ class Loop:
         self.seen = [Seen() for _ in range(count)]
         self.left = count
         self.is_healed = False
+        self.is_between = False
         self._come = 0
         self._newest = max((max(steps) for steps in judge.saved_by_tag.values()), default=0)
 
     def run(self, process: Process) -> None:
         """Restore, train and save in ``process``, as a program that uses the product."""
-        seen = self.seen[process.index]
         try:
-            self._train(process, seen)
+            self._train(process)
         except Killed:
             raise
         except BaseException as error:  # noqa: BLE001 - judged
-            seen.error = _without_frames(error)
+            self.seen[process.index].error = _without_frames(error)
             self._log(f"{process.name} raised {type(error).__name__}: {str(error)[:300]}")
-        seen.ended = True
         self.left -= 1
 
-    def _checkpointer(self, process: Process, seen: Seen) -> Any:
+    def go_on(self, number: int) -> None:
+        """Let all go on, who have met before their second restore: as the life ``number``."""
+        self.seen = [Seen() for _ in self.seen]
+        self._number = number
+        self.is_between = False
+
+    def _checkpointer(self, process: Process) -> Any:
         plan = self._plan
         return install.checkpointer(copy_batch_bytes=200)(
             run_id=RUN,
@@ -88,46 +95,35 @@ class Loop:
             restore_timeout_s=600.0,
             transfer_timeout_s=5.0,
             host_state_remap=lambda payloads, index, count: {**payloads[0], "me": index},
-            on_event=lambda event: self._on_event(process, seen, event),
+            on_event=lambda event: self._on_event(process, event),
         )
 
-    def _train(self, process: Process, seen: Seen) -> None:
-        me, shape, scheduler, life = (
-            process.index,
-            process.globals["shape"],
-            sim.scheduler,
-            self._life,
-        )
-        checkpointer = self._checkpointer(process, seen)
-        start = devices.state(shape, me, 0, 0)
-        host = {"tag": 0, "step": 0, "me": me}
+    def _train(self, process: Process) -> None:
+        scheduler, life = sim.scheduler, self._life
+        checkpointer = self._checkpointer(process)
         if life.begins == "prefetch":
-            checkpointer.prefetch(start)
+            checkpointer.prefetch(_start(process))
             scheduler.sleep(life.step_s)
-        step, state = {"zero": 0, "ahead": self._newest + 1}.get(life.begins), None
+        step = {"zero": 0, "ahead": self._newest + 1}.get(life.begins)
         if step is None:
-            step, state = self._restore(checkpointer, seen, start, host)
-            seen.returned = True
+            step = self._restore(checkpointer, process)
         process.outages = tuple(
             (scheduler.now_s + begin_s, scheduler.now_s + begin_s + length_s)
             for begin_s, length_s in process.outages
         )
         process.is_training = True
-        if seen.returned and step is not None:
-            seen.restored = self._check_restored(process, state, host, step)
-            self._log(f"{process.name} restored step {step} of life {seen.restored[0]}")
-        del state
-        first = 0 if step is None else step
-        kills = {at: calls for who, at, calls in life.killed_in_step if who == me}
-        for number in range(1, life.steps + 1):
-            scheduler.sleep(life.step_s * (0.5 + scheduler.random.random()))
-            if process.host.is_full and number == 3:
-                process.host.is_full = False
-            if number in kills:
-                process.calls_left = kills[number]
-            self._save(checkpointer, process, first + number)
+        kills = {at: calls for who, at, calls in life.killed_in_step if who == process.index}
+        last = self._steps(checkpointer, process, step, life.steps, kills)
+        if life.again:
+            checkpointer.wait_until_finished()
+            if self._meet():
+                self.is_between = self._number < SECOND
+                while self.is_between:  # the history judges now, unless a process has died
+                    scheduler.sleep(0.5)
+                step = self._restore(checkpointer, process)
+                last = self._steps(checkpointer, process, step, life.again, {})
         if life.heals:
-            self._heal(checkpointer, process, seen, first + life.steps)
+            self._heal(checkpointer, process, last)
         if self._is_undisturbed:
             checkpointer.check_for_errors()
         if life.ends_well:
@@ -135,19 +131,42 @@ class Loop:
         else:
             scheduler.sleep(life.step_s * 4)
 
-    def _restore(self, checkpointer: Any, seen: Seen, start: Any, host: Any) -> Any:
-        asked = self._judge.asked
+    def _steps(
+        self, checkpointer: Any, process: Process, first: int, count: int, kills: dict[int, int]
+    ) -> int:
+        """Train so many steps after ``first``; return the last."""
+        scheduler, life = sim.scheduler, self._life
+        for number in range(1, count + 1):
+            scheduler.sleep(life.step_s * (0.5 + scheduler.random.random()))
+            if process.host.is_full and number == 3:
+                process.host.is_full = False
+            if number in kills:
+                process.calls_left = kills[number]
+            self._save(checkpointer, process, first + number)
+        return first + count
+
+    def _restore(self, checkpointer: Any, process: Process) -> int:
+        """Restore; return the step, 0 where there is none."""
+        seen, asked = self.seen[process.index], self._judge.asked
+        start = _start(process)
+        host = {"tag": 0, "step": 0, "me": process.index}
+        step, state = None, None
         if asked is not None:
             try:
-                found = checkpointer.restore(asked, state=start, host_state=host)
+                step, state = checkpointer.restore(asked, state=start, host_state=host)
+                seen.has_gone_back = True
             except Exception as error:
                 if type(error).__name__ not in ("StepNotFound", "Unrecoverable"):
                     raise
                 seen.refused = _without_frames(error)
-            else:
-                seen.has_gone_back = True
-                return found
-        return checkpointer.restore(state=start, host_state=host)
+        if not seen.has_gone_back:
+            step, state = checkpointer.restore(state=start, host_state=host)
+        seen.returned = True
+        if step is None:
+            return 0
+        seen.restored = self._check_restored(process, state, host, step)
+        self._log(f"{process.name} restored step {step} of life {seen.restored[0]}")
+        return step
 
     @property
     def _is_undisturbed(self) -> bool:
@@ -169,7 +188,7 @@ class Loop:
         if self._life.waits if waits is None else waits:
             checkpointer.wait_until_finished()
 
-    def _heal(self, checkpointer: Any, process: Process, seen: Seen, last: int) -> None:
+    def _heal(self, checkpointer: Any, process: Process, last: int) -> None:
         """End all faults once every process has trained, and train on: a save must be complete."""
         scheduler, life = sim.scheduler, self._life
         if not self._meet():
@@ -183,7 +202,7 @@ class Loop:
             if not self._meet():
                 return
             self._save(checkpointer, process, last, waits=True)
-        seen.last_due = last - last % life.interval
+        self.seen[process.index].last_due = last - last % life.interval
         if self._meet() and self._plan.seed % _IN_MEMORY == 0:
             self._exchange_storage(checkpointer, process)
 
@@ -246,8 +265,8 @@ class Loop:
             raise Violation(f"{process.name} restored the host state {host}, not {wanted}")
         return tag, step
 
-    def _on_event(self, process: Process, seen: Seen, event: Any) -> None:
-        fields = event.fields
+    def _on_event(self, process: Process, event: Any) -> None:
+        fields, seen = event.fields, self.seen[process.index]
         sim.scheduler.note(zlib.crc32(event.name.encode()) ^ int(fields.get("step") or 0))
         if self._is_verbose:
             text = ", ".join(f"{key}={value}" for key, value in fields.items())
@@ -261,6 +280,10 @@ class Loop:
             seen.stored.append(int(fields["step"]))
         if event.name == "save.complete":
             seen.complete.append(int(fields["step"]))
+
+
+def _start(process: Process) -> Any:
+    return devices.state(process.globals["shape"], process.index, 0, 0)
 
 
 def _without_frames(error: BaseException) -> BaseException:

@@ -21,7 +21,7 @@ SHAPES = (
 DAY_S = 86400.0
 """The most that a wall clock is wrong, either way."""
 _RETURNS = 4
-"""In one of so many histories lives also go back to a step that the user names, or force saves."""
+"""In one of so many histories lives also go back to a named step, restore twice or force saves."""
 SLOW_STORAGE_S = 1.0
 """Storage whose calls may take longer may be taken for one that does not answer."""
 
@@ -58,6 +58,8 @@ class Life:
         ("create") it stalls, which ends the life; it wakes up so much later, perhaps in the next
         life, where it is a second writer, unless its host is needed there.
       stay: probability that a thread goes on where another could run.
+      again: so many steps follow after a second restore, of the step ``again_back`` before the
+        newest; 0: there is none.
       heals: nothing fails any more after the last step; then some more steps are trained.
     """
 
@@ -93,12 +95,20 @@ class Life:
     creates_unheard: float = 0.0
     stalls: tuple[int, str, int, float] | tuple[()] = ()
     stay: float = 0.0
+    again: int = 0
+    again_back: int = 0
     heals: bool = False
 
     @property
     def restores(self) -> bool:
         """True when the loop restores before it trains."""
         return self.begins in ("restore", "prefetch", "back")
+
+    @property
+    def rest(self) -> Life:
+        """Return the part of this life after its second restore, as a life of its own."""
+        begins = "back" if self.again_back else "restore"
+        return dataclasses.replace(self, begins=begins, back=self.again_back)
 
     @property
     def is_calm(self) -> bool:
@@ -198,6 +208,8 @@ def _with_returns(rng: random.Random, lives: list[Life]) -> list[Life]:
     drawn: list[Life] = []
     for life in lives:
         changes: dict[str, Any] = {"forces": rng.random() < 0.3}
+        if rng.random() < 0.3:
+            changes |= {"again": rng.randint(1, 3), "again_back": rng.choice((0, 1, 1, 3))}
         if drawn and life.begins == "restore" and rng.random() < 0.4:
             changes |= {"begins": "back", "back": rng.choice((1, 1, 2, 4))}
         drawn.append(dataclasses.replace(life, **changes))
