@@ -18,6 +18,7 @@ from emergency_ckpt.core.timeline import (
     life_of,
     newest,
     newest_step,
+    number_of,
 )
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import CheckpointError, DirectoryInUse
@@ -88,6 +89,8 @@ class Timelines:
         """
         with self._lock:
             before = newest(known, self._bound)
+            if known and before and number_of(known.head) == number_of(before.head):
+                before = known  # of two lives with one number all take that of the plan
             is_news = before != self._bound
             self._bound = before
             self._pending = continued(before, parent, incarnation)

@@ -204,14 +204,21 @@ def newest_step(saves: Iterable[SaveId], timeline: Timeline | None) -> int:
     return max(counts, default=-1)
 
 
-def newest(*timelines: Timeline | None) -> Timeline | None:
-    """Return the record with the newest life."""
-    return max((each for each in timelines if each is not None), key=_order, default=None)
+def newest(*timelines: Timeline | None, complete: Iterable[SaveId] = ()) -> Timeline | None:
+    """Return the record with the newest life.
+
+    Of lives with one number, neither of which knew of the other, that on whose way is the newest of
+    ``complete``, saves that were complete; then by name.
+    """
+    found = {each for each in timelines if each is not None}
+    greatest = max((number_of(each.head) for each in found), default=0)
+    last = [each for each in found if number_of(each.head) == greatest]
+    saves = frozenset(complete) if len(last) > 1 else ()
+    return max(last, key=lambda each: (newest_step(saves, each), *_order(each)), default=None)
 
 
-def _order(timeline: Timeline) -> tuple[int, str, int, bytes]:
-    head = timeline.head
-    return number_of(head), head, -timeline.start_step, msgspec.json.encode(timeline)
+def _order(timeline: Timeline) -> tuple[str, int, bytes]:
+    return timeline.head, -timeline.start_step, msgspec.json.encode(timeline)
 
 
 def problem_of(timeline: Timeline) -> str:

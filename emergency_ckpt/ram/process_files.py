@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -26,7 +26,7 @@ from emergency_ckpt.core.limits import (
 )
 from emergency_ckpt.core.restore.inventory import HeldHostState, RestoredSave
 from emergency_ckpt.core.signed_file import SignedFile
-from emergency_ckpt.core.timeline import Timeline, check_save, problem_of
+from emergency_ckpt.core.timeline import Timeline, check_save, newest, problem_of
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.ram.deletion import HOST_STATE_DIRECTORY, LEDGER
 from emergency_ckpt.ram.manifest import decode_manifest, end_of
@@ -80,6 +80,13 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     complete: SaveId | None = None
     finite: SaveId | msgspec.UnsetType = msgspec.UNSET
     restored: RestoredSave | msgspec.UnsetType = msgspec.UNSET
+
+
+def newest_chain(ledgers: Iterable[Ledger]) -> Timeline | None:
+    """Return the chain of the newest life on record; None without one."""
+    ledgers = list(ledgers)
+    complete = {each.complete for each in ledgers if each.complete is not None}
+    return newest(*(each.chain for each in ledgers), complete=complete)
 
 
 LEDGER_FILE = SignedFile("ledger", Ledger, limit_bytes=MAX_LEDGER_BYTES)

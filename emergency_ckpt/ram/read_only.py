@@ -18,7 +18,7 @@ from absl import logging
 from emergency_ckpt import files
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
-from emergency_ckpt.core.timeline import check_save, newest, number_of
+from emergency_ckpt.core.timeline import check_save, number_of
 from emergency_ckpt.errors import CorruptData, HostStateError, LocalTierError, NotHeld
 from emergency_ckpt.ram.locks import (
     ReaderClaim,
@@ -35,6 +35,7 @@ from emergency_ckpt.ram.process_files import (
     Published,
     file_name,
     manifest_name,
+    newest_chain,
 )
 from emergency_ckpt.ram.signatures import Signer
 from emergency_ckpt.types import Contents, SaveId
@@ -104,7 +105,7 @@ class ReadOnlyRamdisk:
             tensors=tuple(sorted(tensors)),
             host_states=tuple(sorted(host_states.values())),
             known_complete=max(known, default=None),
-            timeline=newest(*(ledger.chain for ledger in ledgers)),
+            timeline=newest_chain(ledgers),
             incarnation=max((each.incarnation for each in ledgers), key=number_of, default=""),
         )
 

@@ -29,7 +29,7 @@ from emergency_ckpt.core.restore.inventory import (
     HolderInventory,
     RestoredSave,
 )
-from emergency_ckpt.core.timeline import Timeline, newest, number_of
+from emergency_ckpt.core.timeline import Timeline, number_of
 from emergency_ckpt.errors import (
     CheckpointError,
     LocalTierError,
@@ -44,7 +44,7 @@ from emergency_ckpt.ram.old_lives import claim_or_wait
 from emergency_ckpt.ram.other_runs import OtherRuns
 from emergency_ckpt.ram.prefault import Prefaulter
 from emergency_ckpt.ram.process_directory import ProcessDirectory, QuarantineRecord
-from emergency_ckpt.ram.process_files import Published, file_name
+from emergency_ckpt.ram.process_files import Published, file_name, newest_chain
 from emergency_ckpt.ram.signatures import Signer
 from emergency_ckpt.ram.slot_choice import (
     SLOTS_AT_REST,
@@ -502,7 +502,7 @@ class LocalTier:
     def timeline(self) -> Timeline | None:
         """Return the newest timeline recorded in any of the directories, or None."""
         with self._lock:
-            return newest(*(place.ledger.chain for place in self._directories()))
+            return newest_chain(place.ledger for place in self._directories())
 
     @property
     def incarnation(self) -> str:

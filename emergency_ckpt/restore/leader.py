@@ -28,6 +28,7 @@ from emergency_ckpt.core.restore.inventory import (
     RestoredSave,
     lives_from,
     newest_older,
+    newest_timeline,
     persistent_unusable,
     suspicion,
 )
@@ -45,7 +46,6 @@ from emergency_ckpt.core.timeline import (
     is_plain,
     is_same_save,
     new_incarnation,
-    newest,
     number_of,
 )
 from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
@@ -154,7 +154,7 @@ class RestoreLeader:
             tuple(holders),
             self._manifests.read(holders),
             quarantined=self._inventory.quarantined | damaged,
-            timeline=newest(self._inventory.timeline, *(each.timeline for each in holders)),
+            timeline=newest_timeline(holders, self._inventory.timeline),
         )
         if self._persistent is not None and not self._has_asked:
             self._has_asked = True
@@ -490,7 +490,8 @@ class RestoreLeader:
             self._events.emit("persistent.log_damaged", reason=str(fault)[:500])
         if view.log.doubt:
             self._events.emit("restore.note", text=f"the step log: {view.log.doubt}")
-        self._replace(timeline=newest(self._inventory.timeline, view.chain))
+        known = self._inventory.timeline, view.chain
+        self._replace(timeline=newest_timeline(self._inventory.holders, *known, stored=view.steps))
         steps = {each.step: each for each in view.steps}
         step = self._requested_step
         if step is not None and (asked := view.of(step)) is not None:

@@ -135,6 +135,17 @@ def test_newest_of_differing_records_is_that_of_the_latest_life() -> None:
     assert newest(continued(None, save(1, A), life(9)), tenth) == tenth
 
 
+@pytest.mark.parametrize("further", [6, 7])
+def test_newest_of_lives_with_one_number_is_that_with_the_newest_save(further: int) -> None:
+    twins = [continued(None, save(5, A), life(2, nonce)) for nonce in (6, 7)]
+    complete = [save(9, life(2, further)), save(8, life(2, 6)), save(8, life(2, 7)), save(20, B)]
+    assert newest(*twins, complete=complete) == twins[further - 6]
+    assert newest(*reversed(twins), complete=complete) == twins[further - 6]
+    assert newest(*twins) == twins[1], "the greater name"
+    third = continued(None, save(5, A), life(3))
+    assert newest(*twins, third, complete=complete) == third
+
+
 def test_objection_to_a_life_of_the_same_number() -> None:
     """Neither knew of the other, as when the RAM of one and the storage of the other were away."""
     timeline = continued(None, save(5, A), life(2, 7))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from pathlib import Path
 
@@ -172,3 +173,32 @@ def test_damaged_newest_step_does_not_count_for_retention(world: World) -> None:
     world.lose_ram()
     assert restored(world) == 3
     assert kept(world) == ["4.rolled"]
+
+
+@pytest.mark.parametrize("greater", ["first", "second"])
+def test_of_two_lives_apart_that_came_further_is_restored(
+    world: World, monkeypatch: pytest.MonkeyPatch, greater: str
+) -> None:
+    """Neither could know of the other; both have one number, and names that say nothing."""
+    real = secrets.token_hex
+
+    def live(*steps: int, name: str) -> int | None:
+        digit = "f" if name == greater else "0"
+        monkeypatch.setattr(secrets, "token_hex", lambda n: digit + real(n)[1:])
+        with world.open() as ckpt:
+            found, state = ckpt.restore(state=world.state(0))
+            assert found is None or same(state, world.state(found))
+            save_all(ckpt, world, *steps)
+        return found
+
+    live(1, 2, name="second")
+    before, apart = (Path(f"{world.ramdisk}.{name}") for name in ("before", "apart"))
+    shutil.copytree(world.ramdisk, before)
+    assert live(3, 4, 5, name="first") == 2
+    world.ramdisk.rename(apart)
+    before.rename(world.ramdisk)
+    assert live(3, name="second") == 2
+    (place,) = apart.glob("*/process_*")
+    place.rename(world.ramdisk / "run" / "process_00009")
+    assert live(6, name="third") == 5
+    assert live(name="fourth") == 6

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from emergency_ckpt.core.timeline import Timeline, newest_step, number_of
+from emergency_ckpt.core.timeline import Timeline, newest, newest_step, number_of
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.types import PERSISTENT, Contents, SaveId
 
@@ -129,6 +129,22 @@ class Inventory(msgspec.Struct, frozen=True):
     persistent: tuple[PersistentStep, ...] = ()
     quarantined: frozenset[Quarantined] = frozenset()
     timeline: Timeline | None = None
+
+
+def newest_timeline(
+    holders: Iterable[HolderInventory],
+    *others: Timeline | None,
+    stored: Iterable[PersistentStep] = (),
+) -> Timeline | None:
+    """Return the newest timeline of the holders and ``others``.
+
+    Of lives with one number it is that with the newest save that a holder, or storage, knows to be
+    complete.
+    """
+    holders = list(holders)
+    complete = {each.known_complete for each in holders if each.known_complete}
+    complete.update(SaveId(each.step, each.incarnation, "") for each in stored)
+    return newest(*(each.timeline for each in holders), *others, complete=complete)
 
 
 class RestoredSave(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):

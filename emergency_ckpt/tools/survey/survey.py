@@ -14,10 +14,11 @@ from emergency_ckpt.core.restore.inventory import (
     PersistentStep,
     RestoredSave,
     lives_from,
+    newest_timeline,
 )
 from emergency_ckpt.core.restore.restore_plan import lacks_of
 from emergency_ckpt.core.shard_layout import state_size_bytes
-from emergency_ckpt.core.timeline import Timeline, newest
+from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
 from emergency_ckpt.ram.step_reader import RamStep
 from emergency_ckpt.storage.steps.looks import FoundStep
@@ -153,7 +154,7 @@ def _inventory(folders: tuple[ProcessFolder, ...], run_id: str) -> Inventory:
     return Inventory(
         holders=tuple(folder.holder for folder in own),
         manifests={each.digest: each.contents for each in published},
-        timeline=newest(*(folder.ledger.chain for folder in own)),
+        timeline=newest_timeline(folder.holder for folder in own),
     )
 
 
@@ -164,7 +165,7 @@ def _ram_steps(survey: Survey) -> Iterator[SurveyedStep]:
     for save in sorted(saves, reverse=True):
         inventory = inventories[save.run_id]
         stored = directory.timeline if directory and directory.run_id == save.run_id else None
-        state, reason = _state_of_ram(save, inventory, newest(inventory.timeline, stored))
+        state, reason = _state_of_ram(save, inventory, newest_timeline(inventory.holders, stored))
         copies = [c for folder in folders for c in folder.copies if c.published.save == save]
         saved_s = max(copy.saved_s for copy in copies)
         writers = [copy.published.writer for copy in copies]

@@ -12,8 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from emergency_ckpt._native import Mapping as NativeMapping
-from emergency_ckpt.core.restore.inventory import HeldHostState, HolderInventory, Inventory
-from emergency_ckpt.core.timeline import newest
+from emergency_ckpt.core.restore.inventory import (
+    HeldHostState,
+    HolderInventory,
+    Inventory,
+    newest_timeline,
+)
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.ram.process_files import Ledger, Published
 from emergency_ckpt.tools.survey.places import SurveyFault
@@ -132,5 +136,5 @@ def merged(
         inventory,
         holders=(*inventory.holders, *asked),
         manifests={**inventory.manifests, **manifests},
-        timeline=newest(inventory.timeline, *(each.timeline for each in asked)),
+        timeline=newest_timeline([*inventory.holders, *asked]),
     )
