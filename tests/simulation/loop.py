@@ -11,7 +11,7 @@ from typing import Any
 import devices
 import install
 import sim
-from judge import Judge, Seen, Violation
+from judge import KEPT_IN_STORAGE, Judge, Seen, Violation
 from lives import life_of
 from plan import Life, Plan
 from scheduler import Killed, Process
@@ -82,7 +82,7 @@ class Loop:
             local_save_every=self._life.interval,
             dir=str(self._storage) if plan.stored_every else None,
             save_every=plan.stored_every,
-            keep_last_n=2 if plan.stored_every else None,
+            keep_last_n=KEPT_IN_STORAGE if plan.stored_every else None,
             persistent_timeout_s=120.0,
             storage_wait_timeout_s=1.0,
             local_keep_last_n=plan.keep_last_n,
