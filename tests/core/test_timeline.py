@@ -136,7 +136,7 @@ def test_newest_of_differing_records_is_that_of_the_latest_life() -> None:
 
 
 @pytest.mark.parametrize("further", [6, 7])
-def test_newest_of_lives_with_one_number_is_that_with_the_newest_save(further: int) -> None:
+def test_newest_of_two_lives_with_one_number_came_further(further: int) -> None:
     twins = [continued(None, save(5, A), life(2, nonce)) for nonce in (6, 7)]
     complete = [save(9, life(2, further)), save(8, life(2, 6)), save(8, life(2, 7)), save(20, B)]
     assert newest(*twins, complete=complete) == twins[further - 6]
