@@ -85,7 +85,7 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def newest_chain(ledgers: Iterable[Ledger]) -> Timeline | None:
     """Return the chain of the newest life on record; None without one."""
     ledgers = list(ledgers)
-    complete = {each.complete for each in ledgers if each.complete is not None}
+    complete = (each.complete for each in ledgers if each.complete is not None)
     return newest(*(each.chain for each in ledgers), complete=complete)
 
 

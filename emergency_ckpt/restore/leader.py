@@ -490,8 +490,8 @@ class RestoreLeader:
             self._events.emit("persistent.log_damaged", reason=str(fault)[:500])
         if view.log.doubt:
             self._events.emit("restore.note", text=f"the step log: {view.log.doubt}")
-        known = self._inventory.timeline, view.chain
-        self._replace(timeline=newest_timeline(self._inventory.holders, *known, stored=view.steps))
+        holders, known = self._inventory.holders, self._inventory.timeline
+        self._replace(timeline=newest_timeline(holders, known, view.table))
         steps = {each.step: each for each in view.steps}
         step = self._requested_step
         if step is not None and (asked := view.of(step)) is not None:

@@ -93,7 +93,8 @@ def test_interrupted_command_ends_without_a_traceback(
 
 def test_output_that_is_closed_is_no_file_of_the_command(tmp_path: Path) -> None:
     """A descriptor that the shell closed would be that of the next file."""
-    program = f"{sys.executable} -m emergency_ckpt.tools.cli.main ls --json --local-dir {tmp_path}"
+    words = [sys.executable, "-m", "emergency_ckpt.tools.cli.main", "ls", "--json"]
+    program = shlex.join([*words, "--local-dir", str(tmp_path)])
     ended = subprocess.run(
         ["sh", "-c", f"exec {program} >&-"], capture_output=True, text=True, check=False
     )

@@ -5,10 +5,11 @@ As in ``types``, values that occur in large numbers are exempt from garbage coll
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from emergency_ckpt.core.step_log import Table
 from emergency_ckpt.core.timeline import Timeline, newest, newest_step, number_of
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.types import PERSISTENT, Contents, SaveId
@@ -132,19 +133,22 @@ class Inventory(msgspec.Struct, frozen=True):
 
 
 def newest_timeline(
-    holders: Iterable[HolderInventory],
-    *others: Timeline | None,
-    stored: Iterable[PersistentStep] = (),
+    holders: Sequence[HolderInventory], known: Timeline | None = None, table: Table | None = None
 ) -> Timeline | None:
-    """Return the newest timeline of the holders and ``others``.
+    """Return the newest timeline of the holders, of ``table`` of storage's log, and ``known``.
 
-    Of lives with one number it is that with the newest save that a holder, or storage, knows to be
-    complete.
+    Of lives with one number it is that with the newest save that a holder knows to be complete, or
+    that the log lists.
     """
-    holders = list(holders)
-    complete = {each.known_complete for each in holders if each.known_complete}
-    complete.update(SaveId(each.step, each.incarnation, "") for each in stored)
-    return newest(*(each.timeline for each in holders), *others, complete=complete)
+    chain = None if table is None else table.chain
+    complete = _known_complete(holders, table)
+    return newest(*(each.timeline for each in holders), known, chain, complete=complete)
+
+
+def _known_complete(holders: Sequence[HolderInventory], table: Table | None) -> Iterator[SaveId]:
+    yield from (each.known_complete for each in holders if each.known_complete)
+    if table is not None:
+        yield from (SaveId(e.step, e.incarnation, table.run_id) for e in table.counting())
 
 
 class RestoredSave(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):

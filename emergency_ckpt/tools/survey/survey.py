@@ -154,18 +154,22 @@ def _inventory(folders: tuple[ProcessFolder, ...], run_id: str) -> Inventory:
     return Inventory(
         holders=tuple(folder.holder for folder in own),
         manifests={each.digest: each.contents for each in published},
-        timeline=newest_timeline(folder.holder for folder in own),
+        timeline=newest_timeline([folder.holder for folder in own]),
     )
 
 
 def _ram_steps(survey: Survey) -> Iterator[SurveyedStep]:
     folders, directory = survey.folders, survey.directory
     inventories = {run_id: _inventory(folders, run_id) for run_id in {f.run_id for f in folders}}
+    tables = {directory.run_id: directory.table} if directory else {}
+    timelines = {
+        run_id: newest_timeline(inventory.holders, table=tables.get(run_id))
+        for run_id, inventory in inventories.items()
+    }
     saves = {copy.published.save for folder in folders for copy in folder.copies}
     for save in sorted(saves, reverse=True):
         inventory = inventories[save.run_id]
-        stored = directory.timeline if directory and directory.run_id == save.run_id else None
-        state, reason = _state_of_ram(save, inventory, newest_timeline(inventory.holders, stored))
+        state, reason = _state_of_ram(save, inventory, timelines[save.run_id])
         copies = [c for folder in folders for c in folder.copies if c.published.save == save]
         saved_s = max(copy.saved_s for copy in copies)
         writers = [copy.published.writer for copy in copies]

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from emergency_ckpt.config import run_id_of
-from emergency_ckpt.core.restore.inventory import PersistentStep
-from emergency_ckpt.core.timeline import life_of, newest
+from emergency_ckpt.core.restore.inventory import PersistentStep, newest_timeline
+from emergency_ckpt.core.timeline import life_of
 from emergency_ckpt.errors import (
     ConfigError,
     CorruptData,
@@ -203,7 +203,7 @@ class _Drain:
         self.inventory = survey.inventory(run_id)
         self._notes = [f"{fault.where}: {fault.problem}" for fault in survey.faults]
         self._recorded = None if writer.table is None else writer.table.chain
-        self._timeline = newest(self.inventory.timeline, self._recorded)
+        self._timeline = newest_timeline(self.inventory.holders, table=writer.table)
         for each in survey.of(LOCAL):
             reason = self._rejection_reason(each.step, each.incarnation)
             if each.run_id == run_id and reason:
