@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 from fake_gcs import FaultRule, GcsControl
-from persistent_steps import RUN_ID, complete_steps, fill, life, save_over, value_of, writer_of
+from persistent_steps import (
+    RUN_ID,
+    complete_steps,
+    fill,
+    life,
+    save_over,
+    value_of,
+    write,
+    writer_of,
+)
 from state_samples import on_host
 
 from emergency_ckpt.core.timeline import continued
@@ -121,7 +130,7 @@ def two_saves(run: str) -> PersistentTier:
 
 
 def set_aside() -> dict[str, Any]:
-    """Roll the step back, then make room for another one of its number."""
+    """Roll the step back, then save another one of its number, up to its marker."""
     tier = two_saves("aside")
     before = look("aside")
     writer = writer_of(tier)
@@ -133,7 +142,9 @@ def set_aside() -> dict[str, Any]:
     assert moved.folder == rolled_back.folder
     seen = {**look("aside"), "value": value_of(tier, REMOVED)}
     kept = below("aside", f"{moved.folder}/")
-    return {"before": before, "hidden": hidden, "then": seen, "kept": kept}
+    write(tier, REMOVED, 21, life(2))
+    again = {**look("aside"), "value": value_of(tier, REMOVED)}
+    return {"before": before, "hidden": hidden, "then": seen, "kept": kept, "again": again}
 
 
 def several_items() -> list[dict[str, Any]]:

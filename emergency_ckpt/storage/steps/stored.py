@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from emergency_ckpt.core.keys import StepSigning
@@ -98,7 +98,7 @@ class StoredSteps:
             self.looks.tell(f"{fault}; the version before is used")
         names = frozenset(self._storage.names_in(deadline_s=deadline_s))
         entries = () if log.table is None else log.table.steps
-        unlisted = self.folders.steps(names, self._named(entries), deadline_s)
+        unlisted = self.folders.steps(names, self._named(entries, names), deadline_s)
         if not names:
             self._storage.check_bucket(deadline_s)
         steps = {e.step: e for e in entries if e.state == "complete"}
@@ -112,11 +112,15 @@ class StoredSteps:
             items = self._traces(deadline_s)
         return StoredView(log, names, unlisted, tuple(sorted(items)))
 
-    def _named(self, entries: Iterable[Entry]) -> set[str]:
+    def _named(self, entries: Iterable[Entry], names: Collection[str]) -> set[str]:
         """Return the folders that entries have as their own places."""
-        # In a bucket a step aside stays in its own folder, until that is needed.
-        stays = self._storage.is_object_store
-        return {e.own_folder for e in entries if e.state != "aside" or e.pending or stays}
+
+        def is_in_own_place(entry: Entry) -> bool:
+            # In a bucket a step aside stays in its own folder, until that is needed.
+            stays = self._storage.is_object_store and entry.aside_folder not in names
+            return entry.state != "aside" or entry.pending or stays
+
+        return {entry.own_folder for entry in entries if is_in_own_place(entry)}
 
     def _gone(self, missing: Sequence[Entry], deadline_s: float) -> set[int]:
         """Return the steps of ``missing``, which the listing lacks, that are not there."""

@@ -112,6 +112,9 @@ def test_step_set_aside_in_a_bucket_keeps_every_object(gcs: FakeGcs) -> None:
     assert set(hidden["objects"]) == names - COMMITS
     assert (then["objects"], then["beside"]) == ([], [])
     assert set(seen["kept"]) == names - COMMITS
+    again = seen["again"]
+    assert again["ours"] == again["whole"] == again["manager"] == [10, 20]
+    assert again["value"] == 21, "before the log lists it"
 
 
 def test_step_of_several_items_leaves_and_returns_whole(gcs: FakeGcs) -> None:
