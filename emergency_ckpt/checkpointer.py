@@ -222,9 +222,10 @@ class EmergencyCheckpointer:
         Args:
           step: restore this step or fail; None and "latest" mean the newest complete one.
           state: the state to restore into: arrays, or specs with shape, dtype and sharding. It is
-            not changed; host values (numpy, numbers) give the types of the returned ones. A Python
-            bool, int, float or complex accepts any stored scalar of its kind: a step that was 0 at
-            first is an int32 array after the first compiled step.
+            not changed. Where these have a layout on the devices (a ``Format`` of JAX), so have the
+            restored ones. Host values (numpy, numbers) give the types of the returned ones. A
+            Python bool, int, float or complex accepts any stored scalar of its kind: a step that
+            was 0 at first is an int32 array after the first compiled step.
           host_state: as given to ``save``; objects with ``set_state`` are repositioned in place,
             dicts and lists updated in place. ``last_restore.host_state`` has the restored value.
           keep_newer: forget newer steps in RAM at the next save instead of now; until then they can
@@ -233,8 +234,7 @@ class EmergencyCheckpointer:
             a step that has one is a warning where no process gives a ``host_state``.
 
         Returns:
-          (step, restored state), bit for bit as saved, arrays in JAX's default layout on a device;
-          (None, ``state``) on a fresh start.
+          (step, restored state), bit for bit as saved; (None, ``state``) on a fresh start.
 
         Raises the same kind of error on all processes, without having changed anything:
           InvalidState: ``step`` or ``state`` is not valid.

@@ -17,7 +17,6 @@ STATE, DATASET, RESERVED = "state", "dataset", "process_metadata"
 _INSTEAD = {
     "transforms": "transform the restored state",
     "legacy_transform_fn": "transform the restored state",
-    "support_layout": "move the restored arrays with jax.device_put",
     "fallback_sharding": "give the leaves of the tree their shardings",
 }
 """Arguments of a restore that are refused, and what to do instead."""

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from jax.experimental.layout import Format
 
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.state.tree import PyTree, is_key_type, is_python_number, path_of
@@ -156,10 +157,17 @@ def _filled(given: Any, saved: Any) -> Any:
         return given if is_python_number(saved) else saved
     if not _is_described(given):
         return saved
-    sharding = getattr(given, "sharding", None) or getattr(saved, "sharding", None)
+    sharding = _format_of(given) or getattr(saved, "sharding", None)
     if isinstance(given, np.ndarray) or sharding is None:
         return given
     return jax.ShapeDtypeStruct(given.shape, given.dtype, sharding=sharding)
+
+
+def _format_of(leaf: Any) -> Any:
+    """Return where a leaf is, with its layout on the devices if it has one; None for neither."""
+    found = getattr(leaf, "format", None)
+    has_layout = isinstance(found, Format) and found.layout is not None
+    return found if has_layout else getattr(leaf, "sharding", None)
 
 
 def placed(leaf: Any, args: Any) -> Any:
@@ -180,7 +188,7 @@ def placed(leaf: Any, args: Any) -> Any:
     if getattr(args, "restore_type", None) is np.ndarray and hasattr(leaf, "dtype"):
         return _host_array(leaf.shape, leaf.dtype)
     sharding = getattr(args, "sharding", None)
-    if sharding is not None and not isinstance(sharding, jax.sharding.Sharding):
+    if sharding is not None and not isinstance(sharding, jax.sharding.Sharding | Format):
         sharding = sharding.to_jax_sharding()
     mesh, axes = getattr(args, "mesh", None), getattr(args, "mesh_axes", None)
     if sharding is None and mesh is not None and axes is not None:

@@ -60,7 +60,7 @@ from emergency_ckpt.restore.storage_load import (
     StorageLoad,
     passed_over,
 )
-from emergency_ckpt.state.materialize import materialize
+from emergency_ckpt.state.materialize import in_layouts_of, materialize
 from emergency_ckpt.state.tree import BoxTable
 from emergency_ckpt.storage.hedged_reads import OnHedged
 from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
@@ -357,7 +357,8 @@ class Restore:
             made_of = MadeOf(save, request.tree, request.host_types(), leaves, crcs)
             found = self._placed.find(made_of)
             if found is not None and shards.holds_all(part, found.gathered):
-                return dataclasses.replace(found, is_prefetched=True)
+                state = in_layouts_of(request.like, found.state)
+                return dataclasses.replace(found, state=state, is_prefetched=True)
             del found
             self._placed.release("not all that this process keeps is in its RAM")
         with shards.collecting(part) as arrivals:

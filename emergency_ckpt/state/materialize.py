@@ -11,6 +11,7 @@ import jax
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from jax.experimental.layout import Format, Layout
 
 from emergency_ckpt.core.boxes import whole
 from emergency_ckpt.state.dtypes import dtype_named
@@ -24,6 +25,9 @@ from emergency_ckpt.state.tree import (
     boxes_by_device,
 )
 from emergency_ckpt.types import Box, ShardId
+
+_MATRIX = 2
+"""Dimensions from which on arrays have more than one layout."""
 
 BytesOf = Callable[[ShardId], npt.NDArray[np.uint8]]
 
@@ -40,7 +44,7 @@ def materialize(
     Not collective. Blocks for the arrivals, and until the transfers to the devices have begun.
 
     Args:
-      like: gives the type of host leaves.
+      like: gives the type of host leaves, and the layout of arrays as ``in_layouts_of``.
       bytes_of: returns read-only uint8 arrays that must not change while the result lives: on CPU
         64-byte aligned memory becomes the array's own buffer.
       arrivals: shards available from ``bytes_of``, as they come; a leaf's transfer begins with its
@@ -49,7 +53,7 @@ def materialize(
         arrivals are over. None: that of ``tree``.
     """
     flat = jax.tree_util.tree_leaves(like)
-    placing = _Placing(tree, bytes_of)
+    placing = _Placing(tree, flat, bytes_of)
     for shards in arrivals:
         with _as_they_are():
             placing.place(shards)
@@ -66,6 +70,29 @@ def materialize(
     return tree.unflatten(values)
 
 
+def in_layouts_of(like: PyTree, state: PyTree) -> PyTree:
+    """Return ``state``, each array in the layout on its devices that ``like`` has, if it has one.
+
+    Not collective: each process moves its own shards. PRNG keys and host values have no layout.
+    """
+    return jax.tree.map(_in_layout_of, like, state)
+
+
+def _in_layout_of(like: object, array: Any) -> Any:
+    # A vector has one layout, and it takes JAX as long to tell it as to place the array.
+    if getattr(array, "ndim", 0) < _MATRIX:
+        return array
+    layout = getattr(getattr(like, "format", None), "layout", None)
+    if not isinstance(layout, Layout):  # of a key, a host value, a target that leaves it open
+        return array
+    there = array.format.layout
+    if layout.major_to_minor == there.major_to_minor and layout.tiling in (None, there.tiling):
+        return array
+    shards = [each.data for each in array.addressable_shards]
+    moved = jax.device_put(shards, [Format(layout, each.sharding) for each in shards])
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, moved)
+
+
 @contextlib.contextmanager
 def _as_they_are() -> Generator[None]:
     """Let JAX take all bytes: it cuts 8-byte types to 4 without x64, and a guard refuses them."""
@@ -76,7 +103,8 @@ def _as_they_are() -> Generator[None]:
 class _Placing:
     """The arrays of a state on this process's devices, leaf by leaf."""
 
-    def __init__(self, tree: StateTree, bytes_of: BytesOf) -> None:
+    def __init__(self, tree: StateTree, like: Sequence[object], bytes_of: BytesOf) -> None:
+        self._like = like
         self._bytes_of = bytes_of
         self._leaves: dict[str, Leaf] = {}
         self._missing: dict[str, set[Box]] = {}
@@ -111,7 +139,7 @@ class _Placing:
         array = _array_of(leaf, self._bytes_of)
         if leaf.kind is LeafKind.KEYS:
             array = jax.random.wrap_key_data(array, impl=leaf.spec.key_impl)
-        self._made[path] = array
+        self._made[path] = _in_layout_of(self._like[leaf.position], array)
 
 
 def _array_of(leaf: Leaf, bytes_of: BytesOf) -> jax.Array:

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.layout import Format, Layout
+from state_samples import assert_same
 from world import LONG_S, World, finish, logged, same, save_all
 
 from emergency_ckpt import EmergencyCheckpointer
@@ -199,6 +201,20 @@ def test_another_state_is_an_ordinary_restore(saved: World, what: str) -> None:
         check(checkpointer, saved, 2)
         (told,) = unused(saved)
         assert "another state was prefetched" in told
+
+
+def test_layout_is_that_of_the_restore(saved: World) -> None:
+    wanted = specs(saved)
+    turned = Format(Layout((1, 0)), wanted["w"].sharding)
+    wanted["w"] = jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=turned)
+    with saved.open() as checkpointer:
+        checkpointer.prefetch(specs(saved))
+        wait_for(saved, "prefetch.finished")
+        _, state = checkpointer.restore(state=wanted)
+        assert unused(saved) == []
+    expected = saved.state(2)
+    expected["w"] = jax.device_put(expected["w"], turned)
+    assert_same(state, expected)
 
 
 def test_arrays_are_given_once(saved: World) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.experimental.layout import Format, Layout
 from jax.sharding import PartitionSpec as P
 from state_samples import (
     DEVICE_DTYPES,
@@ -109,6 +110,16 @@ def test_sharded_keys_come_back() -> None:
     data = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 8)))
     state = {"k": jax.random.wrap_key_data(sharded(data, mesh_of(8), "x"))}
     assert_same(through_bytes(state), state)
+
+
+@pytest.mark.parametrize("order", [(2, 1, 0), (1, 2, 0)])
+def test_layout_on_a_device_is_that_of_the_target(order: tuple[int, ...]) -> None:
+    plain = sharded(random_bits((8, 4, 3), "bfloat16", seed=1), mesh_of(2, 4), "y", "x")
+    turned = jax.device_put(plain, Format(Layout(order), plain.sharding))
+    spec = jax.ShapeDtypeStruct(plain.shape, plain.dtype, sharding=turned.format)
+    for state in (plain, turned):
+        for like, wanted in ((plain, plain), (turned, turned), (spec, turned)):
+            assert_same(through_bytes({"x": state}, {"x": like}), {"x": wanted})
 
 
 def test_array_on_one_other_device_comes_back_there() -> None:

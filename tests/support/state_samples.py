@@ -133,6 +133,7 @@ def assert_same(left: Any, right: Any) -> None:
             assert bits(a) == bits(b), name
             continue
         assert (a.shape, a.dtype, a.sharding) == (b.shape, b.dtype, b.sharding), name
+        assert getattr(a, "format", None) == getattr(b, "format", None), name
         for x, y in zip(a.addressable_shards, b.addressable_shards, strict=True):
             assert (x.device, x.index) == (y.device, y.index), name
             assert bits(x.data) == bits(y.data), f"{name} on {x.device}"
