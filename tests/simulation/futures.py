@@ -25,6 +25,9 @@ class Future:
     def cancel(self) -> bool:
         return False
 
+    def wait(self, timeout: float) -> None:
+        self._done.wait(timeout)
+
     def done(self) -> bool:
         return self._done.is_set()
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import bucket
 import devices
 import network
 import sim
@@ -32,6 +33,7 @@ class History:
         self.verbose = verbose
         self.scheduler = sim.begin(plan.seed)
         storage.begin()
+        bucket.begin(root)
         self.hosts = [Host(root, number) for number in range(plan.hosts)]
         self.pids = iter(range(100_000, 1_000_000))
         self.storage = root / "storage"
@@ -39,6 +41,7 @@ class History:
         self.number = 0
         self._stalled: Process | None = None
         """A process of the life before this one that does not know that it is over."""
+        self._has_other_writer = False
 
     def log(self, text: str) -> None:
         """Print a line of what happens."""
@@ -51,7 +54,8 @@ class History:
             self.number = number
             self.log(f"--- life {number}: {life}")
             self._between(life)
-            self.judge.before(number, life)
+            self._has_other_writer = self._stalled is not None
+            self.judge.before(number, life, has_other_writer=self._has_other_writer)
             seen = self._live(life)
             for task, error in self.scheduler.errors:
                 raise Violation(
@@ -180,7 +184,9 @@ class History:
         if loop.is_between and not is_over():
             self.log(f"--- life {self.number}, second restore")
             self.judge.after(loop.seen)
-            self.judge.before(self.number + SECOND, life.rest)
+            self.judge.before(
+                self.number + SECOND, life.rest, has_other_writer=self._has_other_writer
+            )
             loop.go_on(self.number + SECOND)
             if not self.judge.is_expected:
                 return  # a restore that finds nothing begins no life

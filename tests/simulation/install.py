@@ -16,6 +16,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+import arrays
+import bucket
 import devices
 import futures
 import native_sockets
@@ -58,6 +60,8 @@ def product() -> Any:
         _separate(module)
     _connect()
     storage.install()
+    bucket.install()
+    arrays.install()
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     gc.collect()
     gc.freeze()

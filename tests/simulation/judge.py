@@ -81,24 +81,29 @@ class Judge:
         for bound in self._bound.values():
             bound.discard(number)
 
-    def before(self, number: int, life: Life) -> None:
-        """Learn what this life must restore at the least."""
+    def before(self, number: int, life: Life, *, has_other_writer: bool) -> None:
+        """Learn what this life must restore at the least.
+
+        ``has_other_writer``: one of an earlier life may still save, and remove older steps.
+        """
         self._number, self._life = number, life
         self._found = self._survey(life)
         stored = oracle.stored_saves(self._storage, self.tags)
         in_reach = [] if _is_silent(life) else stored
         known = self._found.lives.union(name for name, _ in in_reach)
         self._lives.begin(number, known)
-        self._expected = oracle.newest_complete(self._found, self._lives, in_reach, stored)
+        logged = oracle.logged_lives(self._storage)
+        self._expected = oracle.newest_complete(self._found, self._lives, in_reach, stored, logged)
         self._expected_in_storage = oracle.newest_complete(
-            oracle.Holdings(lives=self._found.lives), self._lives, stored
+            oracle.Holdings(lives=self._found.lives), self._lives, stored, logged=logged
         )
         self._log(f"expected at least {self._expected}")
         newest = 0 if self._expected is None else self._expected[1]
         self.asked = newest - life.back if life.begins == "back" and newest > life.back else None
-        reach = self._found.lives.union(name for name, _ in stored)
+        reach = self._found.lives.union((name for name, _ in stored), logged)
         counting = [save for save in in_reach if self._lives.counts(save, reach)]
         kept = sorted(counting, key=lambda save: save[1])[-KEPT_IN_STORAGE:]  # others may be going
+        kept = [] if has_other_writer else kept
         ram = [e for e in oracle.whole_saves(self._found) if self._lives.counts(e, reach)]
         self._is_asked_whole = self.asked in [step for _, step in (*ram, *kept)]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import bucket
 import devices
 import install
 import sim
@@ -45,7 +46,7 @@ class Loop:
         self._life = life
         self._number = number
         self._judge = judge
-        self._storage = storage
+        self._dir = f"{bucket.URL}/{storage.name}" if plan.in_bucket else str(storage)
         self._log = log
         self._is_verbose = verbose
         count = len(life.hosts)
@@ -80,7 +81,7 @@ class Loop:
             local_dir=str(process.host.ram),
             bind_host=process.host.address,
             local_save_every=self._life.interval,
-            dir=str(self._storage) if plan.stored_every else None,
+            dir=self._dir if plan.stored_every else None,
             save_every=plan.stored_every,
             keep_last_n=KEPT_IN_STORAGE if plan.stored_every else None,
             persistent_timeout_s=120.0,

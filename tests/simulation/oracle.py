@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import arrays
 import devices
 import numpy as np
 import storage
@@ -201,7 +202,10 @@ def _is_stored(directory: Path, documents: Path, save: Save, tags: Tags, marker:
     if (documents / "rolled_back.json").exists():
         return False
     missing = {name: np.ones(value.shape, bool) for name, value in truth.items()}
-    for leaf, box, values in storage.boxes_of(directory / str(save[1]) / storage.ITEM):
+    folder = directory / str(save[1])
+    if not (folder / storage.COMMITTED).exists():
+        return False
+    for leaf, box, values in arrays.boxes_of(folder / storage.ITEM):
         index = tuple(slice(first, last) for first, last in box)
         if values.tobytes() != np.ascontiguousarray(truth[leaf][index]).tobytes():
             return False
@@ -211,8 +215,22 @@ def _is_stored(directory: Path, documents: Path, save: Save, tags: Tags, marker:
     return not any(each.any() for each in missing.values()) and all(map(Path.exists, names))
 
 
+def logged_lives(directory: Path) -> set[str]:
+    """Return the incarnations that the newest version of the log names: its own and the head."""
+    for path in sorted(directory.glob("host_state/log/*.json"), reverse=True):
+        document = load(path, "version")
+        if document is not None:
+            chain = document["version"].get("chain")
+            return {document["version"]["incarnation"], *([] if chain is None else [chain["head"]])}
+    return set()
+
+
 def newest_complete(
-    found: Holdings, lives: Lives, stored: Iterable[Save] = (), heard: Iterable[Save] = ()
+    found: Holdings,
+    lives: Lives,
+    stored: Iterable[Save] = (),
+    heard: Iterable[Save] = (),
+    logged: Iterable[str] = (),
 ) -> Save | None:
     """Return the newest save that every restore must find, or None.
 
@@ -221,9 +239,10 @@ def newest_complete(
     Args:
       stored: the saves in storage.
       heard: saves in storage that does not surely answer: their lives may win over others.
+      logged: incarnations in storage's log, which may win too.
     """
     stored = list(stored)
-    reach = found.lives.union(incarnation for incarnation, _ in [*stored, *heard])
+    reach = found.lives.union((incarnation for incarnation, _ in [*stored, *heard]), logged)
     counts = [save for save in [*whole_saves(found), *stored] if lives.counts(save, reach)]
     return max(counts, key=lambda save: save[1], default=None)
 

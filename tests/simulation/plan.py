@@ -20,6 +20,8 @@ SHAPES = (
 
 DAY_S = 86400.0
 """The most that a wall clock is wrong, either way."""
+_BUCKETS = 8
+"""In two of so many histories storage, if any, is a bucket."""
 _RETURNS = 4
 """In one of so many histories lives also go back to a named step, restore twice or force saves."""
 SLOW_STORAGE_S = 1.0
@@ -136,6 +138,7 @@ class Plan:
     """One history.
 
     ``hosts``: their number. ``stored_every``: steps between saves to storage; 0: there is none.
+    ``in_bucket``: storage is an object store.
     """
 
     seed: int
@@ -144,6 +147,7 @@ class Plan:
     keep_last_n: int
     stored_every: int
     lives: tuple[Life, ...]
+    in_bucket: bool = False
 
 
 KINDS = (
@@ -201,7 +205,8 @@ def draw(seed: int) -> Plan:
     keep = 1 if rng.random() < 0.7 else 2
     if seed % _RETURNS == 1:
         drawn = _with_returns(random.Random(f"returns {seed}"), drawn)
-    return Plan(seed, hosts, placement, keep, stored_every, tuple(drawn))
+    in_bucket = stored_every > 0 and seed % _BUCKETS in (2, 5)
+    return Plan(seed, hosts, placement, keep, stored_every, tuple(drawn), in_bucket)
 
 
 def _with_returns(rng: random.Random, lives: list[Life]) -> list[Life]:
