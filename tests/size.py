@@ -153,7 +153,8 @@ def imported(tree: ast.Module) -> set[str]:
 def is_below_a_face(module: str, package: dict[Path, ast.Module]) -> bool:
     """Return whether ``module`` lies in a room, and is none of its faces. ``core`` is all face."""
     parts = module.split(".")
-    if len(parts) <= FACE_PARTS or parts[1] in {"core", "testing"} or module == FACE:
+    face_parts = FACE_PARTS + (parts[1] == "tools")  # each of the tools is a room
+    if len(parts) <= face_parts or parts[1] in {"core", "testing"} or module == FACE:
         return False
     path = Path(*parts[1:])
     return path.with_suffix(".py") in package or path / "__init__.py" in package

@@ -11,9 +11,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from emergency_ckpt.core.placement.study import JobShape, PlacementCosts, recommend, study
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.cli.doctor.sizing import host_state_bytes
+from emergency_ckpt.tools.placement_study import JobShape, PlacementCosts, recommend, study
 
 _GIB = 1 << 30
 _GB = 1e9

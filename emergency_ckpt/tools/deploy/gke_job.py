@@ -10,7 +10,6 @@ from typing import Literal, get_args
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.limits import NAME_PATTERN
 from emergency_ckpt.core.placement.placement_policies import ALL_BUT_PRIMARY, parse_policy
-from emergency_ckpt.core.placement.study import SLOTS, held_bytes, stored_share
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.event_log.log_writer import LOG_BYTES
 from emergency_ckpt.tools.deploy.quantity import format_quantity
@@ -21,6 +20,7 @@ from emergency_ckpt.tools.deploy.tpus import (
     machines_of,
     tpu_problems,
 )
+from emergency_ckpt.tools.placement_study import SLOTS, held_bytes, stored_share
 
 RamdiskSource = Literal["daemonset", "in-place", "gke-driver"]
 """Where the ramdisk of a host comes from: a tmpfs that a DaemonSet mounts on the node; an emptyDir

@@ -14,9 +14,9 @@ from absl import logging
 from emergency_ckpt.errors import CheckpointError, LocalTierError
 from emergency_ckpt.files import NotOwn
 from emergency_ckpt.ram.ownership import ensure_run_directory
-from emergency_ckpt.ram.reserve import reserve_slot, slot_sizes
 from emergency_ckpt.tools.launch.job import JobSpec
 from emergency_ckpt.tools.launch.job_layout import JobLayout
+from emergency_ckpt.tools.reserve import reserve_slot, slot_sizes
 
 
 class Ramdisks:

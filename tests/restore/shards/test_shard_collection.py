@@ -15,11 +15,11 @@ from world import small_tmpfs
 from emergency_ckpt.core.restore.plan_types import FetchGroup, LocalRead, ProcessPlan
 from emergency_ckpt.errors import HolderUnreachable
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.ram.reserve import reserve_slot
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.restore.shards import CopiesFailed, ShardCollection
+from emergency_ckpt.tools.reserve import reserve_slot
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import SaveId, Writer

@@ -215,7 +215,7 @@ def _slots(args: argparse.Namespace, needed_bytes: int) -> Finding:
 
 def _reserve(args: argparse.Namespace) -> int:
     """Make the pages of a slot of each process; return 0, also when the host needs none."""
-    from emergency_ckpt.ram.reserve import has_slots, reserve_slot  # noqa: PLC0415
+    from emergency_ckpt.tools.reserve import has_slots, reserve_slot  # noqa: PLC0415
 
     if args.local_dir is None or args.run_id is None:
         raise ConfigError(["give --local-dir and --run-id"], target="eckpt doctor --reserve")

@@ -6,8 +6,8 @@ import argparse
 
 from emergency_ckpt.core.limits import SMALL_FILES_BYTES
 from emergency_ckpt.core.placement.placement_policies import parse_policy
-from emergency_ckpt.core.placement.study import held_bytes, stored_share
 from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.tools.placement_study import held_bytes, stored_share
 
 _GIB = 1 << 30
 _MIB = 1 << 20

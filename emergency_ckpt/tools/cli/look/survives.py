@@ -11,8 +11,8 @@ from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import BAD, GOOD, places_of, print_json
 
 if TYPE_CHECKING:
-    from emergency_ckpt.core.placement.study import Survival
     from emergency_ckpt.tools.offline.survival import Loss, SurvivalReport
+    from emergency_ckpt.tools.placement_study import Survival
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,7 +27,7 @@ from tiers_support import (
 
 from emergency_ckpt import files
 from emergency_ckpt.ram import LocalTier, OtherRuns, left_runs
-from emergency_ckpt.ram.reserve import has_slots, reserve_slot, slot_sizes
+from emergency_ckpt.tools.reserve import has_slots, reserve_slot, slot_sizes
 
 PIECE_BYTES = 8 << 20
 SIZE_BYTES = 5 * PIECE_BYTES + 4096
@@ -155,7 +155,7 @@ def _kill_maker(ramdisk: Path) -> None:
     """Kill a process that makes the slot of process 0, when some pages are made."""
     program = (
         "import sys\nfrom pathlib import Path\n"
-        "from emergency_ckpt.ram.reserve import reserve_slot\n"
+        "from emergency_ckpt.tools.reserve import reserve_slot\n"
         f"reserve_slot(Path(sys.argv[1]), {RUN_ID!r}, 0, {SIZE_BYTES}, "
         "lambda: print(flush=True) or sys.stdin.read(1) == '')"
     )

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from emergency_ckpt.core.placement.study import JobShape, PlacementCosts, recommend, study
 from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.tools.placement_study import JobShape, PlacementCosts, recommend, study
 
 JOB = JobShape(
     slices=8,

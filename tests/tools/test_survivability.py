@@ -19,11 +19,11 @@ from emergency_ckpt.core.placement.placement_policies import (
     place_on,
 )
 from emergency_ckpt.core.placement.striping import HeldLeaves
-from emergency_ckpt.core.placement.study import (
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.tools.placement_study import (
     loss_probability,
     slices_that_may_fail,
 )
-from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.types import Box, ShardId
 
 
