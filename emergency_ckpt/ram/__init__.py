@@ -3,7 +3,7 @@
 1. ``tier.LocalTier.open`` claims a directory of the run, and scans it: ``ownership`` checks on the
    descriptor that it is this user's and closed, ``locks`` takes it with ``flock`` and
    records the process that holds it. A damaged file is quarantined with its reason, never used.
-   ``process_files`` is how all read such a directory: this scan, ``eckpt serve`` (``read_only``)
+   ``process_files`` is how all read such a directory: this scan, ``eckpt serve``
    and the survey of ``eckpt ls``; ``step_reader`` puts a step together from several.
 2. ``reserve`` makes two slots (preallocated files of one step each) or finds them.
 3. ``begin_write`` chooses a slot without a step that must be kept (``slot_choice``), removes its
@@ -37,14 +37,12 @@ from emergency_ckpt.faces import face_of
 if TYPE_CHECKING:
     from emergency_ckpt.ram.manifest import build_contents, contents_digest
     from emergency_ckpt.ram.other_runs import OtherRuns, left_runs, remove_run
-    from emergency_ckpt.ram.read_only import ReadOnlyRamdisk
     from emergency_ckpt.ram.signatures import Signer
     from emergency_ckpt.ram.tier import LocalTier
 
 __all__ = [
     "LocalTier",
     "OtherRuns",
-    "ReadOnlyRamdisk",
     "Signer",
     "build_contents",
     "contents_digest",
@@ -56,7 +54,6 @@ __getattr__ = face_of(
     __name__,
     {
         "LocalTier": "tier",
-        "ReadOnlyRamdisk": "read_only",
         "Signer": "signatures",
         "OtherRuns": "other_runs",
         "left_runs": "other_runs",

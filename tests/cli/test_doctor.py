@@ -19,9 +19,9 @@ from trees import tree_of
 from world import small_tmpfs
 
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.ram import ReadOnlyRamdisk
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.storage import StorageDirectory, probe_storage
+from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer import TransferServer
 
 SECRET = generate_secret()

@@ -18,8 +18,9 @@ from tiers_support import RUN_ID
 
 from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.restore.inventory import HolderInventory
-from emergency_ckpt.ram import ReadOnlyRamdisk, Signer
+from emergency_ckpt.ram import Signer
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
+from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer import TransferServer
 
 Serve = Callable[[ReadOnlyRamdisk], str]

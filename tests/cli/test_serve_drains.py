@@ -16,8 +16,9 @@ from quarters import save_quarters
 from tiers_support import RUN_ID, open_tier
 
 from emergency_ckpt.core.keys import RunSecret
-from emergency_ckpt.ram import ReadOnlyRamdisk, Signer
+from emergency_ckpt.ram import Signer
 from emergency_ckpt.run_secret import generate_secret
+from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer import TransferServer
 from emergency_ckpt.types import Security
 

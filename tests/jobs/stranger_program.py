@@ -14,7 +14,7 @@ from pathlib import Path
 from tiers_support import RUN_ID, complete_save, document, held_steps, open_tier, save_id
 
 from emergency_ckpt.errors import LocalTierError
-from emergency_ckpt.ram import ReadOnlyRamdisk
+from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 
 
 def plant(local_dir: Path, step: int) -> None:

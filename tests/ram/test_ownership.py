@@ -24,7 +24,8 @@ from tiers_support import (
 
 from emergency_ckpt import files
 from emergency_ckpt.errors import LocalTierError, RamdiskFull
-from emergency_ckpt.ram import LocalTier, ReadOnlyRamdisk, left_runs
+from emergency_ckpt.ram import LocalTier, left_runs
+from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
 

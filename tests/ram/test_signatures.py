@@ -25,8 +25,9 @@ from tiers_support import (
 from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.timeline import Ancestor, Timeline
 from emergency_ckpt.errors import CorruptData, NotSigned
-from emergency_ckpt.ram import LocalTier, ReadOnlyRamdisk, Signer
+from emergency_ckpt.ram import LocalTier, Signer
 from emergency_ckpt.ram.signatures import check_believed, open_signed, signed
+from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 
 
 def signer_of(secret: bytes, run_id: str = RUN_ID) -> Signer:

@@ -6,7 +6,7 @@ import contextlib
 
 from world import World, finish
 
-from emergency_ckpt.ram import ReadOnlyRamdisk
+from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 
 LARGE = bytes(range(256)) * (17 << 12)  # of 17 MiB
 

@@ -32,7 +32,6 @@ from emergency_ckpt.cluster.coordination import decode_message
 from emergency_ckpt.core.keys import OpenedValue, open_value, seal_value
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.ram import ReadOnlyRamdisk
 from emergency_ckpt.ram.locks import OWNER_LOCK, read_owner
 from emergency_ckpt.ram.process_files import LEDGER, ProcessFiles
 from emergency_ckpt.restore.dialogue import Answer, PlanFailed, Report, Verdict
@@ -40,6 +39,7 @@ from emergency_ckpt.restore.request import CompleteSteps
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.save import Ballot
 from emergency_ckpt.storage.chunks import ChunkIndex
+from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.security.handshake import NotProved, prove_to_server
 from emergency_ckpt.transfer.security.sealing import SEAL_KEY_BYTES, Direction

@@ -24,8 +24,9 @@ from emergency_ckpt.cluster import ProcessHoldings
 from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import LocalTierError, NotHeld, TransferError
-from emergency_ckpt.ram import ReadOnlyRamdisk, Signer
+from emergency_ckpt.ram import Signer
 from emergency_ckpt.state import host_state
+from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer import Holdings, TransferClient, TransferServer
 from emergency_ckpt.types import SaveId
 

@@ -11,7 +11,7 @@ import pytest
 from served_tiers import later, open_tier, save_shards
 from transfer_support import RUN_ID
 
-from emergency_ckpt.ram import ReadOnlyRamdisk
+from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 
 
 def link_to_nothing(place: Path, name: str) -> None:

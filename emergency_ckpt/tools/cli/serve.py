@@ -14,10 +14,10 @@ from emergency_ckpt import run_secret as auth
 from emergency_ckpt.background import SignalFlag
 from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.ram.read_only import ReadOnlyRamdisk
 from emergency_ckpt.ram.signatures import Signer
 from emergency_ckpt.tools.cli.arguments import addresses, port, seconds, user_id
 from emergency_ckpt.tools.offline.draining.last import DrainPlaces, LastDrain
+from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 

@@ -25,13 +25,14 @@ from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.placement.placement_policies import Striped
 from emergency_ckpt.core.placement.striping import blocks
 from emergency_ckpt.core.shard_layout import Layout, lay_out
-from emergency_ckpt.ram import LocalTier, ReadOnlyRamdisk, Signer
+from emergency_ckpt.ram import LocalTier, Signer
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.tools.placement_study import (
     loss_probability,
     slices_that_may_fail,
     survival_of,
 )
+from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer import TransferServer
 from emergency_ckpt.types import Security, Writer
 
