@@ -22,6 +22,7 @@ from futures import Future
 from emergency_ckpt import _native as native
 
 MANIFEST = "manifest.ocdbt"
+_COMMITS = (MANIFEST, storage.METADATA, storage.COMMITTED)
 _TRIES = 5
 _SAME = "the same division of all arrays"
 
@@ -81,7 +82,7 @@ class KvStore:
     def _begin(self, path: Path, act: Callable[[], Any], *, is_change: bool = False) -> Future:
         """Begin a request. What changes a bucket goes on when this process is killed."""
         behaviour, scheduler, future = storage.behaviour, sim.scheduler, Future()
-        behaviour.before("call")
+        behaviour.before("commit" if is_change and path.name in _COMMITS else "call")
         scheduler.call()
         begin_s = behaviour.delay()
 

@@ -103,14 +103,14 @@ def _look(path: Path, act: Callable[[], Any]) -> Any:
     return act()
 
 
-def _change(path: Path, act: Callable[[], Any], *, creates: bool = False) -> Any:
-    """Return the answer to a request that changes something."""
+def _change(path: Path, act: Callable[[], Any], what: str = "call") -> Any:
+    """Return the answer to a request that changes something; ``what``: as ``Life.stalls``."""
     behaviour, scheduler = storage.behaviour, sim.scheduler
     task = scheduler.here()
-    behaviour.before("create" if creates else "call")
+    behaviour.before(what)
     scheduler.call()
     delay_s = behaviour.delay()
-    kind = behaviour.fault() or (behaviour.create_fault() if creates else "")
+    kind = behaviour.fault() or (behaviour.create_fault() if what == "create" else "")
     if kind in ("lost", "full"):
         scheduler.sleep(delay_s)
         storage.fail("lost", path)
@@ -211,7 +211,7 @@ class Client:
             if not objects.write(path, data, 0 if creates else None):
                 raise FileExistsError(name)
 
-        _change(path, write, creates=creates)
+        _change(path, write, "create" if creates else "call")
 
     def open(self, name: Any, mode: str) -> Any:
         path = objects.path_of(name)
@@ -264,7 +264,9 @@ class Client:
             objects.write(objects.path_of(target[1]), path.read_bytes())
             return {"done": True}
 
-        return _change(path, {"DELETE": delete, "POST": copy}[method])
+        if method == "DELETE":
+            return _change(path, delete, "delete")
+        return _change(path, copy)
 
 
 def install() -> None:

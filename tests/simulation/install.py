@@ -114,17 +114,25 @@ class _Empty(Exception):
 
 
 class _SimpleQueue:
-    """``queue.SimpleQueue`` without a wait, which the product's uses of it have not."""
+    """``queue.SimpleQueue``."""
 
     def __init__(self) -> None:
         self._items: collections.deque[Any] = collections.deque()
+        self._waiters: list[Any] = []
 
     def __class_getitem__(cls, _: Any) -> Any:
         return cls
 
     def put(self, item: Any) -> None:
         self._items.append(item)
+        for task in self._waiters:
+            sim.scheduler.wake(task)
         sim.scheduler.point()
+
+    def get(self, timeout: float) -> Any:
+        if not self._items:
+            sim.scheduler.wait_among(self._waiters, timeout)
+        return self.get_nowait()
 
     def get_nowait(self) -> Any:
         if not self._items:
@@ -228,6 +236,8 @@ def _connect() -> None:
     for name in ("transfer.stream", "transfer.security.sealing"):
         vars(sys.modules[f"emergency_ckpt.{name}"])["_native"] = native
     # Its lock would be a point in the first history of a process and in no later one.
+    # No handler of the simulation's own process is set.
+    vars(sys.modules["emergency_ckpt.cluster.preemption"])["_in_main_thread"] = lambda: False
     vars(sys.modules["emergency_ckpt.json_decoders"])["_making"] = contextlib.nullcontext()
     vars(sys.modules["emergency_ckpt.state.snapshot"])["memoryview"] = devices.memory_of
     vars(sys.modules["emergency_ckpt.cluster.coordination"])["distributed"] = service.Distributed()

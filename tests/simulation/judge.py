@@ -37,6 +37,8 @@ class Seen:
     stored: list[int] = field(default_factory=list)
     last_due: int | None = None
     """The last step saved after all faults had ended."""
+    preempted: int | None = None
+    """The step at which it acted on a notice of a preemption, whose save has ended."""
     has_gone_back: bool = False
     """It restored the step that the user named."""
     refused: BaseException | None = None
@@ -113,6 +115,7 @@ class Judge:
         for number in set(life.hosts):
             self._hosts[number].changed()
         self._judge_errors(life, seen)
+        self._judge_preempted(life, seen)
         self._note_life(seen)
         restored = {each.restored for each in seen if each.returned}
         if len(restored) > 1:
@@ -148,6 +151,18 @@ class Judge:
             raise Violation(f"a restore ended by a full ramdisk: {full[0]}") from full[0]
         if "Unrecoverable" in kinds and self._expected is not None:
             raise Violation(f"given up, although {self._expected} is whole: {errors[0]}")
+
+    def _judge_preempted(self, life: Life, seen: list[Seen]) -> None:
+        steps = {each.preempted for each in seen}
+        acted = steps - {None}
+        if len(acted) > 1 or (acted and life.is_calm and len(steps) > 1):
+            raise Violation(f"a notice of a preemption was acted on at different steps: {steps}")
+        for each in seen:
+            if life.is_calm and acted and not acted <= set(each.complete):
+                raise Violation(f"step {acted} of a preemption was not saved: {each.complete}")
+        stored = {step for each in seen for step in each.stored}
+        if life.is_calm and self._plan.stored_every and not acted <= stored:
+            raise Violation(f"step {acted} of a preemption is not in storage: {stored}")
 
     def _judge_step(self, restored: tuple[int, int] | None, from_storage: bool) -> None:
         tag, step = restored or (0, 0)

@@ -88,7 +88,7 @@ class Loop:
             storage_wait_timeout_s=1.0,
             local_keep_last_n=plan.keep_last_n,
             placement=plan.placement,
-            save_on_preemption=False,
+            save_on_preemption=bool(self._life.noticed),
             event_log="off",
             start_timeout_s=60.0,
             save_timeout_s=10.0,
@@ -143,7 +143,13 @@ class Loop:
                 process.host.is_full = False
             if number in kills:
                 process.calls_left = kills[number]
+            if life.noticed == (process.index, number):
+                checkpointer.request_preemption_save()
             self._save(checkpointer, process, first + number)
+            if checkpointer.reached_preemption(first + number):
+                checkpointer.wait_until_finished()
+                self.seen[process.index].preempted = first + number
+                return first + number
         return first + count
 
     def _restore(self, checkpointer: Any, process: Process) -> int:

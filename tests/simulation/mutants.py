@@ -104,6 +104,13 @@ def named_step_binds_late() -> None:
 
 
 @_mutant()
+def notice_acted_on_at_a_passed_step() -> None:
+    """P2: a preemption is acted on at a call that some processes have made already."""
+    name, after = "AgreedNotices._decision", "for p, n in told.items()) + 1)"
+    _edit("cluster.preemption", name, after, "for p, n in told.items()))")
+
+
+@_mutant()
 def removed_before_the_version() -> None:
     """P4: the files of a step go before a version of the log says that they will."""
     _edit(

@@ -22,6 +22,8 @@ DAY_S = 86400.0
 """The most that a wall clock is wrong, either way."""
 _BUCKETS = 8
 """In two of so many histories storage, if any, is a bucket."""
+_NOTICES = 8
+"""In one of so many histories a process gives notice of a preemption in most lives."""
 _RETURNS = 4
 """In one of so many histories lives also go back to a named step, restore twice or force saves."""
 SLOW_STORAGE_S = 1.0
@@ -56,9 +58,12 @@ class Life:
       listing_late_s: a host sees a folder of storage as it was up to so long ago, unless it has
         changed the folder since.
       creates_unheard: probability that the answer to a create that succeeded is lost.
-      stalls: (process, what, number, seconds): before so many calls of storage ("call") or creates
-        ("create") it stalls, which ends the life; it wakes up so much later, perhaps in the next
-        life, where it is a second writer, unless its host is needed there.
+      stalls: (process, what, number, seconds): before so many calls of storage ("call"), creates
+        ("create"), deletions ("delete") or small files of Orbax's commit ("commit") it stalls,
+        which ends the life; it wakes up so much later, perhaps in the next life, where it is a
+        second writer, unless its host is needed there.
+      noticed: (process, step of this life) that gives notice of a preemption; no other life heeds
+        one. All act on it at one step, which is their last.
       stay: probability that a thread goes on where another could run.
       again: so many steps follow after a second restore, of the step ``again_back`` before the
         newest; 0: there is none.
@@ -96,6 +101,7 @@ class Life:
     listing_late_s: float = 0.0
     creates_unheard: float = 0.0
     stalls: tuple[int, str, int, float] | tuple[()] = ()
+    noticed: tuple[int, int] | tuple[()] = ()
     stay: float = 0.0
     again: int = 0
     again_back: int = 0
@@ -206,7 +212,31 @@ def draw(seed: int) -> Plan:
     if seed % _RETURNS == 1:
         drawn = _with_returns(random.Random(f"returns {seed}"), drawn)
     in_bucket = stored_every > 0 and seed % _BUCKETS in (2, 5)
+    if seed % _NOTICES == 3:
+        drawn = _with_notices(random.Random(f"notices {seed}"), drawn)
+    if in_bucket:
+        drawn = _with_stalled_changes(random.Random(f"bucket {seed}"), drawn)
     return Plan(seed, hosts, placement, keep, stored_every, tuple(drawn), in_bucket)
+
+
+def _with_notices(rng: random.Random, lives: list[Life]) -> list[Life]:
+    drawn = list(lives)
+    for number, life in enumerate(lives):
+        if rng.random() < 0.7:
+            noticed = (rng.randrange(len(life.hosts)), rng.randint(1, life.steps))
+            drawn[number] = dataclasses.replace(life, noticed=noticed, heals=False)
+    return drawn
+
+
+def _with_stalled_changes(rng: random.Random, lives: list[Life]) -> list[Life]:
+    """Let writers stall between the requests of which one decides whose a step's place is."""
+    drawn = list(lives)
+    for number, life in enumerate(lives):
+        if life.stalls and rng.random() < 0.7:
+            process, _, _, seconds = life.stalls
+            stalls = (process, rng.choice(("commit", "delete")), rng.randint(1, 8), seconds)
+            drawn[number] = dataclasses.replace(life, stalls=stalls)
+    return drawn
 
 
 def _with_returns(rng: random.Random, lives: list[Life]) -> list[Life]:
