@@ -90,7 +90,9 @@ def _in_layout_of(like: object, array: Any) -> Any:
         return array
     shards = [each.data for each in array.addressable_shards]
     moved = jax.device_put(shards, [Format(layout, each.sharding) for each in shards])
-    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, moved)
+    return jax.make_array_from_single_device_arrays(
+        array.shape, array.sharding, moved, dtype=array.dtype
+    )
 
 
 @contextlib.contextmanager
