@@ -127,6 +127,9 @@ class Judge:
             self._judge_step(next(iter(restored)), "persistent" in tiers)
         elif restored and {step for _, step in filter(None, restored)} != {self.asked}:
             raise Violation(f"restored {restored} in place of step {self.asked}")
+        else:
+            for save in filter(None, restored):
+                self._dead.pop(save, None)  # the user has named it, so it counts again
         self._judge_ramdisks(life, seen)
         self._judge_left(life, next(iter(restored), None))
 
