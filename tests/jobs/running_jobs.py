@@ -65,9 +65,16 @@ def renumbered(order: Sequence[int]) -> JobLayout:
 
 
 def run_life(
-    spec: JobSpec, root: Path, *, life: int = 0, topology: JobLayout | None = None
+    spec: JobSpec,
+    root: Path,
+    *,
+    life: int = 0,
+    topology: JobLayout | None = None,
+    program_timeout_s: float = PROGRAM_TIMEOUT_S,
 ) -> list[dict[str, Any]]:
     """Run one life of a job; return the outcome of each of its programs, by process.
+
+    ``program_timeout_s``: the most that one program may take.
 
     Programs of one job need nothing of each other. Where a process dies in one of them, or does
     not come out of it, that program has an error for its outcome, and the job is started again
@@ -80,7 +87,7 @@ def run_life(
     for start in range(_MOST_STARTS):
         number = life + _LIVES_APART * start
         env = {**spec.env, PASSED_VARIABLE: json.dumps(list(outcomes[0]))}
-        bad = _run(dataclasses.replace(spec, env=env), root, number, topology)
+        bad = _run(dataclasses.replace(spec, env=env), root, number, topology, program_timeout_s)
         seen = [_results(root, number, process) for process in range(len(outcomes))]
         names = list(max(seen, key=len))
         begun = [name for name in names if any(each.get(name) for each in seen)]
@@ -107,7 +114,9 @@ def _results(root: Path, life: int, process: int) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def _run(spec: JobSpec, root: Path, life: int, topology: JobLayout | None) -> dict[int, str]:
+def _run(
+    spec: JobSpec, root: Path, life: int, topology: JobLayout | None, program_timeout_s: float
+) -> dict[int, str]:
     """Run a job to its end, or to the first bad end of a process; return what went wrong."""
     paths = [results_path(root, life, p) for p in range(spec.slices * spec.hosts_per_slice)]
     with ProcessSet(spec, topology, restart_count=life) as processes:
@@ -115,7 +124,7 @@ def _run(spec: JobSpec, root: Path, life: int, topology: JobLayout | None) -> di
         while processes.running and not _bad(processes):
             now = [path.stat().st_mtime_ns for path in paths if path.exists()]
             if now != written:
-                written, deadline_s = now, time.monotonic() + PROGRAM_TIMEOUT_S
+                written, deadline_s = now, time.monotonic() + program_timeout_s
             if time.monotonic() > deadline_s:
                 break
             time.sleep(POLL_S)

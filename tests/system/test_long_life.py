@@ -11,6 +11,8 @@ from running_jobs import job_root, run_life, spec_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
+PROGRAM_TIMEOUT_S = 3000.0
+"""Its 2,000 saves take four minutes on two idle cores."""
 SIZES = ("resident_bytes", "allocated_bytes", "objects", "ramdisk_bytes")
 COUNTS = ("ramdisk_files", "stored_files", "descriptors", "python_threads", "keys", "arrays")
 
@@ -18,7 +20,8 @@ COUNTS = ("ramdisk_files", "stored_files", "descriptors", "python_threads", "key
 @pytest.fixture(scope="module")
 def results() -> Iterator[list[dict[str, Any]]]:
     with job_root() as root:
-        yield run_life(spec_of(root, "long_job.py", hosts=1), root)
+        spec = spec_of(root, "long_job.py", hosts=1)
+        yield run_life(spec, root, program_timeout_s=PROGRAM_TIMEOUT_S)
 
 
 @pytest.mark.parametrize("phase", ["saving", "restoring"])
