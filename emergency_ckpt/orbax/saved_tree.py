@@ -13,6 +13,7 @@ from etils import epath
 from jax.experimental.layout import Format
 
 from emergency_ckpt.state.dtypes import dtype_named
+from emergency_ckpt.state.materialize import layout_of
 from emergency_ckpt.state.tree import PyTree, is_key_type, is_python_number, path_of
 from emergency_ckpt.storage.item.state import tree_of
 from emergency_ckpt.types import LeafSpec
@@ -165,9 +166,7 @@ def _filled(given: Any, saved: Any) -> Any:
 
 def _format_of(leaf: Any) -> Any:
     """Return where a leaf is, with its layout on the devices if it has one; None for neither."""
-    found = getattr(leaf, "format", None)
-    has_layout = isinstance(found, Format) and found.layout is not None
-    return found if has_layout else getattr(leaf, "sharding", None)
+    return getattr(leaf, "sharding", None) if layout_of(leaf) is None else leaf.format
 
 
 def placed(leaf: Any, args: Any) -> Any:

@@ -78,12 +78,18 @@ def in_layouts_of(like: PyTree, state: PyTree) -> PyTree:
     return jax.tree.map(_in_layout_of, like, state)
 
 
+def layout_of(leaf: object) -> Layout | None:
+    """Return the layout of a leaf on its devices; None of a key, a host value, an open target."""
+    layout = getattr(getattr(leaf, "format", None), "layout", None)
+    return layout if isinstance(layout, Layout) else None
+
+
 def _in_layout_of(like: object, array: Any) -> Any:
     # A vector has one layout, and it takes JAX as long to tell it as to place the array.
     if getattr(array, "ndim", 0) < _MATRIX:
         return array
-    layout = getattr(getattr(like, "format", None), "layout", None)
-    if not isinstance(layout, Layout):  # of a key, a host value, a target that leaves it open
+    layout = layout_of(like)
+    if layout is None:
         return array
     there = array.format.layout
     if layout.major_to_minor == there.major_to_minor and layout.tiling in (None, there.tiling):

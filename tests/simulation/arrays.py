@@ -48,12 +48,13 @@ class KvStore:
 
     def write(self, name: str, data: bytes | None, if_equal: bytes | None = None) -> Future:
         """Begin to write an object, or to delete it; its generation is empty if refused."""
-        path = self._path(name)
+        path = _local(f"{self._folder}/{name}")
         generation = None if if_equal is None else int(if_equal)
 
         def write() -> Any:
             if data is None:
-                return SimpleNamespace(generation=b"1" * bucket.objects.delete(path, generation))
+                bucket.objects.delete(path, generation)
+                return None
             made = bucket.objects.write(path, data, generation)
             if made and not self._is_bucket:
                 storage.behaviour.changed(path, host)
@@ -64,7 +65,7 @@ class KvStore:
 
     def read(self, name: str) -> Future:
         """Begin to read an object."""
-        path = self._path(name)
+        path = _local(f"{self._folder}/{name}")
 
         def read() -> Any:
             generation = bucket.objects.generation_of(path)
@@ -74,10 +75,6 @@ class KvStore:
             return SimpleNamespace(state="value", value=path.read_bytes(), stamp=stamp)
 
         return self._begin(path, read)
-
-    def _path(self, name: str) -> Path:
-        whole = f"{self._folder}/{name}"
-        return bucket.objects.path_of(whole) if self._is_bucket else Path(whole)
 
     def _begin(self, path: Path, act: Callable[[], Any], *, is_change: bool = False) -> Future:
         """Begin a request. What changes a bucket goes on when this process is killed."""

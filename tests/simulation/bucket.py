@@ -6,7 +6,6 @@ be done after the process that asked for it was killed: the request was on its w
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -51,8 +50,7 @@ class Objects:
         """Write an object; return its generation, or 0 where it has not ``generation``."""
         if generation is not None and self.generation_of(path) != generation:
             return 0
-        if str(path) in storage.behaviour.created and not path.exists():
-            storage.behaviour.again.add(str(path))
+        storage.behaviour.note_again(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
         if generation == 0:
@@ -138,20 +136,6 @@ def _change(path: Path, act: Callable[[], Any], what: str = "call") -> Any:
     return value
 
 
-class _Upload(io.BytesIO):
-    """An object that is being written: it is there once it is closed."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
-
-    def close(self) -> None:
-        if not self.closed:
-            data, path = self.getvalue(), self._path
-            super().close()
-            _change(path, lambda: objects.write(path, data))
-
-
 class Client:
     """The client that the product and Orbax's paths have: what they ask of gcsfs."""
 
@@ -212,12 +196,6 @@ class Client:
                 raise FileExistsError(name)
 
         _change(path, write, "create" if creates else "call")
-
-    def open(self, name: Any, mode: str) -> Any:
-        path = objects.path_of(name)
-        if mode == "wb":
-            return _Upload(path)
-        return io.BytesIO(self.cat_file(str(name), start=0, end=1 << 40))
 
     def rm(self, name: Any, *, recursive: bool) -> None:
         assert not recursive, "the product deletes objects by their generations"

@@ -199,8 +199,6 @@ def stored_saves(directory: Path, tags: Tags) -> list[Save]:
 
 def _is_stored(directory: Path, documents: Path, save: Save, tags: Tags, marker: Any) -> bool:
     truth = devices.whole(tags[save[0]], save[1])
-    if (documents / "rolled_back.json").exists():
-        return False
     missing = {name: np.ones(value.shape, bool) for name, value in truth.items()}
     folder = directory / str(save[1])
     if not (folder / storage.COMMITTED).exists():

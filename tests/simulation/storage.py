@@ -55,15 +55,15 @@ class Behaviour:
             at_s, seen = self._listings[key] = (now_s, names)
         return set(seen)
 
-    def wrote(self, path: Any, data: bytes) -> None:
-        """Note that the running task's host has written a file."""
-        self.changed(path)
-        self.note_created(path, data)
-
     def note_created(self, path: Any, data: bytes) -> None:
         """Note the first bytes of a numbered file."""
         if _NUMBERED.search(str(path)):
             self.created.setdefault(str(path), data)
+
+    def note_again(self, path: Any) -> None:
+        """Note that a file is about to be made, where it was made before and removed."""
+        if str(path) in self.created and not os.path.exists(path):
+            self.again.add(str(path))
 
     def changed(self, path: Any, host: Any = None) -> None:
         """Note that a host, else the running task's, has changed a folder: it sees it as it is."""
@@ -125,18 +125,18 @@ class _Upload(io.BytesIO):
         if not self.closed:
             data = self.getvalue()
             super().close()
-            write(self._path, data)
+            _write(self._path, data)
 
 
-def write(path: Any, data: bytes) -> None:
-    """Write a file of storage."""
+def _write(path: Any, data: bytes) -> None:
     kind = arrive(path)
     if kind in ("lost", "full"):
         fail(kind, path)
     with open(path, "wb") as file:
         file.write(data)
     if sim.scheduler.current is not None:
-        behaviour.wrote(path, data)
+        behaviour.changed(path)
+        behaviour.note_created(path, data)
     if kind == "unheard":
         fail(kind, path)
 
@@ -171,8 +171,7 @@ def _create(real: Callable[..., None]) -> Callable[..., None]:
         kind = arrive(path) or behaviour.create_fault()
         if kind in ("lost", "full"):
             fail(kind, path)
-        if str(path) in behaviour.created and not os.path.exists(path):
-            behaviour.again.add(str(path))
+        behaviour.note_again(path)
         try:
             real(path, data, **options)
         finally:  # also of a writer that is killed right after

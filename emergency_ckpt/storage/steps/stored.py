@@ -114,13 +114,13 @@ class StoredSteps:
 
     def _named(self, entries: Iterable[Entry], names: Collection[str]) -> set[str]:
         """Return the folders that entries have as their own places."""
-
-        def is_in_own_place(entry: Entry) -> bool:
-            # In a bucket a step aside stays in its own folder, until that is needed.
-            stays = self._storage.is_object_store and entry.aside_folder not in names
-            return entry.state != "aside" or entry.pending or stays
-
-        return {entry.own_folder for entry in entries if is_in_own_place(entry)}
+        # In a bucket a step aside stays in its own folder, until that is needed.
+        stays = self._storage.is_object_store
+        return {
+            e.own_folder
+            for e in entries
+            if e.state != "aside" or e.pending or (stays and e.aside_folder not in names)
+        }
 
     def _gone(self, missing: Sequence[Entry], deadline_s: float) -> set[int]:
         """Return the steps of ``missing``, which the listing lacks, that are not there."""
