@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable
+from typing import Literal
 
 from emergency_ckpt.types import Contents, SaveId
 
@@ -118,16 +119,11 @@ def surplus_slots(
     return tuple(slot.number for slot in outdated[: max(excess, 0)])
 
 
-@dataclasses.dataclass(frozen=True)
-class StorageSource:
-    """The memory from which storage writes a step: its slot on loan, or else a copy of it.
+StorageSource = Literal["lend", "make_one", "copy"]
+"""The memory from which storage writes a step: its slot on loan, or else a copy of it.
 
-    ``make_one``: first a spare slot must be made, so that saves go on; without room, copy.
-    """
-
-    lend: bool
-    make_one: bool
-    reason: str
+``make_one``: lend it once a spare slot was made, so that saves go on; without room, copy.
+"""
 
 
 def choose_storage_source(
@@ -140,12 +136,9 @@ def choose_storage_source(
     """
     left = sum(not slot.lent for slot in slots)
     if left >= at_rest:
-        return StorageSource(True, False, f"{left} other slots are left for saves")
-    if left + 1 < at_rest or len(slots) >= at_rest + MAX_EXTRA_SLOTS:
-        return StorageSource(False, False, f"{len(slots) - left} of {len(slots)} slots are lent")
-    if not has_room:
-        return StorageSource(False, False, "the ramdisk has no room for a spare slot")
-    return StorageSource(True, True, f"{left} other slots are left for saves, and a spare one")
+        return "lend"
+    can_grow = left + 1 >= at_rest and len(slots) < at_rest + MAX_EXTRA_SLOTS
+    return "make_one" if can_grow and has_room else "copy"
 
 
 def adds_nothing(old: Contents, new: Contents) -> bool:

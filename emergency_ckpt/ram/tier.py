@@ -50,7 +50,6 @@ from emergency_ckpt.ram.slot_choice import (
     SLOTS_AT_REST,
     SlotChoice,
     SlotState,
-    StorageSource,
     choose_slot,
     choose_storage_source,
     least_needed,
@@ -337,7 +336,7 @@ class LocalTier:
                 slot.writing = True
             return SlotWriter(slot, save, self._writer, self._threads, self._lock, self._own)
 
-    def keeps_lent_for_storage(self) -> StorageSource:
+    def keeps_lent_for_storage(self) -> bool:
         """Return whether a slot on loan to storage may stay so however long storage takes.
 
         Makes the spare slot that this needs, and keeps it from then on: storage comes back with
@@ -348,13 +347,13 @@ class LocalTier:
                 states = self._slot_states()
             has_room = self._has_room(self._slots_at_rest)
             choice = choose_storage_source(states, has_room, self._slots_at_rest)
-            if choice.make_one:
+            if choice == "make_one":
                 try:
                     self._add_slot(self._reserved_bytes)
-                except LocalTierError as error:
-                    return StorageSource(False, False, str(error))
+                except LocalTierError:
+                    return False
                 self._spare_slots = 1
-            return choice
+            return choice != "copy"
 
     def protect(self, saves: Iterable[SaveId]) -> None:
         """Protect these saves, and no others, from being overwritten."""

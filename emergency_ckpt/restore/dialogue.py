@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -34,6 +34,9 @@ from emergency_ckpt.restore.request import CompleteSteps
 from emergency_ckpt.restore.storage_load import LoadPlan
 from emergency_ckpt.state.tree import StateTree
 from emergency_ckpt.types import LeafSpec
+
+if TYPE_CHECKING:
+    from emergency_ckpt.restore.leader import RestoreLeader
 
 _MOST_NAMED = 8
 
@@ -141,26 +144,6 @@ _SILENCE_HINT = (
 Answer = RestorePlan | NoPlan | PlanFailed | LoadPlan | CompleteSteps
 
 
-class Planner(Protocol):
-    """The leader of one restore, in process 0. The dialogue tells it, and tells its answers."""
-
-    def take_reports(self, reports: Mapping[int, Report]) -> None:
-        """Take what processes that all want the same state have reported."""
-        ...
-
-    def plan(self) -> Answer:
-        """Return the plan for the copies that are known to be usable now."""
-        ...
-
-    def complete_steps(self) -> CompleteSteps:
-        """Return the steps that could be restored."""
-        ...
-
-    def decide(self, statuses: Mapping[int, Status]) -> Verdict:
-        """Return what all do after each has tried its part of the plan."""
-        ...
-
-
 class RestoreDialogue:
     """One process's side of one restore; all methods are collective and block.
 
@@ -178,7 +161,7 @@ class RestoreDialogue:
         coordinator: Coordinator,
         name: str,
         series: Series,
-        new_leader: Callable[[], Planner],
+        new_leader: Callable[[], RestoreLeader],
         *,
         deadline_s: float,
         check: Callable[[Collection[int]], None] = lambda _: None,
@@ -189,7 +172,7 @@ class RestoreDialogue:
         self._new_leader = new_leader
         self._deadline_s = deadline_s
         self._check = check
-        self._leader: Planner | None = None
+        self._leader: RestoreLeader | None = None
         self._leader_error: CheckpointError | None = None
         self._reports = 0
         self._wanted: Mapping[str, LeafSpec] = {}
@@ -312,7 +295,7 @@ class RestoreDialogue:
         failure = failure_of(told.kind, "the job", told.error)
         raise (self._told(failure) if told.kind == "failed" else failure) from self._leader_error
 
-    def _learn(self, ask: Callable[[Planner], Answer]) -> Any:
+    def _learn(self, ask: Callable[[RestoreLeader], Answer]) -> Any:
         """Return this process's part of the leader's answer, or PlanFailed."""
         if self._leader is None:
             data = self._next_answer().learn()
@@ -344,7 +327,7 @@ class RestoreDialogue:
         data = held.hold(msgspec.json.encode(status), held.when_all(decide))
         return decode_message(data, Verdict, f"{self._name}/{attempt}/verdict")
 
-    def _decide(self, leader: Planner, statuses: Mapping[int, bytes]) -> Verdict:
+    def _decide(self, leader: RestoreLeader, statuses: Mapping[int, bytes]) -> Verdict:
         try:
             return leader.decide(
                 {

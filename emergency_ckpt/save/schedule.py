@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from emergency_ckpt.background import SAVE_NICENESS, BackgroundWorker, Failures
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.config.policies import SavePlan
-from emergency_ckpt.core.save.save_rules import decide_by_step
+from emergency_ckpt.core.save.save_rules import is_due
 from emergency_ckpt.core.save.step_agreement import Progress
 from emergency_ckpt.core.save.timing import Backoff, TierStatus
 from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.save.step_agreement import AgreedTier, Choice, SaveAgreement
+from emergency_ckpt.save.step_agreement import Choice, SaveAgreement
 from emergency_ckpt.types import TierName
 
 _MOST_STEPS_ASKED = 1000
@@ -22,10 +22,7 @@ _HORIZON_S = 0.1
 
 
 class TierSchedule:
-    """Decides for one tier. The training thread uses all but what is marked below.
-
-    What the agreement's thread uses is said in ``step_agreement.AgreedTier``.
-    """
+    """Decides for one tier. The training thread uses all but what is marked below."""
 
     def __init__(self, name: TierName, plan: SavePlan, failures: Failures) -> None:
         self.name: TierName = name
@@ -62,6 +59,7 @@ class TierSchedule:
 
     @property
     def stall_s(self) -> float:
+        """Return the seconds that the newest save held up the training thread of this process."""
         return self._stall_s
 
     def restart_from(self, step: int | None) -> None:
@@ -87,7 +85,7 @@ class TierSchedule:
 
     def is_due(self, step: int, *, preempted: bool = False) -> bool:
         """Return whether a save is due without agreement. Raises what policies raise."""
-        if decide_by_step(self.plan.rules, step, self._last).save:
+        if is_due(self.plan.rules, step, self._last):
             return True
         return self.is_behind(step) and any(
             # Not whether a save is under way, nor the clock's last digits: all must answer alike.
@@ -148,20 +146,23 @@ class TierSchedule:
         """Return whether no save should start yet, after those that have failed."""
         with self._lock:
             since_s = time.monotonic() - self._failed_at_s
-            return not self._backoff.decide(self._failed_in_row, since_s).save
+            return since_s < self._backoff.pause_s(self._failed_in_row)
 
-    # For the agreement's thread.
+    # For the agreement's thread; all but ``is_ready`` at the leader.
 
     def is_ready(self, timeout_s: float) -> bool:
+        """Return whether the save before is complete; waits for that at most so long."""
         return self.worker.wait_idle(timeout_s)
 
     def agreed(self, step: int, stall_s: float) -> None:
+        """``step`` was agreed; the slowest process's stall so far."""
         with self._lock:
             self._slowest_stall_s = stall_s
             self._agreed_step = max(step, self._agreed_step or step)
             self._request = None
 
     def choose_step(self, progress: Progress, first_step: int, lead_s: float) -> Choice | None:
+        """Return the step to propose now, not before ``first_step``; None for none."""
         if self.pauses:
             return None
         with self._lock:
@@ -177,11 +178,12 @@ class TierSchedule:
             save_s=self._save_s,
             step_time_s=progress.step_time_s,
         )
-        if any(rule.due(status).save for rule in self.plan.timing):
+        if any(rule.due(status) for rule in self.plan.timing):
             return Choice(first_step, waits=False)
         return self._ask(progress, first_step, lead_s, busy=status.busy)
 
     def choose_first(self, progress: Progress, first_step: int, lead_s: float) -> Choice | None:
+        """Return the same, before two steps were made, which give the time of one."""
         return None if self.pauses else self._ask(progress, first_step, lead_s, busy=False)
 
     def _ask(
@@ -250,7 +252,7 @@ class DueSaves:
         self._agreement = self._new_agreement()
 
     def _new_agreement(self) -> SaveAgreement | None:
-        agreed: dict[TierName, AgreedTier] = {
+        agreed: dict[TierName, TierSchedule] = {
             name: s for name, s in self._schedules.items() if s.plan.is_agreed
         }
         number, self._agreements = self._agreements, self._agreements + 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -23,13 +23,15 @@ from emergency_ckpt.core.save.step_agreement import (
     Due,
     Follower,
     Leader,
-    Progress,
     Proposal,
     StepClock,
     before_first_step,
 )
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, SaveFailed
 from emergency_ckpt.types import TierName
+
+if TYPE_CHECKING:
+    from emergency_ckpt.save.schedule import TierSchedule
 
 _SLICE_S = 0.5
 _INSPECTION_PAUSE_S = 0.25
@@ -53,31 +55,6 @@ class Choice(NamedTuple):
     exact: bool = False
 
 
-class AgreedTier(Protocol):
-    """A tier as the agreement sees it. All methods are called in its thread."""
-
-    def is_ready(self, timeout_s: float) -> bool:
-        """Return whether the save before is complete; waits for that at most so long."""
-        ...
-
-    @property
-    def stall_s(self) -> float:
-        """Return the seconds that the newest save held up the training thread of this process."""
-        ...
-
-    def choose_step(self, progress: Progress, first_step: int, lead_s: float) -> Choice | None:
-        """At the leader: the step to propose now, not before ``first_step``; None for none."""
-        ...
-
-    def choose_first(self, progress: Progress, first_step: int, lead_s: float) -> Choice | None:
-        """At the leader: the same, before it has made two steps, which give the time of one."""
-        ...
-
-    def agreed(self, step: int, stall_s: float) -> None:
-        """At the leader: ``step`` was agreed; the slowest process's stall so far."""
-        ...
-
-
 class SaveAgreement:
     """One agreement: from a restore, or the start, to the next.
 
@@ -89,7 +66,7 @@ class SaveAgreement:
         self,
         coordinator: Coordinator,
         name: str,
-        tiers: Mapping[TierName, AgreedTier],
+        tiers: Mapping[TierName, TierSchedule],
         failures: Failures,
         *,
         timeout_s: float,

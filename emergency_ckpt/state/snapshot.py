@@ -191,11 +191,6 @@ class SnapshotRecipe:
         ]
         self._ways: list[tuple[int, _Way | None, _Take]] = []  # of the shared ones
 
-    @property
-    def reason(self) -> str:
-        """Explanation of the copies on the devices."""
-        return self._plan.reason
-
     def take(self, flat: Sequence[Any]) -> Snapshot:
         """Return the snapshot of the wanted shards, as ``wait`` or ``device_copy``.
 
@@ -355,7 +350,7 @@ def _takes(tree: StateTree, wanted: Sequence[ShardId], staging: StagingMemory) -
             }  # all share one memory, and the first is found fastest
     sizes = [shard_nbytes(leaves[shard.leaf].spec, shard.box) for shard in wanted]
     on_devices = [i for i, held in enumerate(holders) if held]
-    chosen, _ = choose_sources(
+    chosen = choose_sources(
         [[device.id for device in holders[i]] for i in on_devices], [sizes[i] for i in on_devices]
     )
     source = dict(zip(on_devices, chosen, strict=True))

@@ -22,7 +22,7 @@ from emergency_ckpt.config.validation import (
     save_problems,
 )
 from emergency_ckpt.core.save.retention_rules import StepRecord
-from emergency_ckpt.core.save.save_rules import StepRules, decide_by_step
+from emergency_ckpt.core.save.save_rules import StepRules, is_due
 from emergency_ckpt.core.save.timing import AdaptiveInterval, Continuous, EverySeconds, TierStatus
 
 IDLE = TierStatus(False, True, 1.0, 0.0, 0.0, 1.0)
@@ -46,7 +46,7 @@ class OwnInterval(ocm.FixedIntervalPolicy):
 
 
 def due(policy: object, steps: range, last: int | None = 0) -> list[int]:
-    return [step for step in steps if decide_by_step(plan_saves(policy).rules, step, last).save]
+    return [step for step in steps if is_due(plan_saves(policy).rules, step, last)]
 
 
 @pytest.mark.parametrize(

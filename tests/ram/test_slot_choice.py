@@ -162,8 +162,8 @@ def test_slot_stays_lent_to_storage_only_beside_enough_others(
     slots: list[SlotState], has_room: bool, at_rest: int
 ) -> None:
     source = choose_storage_source(slots, has_room, at_rest)
-    left = sum(not state.lent for state in slots) + source.make_one
-    assert source.reason
-    assert not source.lend or left >= at_rest, "saves would have no slot while storage hangs"
-    assert not source.make_one or (has_room and source.lend)
-    assert len(slots) + source.make_one <= max(len(slots), at_rest + MAX_EXTRA_SLOTS)
+    makes_one = source == "make_one"
+    left = sum(not state.lent for state in slots) + makes_one
+    assert source == "copy" or left >= at_rest, "saves would have no slot while storage hangs"
+    assert not makes_one or has_room
+    assert len(slots) + makes_one <= max(len(slots), at_rest + MAX_EXTRA_SLOTS)

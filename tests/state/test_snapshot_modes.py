@@ -438,7 +438,6 @@ def test_what_was_offloaded_to_the_host_is_copied_not_shared() -> None:
     kind = state["w"].sharding.with_memory_kind("pinned_host")
     offloaded = {"w": jax.device_put(state["w"], kind)}
     recipe, _ = recipe_for(offloaded, COPY_ALL)
-    assert recipe.reason.startswith("0 of 0 leaves")
     snapshot = recipe.take(jax.tree_util.tree_leaves(offloaded))
     snapshot.start(everything=True)
     shards = [np.asarray(shard.data) for shard in offloaded["w"].addressable_shards]

@@ -36,7 +36,6 @@ DECIDING = (
     "emergency_ckpt.save.saver",
     "emergency_ckpt.save.schedule",
     "jax.experimental.multihost_utils",
-    "namedtuple_SaveDecision",
 )
 
 

@@ -14,13 +14,6 @@ from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.types import PERSISTENT, OrbaxStep, TierName
 
 
-class SaveDecision(NamedTuple):
-    """``save``: True when a save is due. ``reason``: why or why not."""
-
-    save: bool
-    reason: str
-
-
 class StepRules(NamedTuple):
     """Rules that need the step alone, so all processes decide alike; one that applies is enough.
 
@@ -64,35 +57,18 @@ def skip_reason(tier: TierName, limit_s: float, *, waits_for_others: bool) -> tu
     return problem, "save to RAM less often, or find out why this host is slow"
 
 
-def decide_save(step: int, every_n_steps: int, last_saved: int | None) -> SaveDecision:
-    """Return whether a save is due by the interval: once at each multiple of ``every_n_steps``.
+def is_due(rules: StepRules, step: int, last_saved: int | None) -> bool:
+    """Return whether any of ``rules`` wants ``step``.
 
-    Args:
-      every_n_steps: 0 or less turns saving off.
-      last_saved: the last step saved or restored in this life of the job; None before the first.
+    ``last_saved``: the last step saved or restored in this life of the job; None before the first.
     """
-    if every_n_steps <= 0:
-        return SaveDecision(False, "saving is off")
-    if step % every_n_steps:
-        return SaveDecision(False, f"step {step} is no multiple of {every_n_steps}")
     if last_saved is not None and step <= last_saved:
-        return SaveDecision(False, f"step {last_saved} is saved already")
-    return SaveDecision(True, f"step {step} is a multiple of {every_n_steps}")
-
-
-def decide_by_step(rules: StepRules, step: int, last_saved: int | None) -> SaveDecision:
-    """Return whether any of ``rules`` wants ``step``; ``last_saved`` as in ``decide_save``."""
-    if last_saved is not None and step <= last_saved:
-        return SaveDecision(False, f"step {last_saved} is saved already")
-    if rules.initial and last_saved is None:
-        return SaveDecision(True, "nothing is saved yet")
-    for interval in rules.intervals:
-        decision = decide_save(step, interval, last_saved)
-        if decision.save:
-            return decision
-    if any(step in steps for steps in rules.steps):
-        return SaveDecision(True, f"step {step} was asked for")
-    return SaveDecision(False, f"no rule asks for step {step}")
+        return False
+    return (
+        (rules.initial and last_saved is None)
+        or any(interval > 0 and step % interval == 0 for interval in rules.intervals)
+        or any(step in steps for steps in rules.steps)
+    )
 
 
 def decide_vote(

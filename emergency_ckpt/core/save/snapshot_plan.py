@@ -51,7 +51,6 @@ class DeviceCopyPlan:
 
     leaves: frozenset[int]
     device_bytes: Mapping[int, int]
-    reason: str
 
 
 def plan_device_copies(pieces: Iterable[Piece], limit_bytes: int) -> DeviceCopyPlan:
@@ -73,17 +72,11 @@ def plan_device_copies(pieces: Iterable[Piece], limit_bytes: int) -> DeviceCopyP
             chosen.add(leaf)
             for device, nbytes in needs.items():
                 used[device] = used.get(device, 0) + nbytes
-    reason = (
-        f"{len(chosen)} of {len(by_leaf)} leaves within {limit_bytes} bytes of device memory,"
-        f" {max(used.values(), default=0)} used on the fullest device"
-    )
-    return DeviceCopyPlan(frozenset(chosen), used, reason)
+    return DeviceCopyPlan(frozenset(chosen), used)
 
 
-def choose_sources(
-    candidates: Sequence[Sequence[int]], nbytes: Sequence[int]
-) -> tuple[tuple[int, ...], str]:
-    """Return the device that sends each shard, of those that hold it, and the reason.
+def choose_sources(candidates: Sequence[Sequence[int]], nbytes: Sequence[int]) -> tuple[int, ...]:
+    """Return the device that sends each shard, of those that hold it.
 
     Each device has its own link to the host. Shards with the fewest devices choose first, larger
     before smaller; each takes the device with the fewest bytes to send.
@@ -95,7 +88,7 @@ def choose_sources(
         device = min(candidates[index], key=lambda device: (load.get(device, 0), device))
         load[device] = load.get(device, 0) + nbytes[index]
         chosen[index] = device
-    return tuple(chosen), f"at most {max(load.values(), default=0)} bytes from one device"
+    return tuple(chosen)
 
 
 def transfer_order(pieces: Sequence[Piece], copied: Collection[int]) -> tuple[int, ...]:

@@ -9,8 +9,6 @@ import dataclasses
 import math
 from typing import NamedTuple, Protocol
 
-from emergency_ckpt.core.save.save_rules import SaveDecision
-
 
 class TierStatus(NamedTuple):
     """The input of a rule.
@@ -36,7 +34,7 @@ class TierStatus(NamedTuple):
 class TimingRule(Protocol):
     """Decides from the clock."""
 
-    def due(self, status: TierStatus) -> SaveDecision:
+    def due(self, status: TierStatus) -> bool:
         """Return whether a save should start now."""
         ...
 
@@ -47,13 +45,11 @@ class Continuous:
 
     minimum_interval_s: float = 0.0
 
-    def due(self, status: TierStatus) -> SaveDecision:
+    def due(self, status: TierStatus) -> bool:
         """As ``TimingRule``; the first save is due at once."""
         if status.busy:
-            return SaveDecision(False, "the previous save is in progress")
-        if not status.has_saved:
-            return SaveDecision(True, "no step is saved yet")
-        return _after(status, self.minimum_interval_s)
+            return False
+        return not status.has_saved or status.since_last_s >= self.minimum_interval_s
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,17 +58,9 @@ class EverySeconds:
 
     interval_s: float
 
-    def due(self, status: TierStatus) -> SaveDecision:
+    def due(self, status: TierStatus) -> bool:
         """As ``TimingRule``."""
-        if status.busy:
-            return SaveDecision(False, "the previous save is in progress")
-        return _after(status, self.interval_s)
-
-
-def _after(status: TierStatus, interval_s: float) -> SaveDecision:
-    if status.since_last_s < interval_s:
-        return SaveDecision(False, f"{status.since_last_s:.3g} s of {interval_s:.3g} s have passed")
-    return SaveDecision(True, f"{interval_s:.3g} s have passed")
+        return not status.busy and status.since_last_s >= self.interval_s
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,16 +99,12 @@ class AdaptiveInterval:
         best_s = daly_interval_s(stall_s, self.mean_time_between_failures_s)
         return max(best_s, stall_s / self.max_overhead, save_s)
 
-    def due(self, status: TierStatus) -> SaveDecision:
+    def due(self, status: TierStatus) -> bool:
         """As ``TimingRule``; the first save, which measures, is due at once."""
         if status.busy:
-            return SaveDecision(False, "the previous save is in progress")
-        if not status.has_saved:
-            return SaveDecision(True, "no step is saved yet")
-        decision = _after(status, self.interval_s(status.stall_s, status.save_s))
-        return SaveDecision(
-            decision.save, f"adaptive, stall {status.stall_s:.3g} s: {decision.reason}"
-        )
+            return False
+        interval_s = self.interval_s(status.stall_s, status.save_s)
+        return not status.has_saved or status.since_last_s >= interval_s
 
 
 def daly_interval_s(cost_s: float, mtbf_s: float) -> float:
@@ -154,17 +138,6 @@ class Backoff:
             return 0.0
         # The exponent is bounded: a float has room for a thousand doublings only.
         return min(self.longest_s, self.first_s * 2.0 ** min(failures - 2, 64))
-
-    def decide(self, failures: int, since_failure_s: float) -> SaveDecision:
-        """Return whether a save may start ``since_failure_s`` after ``failures`` in a row."""
-        pause_s = self.pause_s(failures)
-        if since_failure_s >= pause_s:
-            return SaveDecision(True, f"{failures} saves failed in a row; a pause of {pause_s:g} s")
-        return SaveDecision(
-            False,
-            f"{failures} saves failed in a row: {since_failure_s:.3g} s of a pause of"
-            f" {pause_s:g} s have passed",
-        )
 
 
 @dataclasses.dataclass

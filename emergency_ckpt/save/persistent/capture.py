@@ -268,7 +268,7 @@ class StorageCapture:
             copied = self._shared.take(self._parts.config.persistent_limits.patience_s)
             if copied is None:
                 sources.append(self._take(self._shared.snapshot, self._shared.shards))
-            elif self._parts.tier.keeps_lent_for_storage().lend:
+            elif self._parts.tier.keeps_lent_for_storage():
                 loan, shards = copied
                 self._captured.update(shards)
                 self._loans.append(loan)

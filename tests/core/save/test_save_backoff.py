@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from emergency_ckpt.core.save.timing import Backoff, Repeats
 
@@ -17,14 +15,6 @@ BACKOFF = Backoff(first_s=1.0, longest_s=300.0)
 )
 def test_backoff_pause_doubles_up_to_its_bound(failures: int, pause_s: float) -> None:
     assert BACKOFF.pause_s(failures) == pause_s
-
-
-@given(st.integers(0, 10**6), st.floats(0, 1e4))
-def test_backoff_save_starts_once_the_pause_is_over(failures: int, since_s: float) -> None:
-    decision = BACKOFF.decide(failures, since_s)
-    assert decision.save == (since_s >= BACKOFF.pause_s(failures))
-    assert decision.reason
-    assert BACKOFF.decide(failures, BACKOFF.longest_s).save
 
 
 def test_repeats_counts_between_mentions() -> None:

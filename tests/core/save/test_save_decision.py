@@ -6,22 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.save.save_rules import decide_save, decide_vote, skip_reason
+from emergency_ckpt.core.save.save_rules import StepRules, decide_vote, is_due, skip_reason
 from emergency_ckpt.types import TierName
 
 
 @pytest.mark.parametrize(
-    ("step", "every", "last", "save", "reason"),
+    ("step", "every", "last", "is_wanted"),
     [
-        (0, 5, None, True, "step 0 is a multiple of 5"),
-        (10, 5, 5, True, "step 10 is a multiple of 5"),
-        (10, 5, 10, False, "step 10 is saved already"),
-        (11, 5, 10, False, "step 11 is no multiple of 5"),
-        (10, 0, None, False, "saving is off"),
+        (0, 5, None, True),
+        (10, 5, 5, True),
+        (10, 5, 10, False),
+        (11, 5, 10, False),
+        (0, 0, None, False),
     ],
 )
-def test_fixed_interval(step: int, every: int, last: int | None, save: bool, reason: str) -> None:
-    assert decide_save(step, every, last) == (save, reason)
+def test_fixed_interval(step: int, every: int, last: int | None, is_wanted: bool) -> None:
+    assert is_due(StepRules(intervals=(every,)), step, last) is is_wanted
 
 
 @pytest.mark.parametrize(

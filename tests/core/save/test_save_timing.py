@@ -48,7 +48,7 @@ IDLE = TierStatus(False, True, 10.0, 0.1, 1.0, 0.5)
     ],
 )
 def test_due(rule: Continuous, status: TierStatus, due: bool) -> None:
-    assert rule.due(status).save is due
+    assert rule.due(status) is due
 
 
 def test_interval_is_dalys() -> None:
