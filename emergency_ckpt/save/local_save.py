@@ -311,7 +311,7 @@ class LocalSaves:
         times = {step: self._published_s.get(step, now_s) for step in older if step < newest.step}
         self._published_s = times = {**dict(sorted(times.items())), newest.step: now_s}
         records = [StepRecord(step, time_s) for step, time_s in times.items()]
-        gone = set(choose_removals(list(times), wanted_steps(records, policy)).steps)
+        gone = set(choose_removals(list(times), wanted_steps(records, policy)))
         for save in held:
             if save.step in gone and save != self._tier.pinned:
                 self._tier.drop(save)

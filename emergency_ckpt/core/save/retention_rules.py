@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 NonFinite = Literal["off", "report", "keep"]
@@ -20,13 +20,6 @@ class StepRecord(NamedTuple):
     time_s: float
     metrics: Mapping[str, Any] | None = None
     finite: bool = False
-
-
-class Removals(NamedTuple):
-    """Steps to remove, oldest first, and the reason why each other unwanted step stays."""
-
-    steps: tuple[int, ...]
-    kept_though_unwanted: Mapping[int, str]
 
 
 def wanted_by_fields(
@@ -51,31 +44,18 @@ def with_newest_finite(records: Sequence[StepRecord], wanted: Sequence[bool]) ->
     return [want or record.step == newest for want, record in zip(wanted, records, strict=True)]
 
 
-def choose_removals(
-    steps: Sequence[int], wanted: Sequence[bool], *, reading: Collection[int] = ()
-) -> Removals:
-    """Return the steps to remove: never the last complete step nor one that a restore reads.
+def choose_removals(steps: Sequence[int], wanted: Sequence[bool]) -> tuple[int, ...]:
+    """Return the unwanted steps, oldest first, but never the last complete one.
 
     Args:
       steps: the complete steps, oldest first.
       wanted: the policy's answer for each.
-      reading: steps that a restore reads.
 
     Raises:
       ValueError: the policy did not answer for each step.
     """
     if len(wanted) != len(steps):
         raise ValueError(f"the policy answered for {len(wanted)} of {len(steps)} steps")
-    removed: list[int] = []
-    spared: dict[int, str] = {}
     newest = max(steps, default=None)
-    for step, want in zip(steps, wanted, strict=True):
-        if want:
-            continue
-        if step == newest:
-            spared[step] = "it is the last complete step"
-        elif step in reading:
-            spared[step] = "a restore reads it"
-        else:
-            removed.append(step)
-    return Removals(tuple(sorted(removed)), spared)
+    found = (step for step, want in zip(steps, wanted, strict=True) if not want)
+    return tuple(sorted(step for step in found if step != newest))

@@ -161,4 +161,4 @@ class Preservation:
         wanted = wanted_steps(records, self._policy, keep_last_n=last_n, keep_every_n_steps=every_n)
         if self._keeps_finite:
             wanted = with_newest_finite(records, wanted)
-        return choose_removals([record.step for record in records], wanted).steps, incarnation
+        return choose_removals([record.step for record in records], wanted), incarnation

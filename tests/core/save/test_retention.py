@@ -1,4 +1,4 @@
-"""What is kept: what is asked for, the last whole step, and what is being read."""
+"""Retention keeps what is asked for, and the last complete step."""
 
 from __future__ import annotations
 
@@ -17,25 +17,10 @@ STEPS = st.lists(st.integers(0, 1000), unique=True).map(sorted)
 
 
 @given(STEPS, st.data())
-def test_never_the_last_nor_one_that_is_read(steps: list[int], data: st.DataObject) -> None:
+def test_unwanted_steps_go_but_never_the_last(steps: list[int], data: st.DataObject) -> None:
     wanted = data.draw(st.lists(st.booleans(), min_size=len(steps), max_size=len(steps)))
-    reading = data.draw(st.sets(st.sampled_from(steps))) if steps else set[int]()
-    removals = choose_removals(steps, wanted, reading=reading)
-    assert not set(removals.steps) & reading
-    assert steps[-1:] == [s for s in steps[-1:] if s not in removals.steps]
-    kept = set(removals.kept_though_unwanted)
-    unwanted = {step for step, want in zip(steps, wanted, strict=True) if not want}
-    assert set(removals.steps) | kept == unwanted
-    assert not set(removals.steps) & kept
-
-
-def test_reason_is_said() -> None:
-    removals = choose_removals([10, 20, 30], [False, False, False], reading=[20])
-    assert removals.steps == (10,)
-    assert removals.kept_though_unwanted == {
-        20: "a restore reads it",
-        30: "it is the last complete step",
-    }
+    unwanted = [step for step, want in zip(steps, wanted, strict=True) if not want]
+    assert choose_removals(steps, wanted) == tuple(s for s in unwanted if s != steps[-1])
 
 
 def test_policy_must_answer_for_each_step() -> None:

@@ -119,7 +119,7 @@ class PreservationMachine(RuleBasedStateMachine):
         """Of a removal that the policy asked for only some parts were done; a new life begins."""
         steps = self.whole()
         wanted = data.draw(st.lists(st.booleans(), min_size=len(steps), max_size=len(steps)))
-        removed = choose_removals(steps, wanted).steps
+        removed = choose_removals(steps, wanted)
         self.preservation.stop(LONG_S)
         if removed:
             step = removed[0]
