@@ -113,7 +113,7 @@ def fetch_contents(client: TransferClient, address: str, digest: str) -> Content
     CorruptData when they break a rule or have another digest; TransferError when they do not
     arrive.
     """
-    return decode_contents(client.fetch_contents_bytes(address, digest), digest)
+    return decode_contents(client.fetch_contents(address, digest), digest)
 
 
 def agree_start(

@@ -18,7 +18,7 @@ from emergency_ckpt.transfer.pool import ConnectionPool
 from emergency_ckpt.transfer.security import handshake
 from emergency_ckpt.transfer.source import ShardTarget, Target
 from emergency_ckpt.transfer.stream import Stream, constant_timeout
-from emergency_ckpt.types import Contents, SaveId
+from emergency_ckpt.types import SaveId
 
 
 class TransferClient:
@@ -71,16 +71,8 @@ class TransferClient:
         data = self._ask("fetch inventory", address, wire.GetInventory(), MAX_INVENTORY_BYTES)
         return wire.decode_inventory(data, address)
 
-    def fetch_contents(self, address: str, digest: str) -> Contents:
-        """Fetch the contents whose canonical encoding has SHA-256 ``digest``.
-
-        CorruptData when the peer's bytes have another digest.
-        """
-        data = self.fetch_contents_bytes(address, digest)
-        return wire.decode_contents(data, digest, address)
-
-    def fetch_contents_bytes(self, address: str, digest: str) -> bytes:
-        """Fetch that encoding as bytes, not checked against ``digest``."""
+    def fetch_contents(self, address: str, digest: str) -> bytes:
+        """Fetch the encoding of the contents ``digest``, its SHA-256, which is not checked."""
         request = wire.GetContents(digest=digest)
         return self._ask("fetch contents", address, request, MAX_MANIFEST_BYTES)
 

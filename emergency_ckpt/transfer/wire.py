@@ -7,7 +7,6 @@ by its ``type``. Unknown types, unknown fields and values out of bounds are refu
 
 from __future__ import annotations
 
-import hashlib
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -24,9 +23,9 @@ from emergency_ckpt.core.limits import (
     PLAIN_NAME,
 )
 from emergency_ckpt.core.restore.inventory import HolderInventory
-from emergency_ckpt.errors import CorruptData, ProtocolViolation
+from emergency_ckpt.errors import ProtocolViolation
 from emergency_ckpt.json_decoders import Decoder, decoder_of
-from emergency_ckpt.types import Box, Contents, SaveId, Security
+from emergency_ckpt.types import SaveId, Security
 
 PROTOCOL_VERSION = 2
 SHARE_BYTES = 32
@@ -162,7 +161,6 @@ BODY = decoder_of(Body | Failure)
 GO = decoder_of(Go | Failure)
 DONE = decoder_of(Done | Failure)
 _INVENTORY = decoder_of(HolderInventory)
-_CONTENTS = decoder_of(Contents)
 
 
 def encode_payload(frame: msgspec.Struct) -> bytes:
@@ -201,32 +199,3 @@ def encode_inventory(inventory: HolderInventory) -> bytes:
 def decode_inventory(data: bytes, peer: str) -> HolderInventory:
     """Return the inventory that a peer reported; ProtocolViolation when it is invalid."""
     return decode_json(_INVENTORY, data, peer)
-
-
-def decode_contents(data: bytes, digest: str, peer: str) -> Contents:
-    """Return the contents whose encoding has SHA-256 ``digest``.
-
-    CorruptData when the digest differs or the shards do not fit the leaves. The result can be
-    indexed without further checks.
-    """
-    actual = hashlib.sha256(data).hexdigest()
-    if actual != digest:
-        raise CorruptData("fetch contents", peer, "digest differs", expected=digest, actual=actual)
-    contents = decode_json(_CONTENTS, data, peer)
-    for index, shard in enumerate(contents.shards):
-        if not (0 <= shard.leaf < len(contents.leaves)):
-            problem = "names no leaf"
-        elif not _fits(shard.box, contents.leaves[shard.leaf].global_shape):
-            problem = "has a box that is not inside its leaf"
-        elif shard.offset < 0 or shard.nbytes < 0 or not 0 <= shard.crc32c < (1 << 32):
-            problem = "has an offset, length or CRC out of bounds"
-        else:
-            continue
-        raise CorruptData("fetch contents", peer, f"shard {index} {problem}")
-    return contents
-
-
-def _fits(box: Box, shape: tuple[int, ...]) -> bool:
-    return len(box) == len(shape) and all(
-        0 <= start <= stop <= size for (start, stop), size in zip(box, shape, strict=True)
-    )

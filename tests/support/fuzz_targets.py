@@ -230,9 +230,6 @@ TARGETS: Mapping[str, Target] = {
         lambda data: wire.decode_inventory(data, "peer"),
         [wire.encode_inventory(HolderInventory("process/0", 0, "h:1", (), ()))],
     ),
-    "fetched_contents": Target(
-        lambda data: wire.decode_contents(data, _sha256(data), "peer"), [CONTENTS_BYTES]
-    ),
     "manifest": Target(manifest.decode_manifest, [_MANIFEST]),
     "manifest_body": Target(
         lambda data: manifest.decode_manifest(_manifest_of(data)), [body_of(_MANIFEST, "manifest")]

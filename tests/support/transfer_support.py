@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from memory_holdings import anonymous_mapping
 
 from emergency_ckpt import _native
+from emergency_ckpt.cluster.peers import fetch_contents
 from emergency_ckpt.transfer import ShardTarget, TransferClient
 from emergency_ckpt.types import Contents, SaveId
 
@@ -45,7 +46,7 @@ def fetch_all(
     client: TransferClient, address: str, digest: str, deadline_s: float = 60
 ) -> tuple[list[bytes], list[int], Contents]:
     """The bytes of every shard as they lie in the target, the CRCs told, and the contents."""
-    contents = client.fetch_contents(address, digest)
+    contents = fetch_contents(client, address, digest)
     targets = targets_of(contents)
     into = anonymous_mapping(max((t.offset + t.nbytes for t in targets), default=0))
     crcs = client.fetch_shards(address, digest, targets, into, deadline_s)

@@ -9,6 +9,7 @@ import threading
 import time
 
 from memory_holdings import anonymous_mapping
+from transfer_support import fetch_contents
 from world import World
 
 from emergency_ckpt.errors import TransferError
@@ -46,7 +47,7 @@ def test_peer_may_be_fetching_when_the_program_ends(world: World) -> None:
         assert word == "saved"
         with TransferClient(run_id="run", secret=SECRET.encode(), streams=2) as client:
             (held,) = client.inventory(address).tensors
-            contents = client.fetch_contents(address, held.digest)
+            contents = fetch_contents(client, address, held.digest)
             targets = [ShardTarget(i, s.nbytes, s.offset) for i, s in enumerate(contents.shards)]
             into = anonymous_mapping(SIZE_BYTES)
             ended: list[TransferError] = []

@@ -13,6 +13,7 @@ from transfer_support import (
     SAVE,
     SECRET,
     admit,
+    fetch_contents,
     peer_that,
     random_shards,
     read_frame,
@@ -42,7 +43,7 @@ def test_each_shard_is_told_once_when_its_bytes_are_there(
     digest = holdings.add(SAVE, shards)
     told: dict[int, int] = {}
     with TransferClient(run_id=RUN_ID, secret=SECRET, streams=streams) as client:
-        contents = client.fetch_contents(server.address, digest)
+        contents = fetch_contents(client, server.address, digest)
         targets = targets_of(contents)
         into = anonymous_mapping(16 * MIB)
 
@@ -74,7 +75,7 @@ def test_what_the_callback_raises_ends_the_fetch(
     holdings: MemoryHoldings, server: TransferServer, client: TransferClient
 ) -> None:
     digest = holdings.add(SAVE, random_shards(100))
-    contents = client.fetch_contents(server.address, digest)
+    contents = fetch_contents(client, server.address, digest)
 
     def refuse(position: int, crc: int) -> None:
         raise ValueError(f"{position} is not wanted")

@@ -13,6 +13,7 @@ from transfer_support import (
     SECRET,
     connect,
     fetch_all,
+    fetch_contents,
     log_in,
     random_shards,
     read_body,
@@ -106,7 +107,7 @@ def test_shard_that_is_gone_is_not_held_and_connection_goes_on(
     holdings: MemoryHoldings, server: TransferServer, client: TransferClient
 ) -> None:
     digest = holdings.add(SAVE, random_shards(100))
-    contents = client.fetch_contents(server.address, digest)
+    contents = fetch_contents(client, server.address, digest)
     holdings.forget(digest)
     into = anonymous_mapping(4096)
     with pytest.raises(NotHeld) as gone:

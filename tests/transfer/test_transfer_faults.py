@@ -17,6 +17,7 @@ from transfer_support import (
     admit,
     connect,
     fetch_all,
+    fetch_contents,
     log_in,
     peer_that,
     quick_client,
@@ -170,7 +171,7 @@ def test_contents_and_inventories_that_are_none(data: bytes) -> None:
 
     with peer_that(behave) as address, quick_client() as client:
         with pytest.raises(CorruptData, match="digest differs"):
-            client.fetch_contents(address, DIGEST)
+            fetch_contents(client, address, DIGEST)
         with pytest.raises(ProtocolViolation, match="not valid"):
             client.inventory(address)
 
@@ -344,7 +345,7 @@ class BrokenHoldings(MemoryHoldings):
     "ask",
     [
         lambda client, address: client.inventory(address),
-        lambda client, address: client.fetch_contents_bytes(address, DIGEST),
+        lambda client, address: client.fetch_contents(address, DIGEST),
         lambda client, address: client.fetch_host_state(address, SAVE, 0, 1),
         lambda client, address: client.push_host_state(address, SAVE, 0, 1, b"x"),
         lambda client, address: client.push_host_state(address, SAVE, 0, 1, b"x", for_storage=True),

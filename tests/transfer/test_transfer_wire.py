@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from pathlib import Path
 
-import msgspec
 import pytest
-from transfer_support import SAVE, Shares, keys_by_hand
+from transfer_support import Shares, keys_by_hand
 
 from emergency_ckpt.core.limits import MAX_RANGES, MAX_SHARDS
-from emergency_ckpt.errors import CorruptData, ProtocolViolation
+from emergency_ckpt.errors import ProtocolViolation
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import ShardTarget, wire
 from emergency_ckpt.transfer.fetch import requests_for
 from emergency_ckpt.transfer.security.handshake import Terms, session_keys
 from emergency_ckpt.transfer.security.sealing import Direction
 from emergency_ckpt.transfer.stream import pieces
-from emergency_ckpt.types import Contents, LeafSpec, ShardEntry
 
 MIB = 1 << 20
 PROTOCOL = Path(wire.__file__).with_name("PROTOCOL.md")
@@ -59,37 +56,6 @@ def test_largest_request_fits_a_frame() -> None:
 def test_frame_nested_without_end_is_refused() -> None:
     with pytest.raises(ProtocolViolation):
         wire.decode_json(wire.REQUEST, b'{"ranges":' + b"[" * 60_000, "peer")
-
-
-def encoded(*shards: ShardEntry) -> tuple[bytes, str]:
-    contents = Contents(save=SAVE, leaves=(LeafSpec("w", "uint8", (8,)),), shards=shards)
-    data = msgspec.json.encode(contents, order="sorted")
-    return data, hashlib.sha256(data).hexdigest()
-
-
-@pytest.mark.parametrize(
-    ("shard", "problem"),
-    [
-        (ShardEntry(1, ((0, 8),), 0, 8, 0), "names no leaf"),
-        (ShardEntry(-1, ((0, 8),), 0, 8, 0), "names no leaf"),
-        (ShardEntry(0, (), 0, 8, 0), "not inside its leaf"),
-        (ShardEntry(0, ((0, 9),), 0, 9, 0), "not inside its leaf"),
-        (ShardEntry(0, ((5, 4),), 0, 0, 0), "not inside its leaf"),
-        (ShardEntry(0, ((0, 8),), -64, 8, 0), "out of bounds"),
-        (ShardEntry(0, ((0, 8),), 0, -8, 0), "out of bounds"),
-        (ShardEntry(0, ((0, 8),), 0, 8, 1 << 32), "out of bounds"),
-    ],
-)
-def test_contents_that_do_not_hold_together_are_corrupt(shard: ShardEntry, problem: str) -> None:
-    with pytest.raises(CorruptData, match=problem):
-        wire.decode_contents(*encoded(shard), "peer")
-
-
-def test_contents_with_another_digest_are_corrupt() -> None:
-    data, digest = encoded(ShardEntry(0, ((0, 8),), 0, 8, 0))
-    assert wire.decode_contents(data, digest, "peer").shards[0].nbytes == 8
-    with pytest.raises(CorruptData, match="digest differs"):
-        wire.decode_contents(data + b" ", digest, "peer")
 
 
 @pytest.mark.parametrize("streams", [1, 2, 7])

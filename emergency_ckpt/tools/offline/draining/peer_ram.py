@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from emergency_ckpt._native import Mapping as NativeMapping
+from emergency_ckpt.cluster.peers import fetch_contents
 from emergency_ckpt.core.restore.inventory import (
     HeldHostState,
     HolderInventory,
@@ -39,7 +40,7 @@ def ask_peers(
             found = client.inventory(address)
             for held in found.tensors:
                 if held.digest not in manifests and held.digest not in inventory.manifests:
-                    manifests[held.digest] = client.fetch_contents(address, held.digest)
+                    manifests[held.digest] = fetch_contents(client, address, held.digest)
         except CheckpointError as error:
             faults.append(SurveyFault.of(address, error))
             continue
