@@ -76,14 +76,6 @@ class Coordinator(Protocol):
         """Set ``key``, whether or not it was set before."""
         ...
 
-    def barrier(self, name: str, timeout_s: float) -> None:
-        """Return when every process has called with this ``name``; each name is used once.
-
-        The service keeps some 900 bytes for each name until it ends, so saves and restores must not
-        use it.
-        """
-        ...
-
 
 class JaxCoordinator:
     """Coordinator over the service that ``jax.distributed.initialize`` started."""
@@ -145,12 +137,6 @@ class JaxCoordinator:
         except jax.errors.JaxRuntimeError as error:
             raise _service_error("replace", key, error) from error
 
-    def barrier(self, name: str, timeout_s: float) -> None:
-        try:
-            self._client.wait_at_barrier(self._key(name), _millis(timeout_s))
-        except jax.errors.JaxRuntimeError as error:
-            raise _service_error("barrier", name, error) from error
-
 
 class LocalCoordinator:
     """Coordinator of a job of one process: the same contract, in memory."""
@@ -161,7 +147,6 @@ class LocalCoordinator:
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
-        self._barriers: set[str] = set()
 
     def put(self, key: str, value: bytes) -> None:
         with self._changed:
@@ -185,8 +170,6 @@ class LocalCoordinator:
         with self._changed:
             for key in [k for k in self._values if k == prefix or k.startswith(prefix + "/")]:
                 del self._values[key]
-            gone = {name for name in self._barriers if name.startswith(prefix + "/")}
-            self._barriers -= gone
 
     def find(self, key: str) -> bytes | None:
         with self._changed:
@@ -196,13 +179,6 @@ class LocalCoordinator:
         with self._changed:
             self._values[key] = value
             self._changed.notify_all()
-
-    def barrier(self, name: str, timeout_s: float) -> None:
-        del timeout_s  # a single process never waits
-        with self._changed:
-            if name in self._barriers:
-                raise CoordinationError("barrier", name, "the name was used before")
-            self._barriers.add(name)
 
 
 def namespace(run_id: str, number: int) -> str:

@@ -67,7 +67,7 @@ class SealedCoordinator:
     JAX's coordination service does not authenticate its clients. A value that another writer
     forged, copied from another key, or replayed raises ForgedValue here, for all users. A value
     that another client deleted is absent as if it had never been set, and a wait for it ends at its
-    deadline. Barriers carry no mark.
+    deadline.
 
     ``key`` must belong to this start alone; otherwise values recorded in an earlier one would be
     accepted. Thread-safe. Every method raises the errors of the other coordinator, and those that
@@ -123,9 +123,6 @@ class SealedCoordinator:
 
     def delete(self, prefix: str) -> None:
         self._coordinator.delete(prefix)
-
-    def barrier(self, name: str, timeout_s: float) -> None:
-        self._coordinator.barrier(name, timeout_s)
 
     def _sealed(self, key: str, number: int, value: bytes) -> bytes:
         return seal_value(self._sealing_key, key, OpenedValue(number, self.process_index, value))

@@ -6,12 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import pytest
-from coordination_suite import CHECKS, SOON_S
+from coordination_suite import CHECKS
 from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster.coordination import LocalCoordinator, connect, deadline_left_s
 from emergency_ckpt.cluster.secret_agreement import SealedCoordinator
-from emergency_ckpt.errors import CoordinationError
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -41,13 +40,6 @@ def test_alone_there_is_nobody_to_coordinate_with() -> None:
     first, second = connect("run"), connect("run")
     first.put("key", b"")
     second.put("key", b"")
-
-
-def test_local_barrier_has_a_name_of_its_own() -> None:
-    coordinator = LocalCoordinator()
-    coordinator.barrier("once", SOON_S)
-    with pytest.raises(CoordinationError, match="used before"):
-        coordinator.barrier("once", SOON_S)
 
 
 def test_deadline_that_has_passed_leaves_a_moment() -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from job_process import Iterator, JobProcess, finish, mesh_of, run_program
+from memory_coordination import meet
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt import EmergencyCheckpointer
@@ -139,7 +140,7 @@ def _run(
                 # As real loops do, the last step is agreed by all.
                 if world.process == 0 and over:
                     world.meeting.put(f"stop/{name}/{calls_made}", b"")
-                world.meeting.barrier(f"look/{name}/{calls_made}", 60)
+                meet(world.meeting, f"look/{name}/{calls_made}", 60)
                 if str(calls_made) in world.meeting.list(f"stop/{name}"):
                     stop_at = calls_made + 20
         finish(ckpt)

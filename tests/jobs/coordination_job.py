@@ -10,6 +10,7 @@ import jax
 from coordination_suite import CHECKS, Check
 from jax._src import distributed
 from job_process import JobProcess, run_program
+from memory_coordination import meet
 
 from emergency_ckpt.cluster.coordination import JaxCoordinator, connect, own_address
 
@@ -19,7 +20,6 @@ CLIENT_METHODS = (
     "key_value_dir_get_bytes",
     "key_value_delete",
     "key_value_try_get_bytes",
-    "wait_at_barrier",
 )
 
 
@@ -41,7 +41,7 @@ def namespaces(world: JobProcess) -> list[str]:
     second.put(f"key/{world.process}", b"second")
     if world.process == 0:
         second.delete("key")
-    second.barrier("done", 60)
+    meet(second, "done", 60)
     return [value.decode() for value in first.list("key").values()]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import pytest
+from memory_coordination import meet
 
 from emergency_ckpt.cluster import Cell, Coordinator, Round
 from emergency_ckpt.cluster.round import agree
@@ -32,7 +33,7 @@ def _leads(coordinator: Coordinator) -> bool:
 def process_index_is_one_of_the_count(coordinator: Coordinator) -> None:
     assert 0 <= coordinator.process_index < coordinator.process_count
     coordinator.put(f"here/{coordinator.process_index}", b"")
-    coordinator.barrier("all", LONG_S)
+    meet(coordinator, "all", LONG_S)
     assert set(coordinator.list("here")) == {str(p) for p in range(coordinator.process_count)}
 
 
@@ -63,7 +64,7 @@ def of_many_who_put_one_key_one_wins(coordinator: Coordinator) -> None:
         coordinator.put(f"winner/{me}", b"")
     except CoordinationError:
         pass
-    coordinator.barrier("voted", LONG_S)
+    meet(coordinator, "voted", LONG_S)
     (winner,) = coordinator.list("winner")
     assert coordinator.get("decision", LONG_S).decode() == winner
 
@@ -83,7 +84,7 @@ def list_gives_what_lies_below_and_nothing_beside(coordinator: Coordinator) -> N
     if _leads(coordinator):
         for key in ("tree", "tree/a", "tree/b/c", "trees/d", "other"):
             coordinator.put(key, key.encode())
-    coordinator.barrier("put", LONG_S)
+    meet(coordinator, "put", LONG_S)
     assert dict(coordinator.list("tree")) == {"a": b"tree/a", "b/c": b"tree/b/c"}
     assert dict(coordinator.list("tree/b")) == {"c": b"tree/b/c"}
     assert dict(coordinator.list("absent")) == {}
@@ -96,13 +97,13 @@ def delete_forgets_a_key_and_all_below_it(coordinator: Coordinator) -> None:
             coordinator.put(key, b"")
         coordinator.delete("tree")
         coordinator.delete("absent")
-    coordinator.barrier("deleted", LONG_S)
+    meet(coordinator, "deleted", LONG_S)
     assert dict(coordinator.list("tree")) == {}
     assert dict(coordinator.list("trees")) == {"d": b""}
     for gone in ("tree", "tree/a"):
         with pytest.raises(DeadlineExceeded):
             coordinator.get(gone, SOON_S)
-    coordinator.barrier("seen", LONG_S)
+    meet(coordinator, "seen", LONG_S)
     if _leads(coordinator):
         coordinator.put("tree/a", b"anew")
     assert coordinator.get("tree/a", LONG_S) == b"anew"
@@ -124,27 +125,6 @@ def replace_sets_a_key_again(coordinator: Coordinator) -> None:
     for value in (b"first", b"second"):
         coordinator.replace(own, value)
         assert coordinator.get(own, LONG_S) == value
-
-
-@check
-def what_was_put_before_a_barrier_is_seen_after_it(coordinator: Coordinator) -> None:
-    for turn in range(3):
-        coordinator.put(f"turn/{turn}/{coordinator.process_index}", b"x")
-        coordinator.barrier(f"turn-{turn}", LONG_S)
-        assert len(coordinator.list(f"turn/{turn}")) == coordinator.process_count
-
-
-@check
-def a_barrier_that_ran_out_of_time_fails_for_who_comes_later_too(coordinator: Coordinator) -> None:
-    if coordinator.process_count == 1:
-        coordinator.barrier("alone", SOON_S)
-        return
-    last = coordinator.process_count - 1
-    if coordinator.process_index == last:
-        coordinator.get("waited", LONG_S)
-    with pytest.raises(DeadlineExceeded):
-        coordinator.barrier("too few", SOON_S)
-    coordinator.put("waited" if _leads(coordinator) else f"out/{coordinator.process_index}", b"")
 
 
 @check
@@ -186,13 +166,13 @@ def round_names_who_is_missing(coordinator: Coordinator) -> None:
     if last == 0:
         return
     # Together, and with time to spare: who comes after the deadline is missing as well.
-    coordinator.barrier("ready", LONG_S)
+    meet(coordinator, "ready", LONG_S)
     if coordinator.process_index != last:
         held = Round(coordinator, "incomplete", 2.0, prompt=True)
         with pytest.raises(DeadlineExceeded, match=f"missing: process {last}; look") as caught:
             held.hold(b"", held.when_all(lambda _: b""))
         assert caught.value.missing == (f"process {last}",)
-    coordinator.barrier("over", LONG_S)
+    meet(coordinator, "over", LONG_S)
 
 
 @check

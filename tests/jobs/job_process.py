@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from memory_coordination import meet
 from running_jobs import PASSED_VARIABLE, results_path
 
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
@@ -171,7 +172,7 @@ class JobProcess:
     def meet(self) -> None:
         """Wait for all processes: what one does to the disks, the others see afterwards."""
         self.meetings += 1
-        self.meeting.barrier(f"meet/{self.program}/{self.meetings}", self.meet_timeout_s)
+        meet(self.meeting, f"meet/{self.program}/{self.meetings}", self.meet_timeout_s)
 
     def ramdisk(self, name: str, host: int | None = None) -> Path:
         return self.root / name / f"host_{self.process if host is None else host}"
@@ -239,9 +240,9 @@ def run_program(programs: dict[str, Program]) -> None:
             traceback.print_exc()
         _write(out, results)
         # Where one process raised, the others come out of the program at their deadlines.
-        world.meeting.barrier(f"out/{name}", _OUT_TIMEOUT_S)
+        meet(world.meeting, f"out/{name}", _OUT_TIMEOUT_S)
     _write(out, results)
-    world.meeting.barrier("end", _OUT_TIMEOUT_S)
+    meet(world.meeting, "end", _OUT_TIMEOUT_S)
 
 
 def _write(path: Path, results: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A coordination service in memory: the coordinators of many processes, for threads of a test."""
+"""Coordination in tests: meetings, and a service in memory with coordinators for threads."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ def everywhere(count: int, work: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(one, range(count)))
 
 
+def meet(coordinator: Coordinator, name: str, timeout_s: float) -> None:
+    """Return when every process has called with this ``name``; each name is used once."""
+    coordinator.put(f"{name}/{coordinator.process_index}", b"")
+    for process in range(coordinator.process_count):
+        coordinator.get(f"{name}/{process}", timeout_s)
+
+
 def tell_address(coordinator: Coordinator, process: int, address: str) -> None:
     """Say the hello of ``process``, in which its peers find its address."""
     hello = {"address": address, "known": {}, "error": ""}
@@ -42,8 +49,6 @@ class MemoryService:
         self.process_count = process_count
         self.changed = threading.Condition()
         self.values: dict[str, bytes] = {}
-        self.arrived: dict[str, set[int]] = {}
-        self.broken: set[str] = set()
         self._faults: list[tuple[int, str, str, CheckpointError]] = []
 
     def member(self, process_index: int) -> MemoryCoordinator:
@@ -124,21 +129,3 @@ class MemoryCoordinator:
             service.check(self._process_index, "replace", key)
             service.values[key] = value
             service.changed.notify_all()
-
-    def barrier(self, name: str, timeout_s: float) -> None:
-        """Wait for all processes. After a timeout the barrier stays broken: later calls fail."""
-        service = self._service
-        with service.changed:
-            service.check(self._process_index, "barrier", name)
-            arrived = service.arrived.setdefault(name, set())
-            arrived.add(self._process_index)
-            service.changed.notify_all()
-
-            def is_over() -> bool:
-                return len(arrived) == service.process_count or name in service.broken
-
-            in_time = service.changed.wait_for(is_over, timeout_s)
-            if not in_time or name in service.broken:
-                service.broken.add(name)
-                service.changed.notify_all()
-                raise DeadlineExceeded("barrier", name, f"not all came within {timeout_s:g} s")
