@@ -299,7 +299,6 @@ class Opened:
                 timelines=timelines,
                 events=self.events,
                 failures=self.failures,
-                inbox=member.holdings.inbox,
                 finite=self._finite,
                 before_save=self.prefetches.before_save,
                 inspect=self._deaths.inspect,

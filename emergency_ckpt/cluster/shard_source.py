@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 
 from emergency_ckpt._native import Mapping
@@ -17,6 +16,7 @@ from emergency_ckpt.state import host_state
 from emergency_ckpt.types import Contents, SaveId
 
 _INBOX_SAVES = 4
+"""A process pushes for a save to storage once the one before has an outcome, or failed for it."""
 _CHECK_INTERVAL_S = 1.0
 
 
@@ -26,45 +26,22 @@ def holder_name(process_index: int) -> str:
 
 
 class HostStateInbox:
-    """Host states that peers pushed, for the writers of the persistent tier. Bounded.
+    """Host states that peers pushed for saves to storage; those of the newest saves stay.
 
-    The local tier forgets host states of older saves, but a persistent save may still need them. A
-    push does not say for which tier it is, so a persistent save names the host states to keep.
+    Its own memory, because a full ramdisk must not stop a save to storage.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._by_save: OrderedDict[SaveId, dict[int, bytes]] = OrderedDict()
-        self._kept: set[SaveId] = set()
 
     def put(self, save: SaveId, owner: int, data: bytes) -> None:
-        """Keep a pushed document. Above the bound the oldest that are not ``kept`` are dropped."""
+        """Keep a pushed document; those of the saves that came first are dropped."""
         with self._changed:
             self._by_save.setdefault(save, {})[owner] = data
-            self._by_save.move_to_end(save)
-            self._trim()
+            while len(self._by_save) > _INBOX_SAVES:
+                self._by_save.popitem(last=False)
             self._changed.notify_all()
-
-    @contextlib.contextmanager
-    def kept(self, save: SaveId) -> Generator[None]:
-        """Keep every host state of ``save`` until this context ends, for any number of other saves.
-
-        For the duration of one persistent save; there is one at a time. Host states that arrived
-        before count too, if they have not been dropped.
-        """
-        with self._changed:
-            self._kept.add(save)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._kept.discard(save)
-                self._trim()
-
-    def _trim(self) -> None:
-        others = [save for save in self._by_save if save not in self._kept]
-        for save in others[: max(0, len(others) - _INBOX_SAVES)]:
-            del self._by_save[save]
 
     def wait_for(
         self,
@@ -132,7 +109,6 @@ class ProcessHoldings:
 
     def publish_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
         self._tier.publish_host_state(save, owner, count, data)
-        self.inbox.put(save, owner, data)
 
     def hold_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
         """Hold what a peer pushed for a save to storage, which a full ramdisk must not stop."""

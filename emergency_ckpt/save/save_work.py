@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections import Counter
@@ -21,7 +20,6 @@ from emergency_ckpt.cluster.process_placement import (
     place_process,
     single_copy_text,
 )
-from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config import Config
 from emergency_ckpt.config.policies import plan_text
@@ -52,7 +50,6 @@ class SaverParts:
     """Parts of the saver. ``persistent`` and ``preservation``: None without that tier.
 
     Attributes:
-      inbox: what others push for the persistent saves of this process.
       finite: which leaves were finite.
       before_save: called when a save of a step starts; gives what its background part does first,
         if anything.
@@ -72,7 +69,6 @@ class SaverParts:
     timelines: Timelines
     events: EventSink
     failures: Failures
-    inbox: HostStateInbox
     finite: FiniteLeaves
     before_save: Callable[[int], Callable[[], object] | None]
     inspect: Callable[[], None]
@@ -339,11 +335,7 @@ class SaveWork:
             capture.close(is_written=complete)
 
         read = capture.read if self._writes(placement) else None
-        held = contextlib.ExitStack()
-        held.callback(capture.close)
-        # From now on: local saves go on, and with them what is pushed for those.
-        held.enter_context(self._parts.inbox.kept(request.save))
-        return TierWork(snapshot, read, work, held)
+        return TierWork(snapshot, read, work, capture)
 
     def _plan_for(self, request: SaveRequest) -> tuple[_SnapshotPlan, list[Any]]:
         """Return the plan for states like this one, the same while those come, and the leaves."""

@@ -1,4 +1,4 @@
-"""What peers push for a persistent save stays while local saves go on, and the rest is bounded."""
+"""The inbox keeps what peers push for the newest saves to storage."""
 
 from __future__ import annotations
 
@@ -11,27 +11,10 @@ from emergency_ckpt.errors import DeadlineExceeded
 from emergency_ckpt.types import SaveId
 
 SOON_S = 0.01
-MANY = range(1000, 1100)
 
 
 def save_id(step: int) -> SaveId:
     return SaveId(step=step, incarnation="life", run_id="run")
-
-
-def push(inbox: HostStateInbox, *steps: int) -> None:
-    for step in steps:
-        inbox.put(save_id(step), 1, b"of step %d" % step)
-
-
-def held(inbox: HostStateInbox, *steps: int) -> list[int]:
-    found: list[int] = []
-    for step in steps:
-        try:
-            assert inbox.wait_for(save_id(step), [1], SOON_S) == {1: b"of step %d" % step}
-        except DeadlineExceeded:
-            continue
-        found.append(step)
-    return found
 
 
 def test_inbox_waits_for_all_and_names_who_is_missing() -> None:
@@ -47,14 +30,10 @@ def test_inbox_waits_for_all_and_names_who_is_missing() -> None:
     assert inbox.wait_for(save_id(1), [], SOON_S) == {}
 
 
-@pytest.mark.parametrize("pushed_first", [True, False])
-def test_kept_save_outlives_any_number_of_others(*, pushed_first: bool) -> None:
+def test_inbox_keeps_the_newest_saves() -> None:
     inbox = HostStateInbox()
-    if pushed_first:
-        push(inbox, 100)
-    with inbox.kept(save_id(100)):
-        if not pushed_first:
-            push(inbox, 101, 100)
-        push(inbox, *MANY)
-        assert held(inbox, 100) == [100]
-        assert held(inbox, *MANY) == [*MANY][-4:], "it takes the room of no other one"
+    for step in range(100):
+        inbox.put(save_id(step), 1, b"of step %d" % step)
+    assert inbox.wait_for(save_id(96), [1], SOON_S) == {1: b"of step 96"}
+    with pytest.raises(DeadlineExceeded, match="missing: process 1"):
+        inbox.wait_for(save_id(95), [1], SOON_S)
