@@ -84,8 +84,8 @@ MAX_DIRECTORIES_PER_RUN: Final = 1024
 MAX_HOST_STATE_SAVES: Final = 72
 """Above ``local_keep_last_n``, because host states stay as long as their tensors."""
 MAX_HOST_STATE_DOCUMENTS: Final = 4096
-MAX_TOTAL_DOCUMENTS_AT_LIMIT: Final = 16
-"""All documents together are at most this many times the bound of one."""
+MAX_DOCUMENTS_BYTES: Final = 16 * MAX_HOST_STATE_BYTES
+"""Of all host states in a process directory."""
 MAX_QUARANTINE_RECORDS: Final = 64
 MAX_MOUNTS_CHARS: Final = 4 << 20
 """Maximum for the kernel's list of mounts."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection
 
 from emergency_ckpt import files
 from emergency_ckpt.core.limits import (
+    MAX_DOCUMENTS_BYTES,
     MAX_HOST_STATE_DOCUMENTS,
     MAX_HOST_STATE_SAVES,
-    MAX_TOTAL_DOCUMENTS_AT_LIMIT,
 )
 from emergency_ckpt.core.restore.inventory import HeldHostState
 from emergency_ckpt.errors import (
@@ -48,17 +48,14 @@ class HostStateStore:
     def __init__(
         self,
         place: ProcessFiles,
-        limit_bytes: int,
         report: Callable[[str, CheckpointError], None],
     ) -> None:
         """Scan the directory; report each damaged document and remove it.
 
         One that is not signed as it should be is reported, and removed once a save is complete.
-        ``limit_bytes`` bounds one document of this job; the bound of all follows from it.
         """
         self._place = place
         self._unbelieved: list[str] = []
-        self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._held: dict[Key, HeldHostState] = {}
         self._in_memory: dict[Key, bytes] = {}
@@ -213,7 +210,7 @@ class HostStateStore:
             if (
                 len(saves | {save}) <= MAX_HOST_STATE_SAVES
                 and len(self._held) < MAX_HOST_STATE_DOCUMENTS
-                and total + size_bytes <= MAX_TOTAL_DOCUMENTS_AT_LIMIT * self._limit_bytes
+                and total + size_bytes <= MAX_DOCUMENTS_BYTES
             ):
                 return
             older = {held for held in saves if held < save and held != self._complete}
@@ -223,7 +220,7 @@ class HostStateStore:
                     f"{len(self._held)} documents of {len(saves)} saves",
                     "the store is full of newer ones",
                     expected=f"at most {MAX_HOST_STATE_SAVES} saves, {MAX_HOST_STATE_DOCUMENTS}"
-                    f" documents and {MAX_TOTAL_DOCUMENTS_AT_LIMIT * self._limit_bytes} bytes",
+                    f" documents and {MAX_DOCUMENTS_BYTES} bytes",
                     actual=f"{total} bytes",
                 )
             oldest = min(older)

@@ -57,7 +57,6 @@ class ProcessDirectory:
         self,
         claim: Claim,
         run_id: str,
-        host_state_limit_bytes: int,
         signer: Signer | None = None,
     ) -> None:
         """Scan the directory. A damaged file does not raise: it is quarantined with a record.
@@ -72,12 +71,11 @@ class ProcessDirectory:
         self.in_memory: list[Slot] = []
         self.quarantined: list[QuarantineRecord] = []
         self.ledger = Ledger()
-        self._host_state_limit_bytes = host_state_limit_bytes
         files.remove_temporaries(claim.dir_fd)
         self._quarantine_fd = files.ensure_directory(QUARANTINE_DIRECTORY, claim.dir_fd)
         files.remove_temporaries(self._quarantine_fd)
         self._next_record = len(os.listdir(self._quarantine_fd))
-        self.host_states = HostStateStore(self.files, host_state_limit_bytes, self._report)
+        self.host_states = HostStateStore(self.files, self._report)
         self._doubts_ledger = False
         self._scan_ledger()
         self._scan_slots()
@@ -142,8 +140,7 @@ class ProcessDirectory:
 
     def sibling(self, claim: Claim) -> ProcessDirectory:
         """Scan another directory of this run. OSError."""
-        found = self.files
-        return ProcessDirectory(claim, found.run_id, self._host_state_limit_bytes, found.signer)
+        return ProcessDirectory(claim, self.files.run_id, self.files.signer)
 
     def follow(self, timeline: Timeline) -> None:
         """Record ``timeline``, and unpublish what was rolled back.

@@ -22,7 +22,7 @@ from absl import logging
 
 from emergency_ckpt import _native, files
 from emergency_ckpt._native import Mapping
-from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, SMALL_FILES_BYTES
+from emergency_ckpt.core.limits import SMALL_FILES_BYTES
 from emergency_ckpt.core.restore.inventory import (
     HeldHostState,
     HeldTensors,
@@ -116,7 +116,6 @@ class LocalTier:
         run_id: str,
         writer: Writer,
         *,
-        host_state_limit_bytes: int = MAX_HOST_STATE_BYTES,
         copy_threads: int,
         slots: int = SLOTS_AT_REST,
         start: str = "",
@@ -144,7 +143,7 @@ class LocalTier:
             wait_s,
         )
         try:
-            own = ProcessDirectory(claim, run_id, host_state_limit_bytes, signer)
+            own = ProcessDirectory(claim, run_id, signer)
         except OSError as error:
             claim.release()
             raise files.local_error("open", str(claim.path), error) from error

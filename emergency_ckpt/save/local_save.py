@@ -14,7 +14,6 @@ from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.shard_source import holder_name
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config.policies import PreservationPolicy, wanted_steps
-from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.core.restore.majority import find_divergence
 from emergency_ckpt.core.save.retention_rules import StepRecord, choose_removals
 from emergency_ckpt.core.shard_layout import Layout
@@ -71,7 +70,6 @@ class LocalSaves:
         failures: Failures,
         *,
         process: tuple[int, int],
-        host_state_limit_bytes: int = MAX_HOST_STATE_BYTES,
         copy_batch_bytes: int,
         timelines: Timelines | None = None,
         preservation: PreservationPolicy | None = None,
@@ -84,7 +82,6 @@ class LocalSaves:
         self._events = events
         self._failures = failures
         self._process_index, self._process_count = process
-        self._host_state_limit_bytes = host_state_limit_bytes
         self._copy_batch_bytes = copy_batch_bytes
         self._timelines = timelines or Timelines(tier, events)
         self._preservation = preservation
@@ -222,15 +219,9 @@ class LocalSaves:
         return in_order, self._finite.is_on and not any(non_finite)
 
     def _publish_host_state(self, job: LocalSave) -> None:
-        data = host_states.encode(
-            job.save,
-            self._process_index,
-            self._process_count,
-            job.host_state,
-            orbax=job.orbax,
-            limit_bytes=self._host_state_limit_bytes,
-        )
-        self._tier.publish_host_state(job.save, self._process_index, self._process_count, data)
+        me, count = self._process_index, self._process_count
+        data = host_states.encode(job.save, me, count, job.host_state, orbax=job.orbax)
+        self._tier.publish_host_state(job.save, me, count, data)
         self._events.emit("save.host_state_published", step=job.save.step, size_bytes=len(data))
         started_s = time.monotonic()
         for buddy in job.buddies:

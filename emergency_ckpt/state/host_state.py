@@ -93,7 +93,6 @@ def encode(
     payload: Payload,
     *,
     orbax: OrbaxStep = OrbaxStep(),  # noqa: B008 - immutable
-    limit_bytes: int = MAX_HOST_STATE_BYTES,
 ) -> bytes:
     """Return the document of a payload. ``HostStateTooLarge`` above the limit.
 
@@ -125,12 +124,12 @@ def encode(
     )
     data = msgspec.json.encode(document, order="sorted")
     _check_identity(document)
-    if len(data) > limit_bytes:
+    if len(data) > MAX_HOST_STATE_BYTES:
         raise HostStateTooLarge(
             "encode host state",
             target,
             "it is over the limit",
-            expected=f"at most {limit_bytes} bytes",
+            expected=f"at most {MAX_HOST_STATE_BYTES} bytes",
             actual=f"{len(data)} bytes",
             hint="keep less in the iterator's state",
         )

@@ -16,7 +16,6 @@ from emergency_ckpt.state import host_state
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardId, Writer
 
 RUN_ID = "run-7"
-HOST_STATE_LIMIT_BYTES = 64 << 10
 
 LEAVES = (
     LeafSpec("params/w", "float32", (64, 32)),
@@ -57,7 +56,6 @@ def open_tier(
         ramdisk,
         run_id,
         Writer(process_index=process_index, process_count=4, slice_index=0, hostname="host-0"),
-        host_state_limit_bytes=HOST_STATE_LIMIT_BYTES,
         copy_threads=2,
         slots=slots,
         start=start,

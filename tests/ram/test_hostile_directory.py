@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from tiers_support import (
-    HOST_STATE_LIMIT_BYTES,
     LAYOUT,
     assert_whole,
     complete_save,
@@ -255,7 +254,7 @@ def test_folder_in_place_of_a_host_state_is_moved_aside(tier: LocalTier) -> None
     assert (aside / "theirs").read_text() == "kept"
 
 
-def test_buddies_cannot_fill_the_ramdisk(tier: LocalTier) -> None:
+def test_buddies_cannot_fill_the_ramdisk(tier: LocalTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many saves, or too many bytes: the oldest go, the complete one stays."""
     tier.note_complete(save_id(1))
     tier.publish_host_state(save_id(1), 0, 4, document(1))
@@ -267,13 +266,14 @@ def test_buddies_cannot_fill_the_ramdisk(tier: LocalTier) -> None:
     with pytest.raises(RamdiskFull, match="newer ones"):
         tier.publish_host_state(save_id(2), 1, 4, document(2, 1))
 
-    big = b"x" * (HOST_STATE_LIMIT_BYTES // 2)
+    monkeypatch.setattr("emergency_ckpt.ram.host_state_store.MAX_DOCUMENTS_BYTES", 1 << 20)
+    big = b"x" * (32 << 10)
     for step in range(newest, newest + 60):
         tier.publish_host_state(save_id(step), step % 4, 4, document(step, step % 4, value=big))
     for owner in range(4):
         tier.publish_host_state(save_id(500), owner, 4, document(500, owner, value=big))
     total = sum(path.stat().st_size for path in (tier.path / "host_state").rglob("*.json"))
-    assert total <= 16 * HOST_STATE_LIMIT_BYTES
+    assert total <= 1 << 20
     assert tier.held()[1][0].save.step == 1
     assert len(list((tier.path / "host_state").iterdir())) <= MAX_HOST_STATE_SAVES
 

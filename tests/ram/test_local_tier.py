@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from tiers_support import (
-    HOST_STATE_LIMIT_BYTES,
     LAYOUT,
     LEAVES,
     RUN_ID,
@@ -384,7 +383,6 @@ def test_writer_is_in_the_manifest_for_people(ramdisk: Path) -> None:
         ramdisk,
         RUN_ID,
         writer,
-        host_state_limit_bytes=HOST_STATE_LIMIT_BYTES,
         copy_threads=1,
     )
     write_save(tier, 1)

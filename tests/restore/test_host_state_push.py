@@ -38,7 +38,6 @@ def test_unreachable_buddies_are_each_reported_and_end_nothing(ramdisk: Path) ->
         ramdisk,
         SAVE.run_id,
         Writer(process_index=0, process_count=3, slice_index=0, hostname="host-0"),
-        host_state_limit_bytes=4096,
         copy_threads=1,
     )
     client = TransferClient(run_id=SAVE.run_id, secret=b"s" * 32)

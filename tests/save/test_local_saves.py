@@ -43,7 +43,7 @@ RUN_ID = "run"
 LEAVES = (LeafSpec("w", "uint8", (3, 5000)), LeafSpec("empty", "float32", (0,)))
 SHARDS = [ShardId("w", ((0, 3), (0, 5000))), ShardId("empty", ((0, 0),))]
 LAYOUT = lay_out(LEAVES, [(SHARDS[0], 15000), (SHARDS[1], 0)])
-HOST_STATE_LIMIT_BYTES = 4096
+NO_UNICODE = "\ud800"
 
 
 class ScriptedVote(Vote):
@@ -110,7 +110,6 @@ class Process:
             ramdisk,
             RUN_ID,
             Writer(process_index=0, process_count=1, slice_index=0, hostname="host-0"),
-            host_state_limit_bytes=HOST_STATE_LIMIT_BYTES,
             copy_threads=1,
         )
         self.tier.reserve(LAYOUT.size_bytes)
@@ -127,7 +126,6 @@ class Process:
             events,
             self.failures,
             process=(0, 1),
-            host_state_limit_bytes=HOST_STATE_LIMIT_BYTES,
             copy_batch_bytes=1 << 20,
             timelines=Timelines(self.tier, events, -1, complete),
             preservation=preservation,
@@ -183,7 +181,7 @@ class LocalSavesMachine(RuleBasedStateMachine):
         self.step += 1
         self.vote.next = outcome
         failed_before = self.process.failures.count
-        self.process.saves.run(job(self.step, None if fits else "x" * HOST_STATE_LIMIT_BYTES))
+        self.process.saves.run(job(self.step, None if fits else NO_UNICODE))
         self._learn()
         refused = self.vote.ballots[-1].refused
         if not fits:
@@ -292,8 +290,8 @@ def test_failure_is_voted_told_and_forgotten_by_the_next_save(
     process: Process, vote: ScriptedVote
 ) -> None:
     process.saves.run(job(1))
-    process.saves.run(job(2, "x" * HOST_STATE_LIMIT_BYTES))
-    assert "HostStateTooLarge" in vote.ballots[-1].refused
+    process.saves.run(job(2, NO_UNICODE))
+    assert "HostStateError" in vote.ballots[-1].refused
     with pytest.raises(SaveFailed, match=r"step 2 to the local tier.*next save tries again"):
         process.failures.raise_pending()
     assert process.saves.steps == (1,)

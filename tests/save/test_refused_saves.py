@@ -79,9 +79,7 @@ def test_training_goes_on_before_the_vote_ends(
     snapshot = recipe.take(jax.tree.leaves(state))
     snapshot.start()
     assert not snapshot.wait_captured(0), "else it shows nothing"
-    tier = LocalTier.open(
-        ramdisk, "run", Writer(0, 1, 0, "host-0"), host_state_limit_bytes=4096, copy_threads=1
-    )
+    tier = LocalTier.open(ramdisk, "run", Writer(0, 1, 0, "host-0"), copy_threads=1)
     failures, vote = Failures(), LateVote(snapshot)
     client = TransferClient(run_id="run", secret=b"s" * 32)
     saves = LocalSaves(
@@ -91,7 +89,6 @@ def test_training_goes_on_before_the_vote_ends(
         EventSink(None, process_index=0),
         failures,
         process=(0, 1),
-        host_state_limit_bytes=4096,
         copy_batch_bytes=SHARD_BYTES,
     )
     monkeypatch.setattr(where, name, refuse)

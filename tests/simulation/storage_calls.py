@@ -86,7 +86,6 @@ def count(writers: int) -> dict[str, int]:
             quiet,
             Failures(),
             chain=chain,
-            host_state_limit_bytes=1000,
             limits=time_limits(None, TIMEOUT_S),
         )
 

@@ -10,8 +10,6 @@ from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.ram import LocalTier, Signer, manifest
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId, Writer
 
-LIMIT_BYTES = 1 << 20
-
 
 def open_tier(
     ramdisk: Path,
@@ -23,7 +21,6 @@ def open_tier(
         ramdisk,
         run_id,
         Writer(process_index, 2, 0, "host"),
-        host_state_limit_bytes=LIMIT_BYTES,
         copy_threads=1,
         signer=signer,
     )

@@ -26,7 +26,6 @@ from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import StoredChain
-from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.core.placement.placement_policies import Topology, host_state_writer, owners_of
 from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.errors import (
@@ -104,7 +103,6 @@ class PersistentSaves:
         failures: Failures,
         *,
         chain: StoredChain,
-        host_state_limit_bytes: int = MAX_HOST_STATE_BYTES,
         limits: TimeLimits,
         left_processes: LeftProcesses | None = None,
         checks_finite: bool = False,
@@ -123,7 +121,6 @@ class PersistentSaves:
         self._events = events
         self._chain = chain
         self._failures = failures
-        self._host_state_limit_bytes = host_state_limit_bytes
         self._limits = limits
         self._progress = WorkProgress(limits)  # of the save under way, as the next
         self._came: Callable[[Collection[int]], None] = lambda _: None
@@ -325,10 +322,7 @@ class PersistentSaves:
 
     def _own_document(self, job: PersistentSave) -> bytes:
         me, count = self._coordinator.process_index, self._coordinator.process_count
-        limit_bytes = self._host_state_limit_bytes
-        return host_states.encode(
-            job.save, me, count, job.host_state, orbax=job.orbax, limit_bytes=limit_bytes
-        )
+        return host_states.encode(job.save, me, count, job.host_state, orbax=job.orbax)
 
     def _collect(self, job: PersistentSave) -> dict[int, bytes]:
         me = self._coordinator.process_index

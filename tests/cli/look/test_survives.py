@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from looks import eckpt_here, tree_of
 from tiers_support import (
-    HOST_STATE_LIMIT_BYTES,
     LAYOUT,
     LEAVES,
     RUN_ID,
@@ -52,7 +51,6 @@ def fill(
         Writer(
             process_index=slice_index, process_count=count, slice_index=slice_index, hostname="h"
         ),
-        host_state_limit_bytes=HOST_STATE_LIMIT_BYTES,
         copy_threads=1,
         signer=signer,
     )

@@ -38,7 +38,7 @@ def _use_until_given_up(shards: ShardCollection, plan: ProcessPlan) -> None:
 
 def _tier(ramdisk: Path) -> LocalTier:
     writer = Writer(process_index=0, process_count=1, slice_index=0, hostname="h")
-    return LocalTier.open(ramdisk, "run", writer, host_state_limit_bytes=1 << 20, copy_threads=1)
+    return LocalTier.open(ramdisk, "run", writer, copy_threads=1)
 
 
 @contextlib.contextmanager

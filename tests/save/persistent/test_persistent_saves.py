@@ -20,6 +20,7 @@ from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster import Peers
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import StoredChain, Timelines
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.core.placement.placement_policies import Topology, writers
 from emergency_ckpt.core.stall import time_limits
 from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
@@ -35,7 +36,6 @@ from emergency_ckpt.work_progress import WorkProgress
 CALLS = Path(__file__).parents[2] / "simulation" / "storage_calls.py"
 LONG_S = 120.0
 LIFE = life(1)
-LIMIT_BYTES = 2000
 TOPOLOGY = Topology(4, (0, 0, 1, 1))  # 0 and 1 write; 0 is the scribe of 2, 1 that of 3
 TREE = describe({"x": 1}, "save")
 
@@ -101,7 +101,6 @@ class Job:
                     Timelines(None, QUIET),
                     QUIET,
                 ),
-                host_state_limit_bytes=LIMIT_BYTES,
                 limits=time_limits(None, LONG_S),
             )
             for process in range(count)
@@ -172,7 +171,7 @@ def _break_push(job: Job) -> dict[int, int]:
 
 
 def _make_host_state_too_large(_: Job) -> dict[int, int]:
-    return {3: LIMIT_BYTES + 1}
+    return {3: MAX_HOST_STATE_BYTES + 1}
 
 
 @pytest.mark.parametrize(
