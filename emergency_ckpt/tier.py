@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from emergency_ckpt.core.boxes import intersect, relative, volume, whole
+from emergency_ckpt.core.boxes import intersect, relative, slices, volume, whole
 from emergency_ckpt.core.restore.inventory import HeldHostState
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.state.dtypes import dtype_named
@@ -159,7 +159,7 @@ def read_leaf(step: StepReader, path: str) -> Array:
     array = np.empty(spec.global_shape, dtype_named(spec.dtype))
     full = whole(spec.global_shape)
     for box in step.boxes(path):
-        array[index_of(box, full)] = step.read(path, box)
+        array[slices(relative(box, full))] = step.read(path, box)
     return array
 
 
@@ -168,13 +168,8 @@ def leaf_bytes(spec: LeafSpec) -> int:
     return volume(whole(spec.global_shape)) * DTYPE_ITEM_BYTES.get(spec.dtype, 1)
 
 
-def index_of(box: Box, origin: Box) -> tuple[slice, ...]:
-    """Return the index of ``box`` in an array that is ``origin``."""
-    return tuple(slice(start, stop) for start, stop in relative(box, origin))
-
-
 def copy_common(into: Array, into_box: Box, array: Array, box: Box) -> None:
     """Copy the elements that both boxes have from ``array``, which is ``box``."""
     common = intersect(into_box, box)
     if common is not None:
-        into[index_of(common, into_box)] = array[index_of(common, box)]
+        into[slices(relative(common, into_box))] = array[slices(relative(common, box))]

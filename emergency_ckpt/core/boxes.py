@@ -18,16 +18,6 @@ _MOST_TIMES = 8
 """A division into more chunks than so many times the fewest would make them too small."""
 
 
-class Overlap(NamedTuple):
-    """The common part of two boxes, as index ranges inside each of them.
-
-    ``array_of_target[target] = array_of_source[source]`` moves it; both ranges have equal shapes.
-    """
-
-    source: Box
-    target: Box
-
-
 def shape_of(box: Box) -> tuple[int, ...]:
     """Return the shape of the array that the box cuts out."""
     return tuple(max(0, stop - start) for start, stop in box)
@@ -69,19 +59,37 @@ def intersect(a: Box, b: Box) -> Box | None:
     return tuple(common)
 
 
+def slices(box: Box) -> tuple[slice, ...]:
+    """Return the index of the box in an array."""
+    return tuple(slice(start, stop) for start, stop in box)
+
+
+def split(
+    box: Box, chunk_shape: Sequence[int], item_bytes: int, limit_bytes: int | None
+) -> list[Box]:
+    """Return ``box`` in halves along chunk borders until each is within the limit or one chunk."""
+    if limit_bytes is None or volume(box) * item_bytes <= limit_bytes:
+        return [box]
+    for axis, ((start, stop), chunk) in enumerate(zip(box, chunk_shape, strict=True)):
+        chunks = -(-(stop - start) // max(chunk, 1))
+        if chunks > 1:
+            middle = start + chunks // 2 * chunk
+            halves = (
+                (*box[:axis], span, *box[axis + 1 :]) for span in ((start, middle), (middle, stop))
+            )
+            return [
+                piece
+                for half in halves
+                for piece in split(half, chunk_shape, item_bytes, limit_bytes)
+            ]
+    return [box]
+
+
 def relative(box: Box, origin: Box) -> Box:
     """Return ``box`` as index ranges inside ``origin``. Both have the same rank."""
     return tuple(
         (start - base, stop - base) for (start, stop), (base, _) in zip(box, origin, strict=True)
     )
-
-
-def overlap(source: Box, target: Box) -> Overlap | None:
-    """Return the position of the common part in both boxes; None when there is none."""
-    common = intersect(source, target)
-    if common is None:
-        return None
-    return Overlap(relative(common, source), relative(common, target))
 
 
 def subtract(box: Box, hole: Box) -> list[Box]:

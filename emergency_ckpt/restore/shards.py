@@ -30,7 +30,7 @@ import numpy.typing as npt
 from emergency_ckpt import _native
 from emergency_ckpt.cluster.coordination import deadline_left_s
 from emergency_ckpt.cluster.peers import fetch_contents
-from emergency_ckpt.core.boxes import describe, divide, relative, shape_of, volume
+from emergency_ckpt.core.boxes import describe, divide, relative, shape_of, slices, volume
 from emergency_ckpt.core.placement.placement_policies import RetainedShards
 from emergency_ckpt.core.restore.hedge import Behind, ReadsInFlight
 from emergency_ckpt.core.restore.inventory import Quarantined
@@ -446,7 +446,7 @@ class ShardCollection:
             array = held[source]().view(dtype).reshape(shape_of(source))
             for portion in parts:
                 into, out_of = relative(portion.part, wanted.box), relative(portion.part, source)
-                target[_index(into)] = array[_index(out_of)]
+                target[slices(into)] = array[slices(out_of)]
         return target.reshape(-1).view(np.uint8)
 
 
@@ -482,10 +482,6 @@ def _layout(
         of = contents[group.digest]
         sizes.update((of.shard_id(i), of.shards[i].nbytes) for i in selected(group.shards, of))
     return lay_out(leaves, sizes.items())
-
-
-def _index(box: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
-    return tuple(slice(start, stop) for start, stop in box)
 
 
 _MAX_SOURCES_AT_ONCE = 8

@@ -24,10 +24,10 @@ import tensorstore
 from etils import epath
 
 from emergency_ckpt import _native
-from emergency_ckpt.core.boxes import CHUNK_BYTES, relative, shape_of, volume
+from emergency_ckpt.core.boxes import CHUNK_BYTES, relative, shape_of, slices, split, volume
 from emergency_ckpt.core.restore.hedge import REQUEST_BYTES
 from emergency_ckpt.core.restore.leaves import stored_name
-from emergency_ckpt.core.restore.storage_read import StoredArray, split_by_chunks
+from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.core.wording import few
 from emergency_ckpt.errors import ConfigError, CorruptData
 from emergency_ckpt.state.tree import path_of
@@ -276,7 +276,7 @@ class BoxReader:
                 if part.box != part.shard.box:
                     if gathered is None:
                         gathered = np.empty(shape_of(part.shard.box), array.dtype)
-                    gathered[_index(relative(part.box, part.shard.box))] = array
+                    gathered[slices(relative(part.box, part.shard.box))] = array
                     found = gathered
                 if part.is_last:
                     gathered = None
@@ -296,7 +296,7 @@ class BoxReader:
                     done, read = under_way.popleft()
                     yield done, self._result(reads, done, read)
                     waiting_bytes -= done.nbytes
-                leaf, index = part.shard.leaf, _index(part.box)
+                leaf, index = part.shard.leaf, slices(part.box)
                 first = Request(stores[leaf][index].read(order="C"))
                 second = partial(self._ask_again, leaf, index, again)
                 under_way.append((part, reads.ask(leaf, part.nbytes, first, second)))
@@ -310,7 +310,7 @@ class BoxReader:
     def _parts_of(self, shards: Sequence[ShardId]) -> Iterator[_Part]:
         for shard in shards:
             array = self._arrays[shard.leaf]
-            boxes = split_by_chunks(shard.box, array, CHUNK_BYTES)
+            boxes = split(shard.box, array.chunk_shape, array.item_bytes, CHUNK_BYTES)
             for box in boxes:
                 nbytes = volume(box) * array.item_bytes
                 self._progress.expect(0, piece_bytes=nbytes)
@@ -392,10 +392,6 @@ class BoxReader:
     def _spec(self, array: StoredArray) -> dict[str, Any]:
         spec = _spec(self._item_of(array), array.name, driver=array.driver, ocdbt=array.ocdbt)
         return spec | {"fill_missing_data_reads": False} if self._complete else spec
-
-
-def _index(box: Box) -> tuple[slice, ...]:
-    return tuple(slice(start, stop) for start, stop in box)
 
 
 def _opened(

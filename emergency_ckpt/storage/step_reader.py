@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from emergency_ckpt import _native
-from emergency_ckpt.core.boxes import covers, describe, is_empty, shape_of, volume, whole
+from emergency_ckpt.core.boxes import covers, describe, is_empty, shape_of, split, volume, whole
 from emergency_ckpt.core.restore.inventory import HeldHostState
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.errors import CorruptData
@@ -98,7 +98,7 @@ class StoredStepReader:
         if saved and covers(full, saved) and sum(map(volume, saved)) == volume(full):
             return saved
         chunk = self.arrays()[1][path].array.chunk_shape
-        return list(split(full, chunk, DTYPE_ITEM_BYTES.get(spec.dtype, 8)))
+        return split(full, chunk, DTYPE_ITEM_BYTES.get(spec.dtype, 8), PIECE_BYTES)
 
     def crcs(self, path: str) -> Mapping[Box, int]:
         """Return the CRC32C of capture of the boxes that were saved."""
@@ -170,20 +170,3 @@ class StoredStepReader:
 
     def close(self) -> None:
         """Do nothing: each read opens the arrays that it needs."""
-
-
-def split(box: Box, chunk: Sequence[int], item_bytes: int) -> Iterator[Box]:
-    """Yield parts of a box of at most ``PIECE_BYTES``, each of whole chunks, or of one chunk."""
-    pending = [box]
-    while pending:
-        each = pending.pop()
-        shape = shape_of(each)
-        axis = next((i for i, size in enumerate(shape) if size > max(chunk[i], 1)), None)
-        if axis is None or volume(each) * item_bytes <= PIECE_BYTES:
-            yield each
-            continue
-        start, stop = each[axis]
-        chunks = -(-(stop - start) // chunk[axis])
-        middle = start + chunks // 2 * chunk[axis]
-        for span in ((middle, stop), (start, middle)):
-            pending.append((*each[:axis], span, *each[axis + 1 :]))

@@ -15,9 +15,7 @@ from emergency_ckpt.core.boxes import (
     divide,
     intersect,
     is_empty,
-    overlap,
     relative,
-    shape_of,
     subtract,
     volume,
     whole,
@@ -51,23 +49,6 @@ def test_intersect_is_the_common_part(pair: tuple[Box, Box]) -> None:
     a, b = pair
     common = intersect(a, b)
     assert (elements(common) if common is not None else set()) == elements(a) & elements(b)
-
-
-@given(TWO)
-def test_overlap_moves_the_right_elements(pair: tuple[Box, Box]) -> None:
-    source, target = pair
-    found = overlap(source, target)
-    common = intersect(source, target)
-    if found is None or common is None:
-        assert found is common is None
-        return
-    assert shape_of(found.source) == shape_of(found.target) == shape_of(common)
-    for part, origin in ((found.source, source), (found.target, target)):
-        shifted = tuple(
-            (start + base, stop + base)
-            for (start, stop), (base, _) in zip(part, origin, strict=True)
-        )
-        assert shifted == common
 
 
 @given(TWO)

@@ -16,6 +16,7 @@ import pytest
 from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster import membership
+from emergency_ckpt.core.boxes import split
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.event_log import log_writer
 from emergency_ckpt.ram.slot_writer import SlotFile, SlotWriter
@@ -59,7 +60,7 @@ def leaves_are_read_in_pieces(
     Return the function that counts the pieces of a box of chunks, with items of so many bytes.
     """
     monkeypatch.setattr(step_reader, "PIECE_BYTES", size_bytes)
-    return lambda box, chunk, item_bytes: len(list(step_reader.split(box, chunk, item_bytes)))
+    return lambda box, chunk, item_bytes: len(split(box, chunk, item_bytes, size_bytes))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, assert_never
 
-from emergency_ckpt.core.boxes import overlap, volume
+from emergency_ckpt.core.boxes import intersect, volume
 from emergency_ckpt.core.placement.striping import HeldLeaves, Striping
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.types import Box, ShardId
@@ -295,4 +295,4 @@ class RetainedShards:
         if shard in self._stored or shard in self._needed:
             return shard in self._stored
         boxes = self._boxes.get(shard.leaf, ())
-        return any(overlap(shard.box, box) is not None for box in boxes)
+        return any(intersect(shard.box, box) is not None for box in boxes)

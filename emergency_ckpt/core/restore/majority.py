@@ -21,6 +21,7 @@ from typing import Literal
 
 import msgspec
 
+from emergency_ckpt.core.boxes import describe
 from emergency_ckpt.core.restore.inventory import Inventory, Quarantined
 from emergency_ckpt.core.restore.plan_types import RestorePlan
 from emergency_ckpt.core.restore.restore_plan import SaveParts, filter_inventory
@@ -49,9 +50,9 @@ class Divergence(msgspec.Struct, frozen=True, order=True):
 
     def describe(self) -> str:
         """Return one line that names step, leaf, box and holders."""
-        ranges = ", ".join(f"{start}:{stop}" for start, stop in self.shard.box)
         sides = "; ".join(f"{crc:08x} at {few(names)}" for crc, names in self.copies)
-        return f"step {self.save.step}: copies of {self.shard.leaf}[{ranges}] differ: {sides}"
+        part = f"{self.shard.leaf}{describe(self.shard.box)}"
+        return f"step {self.save.step}: copies of {part} differ: {sides}"
 
 
 def find_divergence(save: SaveId, held: Mapping[str, tuple[Contents, ...]]) -> list[Divergence]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from emergency_ckpt.core.boxes import BoxIndex, volume
+from emergency_ckpt.core.boxes import BoxIndex, split, volume
 from emergency_ckpt.core.restore.plan_types import TargetSet
 from emergency_ckpt.types import Box, ShardId
 
@@ -147,7 +147,8 @@ def _units(
         if not _are_whole_chunks(boxes, array):
             boxes = _blocks(boxes, array, limit_bytes)
         for box, members in boxes.items():
-            for piece in [box] if box in known[leaf] else split_by_chunks(box, array, limit_bytes):
+            limit = None if box in known[leaf] else limit_bytes
+            for piece in split(box, array.chunk_shape, array.item_bytes, limit):
                 units.append(_Unit(_size_bytes(piece, array), ShardId(leaf, piece), members))
     units.sort(key=lambda unit: (-unit.size_bytes, unit.shard))
     return units
@@ -224,25 +225,6 @@ def _needing(
         if touching:
             found[part] = tuple(sorted({p for box in touching for p in boxes[box]}))
     return found
-
-
-def split_by_chunks(box: Box, array: StoredArray, limit_bytes: int | None) -> list[Box]:
-    """Return ``box`` in halves along chunk borders until each is within the limit or one chunk."""
-    if limit_bytes is None or _size_bytes(box, array) <= limit_bytes:
-        return [box]
-    for axis, ((start, stop), chunk) in enumerate(zip(box, array.chunk_shape, strict=True)):
-        chunks = -(-(stop - start) // chunk)
-        if chunks > 1:
-            middle = start + chunks // 2 * chunk
-            halves = [(start, middle), (middle, stop)]
-            return [
-                piece
-                for half in halves
-                for piece in split_by_chunks(
-                    (*box[:axis], half, *box[axis + 1 :]), array, limit_bytes
-                )
-            ]
-    return [box]
 
 
 def _deal(units: Sequence[_Unit], processes: Sequence[int]) -> tuple[dict[int, list[ShardId]], int]:
