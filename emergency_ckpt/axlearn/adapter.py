@@ -23,7 +23,7 @@ from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt import checkpointer as core
 from emergency_ckpt.axlearn.mixed_state import join, split
-from emergency_ckpt.axlearn.step_index import Entries, StepIndex, entries_of, step_dir
+from emergency_ckpt.axlearn.step_index import Entries, StepIndex, entries_of, step_name
 from emergency_ckpt.config import Config as Settings
 from emergency_ckpt.config import run_id_of
 from emergency_ckpt.config.policies import PerProcessPolicy, SavePolicy
@@ -166,11 +166,11 @@ class EmergencyCheckpointer(BaseCheckpointer):
     @classmethod
     def checkpoint_paths(cls, base_dir: str) -> list[str]:
         """``ckpt_dir`` of each of ``checkpoint_steps``."""
-        return [step_dir(base_dir, step) for step in cls.checkpoint_steps(base_dir)]
+        return [os.path.join(base_dir, step_name(step)) for step in cls.checkpoint_steps(base_dir)]
 
     def ckpt_dir(self, step: int, dir: str | None = None) -> str:
         """The directory with the index of ``step``."""
-        return step_dir(self.config.dir if dir is None else dir, step)
+        return os.path.join(self.config.dir if dir is None else dir, step_name(step))
 
     @property
     def last_restore(self) -> RestoreReport | None:

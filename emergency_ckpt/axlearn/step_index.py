@@ -8,18 +8,14 @@ for each array and ``[path, type]`` for each iterator.
 from __future__ import annotations
 
 import json
-import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-from etils import epath
 
 from emergency_ckpt.axlearn.mixed_state import is_iterator
-from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.state.tree import PyTree, path_of
-from emergency_ckpt.storage.calls import call_with_retries
+from emergency_ckpt.storage.directory import StorageDirectory
 from emergency_ckpt.storage.tier import DEFAULT_TIMEOUT_S
 
 Entries = Sequence[tuple[str, Any]]
@@ -27,9 +23,9 @@ Entries = Sequence[tuple[str, Any]]
 _NAME = "index"
 
 
-def step_dir(directory: str, step: int) -> str:
-    """Return the directory in which axlearn's tools look for ``step``."""
-    return os.path.join(directory, f"step_{step:08d}")
+def step_name(step: int) -> str:
+    """Return the folder in which axlearn's tools look for ``step``."""
+    return f"step_{step:08d}"
 
 
 def entries_of(step: int, state: PyTree) -> Entries:
@@ -51,41 +47,20 @@ class StepIndex:
     """The index files of one directory. Blocks for storage, at most ``timeout_s`` a call."""
 
     def __init__(self, directory: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        self._directory = directory
-        self._timeout_s = timeout_s
+        self._storage = StorageDirectory(directory, timeout_s)
 
     def write(self, step: int, entries: Entries) -> None:
         """Write the index of ``step``, all of it or nothing. PersistentTierError."""
-        data = json.dumps(list(entries))
-        path = epath.Path(step_dir(self._directory, step)) / _NAME
-
-        def put() -> None:
-            if "://" in self._directory:  # an object appears when its upload ends
-                path.write_text(data)
-                return
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f"{_NAME}.tmp")
-            temporary.write_text(data)
-            temporary.replace(path)
-
-        self._call("write", step, put)
+        data = json.dumps(list(entries)).encode()
+        self._storage.put(f"{step_name(step)}/{_NAME}", data, step=None)
 
     def remove(self, step: int) -> None:
         """Remove the index of ``step``, if it has one. PersistentTierError."""
-        path = epath.Path(step_dir(self._directory, step))
+        path = self._storage.path / step_name(step)
 
         def clear() -> None:
             (path / _NAME).unlink(missing_ok=True)
             if path.exists():
                 path.rmtree()
 
-        self._call("remove", step, clear)
-
-    def _call(self, operation: str, step: int, work: Callable[[], None]) -> None:
-        target = step_dir(self._directory, step)
-        try:
-            call_with_retries(target, work, deadline_s=time.monotonic() + self._timeout_s)
-        except PersistentTierError:
-            raise
-        except Exception as error:  # clients raise whatever lies below them
-            raise PersistentTierError(operation, f"{target}/{_NAME}", str(error)) from error
+        self._storage.do("remove", f"/{path.name}", clear)
