@@ -57,7 +57,7 @@ class IteratorRemap:
             states = [codec.from_payload(payload) for payload in payloads]
             moved = codec.to_payload(self._moved(states, index, count, path), path)
             return {codec.STATE: moved}
-        if all(payload == first for payload in payloads) and not _holds_state(first):
+        if all(payload == first for payload in payloads) and not codec.holds_state(first):
             return first
         dicts = [codec.dict_items(payload) for payload in payloads]
         if dicts[0] is not None:
@@ -85,14 +85,6 @@ class IteratorRemap:
             f"{self.name} converts iterators only; here the former processes have different values",
             hint="set your own host_state_remap, which combines them",
         )
-
-
-def _holds_state(payload: Payload) -> bool:
-    if codec.tag_of(payload) == codec.STATE:
-        return True
-    items = [item for _, item in codec.dict_items(payload) or ()]
-    sequence = codec.sequence_items(payload)
-    return any(map(_holds_state, items + (sequence[1] if sequence else [])))
 
 
 def payload_for(target: object, value: object, path: str = "host_state") -> Payload:

@@ -250,7 +250,7 @@ def _check_structure(target: object, payload: Payload, path: str) -> None:
             hint="give the same structure as at the save",
         )
     if has_state or not _holds_stateful(target):
-        if not has_state and _payload_holds_state(payload):
+        if not has_state and codec.holds_state(payload):
             raise _mismatch(path, "an object with a state is missing here")
         return
     if isinstance(target, dict):
@@ -267,16 +267,6 @@ def _check_structure(target: object, payload: Payload, path: str) -> None:
         raise _mismatch(path, "kind or length of a sequence differs")
     for index, (value, item) in enumerate(zip(values, sequence[1], strict=True)):
         _check_structure(value, item, f"{path}[{index}]")
-
-
-def _payload_holds_state(payload: object) -> bool:
-    if codec.tag_of(payload) == codec.STATE:
-        return True
-    if (items := codec.dict_items(payload)) is not None:
-        return any(_payload_holds_state(item) for _, item in items)
-    if (sequence := codec.sequence_items(payload)) is not None:
-        return any(_payload_holds_state(item) for item in sequence[1])
-    return False
 
 
 def _put(target: Any, payload: Payload, *, top: bool = False) -> Any:

@@ -209,17 +209,28 @@ def sequence_items(payload: object) -> tuple[type, list[Any]] | None:
     return None
 
 
-def dict_payload(items: Iterable[tuple[Any, Payload]]) -> Payload:
+def dict_payload(
+    items: Iterable[tuple[Any, Payload]], path: str = "host_state", depth: int = 0
+) -> Payload:
     """Return the payload of a dict, from its keys and the payloads of its values."""
     pairs = list(items)
     if all(type(key) is str and not _looks_like_tag(key) for key, _ in pairs):
         return dict(pairs)
-    return {DICT: [[to_payload(key), item] for key, item in pairs]}
+    return {DICT: [[to_payload(key, f"{path} key {key!r}", depth), item] for key, item in pairs]}
 
 
 def sequence_payload(kind: type, items: Iterable[Payload]) -> Payload:
     """Return the payload of a list or tuple, from those of its items."""
     return {TUPLE: list(items)} if kind is tuple else list(items)
+
+
+def holds_state(payload: Payload) -> bool:
+    """Return whether the payload has the state of an object anywhere."""
+    if tag_of(payload) == STATE:
+        return True
+    items = [item for _, item in dict_items(payload) or ()]
+    sequence = sequence_items(payload)
+    return any(map(holds_state, items + (sequence[1] if sequence else [])))
 
 
 def _get_state(value: Stateful, path: str) -> object:
@@ -257,13 +268,8 @@ def _encode_tuple(value: tuple[Any, ...], path: str, depth: int) -> Payload:
 
 def _encode_dict(value: dict[Any, Any], path: str, depth: int) -> Payload:
     items = list(value.items())  # read once, since another thread may change it
-    if all(type(key) is str and not _looks_like_tag(key) for key, _ in items):
-        return {key: to_payload(item, f"{path}[{key!r}]", depth) for key, item in items}
-    pairs = [
-        [to_payload(key, f"{path} key {key!r}", depth), to_payload(item, f"{path}[{key!r}]", depth)]
-        for key, item in items
-    ]
-    return {DICT: pairs}
+    pairs = [(key, to_payload(item, f"{path}[{key!r}]", depth)) for key, item in items]
+    return dict_payload(pairs, path, depth)
 
 
 def _encode_array(value: np.ndarray[Any, Any] | np.generic, path: str) -> Payload:

@@ -34,8 +34,8 @@ from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.config.settings import default_local_dir
 from emergency_ckpt.core.save.save_rules import plain_metrics
 from emergency_ckpt.errors import InvalidState, StateMismatch, StepNotFound
+from emergency_ckpt.orbax.saved_tree import nested
 from emergency_ckpt.restore.request import CompleteSteps
-from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.state.host_state_codec import as_stateful
 from emergency_ckpt.state.tree import describe
 
@@ -439,13 +439,7 @@ class Checkpointer:
             there = self._ram.steps.describe(number)
         except StepNotFound as error:
             raise errors.StepNotFoundError(f"step {number} is in RAM of others: {error}") from error
-        trees: dict[str, Any] = {}
-        for leaf in there.leaves:
-            *folders, name = leaf.path.split("/")
-            place = trees
-            for folder in folders:
-                place = place.setdefault(folder, {})
-            place[name] = jax.ShapeDtypeStruct(leaf.global_shape, dtype_named(leaf.dtype))
+        trees = nested({leaf.path: leaf for leaf in there.leaves})
         kept = there.host_state if isinstance(there.host_state, dict) else {}
         return self._of_ram(number, trees, kept)
 
