@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from emergency_ckpt._native import Mapping as NativeMapping
-from emergency_ckpt.cluster.peers import fetch_contents
 from emergency_ckpt.core.restore.inventory import (
     HeldHostState,
     HolderInventory,
@@ -20,6 +19,7 @@ from emergency_ckpt.core.restore.inventory import (
     newest_timeline,
 )
 from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.ram.manifest import decode_contents
 from emergency_ckpt.ram.process_files import Ledger, Published
 from emergency_ckpt.tools.survey.places import SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, RamCopy
@@ -40,7 +40,8 @@ def ask_peers(
             found = client.inventory(address)
             for held in found.tensors:
                 if held.digest not in manifests and held.digest not in inventory.manifests:
-                    manifests[held.digest] = fetch_contents(client, address, held.digest)
+                    data = client.fetch_contents(address, held.digest)
+                    manifests[held.digest] = decode_contents(data, held.digest)
         except CheckpointError as error:
             faults.append(SurveyFault.of(address, error))
             continue
