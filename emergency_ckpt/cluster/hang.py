@@ -29,8 +29,14 @@ from types import FrameType
 import msgspec
 from absl import logging
 
-from emergency_ckpt.cluster.coordination import Coordinator, by_process, decode_each, decode_message
-from emergency_ckpt.cluster.round import Cell
+from emergency_ckpt.cluster.coordination import (
+    Coordinator,
+    by_process,
+    deadline_left_s,
+    decode_each,
+    decode_message,
+)
+from emergency_ckpt.cluster.round import Cell, Round, nobody
 from emergency_ckpt.core.hang import HangDecision, ProcessProgress, decide_hang
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.errors import CheckpointError
@@ -149,7 +155,7 @@ def _stacks() -> str:
 
 
 _AT, _DECISION = "hang/at", "hang/decision"
-_SEEN, _ALL_SEEN, _LEFT = "hang/seen", "hang/all-seen", "hang/left"
+_SEEN, _LEFT = "hang/seen", "hang/left"
 _SHORTEST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 10.0
 _PARTS_OF_TIMEOUT = 8
@@ -320,23 +326,22 @@ class HangWatch:
         silent = set(decided.behind) if decided.is_silence else set[int]()
         if _SERVICE_PROCESS in silent:
             return
-        coordinator = self._coordinator
-        others = set(range(coordinator.process_count)) - silent - {_SERVICE_PROCESS}
-
-        def have_come(key: str) -> bool:
-            return others <= {int(p) for p in coordinator.list(key) if p.isdecimal()}
-
-        if coordinator.process_index == _SERVICE_PROCESS:
-            _wait_until(lambda: have_come(_SEEN), limit_s)
-            coordinator.replace(_ALL_SEEN, b"")
-            _wait_until(lambda: have_come(_LEFT), limit_s)
-        else:
-            mine = coordinator.process_index
-            coordinator.replace(f"{_SEEN}/{mine}", b"")
-            _wait_until(lambda: coordinator.find(_ALL_SEEN) is not None, limit_s)
-            coordinator.replace(f"{_LEFT}/{mine}", b"")
-
-
-def _wait_until(is_so: Callable[[], bool], limit_s: float) -> None:
-    while not is_so() and time.monotonic() < limit_s:
-        time.sleep(_SHORTEST_PAUSE_S / 2)
+        members = sorted(set(range(self._coordinator.process_count)) - silent)
+        seen, left = (
+            Round(
+                self._coordinator,
+                name,
+                deadline_left_s(limit_s),
+                members=members,
+                absent=nobody,
+                prompt=True,
+            )
+            for name in (_SEEN, _LEFT)
+        )
+        try:
+            seen.hold(b"", seen.when_all(lambda _: b""))
+            left.say(b"")
+            if self._coordinator.process_index == _SERVICE_PROCESS:
+                left.hear(left.when_all(lambda _: b""))
+        except CheckpointError as error:
+            logging.warning("not all processes have seen that the job hangs: %s", error)
