@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from benchmark_runs import rows_of
 
-from benchmarks.common import job
 from benchmarks.compare import report
 
 
@@ -34,7 +33,7 @@ def _restore(start_s: float, restored_s: float, peak_rss_bytes: int) -> dict[str
     }
 
 
-def _round(*, scale: float = 1.0, ramdisk_bytes: int = 2**20) -> dict[str, Any]:
+def _round(*, scale: float = 1.0) -> dict[str, Any]:
     """Two processes; the second is slower to return, the first to start."""
     first = {
         "warm_up": _save(0.0, 1.0 * scale, 2.0 * scale),
@@ -58,7 +57,7 @@ def _round(*, scale: float = 1.0, ramdisk_bytes: int = 2**20) -> dict[str, Any]:
         ],
         "computed": [_computed(35.0, 35.0 + 2.5 * scale, 1.8 * scale)],
         "donated": _save(40.0, 41.0, 40.0 + 5.0 * scale),
-        "ramdisk_bytes": ramdisk_bytes,
+        "ramdisk_bytes": 2**20,
         "peak_ramdisk_bytes": 2**20,
         "peak_rss_bytes": 200 * 2**20,
     }
@@ -89,10 +88,6 @@ def _stored_round(seconds: float) -> dict[str, Any]:
     }
 
 
-def test_stall_is_that_of_the_slowest_process() -> None:
-    assert report.stalls_s(_round()) == pytest.approx([0.2, 0.5, 0.3])
-
-
 def test_save_of_unready_arrays_has_its_wait_for_them_apart() -> None:
     summary = report.summarize([_round()])
     assert summary["computed"]["rounds"] == pytest.approx([2.5])
@@ -105,52 +100,6 @@ def test_contender_that_does_not_tell_its_wait_has_none() -> None:
     summary = report.summarize([round_])
     assert summary["ready"]["median"] is None
     assert summary["computed"]["median"] == pytest.approx(2.5)
-
-
-def test_save_is_published_when_the_last_process_says_so() -> None:
-    assert report.published_s(_round()) == pytest.approx([2.0, 1.0, 3.0])
-
-
-def test_restore_lasts_from_the_first_start_to_the_last_end() -> None:
-    assert report.restore_s(_round()) == pytest.approx(5.0)
-    assert report.restore_s(_round(), end="read_s") == pytest.approx(5.5)
-
-
-def test_summary_has_every_measure_with_its_spread_over_rounds() -> None:
-    summary = report.summarize([_round(scale=1.0), _round(scale=3.0), _round(scale=2.0)])
-    assert list(summary) == [measure.key for measure in report.MEASURES]
-    assert summary["published"]["median"] == pytest.approx(4.0)
-    assert summary["published"]["min"] == pytest.approx(2.0)
-    assert summary["published"]["max"] == pytest.approx(6.0)
-    assert summary["stall"]["median"] == pytest.approx(0.6)
-    assert summary["stall_worst"]["median"] == pytest.approx(1.0)
-    assert summary["published_first"]["rounds"] == pytest.approx([2.0, 6.0, 4.0])
-    assert summary["published_training"]["median"] == pytest.approx(10.0)
-    assert summary["ramdisk_peak"]["median"] == 4 * 2**20
-    assert summary["rss_save"]["median"] == 2.0
-    assert summary["rss_restore"]["median"] == pytest.approx(0.02)
-
-
-def test_cpu_time_is_that_of_all_processes_for_each_gib() -> None:
-    assert report.cpu_s_per_gib(_round()) == pytest.approx([2.0, 4.0, 1.0])
-
-
-def test_bytes_between_processes_are_those_of_shared_loopback() -> None:
-    summary = report.summarize([_round()])
-    assert summary["save_received"]["rounds"] == [0]
-    assert summary["received_lost_slice"]["rounds"] == [7 * 2**20]
-
-
-def test_first_save_is_compared_with_the_later_ones_of_its_round() -> None:
-    assert report.summarize([_round()])["first_over_later"]["median"] == pytest.approx(1.0)
-
-
-def test_second_save_to_storage_counts() -> None:
-    summary = report.summarize([_stored_round(4.0)])
-    assert summary["storage_stall"]["median"] == pytest.approx(1.0)
-    assert summary["storage_save"]["median"] == pytest.approx(4.0)
-    assert summary["storage_cpu"]["median"] == pytest.approx(4.0)
-    assert summary["storage_restore"]["median"] == pytest.approx(4.0)
 
 
 def test_missing_figure_is_a_dash_and_a_refusal_has_its_reason() -> None:
@@ -169,38 +118,6 @@ def test_missing_figure_is_a_dash_and_a_refusal_has_its_reason() -> None:
     assert "ours cannot: restore, each slice lost another host: offers step None" in refusals
 
 
-def test_contender_all_of_whose_rounds_failed_has_no_figures() -> None:
-    summaries = {"ours": report.summarize([_round()]), "other": report.summarize([])}
-    assert report.ratios(summaries, "ours")["other"]["stall"] is None
-    assert "| other" in report.table(summaries, "ours")
-
-
-def test_ratios_say_how_many_times_ours_the_others_need() -> None:
-    summaries = {
-        "ours": report.summarize([_round(scale=0.1)]),
-        "other": report.summarize([_round(scale=1.0, ramdisk_bytes=2**19)]),
-    }
-    assert list(ratios := report.ratios(summaries, "ours")) == ["other"]
-    assert ratios["other"]["published"] == pytest.approx(10.0)
-    assert ratios["other"]["ramdisk"] == pytest.approx(0.5)
-
-
-def test_ratio_to_nothing_is_none_and_shown_as_a_dash() -> None:
-    summaries = {
-        "ours": report.summarize([_round(ramdisk_bytes=0)]),
-        "other": report.summarize([_round()]),
-    }
-    assert report.ratios(summaries, "ours")["other"]["ramdisk"] is None
-    row = next(x for x in report.table(summaries, "ours").splitlines() if "after saves" in x)
-    assert row.split("|")[-2].strip() == "-"
-
-
-def test_without_ours_there_are_no_ratios() -> None:
-    summaries = {"other": report.summarize([_round()])}
-    assert report.ratios(summaries, "ours") == {}
-    assert "/ ours" not in report.table(summaries, "ours")
-
-
 def test_table_as_a_whole() -> None:
     summaries = {
         "ours": report.summarize([_round(scale=0.1), _round(scale=0.3)]),
@@ -212,29 +129,3 @@ def test_table_as_a_whole() -> None:
     assert cells[0] == ["median (least to most)", "ours", "other", "other / ours"]
     assert cells[2] == ["stall: in save, arrays ready, median, ms", "60 (30 to 90)", "300", "5x"]
     assert cells[6] == ["until published in RAM, s", "0.4 (0.2 to 0.6)", "2", "5x"]
-
-
-def test_limits_table_shows_the_spread_over_rounds() -> None:
-    text = report.limits_table([{"memcpy": 8.0}, {"memcpy": 12.0}, {"memcpy": 10.0}])
-    assert rows_of(text)[-1] == ["memcpy", "10 (8 to 12)"]
-
-
-def test_state_is_cut_into_equal_leaves_that_divide_over_hosts() -> None:
-    shape = job.plan_shape(slices=2, hosts_per_slice=3, mib=64, leaves=10, timed_saves=3)
-    assert shape.process_count == 6
-    assert shape.rows_per_leaf % 3 == 0
-    assert 0 <= 64 * 2**20 - shape.state_bytes < 10 * 3 * job.ROW_BYTES
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"slices": 1}, "at least 2"),
-        ({"timed_saves": 0}, "at least 1"),
-        ({"leaves": 10_000}, "do not fit in 8 MiB"),
-    ],
-)
-def test_jobs_that_cannot_be_compared_are_refused(changed: dict[str, int], message: str) -> None:
-    wanted = {"slices": 2, "hosts_per_slice": 1, "mib": 8, "leaves": 4, "timed_saves": 3}
-    with pytest.raises(ValueError, match=message):
-        job.plan_shape(**(wanted | changed))

@@ -1,9 +1,7 @@
 """What is wanted beside what was measured, on figures made up by hand."""
 
-from pathlib import Path
 from typing import Any
 
-from benchmarks.common import plain_readers
 from benchmarks.common.job import parse_job
 from benchmarks.compare import targets
 
@@ -20,7 +18,6 @@ LIMITS = {
     "plain writes to storage, synced, 2 writers": 3.0,
 }
 LARGE = parse_job("2x1x1024", 3)
-SMALL = parse_job("2x1x125/2000", 3)
 
 
 def _summary(**medians: float) -> dict[str, Any]:
@@ -70,55 +67,3 @@ def test_times_are_compared_with_orbax_and_rates_with_best_limit() -> None:
     assert found["the same, share of TCP into a new ramdisk file"].measured == "0.8"
     # All slices check their copies.
     assert found["nothing lost, share of the CRC of a file mapped anew"].measured == "0.833"
-
-
-def test_small_leaves_have_targets_of_their_own() -> None:
-    summaries = {
-        "ours": _summary(stall=0.01, published=0.1),
-        "orbax-emergency": _summary(stall=0.11, published=0.9),
-    }
-    found = targets.targets([(SMALL, summaries)], LIMITS)
-    assert {t.job for t in found} == {"2x1x125/2000"}
-    assert [t.is_reached for t in found] == [True, False, None, None, None, None]
-    assert "not measured" in targets.table(found)
-
-
-def test_saves_to_storage_have_targets_in_each_job() -> None:
-    jobs = [parse_job(text, 3) for text in ("2x1x1024", "2x2x512", "2x1x125/2000")]
-    summaries = {
-        "ours": _summary(storage_save=1.0),
-        "orbax": _summary(storage_save=2.5),
-    }
-    found = targets.targets([(shape, summaries) for shape in jobs], LIMITS)
-    of_saves = [t for t in found if t.title.startswith("storage save")]
-    assert [(t.job, t.wanted, t.measured, t.is_reached) for t in of_saves] == [
-        ("2x1x1024/16", "at least 3x", "2.5x", False),
-        ("2x1x1024/16", "at least 0.6", "0.537", False),
-        ("2x2x512/16", "at least 3x", "2.5x", False),
-        ("2x2x512/16", "at least 0.6", "0.179", False),  # of two writers
-        ("2x1x125/2000", "at least 2x", "2.5x", True),
-    ]
-
-
-def test_without_ours_nothing_is_reached_or_missed() -> None:
-    found = targets.targets([(LARGE, {"orbax": _summary(storage_save=1.0)})], LIMITS)
-    assert found
-    assert {target.is_reached for target in found} == {None}
-
-
-def test_restores_from_storage_have_targets_in_each_job() -> None:
-    summaries = {"ours": _summary(storage_restore=1.0), "orbax": _summary(storage_restore=2.5)}
-    jobs = [(parse_job("2x2x512", 3), summaries), (SMALL, summaries)]
-    found = [t for t in targets.targets(jobs, LIMITS) if t.title.startswith("storage restore")]
-    assert [(t.job, t.wanted, t.is_reached) for t in found] == [
-        ("2x2x512/16", "at least 3x", False),
-        ("2x2x512/16", "at least 0.6", False),  # 2 copies at a third of the rate of 4 readers
-        ("2x1x125/2000", "at least 2x", True),
-    ]
-
-
-def test_plain_readers_have_rates(tmp_path: Path) -> None:
-    rates = plain_readers.measure(tmp_path, 1 << 20)
-    assert set(rates) == {plain_readers.name_of(count) for count in plain_readers.READERS}
-    assert min(rates.values()) > 0
-    assert not list(tmp_path.iterdir())

@@ -1,6 +1,5 @@
 """The arithmetic of the study of continuous saving, on times made up by hand."""
 
-import math
 from typing import Any
 
 import pytest
@@ -36,10 +35,6 @@ def _run(*, step_s: float = 1.0, saved: bool = True) -> report.Run:
     return [_process(first, called, whole), _process(second, behind, at_second, lost=1)]
 
 
-def test_steps_are_those_of_slowest_process_after_warm_up() -> None:
-    assert report.figures(_run(step_s=2.0)).mean_step_s == pytest.approx(2.0)
-
-
 def test_only_saves_of_all_processes_after_the_warm_up_count() -> None:
     figures = report.figures(_run())
     assert figures.interval_steps == [3]
@@ -49,12 +44,6 @@ def test_only_saves_of_all_processes_after_the_warm_up_count() -> None:
     assert figures.lost_saves == 1
 
 
-def test_run_without_saves_has_steps_only() -> None:
-    figures = report.figures(_run(saved=False))
-    assert (figures.interval_steps, figures.publish_s) == ([], [])
-    assert figures.mean_step_s == pytest.approx(1.0)
-
-
 def _summaries() -> dict[str, report.Summary]:
     return report.summarize(
         {
@@ -62,39 +51,6 @@ def _summaries() -> dict[str, report.Summary]:
             study.OFF: [_run(step_s=1.0, saved=False)],
         }
     )
-
-
-def test_summaries_compare_with_training_that_never_saves() -> None:
-    summaries = _summaries()
-    assert list(summaries) == [study.OFF, study.LOCAL_EVERY]
-    every = summaries[study.LOCAL_EVERY]
-    assert every.mean_step_s == pytest.approx(1.1)
-    assert every.step_increase == pytest.approx(0.1)
-    assert every.median_interval_steps == 3
-    assert every.median_publish_s == pytest.approx(1.0)
-    assert every.loss_of_all_intervals_s == pytest.approx(1.5 + 1.0)
-    assert (every.saves, every.lost_saves) == (6, 3)
-    assert summaries[study.OFF].median_interval_s is None
-
-
-def test_without_a_base_there_is_no_increase() -> None:
-    summary = report.summarize({study.LOCAL_EVERY: [_run()]})[study.LOCAL_EVERY]
-    assert summary.step_increase is None
-    (expected,) = report.expectations({study.LOCAL_EVERY: summary}, [1.0], 128)
-    assert expected.waste is None
-    assert report.loss_table([expected]).splitlines()[-1].split("|")[-2].strip() == "-"
-
-
-def test_what_a_failure_costs() -> None:
-    every_hour, rare = report.expectations(_summaries(), [1.0, 1e6], chips=3600)
-    for expected in (every_hour, rare):
-        # Half of 3 s, and 1 s until whole; steps take 1.1 s.
-        assert expected.loss.seconds == pytest.approx(2.5, rel=1e-2)
-        assert expected.loss.steps == pytest.approx(2.5 / 1.1, rel=1e-2)
-        assert expected.loss.chip_hours == pytest.approx(2.5, rel=1e-2)
-    assert every_hour.chip_hours_per_day == pytest.approx(24 * 2.5, rel=1e-2)
-    assert every_hour.waste == pytest.approx(0.1 / 1.1 + 2.5 / 3600, rel=1e-2)
-    assert rare.waste == pytest.approx(0.1 / 1.1, rel=1e-3)
 
 
 def test_tables_as_a_whole() -> None:
@@ -143,9 +99,3 @@ def test_what_cannot_be_studied_is_refused_before_it_starts(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in refusal(continuous.main, arguments, capsys)
-
-
-def test_losses_are_finite_for_any_time_between_failures() -> None:
-    for mtbf_h in (1e-6, 1.0, 1e9):
-        for expected in report.expectations(_summaries(), [mtbf_h], 128):
-            assert math.isfinite(expected.loss.chip_hours)

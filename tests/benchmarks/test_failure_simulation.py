@@ -18,17 +18,13 @@ from benchmarks.goodput.failure_simulation import (
     Kind,
     RamRule,
     TierCosts,
-    expected_waste,
-    ram_loss_probability,
     simulate,
 )
 
 STORAGE = TierCosts(interval_s=3600, cost_s=1, publish_s=200, restore_s=300)
-RAM = TierCosts(interval_s=60, cost_s=0.5, publish_s=5, restore_s=10)
 ANY_SHARD = RamRule(frozenset({0, 1}), any_shard=True, rebuilds=True)
 ONE_SLICE = RamRule(frozenset({1}), any_shard=False, rebuilds=False)
 ALL_KINDS: tuple[tuple[Kind, float], ...] = (("process", 2), ("host", 7), ("slice", 1))
-ONLY_PROCESSES: tuple[tuple[Kind, float], ...] = (("process", 1),)
 
 tiers = st.builds(
     TierCosts,
@@ -75,13 +71,6 @@ def test_every_second_is_accounted_for(
     assert outcome.ram_restores == 0 or local is not None
 
 
-def test_seed_decides() -> None:
-    design = Design("ours", STORAGE, RAM, ANY_SHARD)
-    first, again, other = (simulate(design, job(), duration_s=1e6, seed=s) for s in (1, 1, 2))
-    assert first == again
-    assert first != other
-
-
 @pytest.mark.parametrize(
     ("costs", "mtbf_s", "down_s"),
     [
@@ -106,85 +95,41 @@ def test_storage_only_agrees_with_the_closed_form(
     assert found.ram_restores == 0
 
 
-def test_ram_that_is_never_lost_agrees_with_the_closed_form() -> None:
-    design = Design("ours", dataclasses.replace(STORAGE, cost_s=0), RAM, ANY_SHARD)
-    failing = job(shares=ONLY_PROCESSES, mtbf_s=1000)
-    found = simulate(design, failing, duration_s=2e7, seed=4)
-    closed = goodput(RAM.interval_s, RAM.cost_s, 1000, publish_s=RAM.publish_s, recovery_s=70)
-    assert found.goodput == pytest.approx(closed, rel=0.01)
-    # Only what fails before the first save of all has to go back to storage.
-    assert found.persistent_restores <= 1
-
-
-@pytest.mark.parametrize("rule", [ANY_SHARD, ONE_SLICE])
-def test_waste_agrees_with_first_order_when_failures_are_rare(rule: RamRule) -> None:
-    failing = job(mtbf_s=200_000)
-    design = Design("any", STORAGE, RAM, rule)
-    found = simulate(design, failing, duration_s=2000 * failing.mtbf_s, seed=6)
-    assert 1 - found.goodput == pytest.approx(expected_waste(design, failing), rel=0.05)
-
-
-def test_waste_without_a_local_tier() -> None:
-    design = Design("storage", STORAGE)
-    waste = 1 / 3600 + (60 + 300 + 1800 + 200) / 3600
-    assert expected_waste(design, job()) == pytest.approx(waste)
-
-
-def test_one_failure_loses_half_of_the_time_if_one_slice_stores() -> None:
-    # Of two slices, where slice 1 has the only copy, half of the hosts are in it.
-    assert ram_loss_probability(ONE_SLICE, job()) == pytest.approx(0.8 / 2)
-    assert ram_loss_probability(ANY_SHARD, job()) == 0
-    two = RamRule(frozenset({1, 2}), any_shard=False, rebuilds=False)
-    assert ram_loss_probability(two, job(slices=3)) == 0
-
-
-def test_restores_follow_the_probability_of_losing_ram() -> None:
-    design = Design("one slice", STORAGE, dataclasses.replace(RAM, interval_s=10), ONE_SLICE)
-    failing = job(mtbf_s=50_000)
-    found = simulate(design, failing, duration_s=4000 * failing.mtbf_s, seed=7)
-    share = found.persistent_restores / (found.ram_restores + found.persistent_restores)
-    assert share == pytest.approx(ram_loss_probability(ONE_SLICE, failing), abs=0.03)
-
-
 def _share_of_losses(rule: RamRule, slices: int, hosts: int, failures: int) -> float:
     everyone = list(itertools.product(range(slices), range(hosts)))
     draws = list(itertools.combinations(everyone, failures))
     return sum(not rule.survives(frozenset(lost)) for lost in draws) / len(draws)
 
 
-@pytest.mark.parametrize("failures", [1, 2, 3, 4])
-def test_losing_the_only_slice_that_stores(failures: int) -> None:
-    """With two slices and one copy: unless all failures hit the other slice."""
-    closed = 1 - math.comb(5, failures) / math.comb(10, failures)
-    assert _share_of_losses(ONE_SLICE, 2, 5, failures) == pytest.approx(closed)
-
-
-@pytest.mark.parametrize("failures", [1, 2, 3, 4])
-def test_losing_every_slice_that_stores(failures: int) -> None:
-    """With n - 1 whole copies: when each of them is hit, by inclusion and exclusion."""
-    slices, hosts = 4, 3
-    rule = RamRule(frozenset(range(1, slices)), any_shard=False, rebuilds=False)
+def _spared(slices: int, hosts: int, failures: int) -> float:
+    """With all slices but one as whole copies: when each is hit, by inclusion and exclusion."""
     spared = sum(
         (-1) ** k * math.comb(slices - 1, k) * math.comb((slices - k) * hosts, failures)
         for k in range(slices)
     )
-    closed = spared / math.comb(slices * hosts, failures)
-    assert _share_of_losses(rule, slices, hosts, failures) == pytest.approx(closed)
+    return spared / math.comb(slices * hosts, failures)
 
 
-@pytest.mark.parametrize("failures", [1, 2, 3])
-def test_losing_both_copies_of_a_shard(failures: int) -> None:
-    """With two copies at the same position: unless no position is hit twice."""
-    hosts = 6
-    closed = 1 - math.comb(hosts, failures) * 2**failures / math.comb(2 * hosts, failures)
-    assert _share_of_losses(ANY_SHARD, 2, hosts, failures) == pytest.approx(closed)
+def _both_copies(slices: int, hosts: int, failures: int) -> float:
+    """With a copy at the same position of two slices: unless no position is hit twice."""
+    spared = math.comb(hosts, failures) * 2**failures
+    return 1 - spared / math.comb(slices * hosts, failures)
 
 
-def test_any_shard_from_any_peer_survives_more_than_whole_slices() -> None:
-    lost = {(0, 0), (1, 1)}
-    slices = frozenset({0, 1})
-    assert RamRule(slices, any_shard=True, rebuilds=True).survives(lost)
-    assert not RamRule(slices, any_shard=False, rebuilds=True).survives(lost)
+@pytest.mark.parametrize(
+    ("rule", "slices", "hosts", "closed"),
+    [
+        (ONE_SLICE, 2, 5, _spared),
+        (RamRule(frozenset({1, 2, 3}), any_shard=False, rebuilds=False), 4, 3, _spared),
+        (ANY_SHARD, 2, 6, _both_copies),
+    ],
+)
+def test_share_of_failures_that_lose_ram_is_the_closed_form(
+    rule: RamRule, slices: int, hosts: int, closed: Callable[[int, int, int], float]
+) -> None:
+    for failures in (1, 2, 3, 4):
+        found = _share_of_losses(rule, slices, hosts, failures)
+        assert found == pytest.approx(closed(slices, hosts, failures))
 
 
 def test_copies_not_made_again_are_missed_at_next_failure() -> None:
@@ -199,28 +144,3 @@ def test_copies_not_made_again_are_missed_at_next_failure() -> None:
         design = Design("any", rare, slow, rule)
         restores[rebuilds] = simulate(design, failing, duration_s=2e7, seed=8)
     assert restores[False].persistent_restores > 2 * restores[True].persistent_restores
-
-
-def test_job_that_never_fails_only_stalls() -> None:
-    design = Design("storage", STORAGE)
-    outcome = simulate(design, job(mtbf_s=1e15), duration_s=1e6, seed=9)
-    assert outcome.failures == 0
-    assert outcome.goodput == pytest.approx(1 - 1 / 3600)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: TierCosts(0, 0, 0, 0), "must be finite times"),
-        (lambda: TierCosts(1, 2, 0, 0), "do not fit"),
-        (lambda: Design("x", STORAGE, RAM), "needs costs and a rule"),
-        (lambda: Design("x", TierCosts(1, 1, 0, 0)), "no time to train"),
-        (lambda: job(slices=0), "at least one slice"),
-        (lambda: job(mtbf_s=0), "mtbf_s"),
-        (lambda: job(shares=()), "shares"),
-        (lambda: simulate(Design("x", STORAGE), job(), duration_s=0, seed=0), "duration_s"),
-    ],
-)
-def test_what_cannot_be_simulated_is_refused(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -53,53 +53,6 @@ def test_phases_parts_add_up_to_the_recovery() -> None:
     assert found.ours_s == 20.0
 
 
-def test_phases_cpu_time_is_told_of_the_leader_and_the_mean() -> None:
-    found = phases.recovery(_events(), _marks())
-    parts = ["start", "join", "describe", "open", "compile", "restore", "step", phases.SAVE]
-    assert found.leader_cpu_s == dict(zip(parts, [0.0, *[1.0] * 7], strict=True))
-    assert found.main_cpu_s == dict(zip(parts, [0.0, *[0.5] * 7], strict=True))
-    assert found.mean_cpu_s == dict(zip(parts, [0.0, *[1.5] * 7], strict=True))
-    assert found.spent_s == {"plan": 0.5}
-
-
-def test_phases_missing_mark_is_named() -> None:
-    marks = [each for each in _marks() if each.moment.name != phases.COMPILED]
-    with pytest.raises(ValueError, match="no event compiled in life 1"):
-        phases.recovery(_events(), marks)
-
-
-def test_phases_median_is_of_each_part() -> None:
-    rounds = [
-        phases.Recovery(
-            dict.fromkeys(phases.NAMES, float(value)),
-            value / 10,
-            value * 2.0,
-            value / 2,
-            spent_s={"plan": float(value)},
-        )
-        for value in (3, 1, 8)
-    ]
-    found = phases.median(rounds)
-    assert set(found.parts.values()) == {3.0}
-    assert (found.hidden_s, found.cpu_s, found.save_s) == (0.3, 6.0, 1.5)
-    assert found.spent_s == {"plan": 3.0}
-
-
-def test_phases_marks_are_read_back(tmp_path: Path) -> None:
-    for process in range(2):
-        marks = phases.MarkFile(tmp_path, process, life=1)
-        marks.add(phases.OPENED)
-        marks.add(phases.RESTORED, hidden_s=float(process), spent_s={"agree": 2.0})
-    found = phases.read_marks(tmp_path)
-    assert sorted((each.moment.name, each.moment.life, each.hidden_s) for each in found) == [
-        (phases.OPENED, 1, 0.0),
-        (phases.OPENED, 1, 0.0),
-        (phases.RESTORED, 1, 0.0),
-        (phases.RESTORED, 1, 1.0),
-    ]
-    assert sorted(each.process for each in found if each.spent_s == {"agree": 2.0}) == [0, 1]
-
-
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from faults import coordinated_by
+from jax.sharding import Mesh
 from memory_coordination import MemoryService
-from world import LONG_S, World, finish, logged, same, save_all, small_tmpfs
+from world import LONG_S, World, check_restored, finish, logged, same, save_all, small_tmpfs
 
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.errors import (
@@ -95,15 +96,46 @@ def test_iterator_is_repositioned(world: World) -> None:
     assert batches.position == 17
 
 
-def test_no_mesh_and_no_devices_arrays_at_all(world: World) -> None:
-    state = {"weights": np.arange(5.0), "step": 4}
-    with world.open_both(mesh=None, save_every=1) as checkpointer:
-        checkpointer.save(step=4, state=state)
-        finish(checkpointer)
+def host_values(step: int) -> dict[str, Any]:
+    return {"weights": np.arange(5.0) + step, "step": step}
+
+
+def plain_state(step: int) -> dict[str, Any]:
+    """A state as small programs have it: on the default device, without mesh or sharding."""
+    return {
+        "weights": jax.random.normal(jax.random.key(step), (7, 3), jnp.bfloat16),
+        "count": jnp.int32(step),
+        "keys": jax.random.split(jax.random.key(step), 3),
+        "none": jnp.zeros((0, 2)),
+        "table": np.arange(5) * step,
+        "rate": 0.5 * step,
+    }
+
+
+@pytest.mark.parametrize("state_of", [host_values, plain_state])
+def test_state_without_a_mesh_comes_back_from_each_tier(world: World, state_of: Any) -> None:
+    """Of its arrays the restore knows shapes and dtypes only."""
+    state, other = state_of(4), state_of(0)
     with world.open_both(mesh=None) as checkpointer:
-        step, back = checkpointer.restore(state={"weights": np.zeros(5), "step": 0})
-        assert step == 4
-        assert same(back, state)
+        assert checkpointer.save(step=4, state=state, host_state={"at": 4})
+        finish(checkpointer)
+    arrays = {name: value for name, value in other.items() if isinstance(value, jax.Array)}
+    specs = {**other, **jax.eval_shape(lambda: arrays)}
+    for tier in world.each_tier():
+        with world.open_both(mesh=None) as checkpointer:
+            host: dict[str, int] = {}
+            step, back = checkpointer.restore(state=specs, host_state=host)
+            assert (step, host) == (4, {"at": 4})
+            assert checkpointer.last_restore is not None
+            assert checkpointer.last_restore.tier == tier
+            assert same(back, state)
+
+
+def test_mesh_of_one_slice_comes_back_from_each_tier(world: World) -> None:
+    world.mesh = Mesh(np.array(jax.devices()).reshape(1, 8), ("slice", "fsdp"))
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 4)
+    check_restored(world, 4)
 
 
 def test_saves_happen_at_their_intervals_once(world: World) -> None:
@@ -172,31 +204,22 @@ def test_step_that_nobody_has(world: World) -> None:
         assert checkpointer.restore(state=world.state(0))[0] == 2
 
 
-def test_what_is_saved_is_not_changed_by_donation(world: World) -> None:
-    """The training loop gives its state away right after every save."""
+def test_restored_memory_may_be_given_away(world: World) -> None:
+    """What JAX writes over it with is in no slot."""
 
     @partial(jax.jit, donate_argnums=0)
-    def train(state: dict[str, Any]) -> dict[str, Any]:
-        return {**state, "w": state["w"] * 2 + 1, "step": state["step"] + 1}
-
-    def arrays(step: int) -> dict[str, Any]:
-        return {k: v for k, v in world.state(step).items() if k != "host"}
+    def train(arrays: dict[str, Any]) -> dict[str, Any]:
+        return jax.tree.map(lambda x: x * 2 + 1, arrays)
 
     with world.open() as checkpointer:
-        state, want = arrays(0), None
-        for step in range(1, 31):
-            state = train(state)
-            want = jax.tree.map(np.array, state)
-            checkpointer.save(step=step, state=state)
-            if step % 10 == 0:
-                checkpointer.wait_until_finished()
-                found, state = checkpointer.restore(state=arrays(0))
-                assert found == step
-                assert all(jax.tree.leaves(jax.tree.map(np.array_equal, state, want)))
-        state = train(train(state))  # gives restored memory away, twice
-        again = checkpointer.restore(state=arrays(0))
-        assert again[0] == 30
-        assert all(jax.tree.leaves(jax.tree.map(np.array_equal, again[1], want)))
+        for step in (1, 2):
+            save_all(checkpointer, world, step)
+            _, state = checkpointer.restore(state=world.state(0))
+            del state["host"]
+            jax.block_until_ready(train(train(state)))
+            found, again = checkpointer.restore(state=world.state(0))
+            assert found == step
+            assert same(again, world.state(step))
         checkpointer.check_for_errors()
 
 

@@ -239,6 +239,7 @@ HOSTILE = {
     "two complete of one number": {"steps": (entry(1, 1), entry(1, 2))},
     "step below 0": {"steps": (entry(-1),)},
     "step out of bounds": {"steps": (entry(2**64),)},
+    "step of a thousand digits": {"steps": (entry(10**1000),)},
     "lives below 0": {"steps": (entry(1, lives=-1),)},
     "lives out of bounds": {"steps": (entry(1, lives=10**12),)},
     "processes below 0": {"steps": (entry(1, processes=-1),)},

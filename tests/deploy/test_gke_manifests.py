@@ -184,20 +184,6 @@ def test_policies_let_only_trainers_reach_the_pods(source: str, generate: Any) -
     assert jobset["template"]["metadata"]["labels"] == trainers
 
 
-def test_failures_of_the_cluster_do_not_count(generate: Any) -> None:
-    spec = one(generate(), "JobSet")["spec"]
-    rules = {rule["name"]: rule["action"] for rule in spec["failurePolicy"]["rules"]}
-    assert list(rules.items()) == [
-        ("configuration", "FailJobSet"),
-        ("disruption", "RestartJobSetAndIgnoreMaxRestarts"),
-    ]
-    assert spec["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
-    job = spec["replicatedJobs"][0]["template"]["spec"]
-    disruption = job["podFailurePolicy"]["rules"][1]
-    assert disruption["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
-    assert (job["backoffLimit"], disruption["action"]) == (0, "FailJob")
-
-
 def test_restart_in_place_keeps_the_pods_memory(generate: Any) -> None:
     manifests = generate("in-place")
     spec = one(manifests, "JobSet")["spec"]
@@ -264,15 +250,6 @@ def test_secret_is_a_file_of_the_pods_group(generate: Any, tmp_path: Path) -> No
     }
     manifests.remove(secret)
     assert "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f" not in str(manifests)
-
-
-def test_ramdisk_of_the_driver_has_the_size_asked_for(generate: Any) -> None:
-    manifests = generate("gke-driver")
-    spec = one(manifests, "CheckpointConfiguration")["spec"]
-    assert (spec["cloudStorageBucketName"], spec["inMemoryVolumeSize"]) == ("bucket", "61Gi")
-    (pod,) = pod_specs([one(manifests, "JobSet")])
-    (volume,) = [each for each in pod["volumes"] if each["name"] == "ramdisk"]
-    assert volume["csi"] == {"driver": "multitier-checkpoint.csi.storage.gke.io"}
 
 
 def trainer_and_pod(manifests: list[Manifest]) -> tuple[Manifest, Manifest]:
@@ -420,22 +397,6 @@ def test_paths_of_two_jobs_on_a_node_have_nothing_in_common(generate: Any) -> No
         found.append(paths)
     assert not found[0] & found[1]
     assert not found[0] & found[2]
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_event_log_outlives_a_pod_as_the_ramdisk_does(source: str, generate: Any) -> None:
-    trainer, pod = trainer_and_pod(generate(source))
-    values = {each["name"]: each.get("value") for each in trainer["env"]}
-    if source != "daemonset":
-        assert values["ECKPT_EVENT_LOG"] == "/ramdisk/events"
-        return
-    assert values["ECKPT_EVENT_LOG"] == "/events"
-    (mount,) = [each for each in trainer["volumeMounts"] if each["mountPath"] == "/events"]
-    (volume,) = [each for each in pod["volumes"] if each["name"] == mount["name"]]
-    assert volume["hostPath"] == {
-        "path": "/var/lib/eckpt/default.train/events",
-        "type": "Directory",
-    }
 
 
 def test_metrics_are_read_by_the_prometheus_that_was_named(generate: Any) -> None:

@@ -20,21 +20,6 @@ from emergency_ckpt.storage import PersistentTier
 STEP = 7
 WAIT_S = 60.0
 RUN = "gs://bucket/{}"
-LOST = {
-    "host state": FaultRule(kind="lose_reply", target="*/process_*.json", count=1),
-    "claim": FaultRule(kind="lose_reply", target="*/_CHECKPOINT_METADATA", count=1),
-    "data": FaultRule(kind="lose_reply", target="*/state/d/*", count=1),
-    "tree": FaultRule(kind="lose_reply", target="*/state/_METADATA", count=1),
-    "manifest": FaultRule(kind="lose_reply", target="*/state/manifest.ocdbt", count=1),
-    "metadata": FaultRule(kind="lose_reply", target="*/_CHECKPOINT_METADATA", skip=1, count=1),
-    "item": FaultRule(kind="lose_reply", target="*/state/commit_success.txt", count=1),
-    "step": FaultRule(kind="lose_reply", target=f"*/{STEP}/commit_success.txt", count=1),
-    "checksums": FaultRule(kind="lose_reply", target="*/checksums.json", count=1),
-    "marker": FaultRule(kind="lose_reply", target="*/marker.json", count=1),
-    "first claim": FaultRule(kind="lose_reply", target="*/host_state/log/*", count=1),
-    "version": FaultRule(kind="lose_reply", target="*/host_state/log/*", skip=1, count=1),
-}
-"""Replies that get lost, by what was written. Only of requests that change something."""
 
 PAUSES = {
     "data": FaultRule(kind="trickle", bytes_per_s=1, target="*/state/d/*", count=1),
@@ -113,14 +98,6 @@ def remove(run: str, number: int) -> None:
     writer.remove([STEP], life(number))
 
 
-def lost(run: str, rule: FaultRule) -> dict[str, Any]:
-    rule_id = control().add_fault(changing(rule))
-    error = save(run, 1, 1)
-    (hits,) = [each.hit for each in control().fault_states() if each.rule_id == rule_id]
-    control().clear_faults()
-    return {"error": error, "hits": hits, **look(run)}
-
-
 def meanwhile(
     run: str, pause: FaultRule, act: Callable[[], object], number: int = 1
 ) -> dict[str, Any]:
@@ -163,9 +140,6 @@ def main() -> None:
         json.dumps(
             {
                 "ended": ended(RUN.format("ended")),
-                "lost": {
-                    name: lost(RUN.format(f"lost-{name}"), rule) for name, rule in LOST.items()
-                },
                 "twin": {
                     name: twin(RUN.format(f"twin-{name}"), rule) for name, rule in PAUSES.items()
                 },

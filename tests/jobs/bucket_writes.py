@@ -30,14 +30,10 @@ WAIT_S = 120.0
 
 FAULTS: dict[str, tuple[FaultRule, ...]] = {
     f"{kind} of {what}": (
-        FaultRule(kind=kind, operation="objects.insert", target=target, count=count, **fields),
+        FaultRule(kind=kind, operation="objects.insert", target=target, count=2, **fields),
     )
     for what, target in (("data", DATA), ("manifest", MANIFEST))
-    for kind, count, fields in (
-        ("status", 2, {"status_code": 503}),
-        ("reset", 2, {}),
-        ("lose_reply", 1, {}),
-    )
+    for kind, fields in (("status", {"status_code": 503}), ("reset", {}))
 } | {
     "precondition of data": (
         FaultRule(kind="status", status_code=412, operation="objects.insert", target=DATA, count=1),

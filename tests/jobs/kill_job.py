@@ -204,7 +204,10 @@ def recover(world: JobProcess, name: str) -> dict[str, Any]:
         if "+" not in name:
             seen["saved"] = save_on(world, ckpt, mesh, seen["step"])
         world.meet()
-    seen["leftovers"] = leftovers(world.ramdisk(name), ".tmp-*")
+    ramdisk = world.ramdisk(name)
+    # A file of the quarantine says that a scan found damage: a crash leaves none.
+    seen["leftovers"] = [*leftovers(ramdisk, ".tmp-*"), *leftovers(ramdisk, "quarantine/*")]
+    seen["slots"] = sorted(path.name for path in ramdisk.rglob("slot_*.bin"))
     return seen
 
 

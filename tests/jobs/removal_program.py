@@ -224,6 +224,7 @@ def unheard(what: str) -> list[dict[str, Any]]:
     """The reply to the k-th change of what is done gets lost, for each k until there is none."""
     two_saves("before")
     works: dict[str, Callable[[PersistentTier], object]] = {
+        "first save": lambda tier: save_over(tier, 30, 30, life(1)),
         "save": lambda tier: save_over(tier, 30, 30, life(2)),
         "save again": lambda tier: save_over(tier, REMOVED, 21, life(2)),
         "removal": lambda tier: writer_of(tier).remove([REMOVED], life(2)),
@@ -232,7 +233,8 @@ def unheard(what: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     while not found or found[-1]["hits"]:
         run = f"unheard/{len(found)}"
-        copy("before", run)
+        if what != "first save":
+            copy("before", run)
         rule = FaultRule(kind="lose_reply", method="[DP]*", skip=len(found), count=1)
         tier, error = tier_of(run), ""
         with control().fault(rule):

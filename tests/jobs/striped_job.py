@@ -58,12 +58,6 @@ def host_lost(world: JobProcess) -> Any:
     return [first, restore(world, "host", **two_copies()), again]
 
 
-def one_of_each_group_lost(world: JobProcess) -> Any:
-    train(world, "each", range(1, 11), **two_copies())
-    lose(world, "each", 0, 3)
-    return restore(world, "each", **two_copies())
-
-
 def a_group_lost(world: JobProcess) -> Any:
     train(world, "group", range(1, 11), **two_copies())
     lose(world, "group", 2, 3)
@@ -92,24 +86,12 @@ def three_copies_of_four(world: JobProcess) -> Any:
     return {**restore(world, "three", **settings), "stored": before}
 
 
-def more_copies_than_slices(world: JobProcess) -> Any:
-    settings = {"placement": "striped(9)"}
-    train(world, "more", range(1, 11), **settings)
-    return restore(world, "more", **settings)
-
-
 def one_copy_of_two_slices(world: JobProcess) -> Any:
     """Two slices of two hosts, where some leaves are replicated inside a slice."""
     settings = {"placement": Striped(1, 0), "mesh": mesh_of(2)}
     train(world, "one", range(1, 11), **settings)
     before = stored(world, "one")
     return {**restore(world, "one", **settings), "stored": before}
-
-
-def small_leaves_everywhere(world: JobProcess) -> Any:
-    """All leaves of this state are small: as whole copies."""
-    train(world, "small", range(1, 11), placement="striped(2)")
-    return restore(world, "small", placement="striped(2)")
 
 
 def slices_swapped(world: JobProcess) -> Any:

@@ -1,7 +1,7 @@
 """A real process for tests: it opens the tier, does one thing, and is killed or waits.
 
 Run as ``python tier_process.py <ramdisk> <what> [argument]``. Prints ``ready`` when it has come to
-where it waits; the point at which it kills itself is the argument.
+where it waits.
 """
 
 from __future__ import annotations
@@ -11,41 +11,17 @@ import signal
 import sys
 from pathlib import Path
 
-from tiers_support import LAYOUT, complete_save, document, fill, open_tier, save_id
+from tiers_support import LAYOUT, complete_save, fill, open_tier, save_id
 
 from emergency_ckpt.ram import LocalTier
 from emergency_ckpt.ram import locks as claims
 
 
-def die_here() -> None:
+def die_before_publishing(tier: LocalTier) -> None:
+    tier.reserve(LAYOUT.size_bytes)
+    writer = tier.begin_write(save_id(2), LAYOUT.size_bytes)
+    writer.stage(fill(writer, save_id(2)))
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def save_until(tier: LocalTier, point: str, step: int) -> None:
-    """One save, killed at the named point of the protocol."""
-    save = save_id(step)
-    writer = tier.begin_write(save, LAYOUT.size_bytes)
-    if point == "invalidated":
-        die_here()
-    if point == "half_copied":
-        writer.copy([(b"\xa5" * 4096, LAYOUT.shards[3].offset)])
-        die_here()
-    contents = fill(writer, save)
-    if point == "copied":
-        die_here()
-    writer.stage(contents)
-    if point == "staged":
-        die_here()
-    writer.publish()
-    if point == "published":
-        die_here()
-    tier.publish_host_state(save, 0, 4, document(step))
-    if point == "host_state_published":
-        die_here()
-    tier.note_complete(save)
-    if point == "complete":
-        die_here()
-    raise AssertionError(f"no such point: {point}")
 
 
 def leave_everything_open(ramdisk: Path) -> None:
@@ -73,12 +49,8 @@ def main() -> None:
     elif what == "old_life":
         tier = open_tier(ramdisk, process_index=int(argument), start="an earlier start")
         complete_save(tier, 40)
-    elif what == "save":
-        tier = open_tier(ramdisk)
-        tier.reserve(LAYOUT.size_bytes)
-        _, _, complete = tier.held()
-        tier.protect([complete] if complete else [])
-        save_until(tier, argument, 2)
+    elif what == "die_before_publishing":
+        die_before_publishing(open_tier(ramdisk))
     elif what == "exit_without_close":
         leave_everything_open(ramdisk)
         return

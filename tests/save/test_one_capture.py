@@ -30,11 +30,19 @@ STAGED: dict[str, Any] = {"buffers": PINNED, "snapshot_mode": "wait"}
 MODES: dict[str, dict[str, Any]] = {
     "cpu": {},
     "cpu, wait": {"snapshot_mode": "wait"},
+    "cpu, device copies": {"snapshot_mode": "device_copy", "device_copy_bytes": 40},
     "staged": STAGED,
+    "staged in parts": {**STAGED, "buffers": Buffers(40, "pinned_host")},
+    "pageable": {**STAGED, "buffers": Buffers(40, "pageable")},
     "device copies": {
         "buffers": PINNED,
         "snapshot_mode": "device_copy",
         "device_copy_bytes": 1 << 20,
+    },
+    "device copies of some": {
+        "buffers": Buffers(40, "pinned_host"),
+        "snapshot_mode": "device_copy",
+        "device_copy_bytes": 40,
     },
 }
 each_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
@@ -51,9 +59,13 @@ def save(checkpointer: EmergencyCheckpointer, world: World, step: int, **setting
     """Save ``step``, then give its arrays to the next step at once."""
     state = world.state(step)
     saved = checkpointer.save(step=step, state=state, host_state={"at": step}, **settings)
-    del state["host"]
-    jax.block_until_ready(overwrite(state))
+    give_away(state)
     return saved
+
+
+def give_away(state: dict[str, Any]) -> None:
+    arrays = {name: value for name, value in state.items() if name != "host"}
+    jax.block_until_ready(overwrite(arrays))
 
 
 def check_stored(world: World, step: int) -> None:
@@ -136,17 +148,26 @@ def save_locally(checkpointer: EmergencyCheckpointer, world: World, *steps: int)
 
 
 @each_mode
-def test_storage_gets_the_bits_of_the_captured_step(
+def test_both_tiers_have_the_bits_of_the_captured_step(
     world: World, slow: SlowStorage, mode: dict[str, Any]
 ) -> None:
     """The state is overwritten at once; slots are used again while storage reads one."""
     with world.open_both(**mode) as checkpointer:
-        save(checkpointer, world, 2)
+        state = world.state(2)
+        assert checkpointer.save(step=2, state=state, host_state={"at": 2})
+        give_away(state)
+        # Where JAX hands out the array's own memory, the step could not have it yet.
+        staged = mode.get("buffers", Buffers()).staging_memory == "pinned_host"
+        assert state["w"].is_deleted() or not staged
         assert slow.reached.wait(LONG_S)
         save_locally(checkpointer, world, 3, 5, 7, 9)
         slow.go_on.set()
         finish(checkpointer)
     assert sources(world) == ["slot"]
+    with world.open_both() as checkpointer:
+        found, state = checkpointer.restore(state=world.state(0))
+        assert found == 9
+        assert same(state, world.state(9))
     check_stored(world, 2)
 
 
@@ -229,7 +250,7 @@ def test_save_without_a_slot_leaves_its_capture_to_storage(
             assert save(checkpointer, world, 2)
             checkpointer.wait_until_finished()
         assert checkpointer.failed_saves == 1
-        assert transfers.take() in (0, DISTINCT_SHARDS)
+        assert transfers.take() <= DISTINCT_SHARDS
         save_locally(checkpointer, world, 3)
     check_stored(world, 2)
 

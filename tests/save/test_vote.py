@@ -105,6 +105,17 @@ def test_incomplete_when_one_does_not_vote_and_reason_names_it() -> None:
     assert "process 2 did not publish" in outcomes[1].reason
 
 
+def test_incomplete_names_who_refused_and_who_is_absent() -> None:
+    outcome = Job(SOON_S).cast(5, {0: Ballot(digest=b"d"), 2: Ballot(refused="no room")})[0]
+    assert outcome.reason.startswith("process 2 refused; process 1 did not publish")
+
+
+def test_incomplete_of_many_absent_processes_is_cut() -> None:
+    vote = Vote(MemoryService(10_001).member(0), SOON_S)
+    outcome = vote.cast(save_id(5), Ballot(digest=b"d"))
+    assert "processes 1, 2, 3, 4, 5, 6, 7, 8 and 9992 more did not publish" in outcome.reason
+
+
 def test_who_votes_too_late_learns_what_was_decided_without_it() -> None:
     job = Job(SOON_S)
     job.cast(5, {0: Ballot(digest=b"d"), 1: Ballot(digest=b"d")})

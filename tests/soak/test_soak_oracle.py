@@ -92,18 +92,6 @@ def test_life_from_nothing_without_trace_binds_no_more() -> None:
     assert bounds(lives, {Save(6, 1)}).allowed == {Save(6, 1)}
 
 
-def test_bounds_in_doubt_are_the_lesser_and_allow_both() -> None:
-    found = {Save(9, 0), Save(4, 0), Save(8, 1), Save(7, 2)}
-    least, allowed = bounds(LIVES, found)
-    assert least == 7
-    assert allowed == {Save(4, 0), Save(8, 1), Save(7, 2)}
-
-
-def test_bounds_of_nothing_ask_for_nothing() -> None:
-    assert bounds(LIVES, set()) == (None, frozenset())
-    assert bounds(LIVES, {Save(9, 0)}) == (None, frozenset())
-
-
 def test_right_restore_has_no_problem() -> None:
     seen = [what_is_seen(process, 6, 1) for process in (0, 1)]
     assert problems_of(seen, LIVES, 6) == []
@@ -147,8 +135,8 @@ def sealed(kind: str, value: object) -> bytes:
     return f'{{"format":1,"digest":"{sha(body.encode())}","{kind}":{body}}}'.encode()
 
 
-def stored(root: Path, step: int) -> DirectoryStore:
-    """A directory with the files by which a step of one process is whole."""
+def stored(root: Path, step: int) -> None:
+    """Put into a directory the files by which a step of one process is whole."""
     save = {"step": step, "incarnation": "1-1", "run_id": "run"}
     document = {"schema_version": 1, "save": save, "owner": 0, "count": 1}
     state = json.dumps({**document, "digest": sha(b"null"), "payload": None}, separators=(",", ":"))
@@ -172,34 +160,34 @@ def stored(root: Path, step: int) -> DirectoryStore:
     for name, data in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
-    return DirectoryStore(root)
 
 
-def test_stored_step_without_its_documents_is_bare(tmp_path: Path) -> None:
-    lives = {"1-1": 0}
-    stored(tmp_path, 4)
-    store = stored(tmp_path, 8)
-    assert look_at_storage(store, lives, set()) == ({Save(4, 0), Save(8, 0)}, True, frozenset())
-    for name in [name for name in store.names() if name.startswith("host_state/8/")]:
-        store.remove(name)
-    assert look_at_storage(store, lives, set()) == ({Save(4, 0)}, True, frozenset({8}))
-
-
-def test_stored_step_unfinished_is_neither_bare_nor_whole(tmp_path: Path) -> None:
-    store = stored(tmp_path, 8)
-    store.remove("8/_CHECKPOINT_METADATA")
-    assert look_at_storage(store, {"1-1": 0}, set()) == (set(), True, frozenset())
-    for name in [name for name in store.names() if name.startswith("host_state/8/")]:
-        store.remove(name)
-    assert look_at_storage(store, {"1-1": 0}, set()) == (set(), False, frozenset())
-
-
-@pytest.mark.parametrize("left", ["8/", "host_state/8/"])
-def test_stored_step_without_its_other_half_is_known(tmp_path: Path, left: str) -> None:
-    store = stored(tmp_path, 8)
-    for name in [name for name in store.names() if not name.startswith(left)]:
-        store.remove(name)
-    assert look_at_storage(store, {"1-1": 0}, set()).known
+@pytest.mark.parametrize(
+    ("steps", "lost", "found", "known", "bare"),
+    [
+        ((4, 8), (), {Save(4, 0), Save(8, 0)}, True, ()),
+        ((4, 8), ("host_state/8/",), {Save(4, 0)}, True, (8,)),
+        ((8,), ("host_state/8/",), set(), True, (8,)),
+        ((8,), ("8/_CHECKPOINT_METADATA",), set(), True, ()),
+        ((8,), ("8/_CHECKPOINT_METADATA", "host_state/8/"), set(), False, ()),
+        ((8,), ("8/",), set(), True, ()),
+    ],
+)
+def test_stored_step_of_which_files_are_lost_is_what_is_left(
+    tmp_path: Path,
+    steps: tuple[int, ...],
+    lost: tuple[str, ...],
+    found: set[Save],
+    known: bool,
+    bare: tuple[int, ...],
+) -> None:
+    for step in steps:
+        stored(tmp_path, step)
+    store = DirectoryStore(tmp_path)
+    for name in store.names():
+        if name.startswith(lost):
+            store.remove(name)
+    assert look_at_storage(store, {"1-1": 0}, set()) == (found, known, frozenset(bare))
 
 
 def bare_error(step: int) -> str:

@@ -141,7 +141,7 @@ def check(worlds: dict[str, list[Any]], case: Case) -> None:
         assert all("value" in outcome for outcome in outcomes), (name, outcomes)
         for outcome in outcomes:
             seen = outcome["value"]
-            saved = seen.pop("saved", None)
+            saved, slots = seen.pop("saved", None), seen.pop("slots")
             assert seen == {
                 "step": step,
                 "tier": "local",
@@ -151,6 +151,7 @@ def check(worlds: dict[str, list[Any]], case: Case) -> None:
             }, name
             if name == case.kill.name:
                 assert saved == [step + 10], name
+                assert slots == ["slot_0.bin", "slot_1.bin"], name
 
 
 @pytest.mark.parametrize("case", of_both(SAVES), ids=lambda case: case.kill.name)

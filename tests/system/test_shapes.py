@@ -1,8 +1,7 @@
-"""Jobs of other shapes than two slices: three slices, one process, one device, no mesh at all."""
+"""A job of three slices; jobs of one process are in ``checkpointer``."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,33 +46,3 @@ def test_three_slices(three: list[dict[str, Any]], program: str, empty: list[int
             "local": own,
             "peer": WHOLE - own,
         }
-
-
-ALONE = {1: ("no_mesh", "one_slice"), 4: ("no_mesh", "one_slice", "slices_in_one_process")}
-"""Programs by the number of devices of the one process."""
-
-
-@pytest.fixture(scope="module")
-def alone(request: pytest.FixtureRequest) -> Iterator[list[dict[str, Any]]]:
-    """One process: the outcomes of the life that saved, and of the next one."""
-    with job_root() as root:
-        spec = spec_of(root, "one_job.py", *ALONE[request.param], slices=1, hosts=1)
-        spec = dataclasses.replace(spec, devices_per_host=request.param)
-        (saved,) = run_life(spec, root)
-        yield [saved, *run_life(spec, root, life=1)]
-
-
-@pytest.mark.parametrize(
-    ("alone", "program"),
-    [(devices, program) for devices, programs in ALONE.items() for program in programs],
-    indirect=["alone"],
-)
-def test_one_process(alone: list[dict[str, Any]], program: str) -> None:
-    """From its own RAM and, when that is lost, from storage."""
-    saved, restored = (outcomes[program] for outcomes in alone)
-    assert "value" in saved
-    wanted = {
-        tier: {"step": 10, "tier": tier, "wrong": [], "iterator": [0, 1000]}
-        for tier in ("local", "persistent")
-    }
-    assert restored == {"value": wanted}

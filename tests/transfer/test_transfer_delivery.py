@@ -43,15 +43,22 @@ MIB = 1 << 20
         (13 * MIB + 5,),
         (9 * MIB, 3, 0, 5 * MIB + 1, 64),
         (1000,) * 2500,  # more than one request may name
+        (0, 1, 15, 16, 4 * MIB, 4 * MIB - 1, 4 * MIB + 1, 9 * MIB, *([7] * 1500)),
     ],
-    ids=["byte", "empty", "empty among others", "big", "mixed", "many"],
+    ids=["byte", "empty", "empty among others", "big", "mixed", "many", "around a piece"],
 )
+@pytest.mark.parametrize("security", ["aead", "crc"])
 def test_fetch_delivers_every_shard(
-    holdings: MemoryHoldings, server: TransferServer, streams: int, sizes: tuple[int, ...]
+    holdings: MemoryHoldings, security: Security, streams: int, sizes: tuple[int, ...]
 ) -> None:
     shards = random_shards(*sizes)
     digest = holdings.add(SAVE, shards)
-    with TransferClient(run_id=RUN_ID, secret=SECRET, streams=streams) as client:
+    with (
+        TransferServer(
+            holdings, run_id=RUN_ID, secret=SECRET, security=security, io_timeout_s=60
+        ) as server,
+        TransferClient(run_id=RUN_ID, secret=SECRET, streams=streams) as client,
+    ):
         data, crcs, contents = fetch_all(client, server.address, digest)
     assert data == shards
     assert crcs == [entry.crc32c for entry in contents.shards]

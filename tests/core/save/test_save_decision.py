@@ -1,12 +1,10 @@
-"""When to save, and when a save counts."""
+"""When to save, and what is said of a save that is skipped."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from emergency_ckpt.core.save.save_rules import StepRules, decide_vote, is_due, skip_reason
+from emergency_ckpt.core.save.save_rules import StepRules, is_due, skip_reason
 from emergency_ckpt.types import TierName
 
 
@@ -22,35 +20,6 @@ from emergency_ckpt.types import TierName
 )
 def test_fixed_interval(step: int, every: int, last: int | None, is_wanted: bool) -> None:
     assert is_due(StepRules(intervals=(every,)), step, last) is is_wanted
-
-
-@pytest.mark.parametrize(
-    ("expected", "published", "refused", "complete", "reason"),
-    [
-        ([0, 1], [1, 0], [], True, "all 2 processes published"),
-        ([0, 1], [0], [], False, "process 1 did not publish"),
-        ([0, 1, 2], [0], [2], False, "process 2 refused; process 1 did not publish"),
-        ([0, 1], [0, 1], [1], False, "process 1 refused"),
-        ([], [0], [], False, "no process was expected to publish"),
-    ],
-)
-def test_vote(
-    expected: list[int], published: list[int], refused: list[int], complete: bool, reason: str
-) -> None:
-    assert decide_vote(expected, published, refused) == (complete, reason)
-
-
-def test_long_list_of_absent_processes_is_cut() -> None:
-    _, reason = decide_vote(range(10_000), [], [])
-    assert reason == "processes 0, 1, 2, 3, 4, 5, 6, 7 and 9992 more did not publish"
-
-
-@given(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)))
-def test_vote_is_complete_when_all_published_and_none_refused(
-    expected: set[int], published: set[int], refused: set[int]
-) -> None:
-    complete = bool(expected) and expected <= published and not expected & refused
-    assert decide_vote(expected, published, refused)[0] == complete
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from emergency_ckpt.core.save.timing import (
     Continuous,
     EverySeconds,
     TierStatus,
+    daly_interval_s,
 )
 
 IDLE = TierStatus(False, True, 10.0, 0.1, 1.0, 0.5)
@@ -52,10 +53,22 @@ def test_due(rule: Continuous, status: TierStatus, due: bool) -> None:
 
 
 def test_interval_is_dalys() -> None:
+    # 100 (1 + 0.5 / 3 + 0.25 / 9); and saves that take longer than two failures are apart.
+    assert daly_interval_s(50.0, 100.0) == pytest.approx(119.4444, rel=1e-6)
+    assert daly_interval_s(250.0, 100.0) == 350.0
     policy = AdaptiveInterval(mean_time_between_failures_s=100.0, max_overhead=0.5)
     assert policy.interval_s(stall_s=0.0) == 0.0
     assert policy.interval_s(stall_s=200.0) == 400.0  # the bound on the overhead is stricter
     assert policy.interval_s(stall_s=0.01) == pytest.approx(math.sqrt(2.0), rel=1e-2)
+
+
+@given(st.floats(600, 1e7), st.floats(1e-6, 3))
+def test_adaptive_saving_goes_by_dalys_interval(mtbf_s: float, share: float) -> None:
+    rule = AdaptiveInterval(mean_time_between_failures_s=mtbf_s, max_overhead=0.999)
+    chosen_s = rule.interval_s(share * mtbf_s)
+    assert chosen_s == pytest.approx(
+        max(daly_interval_s(share * mtbf_s, mtbf_s), share * mtbf_s / 0.999)
+    )
 
 
 def test_overhead_is_bounded_and_a_save_is_waited_for() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from orbax.checkpoint import checkpoint_managers as ocm
-from world import LONG_S, World, logged, small_tmpfs
+from world import LONG_S, World, logged, same, save_all, small_tmpfs
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.background import BackgroundWorker, Failures, run_in_thread
@@ -71,22 +71,33 @@ def _fill(path: Path) -> None:
 
 
 def test_save_after_failures_pauses_and_recovers(world: World, refused: str) -> None:
+    with world.open_both(dir=refused, save_every=100) as checkpointer:
+        with pytest.raises(PersistentTierError):
+            checkpointer.check_for_errors()
+        checkpointer.check_for_errors()  # it is told once
+        save_all(checkpointer, world, 1)
     with world.open_both(dir=refused, save_every=1) as checkpointer:
-        for step in range(1, 201):
+        found, state = checkpointer.restore(state=world.state(0))
+        assert found == 1
+        assert same(state, world.state(1))
+        for step in range(2, 202):
             checkpointer.save(step=step, state=world.state(step))
             checkpointer.wait_until_finished(LONG_S)
+        with pytest.raises(SaveFailed, match="to the persistent tier"):
+            checkpointer.check_for_errors()
+        checkpointer.check_for_errors()
         # The pauses double: ten failures would take four minutes.
         tried, skipped = world.names().count("persistent.failed"), _skipped(world)
         assert 1 <= tried < 10
         assert tried + len(skipped) == 200
-        assert world.names().count("save.complete") == 200, "RAM pauses for nothing"
+        assert world.names().count("save.complete") == 201, "RAM pauses for nothing"
         Path(refused).parent.unlink()
-        assert checkpointer.save(step=201, state=world.state(201), force=True)
+        assert checkpointer.save(step=202, state=world.state(202), force=True)
         checkpointer.wait_until_finished(LONG_S)
-        assert checkpointer.save(step=202, state=world.state(202))
+        assert checkpointer.save(step=203, state=world.state(203))
         checkpointer.wait_until_finished(LONG_S)
         assert _skipped(world) == skipped, "forced saves know no pause, and a success ends it"
-    assert {201, 202} <= {
+    assert {202, 203} <= {
         event.fields["step"] for event in world.events if event.name == "persistent.complete"
     }
 

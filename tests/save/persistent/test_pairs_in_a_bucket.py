@@ -1,11 +1,11 @@
-"""A save into a bucket and a second event: a crash, a lost reply, a twin, a removal."""
+"""A save into a bucket and a second event: a crash, a twin, a removal."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from bucket_pairs import LOST, PAUSES
+from bucket_pairs import PAUSES
 from programs import printed_beside_bucket
 
 pytestmark = pytest.mark.timeout(600)
@@ -29,11 +29,6 @@ def test_save_ended_at_any_request_is_whole_or_absent(seen: dict[str, Any]) -> N
         assert each["then"] == {"plain": 2, "ours": 2}
     counted = [each["plain"] is not None for each in found]
     assert counted == sorted(counted), "Orbax's commit comes after all that it stands for"
-
-
-@pytest.mark.parametrize("written", LOST)
-def test_lost_reply_of_a_write_loses_nothing(seen: dict[str, Any], written: str) -> None:
-    assert seen["lost"][written] == {"error": "", "hits": 1, "plain": 1, "ours": 1}
 
 
 @pytest.mark.parametrize("paused", PAUSES)

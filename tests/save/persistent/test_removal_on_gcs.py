@@ -169,6 +169,7 @@ def test_step_replaced_until_any_request_is_old_or_new(gcs: FakeGcs, write: str)
 @pytest.mark.parametrize(
     ("what", "values"),
     [
+        ("first save", [[30, 30]]),
         ("save", [[10, 10], [20, 20], [30, 30]]),
         ("save again", [[10, 10], [20, 21]]),
         ("removal", [[10, 10]]),
