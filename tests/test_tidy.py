@@ -33,7 +33,7 @@ CALLED_BY_USERS = {
     "orbax/manager.py": {"best_step", "in_primary_slice"},
     "orbax/v1/training.py": {
         *("save_checkpointables", "save_pytree", "save_pytree_async"),
-        *("load_pytree", "load_pytree_async", "pytree_metadata"),
+        *("load_pytree", "load_pytree_async", "on_complete", "pytree_metadata"),
     },
 }
 
@@ -55,7 +55,6 @@ OWN_SIZES = {
     "cluster/notice_sources.py": {"TEXT_LIMIT_CHARS"},
     "core/restore/plan_types.py": {"MAX_REASON_CHARS"},
     "tools/report/lives.py": {"MAX_TEXT_CHARS"},
-    "tools/demo/display.py": {"MESSAGE_LIMIT_CHARS"},
     "tools/deploy/gke_job.py": {"LABEL_LIMIT_CHARS"},
     "save/vote.py": {"BALLOT_LIMIT_CHARS"},
     "transfer/fetch.py": {"MAX_REQUEST_BYTES", "MIN_REQUEST_BYTES"},

@@ -24,7 +24,7 @@ from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.event_log.reader import LogTail
 from emergency_ckpt.event_log.records import LoggedEvent
 from emergency_ckpt.tools.demo import demo_report
-from emergency_ckpt.tools.demo.display import RunTimeline, show
+from emergency_ckpt.tools.demo.display import show
 from emergency_ckpt.tools.demo.results import ProcessResult, decode_result, merge_results
 from emergency_ckpt.tools.demo.scenarios import ALL, Scenario, ScenarioJob, choose
 from emergency_ckpt.tools.launch.faults import parse_fault
@@ -132,9 +132,8 @@ class _Stage:
         faults = [] if scenario is None else [parse_fault(scenario.fault(job))]
         spec = _job_spec(job, directory, self._ram / name, max_restarts=len(faults))
         supervisor = Supervisor(spec, faults=faults)
-        timeline = RunTimeline(name, job.steps, subtitle=subtitle)
         started_s = time.monotonic()
-        result, events = self._watch(supervisor, timeline)
+        result, events = self._watch(supervisor, name, subtitle)
         seconds = time.monotonic() - started_s
         if result.error is not None and not self._options.json_only:
             self._console.print(str(result.error), style="red", markup=False)
@@ -150,14 +149,14 @@ class _Stage:
         )
 
     def _watch(
-        self, supervisor: Supervisor, timeline: RunTimeline
+        self, supervisor: Supervisor, name: str, subtitle: str
     ) -> tuple[JobResult, list[LoggedEvent]]:
         """Run ``supervisor`` in a thread; display its events and those of its processes."""
         tail = LogTail(supervisor.spec.event_log)
         events: list[LoggedEvent] = []
-        quiet = self._options.json_only
+        steps, quiet = self._options.job.steps, self._options.json_only
         with (
-            show(timeline, self._console, quiet=quiet) as observe,
+            show(self._console, name, steps, subtitle=subtitle, quiet=quiet) as observe,
             _running(supervisor) as outcome,
         ):
             over = False
