@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from emergency_ckpt.tools.launch.faults import Fault
+from emergency_ckpt.tools.launch.faults import Fault, new_indices
 from emergency_ckpt.tools.launch.job_layout import JobLayout
 from emergency_ckpt.tools.launch.process_set import ProcessSet
 from emergency_ckpt.tools.launch.progress_file import NO_STEP
@@ -37,7 +37,7 @@ class FaultInjector:
         self._left = deque(faults)
         self._emit = emit
         self._lost_hosts: set[int] = set()
-        self._renumberings: list[Fault] = []
+        self._renumberings: list[str] = []
         self._wake_times_s: list[tuple[float, tuple[int, ...]]] = []
         self.struck = False
 
@@ -63,9 +63,8 @@ class FaultInjector:
     def end_life(self, topology: JobLayout) -> RestartEffects:
         """Return the effects on the next life, after all processes of this one have ended."""
         lost_hosts = tuple(sorted(self._lost_hosts))
-        for fault in self._renumberings:
-            assert fault.permute is not None
-            topology = topology.renumbered(fault.permute.resolve(topology))
+        for permute in self._renumberings:
+            topology = topology.renumbered(new_indices(permute, topology))
         self._lost_hosts.clear()
         self._renumberings.clear()
         return RestartEffects(lost_hosts, topology)
@@ -82,7 +81,7 @@ class FaultInjector:
         if fault.lose_ram:
             self._lost_hosts.update(hosts)
         if fault.permute is not None:
-            self._renumberings.append(fault)
+            self._renumberings.append(fault.permute)
         self.struck = fault.deadly
         self._emit("fault.fired", fault=str(fault), step=step, processes=targets, hosts=hosts)
 
