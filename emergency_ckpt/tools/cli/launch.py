@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from emergency_ckpt.event_log.records import LoggedEvent
 from emergency_ckpt.tools.cli.arguments import seconds
 from emergency_ckpt.tools.launch.faults import Fault, parse_fault
-from emergency_ckpt.tools.launch.job import JobEvent, JobResult, JobSpec
+from emergency_ckpt.tools.launch.job import JobResult, JobSpec
 from emergency_ckpt.tools.launch.logs import temporary_logs
 from emergency_ckpt.tools.launch.supervisor import Supervisor
 
@@ -150,9 +151,10 @@ def _report(result: JobResult, spec: JobSpec) -> None:
         _say(f"ramdisks are kept in {spec.local_root}")
 
 
-def _show(event: JobEvent) -> None:
+def _show(event: LoggedEvent) -> None:
     if event.name in _SHOWN_EVENTS:
-        details = " ".join(f"{key}={_shown(value)}" for key, value in event.fields.items())
+        fields = {"restart_count": event.life, **event.fields}
+        details = " ".join(f"{key}={_shown(value)}" for key, value in fields.items())
         _say(f"{event.name} {details}")
 
 

@@ -16,8 +16,9 @@ from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.ram.signatures import Signer
 from emergency_ckpt.tools.cli.arguments import addresses, port, seconds, user_id
-from emergency_ckpt.tools.offline.draining.last import DrainPlaces, LastDrain
+from emergency_ckpt.tools.offline.draining.last import LastDrain
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
+from emergency_ckpt.tools.survey.places import Places
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 
@@ -169,17 +170,17 @@ def _serve_and_drain(
     options: list[str] = []
     for name, value in (("--secret-file", args.secret_file), ("--owner", args.owner)):
         options += [] if value is None else [name, str(value)]
-    places = DrainPlaces(
-        local_dir=args.local_dir,
-        directory=args.drain_to,
-        run_id=args.run_id,
-        owner_uid=args.owner,
-        peers=args.peers,
-        trainers=args.trainers,
-        options=tuple(options),
-    )
+    places = Places((args.local_dir,), args.drain_to, owner_uid=args.owner)
     with TransferClient(run_id=args.run_id, secret=secret) as client:
-        last = LastDrain(places, own, client)
+        last = LastDrain(
+            places,
+            args.run_id,
+            own,
+            client,
+            peers=args.peers,
+            trainers=args.trainers,
+            options=options,
+        )
         if args.drain_after is None:
             _stopped(stopping, holdings)
         else:

@@ -90,20 +90,12 @@ class ProcessFolder:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class RamdiskContents:
-    """The process directories of all ramdisks.
+def read_ramdisks(places: Places) -> tuple[tuple[ProcessFolder, ...], list[SurveyFault], bool]:
+    """Return the process directories on all ramdisks of ``places``, and what is wrong there.
 
-    ``changing``: they changed during every reading, so steps may seem to lack parts that they had.
+    The third value is True when they changed during every reading, so that steps may seem to lack
+    parts that they had. ConfigError.
     """
-
-    folders: tuple[ProcessFolder, ...]
-    faults: tuple[SurveyFault, ...]
-    changing: bool
-
-
-def read_ramdisks(places: Places) -> RamdiskContents:
-    """Describe the process directories on all ramdisks of ``places``. ConfigError."""
     if places.run_id is not None:
         check_run_id(places.run_id)
     faults: list[SurveyFault] = []
@@ -126,7 +118,7 @@ def read_ramdisks(places: Places) -> RamdiskContents:
     folders = tuple(each for each in found.values() if isinstance(each, ProcessFolder))
     faults += [each for each in found.values() if isinstance(each, SurveyFault)]
     faults += [fault for folder in folders for fault in folder.faults]
-    return RamdiskContents(folders, tuple(faults), changing)
+    return folders, faults, changing
 
 
 def _process_paths(local_dir: Path, places: Places, faults: list[SurveyFault]) -> Iterator[Path]:

@@ -129,11 +129,11 @@ class Survey:
 
 def take_survey(places: Places) -> Survey:
     """Describe ``places``. Blocks for storage; damage and absence are faults. ConfigError."""
-    ramdisks = read_ramdisks(places)
+    folders, ram_faults, changing = read_ramdisks(places)
     directory = read_storage(places) if places.directory else None
-    faults = [*ramdisks.faults, *(directory.faults if directory else ())]
-    survey = Survey(places, time.time(), (), (), directory, (), ramdisks.changing)
-    survey = with_folders(survey, ramdisks.folders)
+    faults = [*ram_faults, *(directory.faults if directory else ())]
+    survey = Survey(places, time.time(), (), (), directory, (), changing)
+    survey = with_folders(survey, folders)
     run_id = places.run_id
     if run_id is not None and not (survey.folders or survey.steps or faults):
         where = ", ".join([*map(str, places.local_dirs), *filter(None, [places.directory])])
