@@ -152,8 +152,8 @@ def places_of(args: argparse.Namespace, *, may_be_none: bool = False) -> Places:
     )
 
 
-def print_json(document: msgspec.Struct) -> None:
-    """Print a document as one line of JSON, which tools read."""
+def print_json(document: object) -> None:
+    """Print a document of structs, dataclasses and mappings as one line of JSON for programs."""
     sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
 
 

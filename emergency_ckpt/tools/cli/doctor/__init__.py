@@ -25,8 +25,15 @@ from emergency_ckpt.core.wording import count_text, size_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.ram.locks import check_run_id
 from emergency_ckpt.ram.other_runs import GRACE_S
-from emergency_ckpt.tools.cli.arguments import add_json, add_timeout, addresses, duration, port
-from emergency_ckpt.tools.cli.doctor.findings import Finding, as_json, exit_status, show, worst
+from emergency_ckpt.tools.cli.arguments import (
+    add_json,
+    add_timeout,
+    addresses,
+    duration,
+    port,
+    print_json,
+)
+from emergency_ckpt.tools.cli.doctor.findings import Finding, exit_status, show, worst
 from emergency_ckpt.tools.cli.doctor.sizing import (
     add_host_state,
     add_size,
@@ -137,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
         return _reserve(args)
     findings = list(_findings(args))
     if args.json:
-        print(as_json(findings))
+        print_json({"status": worst(findings), "checks": findings})
     else:
         show(findings, Console(highlight=False))
     return exit_status(findings, strict=args.strict)
