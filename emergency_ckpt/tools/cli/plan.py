@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import print_json
-from emergency_ckpt.tools.cli.doctor.sizing import host_state_bytes
+from emergency_ckpt.tools.cli.doctor.sizing import GIB, MOST_GIB, host_state_bytes
 from emergency_ckpt.tools.placement_study import JobShape, PlacementCosts, recommend, study
 
-_GIB = 1 << 30
 _GB = 1e9
-_MOST_GIB = 1e12
 
 
 _LEGEND = (
@@ -88,15 +86,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _bytes(name: str, gib: float) -> int:
-    if not 0 < gib < _MOST_GIB:
+    if not 0 < gib < MOST_GIB:
         raise ConfigError(
-            [f"{name} must be above 0 and below {_MOST_GIB}, not {gib}"], target="the plan"
+            [f"{name} must be above 0 and below {MOST_GIB}, not {gib}"], target="the plan"
         )
-    return round(gib * _GIB)
+    return round(gib * GIB)
 
 
 def _print_costs(job: JobShape, rows: Sequence[PlacementCosts], chosen: PlacementCosts) -> None:
-    size = f"{job.slices} slices of {job.hosts_per_slice} hosts, {job.host_bytes / _GIB:.4g} GiB"
+    size = f"{job.slices} slices of {job.hosts_per_slice} hosts, {job.host_bytes / GIB:.4g} GiB"
     print(f"{size} of state a host")
     most_bytes = math.inf if job.ramdisk_bytes is None else job.ramdisk_bytes
     costs = ("RAM GiB", "stall ms", "in RAM s", "fetch GiB", "fetch s", "slice lost s")
@@ -106,11 +104,10 @@ def _print_costs(job: JobShape, rows: Sequence[PlacementCosts], chosen: Placemen
         [
             [
                 row.name + (" *" if row is chosen else ""),
-                ("too much: " if row.ram_bytes > most_bytes else "")
-                + f"{row.ram_bytes / _GIB:.2f}",
+                ("too much: " if row.ram_bytes > most_bytes else "") + f"{row.ram_bytes / GIB:.2f}",
                 f"{1000 * row.stall_s:.1f}",
                 f"{row.publish_s:.2f}",
-                f"{row.fetch_bytes / _GIB:.2f}",
+                f"{row.fetch_bytes / GIB:.2f}",
                 f"{row.restore_s:.2f}",
                 "RAM lost" if row.slice_lost_s is None else f"{row.slice_lost_s:.2f}",
                 *map(_percent, row.survival),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from emergency_ckpt.tools.demo.results import JobDigest, differences
 from emergency_ckpt.tools.demo.scenarios import Scenario
 from emergency_ckpt.tools.report.page import ReportRun
 from emergency_ckpt.tools.report.reading import run_events
-from emergency_ckpt.tools.report.writing import write_report
+from emergency_ckpt.tools.report.writing import write_report, write_whole
 from emergency_ckpt.types import LOCAL, PERSISTENT
 
 Summary = dict[str, Any]
@@ -220,13 +219,6 @@ def summary_document(
         "seconds": round(seconds, 1),
         "scenarios": summaries,
     }
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` atomically."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 def write_summary(path: Path, document: Summary) -> None:

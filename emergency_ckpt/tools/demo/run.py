@@ -30,6 +30,7 @@ from emergency_ckpt.tools.demo.scenarios import ALL, Scenario, ScenarioJob, choo
 from emergency_ckpt.tools.launch.faults import parse_fault
 from emergency_ckpt.tools.launch.job import JobResult, JobSpec
 from emergency_ckpt.tools.launch.supervisor import Supervisor
+from emergency_ckpt.tools.signals import handling
 from emergency_ckpt.types import PERSISTENT
 
 RUN_TIMEOUT_S = 300.0
@@ -198,20 +199,18 @@ def _running(supervisor: Supervisor) -> Generator[_Outcome]:
     thread = threading.Thread(target=outcome.run, args=(supervisor,), name="supervisor")
     stopped: list[int] = []
 
-    def stop(signum: int, _: object) -> None:
+    def stop(signum: int) -> None:
         stopped.append(signum)
         supervisor.stop(signum)
 
-    handlers = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
-    thread.start()
-    try:
-        yield outcome
-    finally:
-        if not outcome.over.is_set():
-            supervisor.stop()
-        thread.join()
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
+    with handling((signal.SIGINT, signal.SIGTERM), stop):
+        thread.start()
+        try:
+            yield outcome
+        finally:
+            if not outcome.over.is_set():
+                supervisor.stop()
+            thread.join()
     if stopped:
         raise SystemExit(128 + stopped[0])
 

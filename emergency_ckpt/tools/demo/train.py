@@ -121,11 +121,9 @@ class Trainer:
 
 
 def write_result(directory: Path, result: results.ProcessResult) -> None:
-    """Publish ``result`` in ``directory`` atomically."""
+    """Write ``result`` to its file in ``directory``, which is read after the end of the job."""
     path = directory / f"process_{result.process_index:05d}.json"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(results.encode_result(result))
-    os.replace(temporary, path)
+    path.write_bytes(results.encode_result(result))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -109,7 +109,7 @@ def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
     ConfigError without RAM to look at, or for peers without a secret or a run.
     """
     survey = take_survey(places)
-    run_id = _run_id(survey, places, peers)
+    run_id = survey.only_run(peers, "eckpt ls --survives")
     ram, faults = _ram_of(survey, run_id, places, peers)
     if places.local_dirs or places.directory:  # else the survey only says that there is nothing
         faults = [*survey.faults, *faults]
@@ -155,16 +155,6 @@ def copies_text(survival: Survival) -> str:
         f"{parts} with {count_text(copies, 'copy', 'copies')}"
         for copies, parts in survival.parts_by_copies.items()
     )
-
-
-def _run_id(survey: Survey, places: Places, peers: Sequence[str]) -> str:
-    if places.run_id is not None:
-        return places.run_id
-    runs = sorted({folder.run_id for folder in survey.folders})
-    if peers or len(runs) > 1:
-        text = f"several runs: {', '.join(runs)}; " if len(runs) > 1 else ""
-        raise ConfigError([f"{text}give --run-id"], target="eckpt ls --survives")
-    return runs[0] if runs else ""
 
 
 def _ram_of(

@@ -32,6 +32,11 @@ def write_log_report(directory: Path, out: Path) -> LogReading:
 
 def write_report(out: Path, title: str, runs: Sequence[ReportRun]) -> None:
     """Write the page about ``runs`` to ``out`` atomically. Blocks. Raises OSError."""
-    temporary = out.with_name(f".{out.name}.tmp")
-    temporary.write_text(page_of(title, runs), "utf-8")
-    os.replace(temporary, out)
+    write_whole(out, page_of(title, runs))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` atomically. Blocks. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, "utf-8")
+    os.replace(temporary, path)

@@ -19,7 +19,7 @@ from emergency_ckpt.core.restore.inventory import (
 from emergency_ckpt.core.restore.restore_plan import lacks_of
 from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.timeline import Timeline
-from emergency_ckpt.errors import CheckpointError, PersistentTierError
+from emergency_ckpt.errors import CheckpointError, ConfigError, PersistentTierError
 from emergency_ckpt.ram.step_reader import RamStep
 from emergency_ckpt.storage.steps.looks import FoundStep
 from emergency_ckpt.tier import StepReader
@@ -121,6 +121,19 @@ class Survey:
             (x, each or PersistentTierError("look at", f"{where}/{x.step}", "it is gone"))
             for x, each in zip(steps, found, strict=True)
         ]
+
+    def only_run(self, peers: Sequence[str], target: str) -> str:
+        """Return the run that was asked for, or the only one on the ramdisks; "" without any.
+
+        ``target``: the command. ConfigError when there are several, or ``peers`` alone.
+        """
+        if self.places.run_id is not None:
+            return self.places.run_id
+        runs = sorted({folder.run_id for folder in self.folders})
+        if len(runs) > 1 or (peers and not runs):
+            text = f"several runs: {', '.join(runs)}; " if len(runs) > 1 else ""
+            raise ConfigError([f"{text}give --run-id"], target=target)
+        return runs[0] if runs else ""
 
     def inventory(self, run_id: str) -> Inventory:
         """Return the RAM of one run as the leader of a restore sees it."""
