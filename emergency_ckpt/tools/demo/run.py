@@ -23,9 +23,10 @@ from rich.console import Console
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.event_log.reader import LogTail
 from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.json_decoders import decoder_of
 from emergency_ckpt.tools.demo import demo_report
 from emergency_ckpt.tools.demo.display import show
-from emergency_ckpt.tools.demo.results import ProcessResult, decode_result, merge_results
+from emergency_ckpt.tools.demo.results import ProcessResult, merge_results
 from emergency_ckpt.tools.demo.scenarios import ALL, Scenario, ScenarioJob, choose
 from emergency_ckpt.tools.launch.faults import parse_fault
 from emergency_ckpt.tools.launch.job import JobSpec
@@ -191,7 +192,8 @@ def _job_spec(job: ScenarioJob, directory: Path, local_root: Path, *, max_restar
 
 
 def _read_results(directory: Path) -> list[ProcessResult]:
-    return [decode_result(path.read_bytes()) for path in sorted(directory.glob("*.json"))]
+    decode = decoder_of(ProcessResult).decode
+    return [decode(path.read_bytes()) for path in sorted(directory.glob("*.json"))]
 
 
 def _fresh_runs_dir(out: Path) -> Path:
