@@ -160,7 +160,6 @@ def run_once(
         console.print(str(result.error), style="red", markup=False)
     finished = result.error is None
     results = _read_results(results_dir) if finished else []
-    demo_report.write_losses(directory / "losses.jsonl", events)
     return demo_report.FinishedRun(
         finished=finished and len(results) == job.process_count,
         events=events,
