@@ -19,6 +19,8 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from emergency_ckpt.config import run_id_of
 from emergency_ckpt.core.restore.inventory import PersistentStep, newest_timeline
 from emergency_ckpt.core.timeline import life_of
@@ -43,9 +45,8 @@ from emergency_ckpt.transfer.pool import each_address
 from emergency_ckpt.types import LOCAL, Box, SaveId
 
 
-@dataclasses.dataclass(frozen=True)
-class Drained:
-    """The outcome of a drain.
+class Drained(msgspec.Struct, frozen=True):
+    """The outcome of a drain, as ``eckpt export --drain --json`` prints it.
 
     Attributes:
       step: the one that was written, or the newest that storage has; None without any.
