@@ -25,9 +25,8 @@ from emergency_ckpt.tools.report.figures import (
     recoveries_of,
 )
 from emergency_ckpt.tools.report.lives import lives_of
-from emergency_ckpt.tools.report.page import ReportRun
+from emergency_ckpt.tools.report.page import ReportRun, write_report, write_whole
 from emergency_ckpt.tools.report.reading import run_events
-from emergency_ckpt.tools.report.writing import write_report, write_whole
 from emergency_ckpt.types import LOCAL, PERSISTENT
 
 Summary = dict[str, Any]

@@ -10,10 +10,12 @@ import base64
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from plotly.offline import get_plotlyjs
@@ -87,6 +89,18 @@ def page_of(title: str, runs: Sequence[ReportRun]) -> str:
 </body>
 </html>
 """
+
+
+def write_report(out: Path, title: str, runs: Sequence[ReportRun]) -> None:
+    """Write the page about ``runs`` to ``out`` atomically. Blocks. Raises OSError."""
+    write_whole(out, page_of(title, runs))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` atomically. Blocks. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, "utf-8")
+    os.replace(temporary, path)
 
 
 def _asset(name: str) -> str:
