@@ -33,7 +33,7 @@ CALLED_BY_USERS = {
     "orbax/manager.py": {"best_step", "in_primary_slice"},
     "orbax/v1/training.py": {
         *("save_checkpointables", "save_pytree", "save_pytree_async"),
-        *("load_pytree", "load_pytree_async", "pytree_metadata"),
+        *("load_pytree", "load_pytree_async", "on_complete", "pytree_metadata"),
     },
 }
 
@@ -54,9 +54,8 @@ OWN_SIZES = {
     "cluster/hang.py": {"PLACE_LIMIT_CHARS", "REASON_LIMIT_CHARS", "STACKS_LIMIT_CHARS"},
     "cluster/notice_sources.py": {"TEXT_LIMIT_CHARS"},
     "core/restore/plan_types.py": {"MAX_REASON_CHARS"},
-    "tools/report/lives.py": {"MAX_TEXT_CHARS"},
-    "tools/demo/display.py": {"MESSAGE_LIMIT_CHARS"},
     "tools/deploy/gke_job.py": {"LABEL_LIMIT_CHARS"},
+    "tools/event_fields.py": {"MAX_TEXT_CHARS"},
     "save/vote.py": {"BALLOT_LIMIT_CHARS"},
     "transfer/fetch.py": {"MAX_REQUEST_BYTES", "MIN_REQUEST_BYTES"},
     "transfer/wire.py": {"MAX_EXCERPT_CHARS"},

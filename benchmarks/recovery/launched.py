@@ -47,18 +47,10 @@ class Launcher:
             result = Supervisor(spec, faults=[fault]).run(options.timeout_s)
             if result.error is not None:
                 raise RuntimeError(str(result.error))
-            events = [
-                phases.Moment(each.time_s, each.name, _life(each.fields)) for each in result.events
-            ]
+            events = [phases.Moment(each.time_s, each.name, each.life) for each in result.events]
             return phases.recovery(events, phases.read_marks(work / "marks"))
         finally:
             shutil.rmtree(work)
 
     def close(self) -> None:
         """Do nothing: each job ended."""
-
-
-def _life(fields: Mapping[str, object]) -> int:
-    count = fields.get("restart_count", 0)
-    assert isinstance(count, int)
-    return count

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from absl import logging
 
 from emergency_ckpt import files
 from emergency_ckpt._native import Mapping
-from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
+from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.timeline import check_save, number_of
 from emergency_ckpt.errors import CorruptData, HostStateError, LocalTierError, NotHeld
 from emergency_ckpt.ram.locks import (
@@ -28,20 +28,11 @@ from emergency_ckpt.ram.locks import (
 )
 from emergency_ckpt.ram.manifest import end_of
 from emergency_ckpt.ram.ownership import open_local_dir
-from emergency_ckpt.ram.process_files import (
-    NUMBERS,
-    Ledger,
-    ProcessFiles,
-    Published,
-    file_name,
-    manifest_name,
-    newest_chain,
-)
+from emergency_ckpt.ram.process_files import ProcessFiles, file_name, newest_chain
 from emergency_ckpt.ram.signatures import Signer
+from emergency_ckpt.tools.survey.places import Places
+from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, RamCopy, read_folder, version_of
 from emergency_ckpt.types import Contents, SaveId
-
-Version = tuple[int, int, int, int]
-"""Inode, change and modification time in ns, size in bytes: differs when a file was replaced."""
 
 
 class ReadOnlyRamdisk:
@@ -72,11 +63,10 @@ class ReadOnlyRamdisk:
             ) from error
         except OSError as error:
             raise files.local_error("serve", str(local_dir), error) from error
-        self._owner_uid = owner_uid
+        self._places = Places((local_dir,), run_id=run_id, owner_uid=owner_uid)
         self._signer = signer
         self.address = ""
         self._run_dir = local_dir / run_id
-        self._run_id = run_id
         self._lock = threading.Lock()
         self._directories: dict[Path, _Directory] = {}
         self._damaged: dict[Path, int | None] = {}
@@ -85,24 +75,20 @@ class ReadOnlyRamdisk:
         """Return all that is published now. The holder is ``server/<host:port>``."""
         with self._lock:
             self._refresh()
-            places = list(self._directories.values())
-            tensors = {
-                HeldTensors(save=slot.published.save, digest=slot.published.digest)
-                for place in places
-                for slot in place.slots.values()
-            }
-            host_states = {
-                (held.save, held.owner, held.count): held
-                for place in places
-                for held in place.host_states()
-            }
-            ledgers = [place.ledger() for place in places]
+            folders = [place.folder for place in self._directories.values()]
+        holders = [folder.holder for folder in folders]
+        ledgers = [folder.ledger for folder in folders]
+        host_states = {
+            (held.save, held.owner, held.count): held
+            for holder in holders
+            for held in holder.host_states
+        }
         known = [ledger.complete for ledger in ledgers if ledger.complete is not None]
         return HolderInventory(
             holder=f"server/{self.address.rpartition('@')[2]}",
             process_index=None,
             address=self.address,
-            tensors=tuple(sorted(tensors)),
+            tensors=tuple(sorted({held for holder in holders for held in holder.tensors})),
             host_states=tuple(sorted(host_states.values())),
             known_complete=max(known, default=None),
             timeline=newest_chain(ledgers),
@@ -112,8 +98,8 @@ class ReadOnlyRamdisk:
     def contents_bytes(self, digest: str) -> bytes | None:
         """Return the canonical encoding whose SHA-256 is ``digest``, or None."""
         with self._lock:
-            slot = self._find(digest)
-            return slot.published.encoded if slot else None
+            found = self._find(digest)
+            return found[1].published.encoded if found else None
 
     @contextmanager
     def mapping_for(self, digest: str) -> Generator[tuple[Mapping, Contents]]:
@@ -122,11 +108,12 @@ class ReadOnlyRamdisk:
         NotHeld when they are not published, or the slot is gone or too short.
         """
         with self._lock:
-            slot = self._find(digest)
-            if slot is None:
+            found = self._find(digest)
+            if found is None:
                 raise NotHeld("read", f"contents {digest[:12]}", "not published here (any more)")
-            mapping = slot.mapping()
-        yield mapping, slot.published.contents
+            place, copy = found
+            mapping = place.mapping(copy)
+        yield mapping, copy.published.contents
 
     def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:
         """Return the encoded document, or None when not held. The caller checks the digest."""
@@ -167,16 +154,16 @@ class ReadOnlyRamdisk:
                 place.close()
             self._directories.clear()
 
-    def _find(self, digest: str) -> _Slot | None:
+    def _find(self, digest: str) -> tuple[_Directory, RamCopy] | None:
         """Return the slot that was published last; an older one may have failed verification."""
         self._refresh()
         found = [
-            slot
+            (place, copy)
             for place in self._directories.values()
-            for slot in place.slots.values()
-            if slot.published.digest == digest
+            for copy in place.folder.copies
+            if copy.published.digest == digest
         ]
-        return max(found, key=lambda slot: slot.version[2], default=None)
+        return max(found, key=lambda each: each[1].saved_s, default=None)
 
     def _refresh(self) -> None:
         present = process_directories(self._run_dir)
@@ -196,13 +183,15 @@ class ReadOnlyRamdisk:
             self._directories.pop(path).close()
 
     def _open(self, path: Path) -> None:
+        claim = None
         try:
-            claim = read_claim(path, self._owner_uid)
+            claim = read_claim(path, self._places.owner_uid)
+            if claim is not None:
+                self._directories[path] = _Directory(claim, self._places, self._signer)
         except OSError as error:
+            if claim is not None:
+                claim.release()
             self._note_damage(path, error)
-            return
-        if claim is not None:
-            self._directories[path] = _Directory(claim, self._run_id, self._signer)
 
     def _note_damage(self, path: Path, error: OSError) -> None:
         """Log damage of a directory once; the other directories are served."""
@@ -211,45 +200,15 @@ class ReadOnlyRamdisk:
             logging.warning("%s is not served: %s", path, error)
 
 
-class _Slot:
-    """A published slot, mapped at its first read."""
-
-    def __init__(
-        self, number: int, place: ProcessFiles, version: Version, published: Published
-    ) -> None:
-        self.version = version
-        self.published = published
-        self._number = number
-        self._place = place
-        self._mapping: Mapping | None = None
-
-    def mapping(self) -> Mapping:
-        if self._mapping is None:
-            size_bytes = max(end_of(self.published.contents), mmap.PAGESIZE)
-            try:
-                fd = self._place.open_slot(self._number, self.published)
-                try:
-                    self._mapping = Mapping(fd, size_bytes, writable=False)
-                finally:
-                    os.close(fd)
-            except (OSError, ValueError, CorruptData) as error:
-                name = file_name(self._number)
-                raise NotHeld("map", name, f"the slot cannot be read: {error}") from error
-        return self._mapping
-
-    def close(self) -> None:
-        if self._mapping is not None:
-            self._mapping.close()
-
-
 class _Directory:
-    """One process directory under a reader's lock. Decodes a manifest once per version of it."""
+    """One process directory under a reader's lock, read again when one of its files changed."""
 
-    def __init__(self, claim: ReaderClaim, run_id: str, signer: Signer | None) -> None:
-        self.slots: dict[int, _Slot] = {}
+    def __init__(self, claim: ReaderClaim, places: Places, signer: Signer | None) -> None:
         self._claim = claim
-        self._files = ProcessFiles(claim.dir_fd, run_id, signer)
-        self._bad: dict[int, Version] = {}
+        self._places = places
+        self._files = ProcessFiles(claim.dir_fd, claim.path.parent.name, signer)
+        self._mappings: dict[_Slot, Mapping] = {}
+        self.folder = self._read()
 
     def at_its_path(self) -> bool:
         try:
@@ -259,38 +218,34 @@ class _Directory:
         return os.path.samestat(there, os.fstat(self._claim.dir_fd))
 
     def refresh(self) -> None:
-        for number in NUMBERS:
-            version = _version(manifest_name(number), self._claim.dir_fd)
-            slot = self.slots.get(number)
-            if slot is not None and slot.version == version:
-                continue
-            if slot is not None:
-                del self.slots[number]  # its last reader frees the mapping
-            if version is None or self._bad.get(number) == version:
-                continue
+        if version_of(self._files) != self.folder.version:
+            self.folder = self._read()
+            # The last reader of another one frees it.
+            left = {_slot_of(copy) for copy in self.folder.copies}
+            self._mappings = {slot: each for slot, each in self._mappings.items() if slot in left}
+
+    def _read(self) -> ProcessFolder:
+        # If a file is replaced meanwhile, the next request sees another version.
+        folder = read_folder(self._claim.path, self._files, self._places)
+        for fault in folder.faults:
+            logging.warning("%s is not served: %s", fault.where, fault.problem)
+        return folder
+
+    def mapping(self, copy: RamCopy) -> Mapping:
+        """Return the bytes of a slot, mapped at its first read."""
+        slot = _slot_of(copy)
+        if slot not in self._mappings:
+            size_bytes = max(end_of(copy.published.contents), mmap.PAGESIZE)
             try:
-                published = self._files.manifest(number)
-            except CorruptData as error:
-                logging.warning("%s is not served: %s", self._claim.path, error)
-                self._bad[number] = version
-                continue
-            # If it was replaced meanwhile, the next request sees another version.
-            if published is not None:
-                self.slots[number] = _Slot(number, self._files, version, published)
-
-    def ledger(self) -> Ledger:
-        try:
-            return self._files.ledger()[0]
-        except CorruptData as error:
-            logging.warning("%s: %s", self._claim.path, error)
-            return Ledger()
-
-    def host_states(self) -> Iterator[HeldHostState]:
-        for _, found in self._files.host_states():
-            if isinstance(found, CorruptData):
-                logging.warning("%s is not served: %s", self._claim.path, found)
-            else:
-                yield found
+                fd = self._files.open_slot(copy.number, copy.published)
+                try:
+                    self._mappings[slot] = Mapping(fd, size_bytes, writable=False)
+                finally:
+                    os.close(fd)
+            except (OSError, ValueError, CorruptData) as error:
+                name = file_name(copy.number)
+                raise NotHeld("map", name, f"the slot cannot be read: {error}") from error
+        return self._mappings[slot]
 
     def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:
         if save.run_id == self._files.run_id:
@@ -303,15 +258,14 @@ class _Directory:
         return None
 
     def close(self) -> None:
-        for slot in self.slots.values():
-            slot.close()
-        self.slots.clear()
+        for mapping in self._mappings.values():
+            mapping.close()
+        self._mappings.clear()
         self._claim.release()
 
 
-def _version(name: str, dir_fd: int) -> Version | None:
-    try:
-        status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-    return status.st_ino, status.st_ctime_ns, status.st_mtime_ns, status.st_size
+_Slot = tuple[int, str, float]
+
+
+def _slot_of(copy: RamCopy) -> _Slot:
+    return copy.number, copy.published.digest, copy.saved_s

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Protocol
 
 import jax
 
 from emergency_ckpt.private_names import private_module
+from emergency_ckpt.tools.job_environment import JobEnvironment
 
 HEARTBEAT_TIMEOUT_S = 100
 """JAX's default. After this silence of one process, in seconds, JAX aborts all processes. A process
@@ -20,20 +20,7 @@ _cache_key = private_module(
 )
 
 
-class SimulatedProcess(Protocol):
-    """This process's place in a job; ``job_environment.JobEnvironment`` implements it."""
-
-    @property
-    def coordinator_address(self) -> str: ...
-    @property
-    def process_index(self) -> int: ...
-    @property
-    def process_count(self) -> int: ...
-    @property
-    def devices_per_host(self) -> int: ...
-
-
-def initialize_job(job: SimulatedProcess) -> None:
+def initialize_job(job: JobEnvironment) -> None:
     """Make this process part of ``job``. Collective; call it before any other use of JAX.
 
     The coordination service listens on the given address only; JAX's default is all interfaces.

@@ -10,7 +10,6 @@ import pytest
 from emergency_ckpt.tools.demo.data import (
     BatchIterator,
     Bytes,
-    DataConfig,
     make_iterator,
 )
 
@@ -20,14 +19,14 @@ CORPUS = np.arange(20 * 8 + 1, dtype=np.uint32).astype(np.uint8)  # 20 windows o
 def iterator(
     process_index: int = 0, process_count: int = 2, seed: int = 0, batch_size: int = 3
 ) -> BatchIterator:
-    config = DataConfig(
+    return make_iterator(
+        CORPUS,
         sequence_length=8,
         batch_size=batch_size,
         seed=seed,
         process_index=process_index,
         process_count=process_count,
     )
-    return make_iterator(config, CORPUS)
 
 
 def batches(source: BatchIterator, count: int) -> Bytes:
@@ -61,3 +60,8 @@ def test_processes_share_each_pass_without_overlap() -> None:
     seen = [batches(iterator(process, 2, batch_size=5), 2)[:, :, 0] for process in (0, 1)]
     firsts = sorted(np.concatenate([part.ravel() for part in seen]).tolist())
     assert firsts == [8 * window for window in range(20)]
+
+
+def test_text_that_is_too_short_is_an_error() -> None:
+    with pytest.raises(ValueError, match="20 windows give 10 to each of 2 processes"):
+        iterator(batch_size=11)

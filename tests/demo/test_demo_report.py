@@ -24,9 +24,7 @@ from emergency_ckpt.tools.demo.demo_report import FinishedRun, ScenarioVerdict, 
 from emergency_ckpt.tools.demo.results import (
     JobDigest,
     ProcessResult,
-    decode_result,
     differences,
-    encode_result,
     merge_results,
 )
 from emergency_ckpt.tools.demo.scenarios import SCENARIOS
@@ -207,9 +205,3 @@ def test_long_lists_of_differences_are_cut() -> None:
     lines = differences(first, JobDigest({}, {}, ()), limit=4)
     assert len(lines) == 5
     assert lines[-1] == "and 26 more"
-
-
-def test_results_survive_their_file_and_nothing_else_does() -> None:
-    assert decode_result(encode_result(result(1))) == result(1)
-    with pytest.raises(ValueError, match="shards"):
-        decode_result(b'{"process_index": 1, "steps": 3, "loss": null, "corpus": ""}')

@@ -21,14 +21,13 @@ def test_run_demo_stopped_leaves_what_was_judged(
 ) -> None:
     records = iter([baseline(), faulty()])
 
-    def one_run(stage: Any, name: str, scenario: Any) -> FinishedRun:
-        del stage, name, scenario
+    def one_run(*_: Any) -> FinishedRun:
         record = next(records, None)
         if record is None:
             raise SystemExit(130)  # as SIGINT
         return record
 
-    monkeypatch.setattr(run._Stage, "run", one_run)
+    monkeypatch.setattr(run, "run_once", one_run)
     options = run.DemoOptions(scenario=ALL, out=tmp_path / "out")
     with pytest.raises(SystemExit) as stopped:
         run.run_demo(options, Console(file=io.StringIO()))

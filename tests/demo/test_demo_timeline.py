@@ -10,24 +10,27 @@ from rich.console import Console
 
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.event_log import LoggedEvent
-from emergency_ckpt.tools.demo.display import KEPT_MESSAGES, RunTimeline, render, show
+from emergency_ckpt.tools.demo.display import show
 
 
 def shown(events: list[LoggedEvent], *, terminal: bool, quiet: bool = False) -> str:
     output = io.StringIO()
     environ = {"TERM": "xterm"}
     console = Console(file=output, force_terminal=terminal, width=100, height=40, _environ=environ)
-    with show(RunTimeline("slice-loss", 30), console, quiet=quiet) as observe:
+    with show(console, "slice-loss", 30, quiet=quiet) as observe:
         for each in events:
             observe([each])
     return output.getvalue()
 
 
-def test_plain_lines_tell_the_story_in_order_and_once() -> None:
-    lines = shown(faulty_events(SLICE_LOSS), terminal=False).splitlines()
+def told(*events: LoggedEvent) -> list[str]:
+    lines = shown(list(events), terminal=False).splitlines()
     assert lines[0] == "== slice-loss"
-    told = [line.partition("] ")[2] for line in lines[1:]]
-    assert told == [
+    return [line.partition("] ")[2] for line in lines[1:]]
+
+
+def test_plain_lines_tell_the_story_in_order_and_once() -> None:
+    assert told(*faulty_events(SLICE_LOSS)) == [
         "life 0: 2 hosts start",
         "step  10  loss 9.0000",
         "step  20  loss 8.0000",
@@ -41,10 +44,10 @@ def test_plain_lines_tell_the_story_in_order_and_once() -> None:
         "step  30  loss 7.0000",
         "the job is done, in life 1",
     ]
-    assert not any("\x1b" in line for line in lines)
+    assert "\x1b" not in shown(faulty_events(SLICE_LOSS), terminal=False)
 
 
-def test_terminal_gets_a_picture_that_is_redrawn() -> None:
+def test_terminal_gets_a_bar_that_is_redrawn() -> None:
     text = shown(faulty_events(SLICE_LOSS), terminal=True)
     assert "\x1b[" in text
     assert "step 30/30" in text
@@ -55,50 +58,24 @@ def test_quiet_prints_nothing() -> None:
     assert shown(faulty_events(SLICE_LOSS), terminal=True, quiet=True) == ""
 
 
-def picture(timeline: RunTimeline) -> str:
-    output = io.StringIO()
-    Console(file=output, width=100).print(render(timeline))
-    return output.getvalue()
-
-
-def test_picture_shows_every_process_as_last_heard_of() -> None:
-    timeline = RunTimeline("host-loss", 30)
-    for each in faulty_events(SLICE_LOSS):
-        timeline.observe(each)
-        if each.name == "process.exited":
-            assert "dead" in picture(timeline)
-            assert timeline.processes[1].saved_step == 20
-    assert timeline.step == 30
-    assert [view.step for view in timeline.processes.values()] == [30, 30]
-    assert "dead" not in picture(timeline)
-
-
 def test_late_words_of_a_dead_life_change_nothing() -> None:
-    timeline = RunTimeline("", 30)
-    timeline.observe(job_event(0, "life.started", life=1, host_of_process=[0]))
-    timeline.observe(event(1, "train.step", life=0, step=23, loss=1.0))
-    assert timeline.step == 0
-    assert timeline.processes == {}
+    assert told(
+        job_event(0, "life.started", life=1, host_of_process=[0]),
+        event(1, "train.step", life=0, step=20, loss=1.0),
+    ) == ["life 1: 1 hosts start"]
 
 
 def test_trouble_is_told_once_for_all_processes_that_report_it() -> None:
-    timeline = RunTimeline("", 30)
-    for process in range(4):
-        each = event(1, "save.incomplete", process=process, step=5, reason="process 3 refused")
-        timeline.observe(each)
-    timeline.observe(event(2, "save.incomplete", step=10, reason="process 3 refused"))
-    assert [message.text for message in timeline.take_messages()] == [
+    reason = "process 3 refused"
+    reported = [event(1, "save.incomplete", process=p, step=5, reason=reason) for p in range(4)]
+    assert told(*reported, event(2, "save.incomplete", step=10, reason=reason)) == [
         "save.incomplete, step 5: process 3 refused",
         "save.incomplete, step 10: process 3 refused",
     ]
-    assert timeline.take_messages() == []
 
 
 def test_unknown_events_are_ignored() -> None:
-    timeline = RunTimeline("", 30)
-    timeline.observe(event(1, "save.some_new_thing", step=5))
-    timeline.observe(job_event(1, "job.some_new_thing"))
-    assert timeline.take_messages() == []
+    assert not told(event(1, "save.some_new_thing", step=5), job_event(1, "job.some_new_thing"))
 
 
 @pytest.mark.parametrize(
@@ -109,14 +86,7 @@ def test_sizes(size_bytes: int, text: str) -> None:
 
 
 def test_timeline_panel_keeps_fault_and_recovery() -> None:
-    timeline = RunTimeline("slice-loss", 200)
-    fields = {"step": 3, "hosts": [2, 3]}
-    timeline.observe(LoggedEvent(time_s=1.0, name="fault.fired", life=0, fields=fields))
-    for step in range(10, 10 * (3 * KEPT_MESSAGES), 10):
-        fields = {"step": step, "loss": 0.5}
-        event = LoggedEvent(time_s=1.0 + step, name="train.step", life=0, process=0, fields=fields)
-        timeline.observe(event)
-    shown = timeline.shown()
-    assert shown[0].text.startswith("FAULT at step 3")
-    assert shown[-1].text.startswith(f"step {step}")
-    assert len(shown) == KEPT_MESSAGES
+    text = shown(faulty_events(SLICE_LOSS), terminal=True)
+    # A line is printed once, above the bar, so the terminal keeps it.
+    assert text.count("FAULT at step 23") == 1
+    assert text.count("process 1 restored step 20 in 1.25 s") == 1

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from launch_support import (
-    JobEvent,
     JobResult,
     JobSpec,
     MakeSpec,
@@ -19,7 +18,7 @@ from launch_support import (
 )
 
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded, JobFailed, LocalTierError
-from emergency_ckpt.event_log import read_events
+from emergency_ckpt.event_log import LoggedEvent, read_events
 
 TIMEOUT_S = 120
 
@@ -135,10 +134,10 @@ def test_several_faults_fire_in_order_once_each(make_spec: MakeSpec) -> None:
         "step=20 kill=all lose-ram signal=ABRT",
     ).check()
     assert len(result.lives) == 4
-    fired = [event.fields for event in result.events if event.name == "fault.fired"]
-    assert [fields["restart_count"] for fields in fired] == [0, 1, 2]
-    assert fired[1]["processes"] == (1,)
-    assert fired[1]["hosts"] == (0,)
+    fired = [event for event in result.events if event.name == "fault.fired"]
+    assert [event.life for event in fired] == [0, 1, 2]
+    assert fired[1].fields["processes"] == (1,)
+    assert fired[1].fields["hosts"] == (0,)
     assert starts(spec, 3) == {"host_00000": 0, "host_00001": 0}
     assert not [life for life in result.lives[:-1] if not life.injected]
 
@@ -146,7 +145,7 @@ def test_several_faults_fire_in_order_once_each(make_spec: MakeSpec) -> None:
 def test_stopped_process_goes_on_after_its_time(make_spec: MakeSpec) -> None:
     pids: list[int] = []
 
-    def on_event(event: JobEvent) -> None:
+    def on_event(event: LoggedEvent) -> None:
         if event.name == "process.started":
             pids.append(int(str(event.fields["pid"])))
         if event.name == "fault.fired":  # nothing wakes the process before this returns
@@ -268,7 +267,7 @@ def test_stop_from_another_thread_ends_all(make_spec: MakeSpec) -> None:
     pids: list[int] = []
     started = threading.Event()
 
-    def on_event(event: JobEvent) -> None:
+    def on_event(event: LoggedEvent) -> None:
         if event.name == "process.started":
             pids.append(int(str(event.fields["pid"])))
         if event.name == "life.started":

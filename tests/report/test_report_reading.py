@@ -16,7 +16,8 @@ def test_read_log_of_a_job_gives_its_events(tmp_path: Path) -> None:
     found = read_log(write_log(tmp_path, events))
     key = lambda event: (event.time_s, event.process, event.name)  # noqa: E731
     assert sorted(found.events, key=key) == sorted(events, key=key)
-    assert (found.run_ids, found.files, found.warnings) == (("run7",), 2, ())
+    assert found.title == "Run run7"
+    assert (found.notes, found.warnings) == (["2 files of events"], [])
 
 
 @pytest.mark.parametrize("name", ["", "notes.txt"])
@@ -62,8 +63,8 @@ def test_read_log_of_two_runs_says_so(tmp_path: Path) -> None:
         file.write(line_of(failed_run()[1], run_id="run8"))
         file.write(line_of(logged(5, "log.lost", count=3), run_id=""))
     found = read_log(log)
-    assert found.run_ids == ("run7", "run8")
-    assert found.warnings == (
+    assert found.title == "Run run7, run8"
+    assert found.warnings == [
         "The log itself lost events, 1 time (log.lost).",
         "The log has events of several runs, which are shown as one.",
-    )
+    ]

@@ -10,6 +10,7 @@ import pytest
 from run_log_support import failed_run, logged, restored_at, saved
 
 from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.tools.event_fields import number, text, whole
 from emergency_ckpt.tools.report.figures import (
     RunGoodput,
     RunRecovery,
@@ -19,7 +20,7 @@ from emergency_ckpt.tools.report.figures import (
     sampled,
     step_times_of,
 )
-from emergency_ckpt.tools.report.lives import lives_of, number, number_lives, text, whole
+from emergency_ckpt.tools.report.lives import lives_of, number_lives
 from emergency_ckpt.tools.report.spans import marks_of, spans_of, thinned
 
 

@@ -13,13 +13,12 @@ from typing import Any
 
 from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.launch.faults import parse_fault
-from emergency_ckpt.tools.launch.job import JobEvent, JobResult, JobSpec
+from emergency_ckpt.tools.launch.job import JobResult, JobSpec
 from emergency_ckpt.tools.launch.process_set import ProcessSet, ReservedPort
 from emergency_ckpt.tools.launch.supervisor import Supervisor
 
 __all__ = [
     "JobEnvironment",
-    "JobEvent",
     "JobResult",
     "JobSpec",
     "ProcessSet",

@@ -60,6 +60,11 @@ def seed(text: str) -> int:
     return _between(text, 0, 2**32 - 1)
 
 
+def positive(text: str) -> int:
+    """Return a number of at least 1."""
+    return _between(text, 1, 2**31 - 1)
+
+
 def user_id(text: str) -> int:
     """Return a user of this host, by name or number; a number need not have a name."""
     if text.isascii() and text.isdigit():
@@ -152,8 +157,8 @@ def places_of(args: argparse.Namespace, *, may_be_none: bool = False) -> Places:
     )
 
 
-def print_json(document: msgspec.Struct) -> None:
-    """Print a document as one line of JSON, which tools read."""
+def print_json(document: object) -> None:
+    """Print a document of structs, dataclasses and mappings as one line of JSON for programs."""
     sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.cli.arguments import seed
+from emergency_ckpt.tools.cli.arguments import positive, seed
 from emergency_ckpt.tools.demo.run import DemoOptions, run_demo
 from emergency_ckpt.tools.demo.scenarios import ALL, SCENARIOS, ScenarioJob
 
@@ -30,13 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scenario", choices=[*SCENARIOS, ALL], default="slice-loss", help="what is lost"
     )
     parser.add_argument("--out", type=Path, default=Path("demo_out"), help="results go here")
-    parser.add_argument("--steps", type=int, default=60, help="steps of training")
+    parser.add_argument("--steps", type=positive, default=60, help="steps of training")
     parser.add_argument("--seed", type=seed, default=0, help="of model and data")
-    parser.add_argument("--slices", type=int, default=2, help="data-parallel replicas")
-    parser.add_argument("--hosts-per-slice", type=int, default=2, help="processes of a slice")
-    parser.add_argument("--local-every", type=int, default=5, help="steps between RAM saves")
+    parser.add_argument("--slices", type=positive, default=2, help="data-parallel replicas")
+    parser.add_argument("--hosts-per-slice", type=positive, default=2, help="processes of a slice")
+    parser.add_argument("--local-every", type=positive, default=5, help="steps between RAM saves")
     parser.add_argument(
-        "--persistent-every", type=int, default=25, help="steps between saves to storage"
+        "--persistent-every", type=positive, default=25, help="steps between saves to storage"
     )
     parser.add_argument(
         "--ram",

@@ -7,8 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
-
 from emergency_ckpt.core.wording import seconds_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.cli.arguments import (
@@ -26,15 +24,6 @@ _DRAIN_EXIT_CODES = (
     "with --drain: 0 storage has the newest step of these ramdisks, written now or before;"
     " 1 something is missing or damaged, the job still runs, or storage refused"
 )
-
-
-class DrainReport(msgspec.Struct, frozen=True):
-    """The outcome, as JSON."""
-
-    step: int | None
-    is_saved: bool
-    is_written: bool
-    notes: tuple[str, ...]
 
 
 EXAMPLE = "eckpt export ram:newest exported --local-dir /dev/shm/eckpt"
@@ -120,7 +109,7 @@ def _drain(args: argparse.Namespace) -> int:
     begin_s = time.monotonic()
     done = drain(places, progress_of, args.write_timeout, args.peers)
     if args.json:
-        print_json(DrainReport(done.step, done.is_saved, done.is_written, done.notes))
+        print_json(done)
     else:
         took = seconds_text(time.monotonic() - begin_s)
         if done.is_written:

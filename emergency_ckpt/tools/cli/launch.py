@@ -9,13 +9,14 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
+from emergency_ckpt.event_log.records import LoggedEvent
 from emergency_ckpt.tools.cli.arguments import seconds
 from emergency_ckpt.tools.launch.faults import Fault, parse_fault
-from emergency_ckpt.tools.launch.job import JobEvent, JobResult, JobSpec
+from emergency_ckpt.tools.launch.job import JobResult, JobSpec
 from emergency_ckpt.tools.launch.logs import temporary_logs
 from emergency_ckpt.tools.launch.supervisor import Supervisor
+from emergency_ckpt.tools.signals import handling
 
 _SHOWN_EVENTS = (
     "fault.fired",
@@ -105,16 +106,9 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, spec: JobSpec, faults: Sequence[Fault]) -> int:
     supervisor = Supervisor(spec, faults=faults, on_event=_show)
 
-    def stop(signum: int, frame: FrameType | None) -> None:
-        supervisor.stop(signum)
-
-    previous = {number: signal.signal(number, stop) for number in _STOP_SIGNALS}
-    _say(f"ramdisks in {spec.local_root}, logs in {spec.log_dir}")
-    try:
+    with handling(_STOP_SIGNALS, supervisor.stop):
+        _say(f"ramdisks in {spec.local_root}, logs in {spec.log_dir}")
         result = supervisor.run(args.timeout_s)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
     _report(result, spec)
     return result.exit_code
 
@@ -150,9 +144,10 @@ def _report(result: JobResult, spec: JobSpec) -> None:
         _say(f"ramdisks are kept in {spec.local_root}")
 
 
-def _show(event: JobEvent) -> None:
+def _show(event: LoggedEvent) -> None:
     if event.name in _SHOWN_EVENTS:
-        details = " ".join(f"{key}={_shown(value)}" for key, value in event.fields.items())
+        fields = {"restart_count": event.life, **event.fields}
+        details = " ".join(f"{key}={_shown(value)}" for key, value in fields.items())
         _say(f"{event.name} {details}")
 
 

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
+import math
 from collections.abc import Sequence
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.cli.doctor.sizing import host_state_bytes
+from emergency_ckpt.tools.cli import tables
+from emergency_ckpt.tools.cli.arguments import print_json
+from emergency_ckpt.tools.cli.doctor.sizing import GIB, MOST_GIB, host_state_bytes
 from emergency_ckpt.tools.placement_study import JobShape, PlacementCosts, recommend, study
 
-_GIB = 1 << 30
 _GB = 1e9
-_MOST_GIB = 1e12
-_WIDTH_CHARS = 200
 
 
 _LEGEND = (
@@ -83,60 +77,44 @@ def run(args: argparse.Namespace) -> int:
     rows = study(job)
     chosen, reason = recommend(job, rows, wanted_survival=args.survival)
     if args.json:
-        print(_as_json(job, rows, chosen, reason))
+        found = {"job": job, "placements": rows, "recommended": chosen.name, "reason": reason}
+        print_json(found)
         return 0
-    console = Console(width=_WIDTH_CHARS, highlight=False)
-    console.print(_table(job, rows, chosen))
-    console.print(f"Recommended: [bold]{chosen.name}[/bold] ({reason}).")
-    for line in _LEGEND:
-        console.print(line)
+    _print_costs(job, rows, chosen)
+    print("\n".join([f"Recommended: {chosen.name} ({reason}).", *_LEGEND]))
     return 0
 
 
 def _bytes(name: str, gib: float) -> int:
-    if not 0 < gib < _MOST_GIB:
+    if not 0 < gib < MOST_GIB:
         raise ConfigError(
-            [f"{name} must be above 0 and below {_MOST_GIB}, not {gib}"], target="the plan"
+            [f"{name} must be above 0 and below {MOST_GIB}, not {gib}"], target="the plan"
         )
-    return round(gib * _GIB)
+    return round(gib * GIB)
 
 
-def _as_json(
-    job: JobShape, rows: Sequence[PlacementCosts], chosen: PlacementCosts, reason: str
-) -> str:
-    return json.dumps(
-        {
-            "job": dataclasses.asdict(job),
-            "placements": [dataclasses.asdict(row) for row in rows],
-            "recommended": chosen.name,
-            "reason": reason,
-        },
-        indent=2,
+def _print_costs(job: JobShape, rows: Sequence[PlacementCosts], chosen: PlacementCosts) -> None:
+    size = f"{job.slices} slices of {job.hosts_per_slice} hosts, {job.host_bytes / GIB:.4g} GiB"
+    print(f"{size} of state a host")
+    most_bytes = math.inf if job.ramdisk_bytes is None else job.ramdisk_bytes
+    costs = ("RAM GiB", "stall ms", "in RAM s", "fetch GiB", "fetch s", "slice lost s")
+    losses = (f"{lost} lost" for lost in range(1, len(rows[0].survival) + 1))
+    tables.print_table(
+        ["placement", *costs, *losses],
+        [
+            [
+                row.name + (" *" if row is chosen else ""),
+                ("too much: " if row.ram_bytes > most_bytes else "") + f"{row.ram_bytes / GIB:.2f}",
+                f"{1000 * row.stall_s:.1f}",
+                f"{row.publish_s:.2f}",
+                f"{row.fetch_bytes / GIB:.2f}",
+                f"{row.restore_s:.2f}",
+                "RAM lost" if row.slice_lost_s is None else f"{row.slice_lost_s:.2f}",
+                *map(_percent, row.survival),
+            ]
+            for row in rows
+        ],
     )
-
-
-def _table(job: JobShape, rows: Sequence[PlacementCosts], chosen: PlacementCosts) -> Table:
-    size = f"{job.slices} slices of {job.hosts_per_slice} hosts, {job.host_bytes / _GIB:.4g} GiB"
-    table = Table(title=f"{size} of state a host", title_justify="left", box=box.SIMPLE)
-    table.add_column("placement")
-    names = ("RAM GiB", "stall ms", "in RAM s", "fetch GiB", "fetch s", "slice lost s")
-    for name in names:
-        table.add_column(name, justify="right")
-    for lost in range(1, len(rows[0].survival) + 1):
-        table.add_column(f"{lost} lost", justify="right")
-    for row in rows:
-        fits = job.ramdisk_bytes is None or row.ram_bytes <= job.ramdisk_bytes
-        table.add_row(
-            row.name + (" *" if row is chosen else ""),
-            ("" if fits else "too much: ") + f"{row.ram_bytes / _GIB:.2f}",
-            f"{1000 * row.stall_s:.1f}",
-            f"{row.publish_s:.2f}",
-            f"{row.fetch_bytes / _GIB:.2f}",
-            f"{row.restore_s:.2f}",
-            "RAM lost" if row.slice_lost_s is None else f"{row.slice_lost_s:.2f}",
-            *(_percent(value) for value in row.survival),
-        )
-    return table
 
 
 def _percent(probability: float) -> str:

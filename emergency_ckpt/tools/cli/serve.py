@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import signal
 import time
-from collections.abc import Generator
 from pathlib import Path
 
 from emergency_ckpt import run_secret as auth
@@ -16,8 +14,10 @@ from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.ram.signatures import Signer
 from emergency_ckpt.tools.cli.arguments import addresses, port, seconds, user_id
-from emergency_ckpt.tools.offline.draining.last import DrainPlaces, LastDrain
+from emergency_ckpt.tools.offline.draining.last import LastDrain
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
+from emergency_ckpt.tools.signals import handling
+from emergency_ckpt.tools.survey.places import Places
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 
@@ -91,31 +91,20 @@ def _add_drain(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[repor
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGINT or SIGTERM. Blocks; return 0 after a clean stop. Main thread only."""
+    """Serve until SIGINT or SIGTERM. Blocks; return 0 after a clean stop. Main thread only.
+
+    Another signal ends a drain that the first one has begun.
+    """
     if bool(args.drain_to) != (args.drain_after is not None or args.drain_at_stop is not None):
         problem = "--drain-to and --drain-after or --drain-at-stop need each other"
         raise ConfigError([problem], target="eckpt serve")
-    with _stop_signals() as (stopping, hurrying):
-        return _serve(args, stopping, hurrying)
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Generator[tuple[SignalFlag, SignalFlag]]:
-    """Set the first flag at SIGTERM or SIGINT, the second at another; then restore the handlers.
-
-    Main thread only.
-    """
     stopping, hurrying = SignalFlag(), SignalFlag()
 
-    def stop(_number: int, _frame: object) -> None:
+    def stop(_: int) -> None:
         (hurrying if stopping.is_set() else stopping).set()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stopping, hurrying
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handling((signal.SIGTERM, signal.SIGINT), stop):
+        return _serve(args, stopping, hurrying)
 
 
 def _serve(args: argparse.Namespace, stopping: SignalFlag, hurrying: SignalFlag) -> int:
@@ -169,17 +158,17 @@ def _serve_and_drain(
     options: list[str] = []
     for name, value in (("--secret-file", args.secret_file), ("--owner", args.owner)):
         options += [] if value is None else [name, str(value)]
-    places = DrainPlaces(
-        local_dir=args.local_dir,
-        directory=args.drain_to,
-        run_id=args.run_id,
-        owner_uid=args.owner,
-        peers=args.peers,
-        trainers=args.trainers,
-        options=tuple(options),
-    )
+    places = Places((args.local_dir,), args.drain_to, owner_uid=args.owner)
     with TransferClient(run_id=args.run_id, secret=secret) as client:
-        last = LastDrain(places, own, client)
+        last = LastDrain(
+            places,
+            args.run_id,
+            own,
+            client,
+            peers=args.peers,
+            trainers=args.trainers,
+            options=options,
+        )
         if args.drain_after is None:
             _stopped(stopping, holdings)
         else:

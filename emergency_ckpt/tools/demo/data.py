@@ -6,7 +6,6 @@ position of its iterator is non-tensor state, which a checkpoint must restore.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import sysconfig
 from pathlib import Path
@@ -29,29 +28,18 @@ class BatchIterator(Protocol):
     def set_state(self, state: dict[str, Any]) -> None: ...
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Settings of the pipeline. ``batch_size``: number of sequences of one process."""
+def read_corpus() -> Bytes:
+    """Return the ``*.py`` files of the standard library's directory, joined by name.
 
-    sequence_length: int
-    batch_size: int
-    seed: int
-    process_index: int
-    process_count: int
-
-
-def read_corpus(directory: Path | None = None, limit_bytes: int = MAX_CORPUS_BYTES) -> Bytes:
-    """Return the ``*.py`` files of ``directory``, joined by name, up to ``limit_bytes``.
-
-    By default the standard library's directory. Raises FileNotFoundError when there is no source.
+    At most ``MAX_CORPUS_BYTES``. FileNotFoundError when there is no source.
     """
-    root = directory or Path(sysconfig.get_path("stdlib"))
+    root = Path(sysconfig.get_path("stdlib"))
     parts: list[bytes] = []
     size = 0
     for path in sorted(root.glob("*.py")):
-        if size >= limit_bytes:
+        if size >= MAX_CORPUS_BYTES:
             break
-        parts.append(path.read_bytes()[: limit_bytes - size])
+        parts.append(path.read_bytes()[: MAX_CORPUS_BYTES - size])
         size += len(parts[-1])
     if not size:
         raise FileNotFoundError(f"read corpus {root}: no Python source here; the demo trains on it")
@@ -63,44 +51,38 @@ def corpus_digest(corpus: Bytes) -> str:
     return hashlib.sha256(corpus.tobytes()).hexdigest()
 
 
-class WindowSource:
-    """Random access to the windows of ``length + 1`` bytes at each multiple of ``length``.
-
-    Neighbours overlap by one byte: the last target of a window is the first input of the next.
-    """
-
-    def __init__(self, corpus: Bytes, length: int) -> None:
-        self._corpus = corpus
-        self._length = length
-
-    def __len__(self) -> int:
-        return max(0, (len(self._corpus) - 1) // self._length)
-
-    def __getitem__(self, index: int) -> Bytes:
-        start = int(index) * self._length
-        return self._corpus[start : start + self._length + 1]
-
-
-def make_iterator(config: DataConfig, corpus: Bytes) -> BatchIterator:
+def make_iterator(
+    corpus: Bytes,
+    *,
+    sequence_length: int,
+    batch_size: int,
+    seed: int,
+    process_index: int,
+    process_count: int,
+) -> BatchIterator:
     """Return this process's endless batches, reshuffled at each pass over the text.
 
-    Raises ValueError when the text does not give every process one batch.
+    ``batch_size``: sequences of one process. Neighbours overlap by one byte: the last target of a
+    window is the first input of the next. ValueError when the text does not give every process one
+    batch.
     """
-    source = WindowSource(corpus, config.sequence_length)
-    share = len(source) // config.process_count
-    if share < config.batch_size:
+    windows = (len(corpus) - 1) // sequence_length
+    share = windows // process_count
+    if share < batch_size:
         raise ValueError(
-            f"make iterator: {len(source)} windows give {share} to each of {config.process_count}"
-            f" processes, fewer than a batch of {config.batch_size}; give a longer text"
+            f"make iterator: {windows} windows give {share} to each of {process_count}"
+            f" processes, fewer than a batch of {batch_size}; give a longer text"
         )
+    overlapping = np.lib.stride_tricks.sliding_window_view(corpus, sequence_length + 1)
+    source: Any = overlapping[::sequence_length]
     # Equal shares, because a process with a shorter one would start its next pass sooner.
     dataset = (
         grain.MapDataset.source(source)
-        .seed(config.seed)
+        .seed(seed)
         .shuffle()
-        .slice(slice(config.process_index, share * config.process_count, config.process_count))
+        .slice(slice(process_index, share * process_count, process_count))
         .repeat()
-        .batch(config.batch_size, drop_remainder=True)
+        .batch(batch_size, drop_remainder=True)
     )
     # One reading thread, because the processes share few cores and a window is a slice of memory.
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)

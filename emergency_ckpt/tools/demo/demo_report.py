@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,34 @@ from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.event_log.records import LoggedEvent
 from emergency_ckpt.tools.demo.results import JobDigest, differences
 from emergency_ckpt.tools.demo.scenarios import Scenario
-from emergency_ckpt.tools.report.page import ReportRun
+from emergency_ckpt.tools.report.figures import (
+    OWN_RAM,
+    STORAGE,
+    RestoreBytes,
+    RunRecovery,
+    byte_sources_of,
+    recoveries_of,
+)
+from emergency_ckpt.tools.report.lives import lives_of
+from emergency_ckpt.tools.report.page import ReportRun, write_report, write_whole
 from emergency_ckpt.tools.report.reading import run_events
-from emergency_ckpt.tools.report.writing import write_report
 from emergency_ckpt.types import LOCAL, PERSISTENT
 
 Summary = dict[str, Any]
+
+_NO_RECOVERY = RunRecovery(
+    life=1,
+    last_step=None,
+    restored_step=None,
+    tier="",
+    steps_lost=None,
+    at_least=False,
+    lost_s=None,
+    recovery_s=None,
+    away_s=0.0,
+    restore_s=None,
+    overlapped_s=0.0,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,31 +63,6 @@ class FinishedRun:
     digest: JobDigest | None
     corpus: frozenset[str]
     seconds: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Recovery:
-    """The first restore after the fault, over all processes.
-
-    Attributes:
-      fault_step: the last step that any process finished before the fault.
-      restored_step: None when nothing was restored, or the processes do not agree.
-      tiers: the tiers that the processes report.
-      seconds: the longest restore of any process.
-      saved_seconds: time that this process's prefetch ran before ``restore`` was called.
-      local_bytes, peer_bytes, persistent_bytes: sums over the processes.
-      processes: number of processes that reported a restore.
-    """
-
-    fault_step: int | None
-    restored_step: int | None
-    tiers: frozenset[str]
-    seconds: float
-    saved_seconds: float
-    local_bytes: int
-    peer_bytes: int
-    persistent_bytes: int
-    processes: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,61 +91,49 @@ def losses(events: Sequence[LoggedEvent], life: int | None = None) -> dict[int, 
     return found
 
 
-def recovery_of(events: Sequence[LoggedEvent]) -> Recovery:
-    """Return the restore that the second life reports."""
-    before = [e.fields["step"] for e in events if e.name == "train.step" and e.life == 0]
-    restores = [
-        event.fields
-        for event in events
-        if event.name == "restore.finished"
-        and event.life == 1
-        and event.fields.get("step") is not None
-    ]
-    steps = {fields["step"] for fields in restores}
-    longest = max(restores, key=lambda fields: float(fields["seconds"]), default={})
-    return Recovery(
-        fault_step=max(before) if before else None,
-        restored_step=steps.pop() if len(steps) == 1 else None,
-        tiers=frozenset(str(fields["tier"]) for fields in restores),
-        seconds=float(longest.get("seconds", 0.0)),
-        saved_seconds=float(longest.get("overlapped_seconds", 0.0)),
-        local_bytes=sum(fields["bytes_local"] for fields in restores),
-        peer_bytes=sum(fields["bytes_peer"] for fields in restores),
-        persistent_bytes=sum(fields["bytes_persistent"] for fields in restores),
-        processes=len(restores),
-    )
+def recovery_of(events: Sequence[LoggedEvent]) -> tuple[RunRecovery, RestoreBytes]:
+    """Return the first recovery after the first life, and the sources of its bytes."""
+    recovery = next(iter(recoveries_of(lives_of(events), events)), _NO_RECOVERY)
+    moved = (each for each in byte_sources_of(events) if each.life == recovery.life)
+    return recovery, next(moved, RestoreBytes(life=recovery.life, sources=(), bytes_of={}))
 
 
-def recovery_problems(
-    scenario: Scenario, process_count: int, faulty: FinishedRun, recovery: Recovery
-) -> list[str]:
+def bytes_by_tier(moved: RestoreBytes) -> dict[str, int]:
+    """Return the bytes from the processes' own RAM, from peers, and from the persistent tier."""
+    totals = moved.totals
+    local, persistent = totals.pop(OWN_RAM, 0), totals.pop(STORAGE, 0)
+    return {LOCAL: local, "peer": sum(totals.values()), PERSISTENT: persistent}
+
+
+def recovery_problems(scenario: Scenario, process_count: int, faulty: FinishedRun) -> list[str]:
     """Return why the recovery is not the one expected of ``scenario``; empty when it is."""
     found: list[str] = []
+    recovery, restore = recovery_of(faulty.events)
+    moved, processes = bytes_by_tier(restore), len(restore.bytes_of)
     if not faulty.finished:
         found.append("the job did not finish after the fault")
     if not any(event.name == "fault.fired" for event in faulty.events):
         found.append("the fault never fired, so the run proves nothing")
-    if recovery.processes != process_count:
-        found.append(f"{recovery.processes} of {process_count} processes report a restore")
+    if processes != process_count:
+        found.append(f"{processes} of {process_count} processes report a restore")
     elif not recovery.restored_step:
         found.append("the processes do not report one restored step above 0")
-    if recovery.tiers - {scenario.tier}:
+    if processes and recovery.tier != scenario.tier:
+        tier = f"the {recovery.tier} tier" if recovery.tier else "several tiers"
+        found.append(f"the state came from {tier}, expected the {scenario.tier} tier")
+    if scenario.is_notice and recovery.restored_step != recovery.last_step:
         found.append(
-            f"the state came from {sorted(recovery.tiers)}, expected the {scenario.tier} tier"
-        )
-    if scenario.is_notice and recovery.restored_step != recovery.fault_step:
-        found.append(
-            f"training was at step {recovery.fault_step} and continued from"
+            f"training was at step {recovery.last_step} and continued from"
             f" {recovery.restored_step}, although there was time to save"
         )
-    if scenario.needs_peers and not recovery.peer_bytes:
+    if scenario.needs_peers and not moved["peer"]:
         found.append("no byte came from a peer, although RAM was lost")
-    if scenario.tier == LOCAL and recovery.persistent_bytes:
+    if scenario.tier == LOCAL and moved[PERSISTENT]:
         found.append(
-            f"{recovery.persistent_bytes} bytes came from the persistent tier, although the RAM of"
+            f"{moved[PERSISTENT]} bytes came from the persistent tier, although the RAM of"
             " other hosts had all of them"
         )
-    if scenario.tier == PERSISTENT and not recovery.persistent_bytes:
+    if scenario.tier == PERSISTENT and not moved[PERSISTENT]:
         found.append("no byte came from the persistent tier, although all RAM was lost")
     return found
 
@@ -167,24 +151,20 @@ def decide_verdict(
     scenario: Scenario, process_count: int, baseline: FinishedRun, faulty: FinishedRun
 ) -> ScenarioVerdict:
     """Return the result of the ``faulty`` run. ``seconds`` is the time of both runs together."""
-    recovery = recovery_of(faulty.events)
-    recovery_faults = recovery_problems(scenario, process_count, faulty, recovery)
+    recovery, restore = recovery_of(faulty.events)
+    recovery_faults = recovery_problems(scenario, process_count, faulty)
     equality_faults = equality_problems(baseline, faulty)
     lost = None
-    if recovery.fault_step is not None and recovery.restored_step is not None:
-        lost = recovery.fault_step - recovery.restored_step
+    if recovery.last_step is not None and recovery.restored_step is not None:
+        lost = recovery.last_step - recovery.restored_step
     summary: Summary = {
         "recovered": not recovery_faults,
         "scenario": scenario.name,
-        "fault_step": recovery.fault_step,
+        "fault_step": recovery.last_step,
         "restored_step": recovery.restored_step,
         "steps_lost": lost,
-        "restore_seconds": round(recovery.seconds, 3),
-        "bytes": {
-            LOCAL: recovery.local_bytes,
-            "peer": recovery.peer_bytes,
-            PERSISTENT: recovery.persistent_bytes,
-        },
+        "restore_seconds": round(recovery.restore_s or 0.0, 3),
+        "bytes": bytes_by_tier(restore),
         "bitwise_equal": not equality_faults,
         "final_loss": _last(losses(faulty.events)),
         "baseline_final_loss": _last(losses(baseline.events)),
@@ -193,7 +173,7 @@ def decide_verdict(
     return ScenarioVerdict(
         summary=summary,
         problems=(*recovery_faults, *equality_faults),
-        saved_seconds=recovery.saved_seconds,
+        saved_seconds=recovery.overlapped_s,
     )
 
 
@@ -222,26 +202,9 @@ def summary_document(
     }
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` atomically."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
-
-
 def write_summary(path: Path, document: Summary) -> None:
     """Write ``document`` as JSON."""
     write_whole(path, json.dumps(document, indent=2) + "\n")
-
-
-def write_losses(path: Path, events: Sequence[LoggedEvent]) -> None:
-    """Write the loss of each step of each life, one JSON object a line."""
-    lines = [
-        json.dumps({"life": life, "step": step, "loss": loss})
-        for life in sorted({event.life for event in events})
-        for step, loss in sorted(losses(events, life).items())
-    ]
-    write_whole(path, "".join(f"{line}\n" for line in lines))
 
 
 def summary_table(verdicts: Sequence[ScenarioVerdict]) -> Table:
@@ -300,7 +263,7 @@ def plot_losses(path: Path, baseline: FinishedRun, faulty: Mapping[str, Finished
     panels = figure.subplots(len(faulty), 1, squeeze=False)
     undisturbed = losses(baseline.events)
     for panel, (name, record) in zip(panels[:, 0], faulty.items(), strict=True):
-        recovery = recovery_of(record.events)
+        recovery, _ = recovery_of(record.events)
         panel.plot(
             list(undisturbed),
             list(undisturbed.values()),
@@ -312,10 +275,9 @@ def plot_losses(path: Path, baseline: FinishedRun, faulty: Mapping[str, Finished
             curve = losses(record.events, life)
             label = "before the fault" if life == 0 else "after the recovery"
             panel.plot(list(curve), list(curve.values()), style, label=label)
-        if recovery.fault_step is not None:
-            panel.axvline(
-                recovery.fault_step, color="tab:red", label=f"fault: {recovery.fault_step}"
-            )
+        if recovery.last_step is not None:
+            label = f"fault: {recovery.last_step}"
+            panel.axvline(recovery.last_step, color="tab:red", label=label)
         if recovery.restored_step is not None:
             panel.axvline(
                 recovery.restored_step,

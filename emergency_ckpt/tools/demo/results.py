@@ -7,9 +7,6 @@ from typing import Any
 
 import msgspec
 
-from emergency_ckpt.core.limits import MAX_DEMO_RESULT_BYTES
-from emergency_ckpt.json_decoders import decoder_of
-
 
 class ProcessResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The final result of one process.
@@ -43,18 +40,6 @@ class JobDigest(msgspec.Struct, frozen=True):
     tensors: dict[str, str]
     iterators: dict[int, str]
     disagreements: tuple[str, ...]
-
-
-def encode_result(result: ProcessResult) -> bytes:
-    """Return the result as JSON."""
-    return msgspec.json.encode(result)
-
-
-def decode_result(data: bytes) -> ProcessResult:
-    """Return the result encoded in ``data``. Raises ValueError for anything else."""
-    if len(data) > MAX_DEMO_RESULT_BYTES:
-        raise ValueError(f"decode result: {len(data)} bytes, over {MAX_DEMO_RESULT_BYTES}")
-    return decoder_of(ProcessResult).decode(data)
 
 
 def merge_results(results: Iterable[ProcessResult]) -> JobDigest:

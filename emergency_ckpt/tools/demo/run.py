@@ -13,9 +13,9 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from rich.console import Console
@@ -23,13 +23,15 @@ from rich.console import Console
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.event_log.reader import LogTail
 from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.json_decoders import decoder_of
 from emergency_ckpt.tools.demo import demo_report
-from emergency_ckpt.tools.demo.display import RunTimeline, show
-from emergency_ckpt.tools.demo.results import ProcessResult, decode_result, merge_results
+from emergency_ckpt.tools.demo.display import show
+from emergency_ckpt.tools.demo.results import ProcessResult, merge_results
 from emergency_ckpt.tools.demo.scenarios import ALL, Scenario, ScenarioJob, choose
 from emergency_ckpt.tools.launch.faults import parse_fault
-from emergency_ckpt.tools.launch.job import JobResult, JobSpec
+from emergency_ckpt.tools.launch.job import JobSpec
 from emergency_ckpt.tools.launch.supervisor import Supervisor
+from emergency_ckpt.tools.signals import handling
 from emergency_ckpt.types import PERSISTENT
 
 RUN_TIMEOUT_S = 300.0
@@ -72,12 +74,11 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     faulty: dict[str, demo_report.FinishedRun] = {}
     verdicts: list[demo_report.ScenarioVerdict] = []
     with _ram_directory(options.ram) as ram:
-        stage = _Stage(options, runs_dir, ram, console)
-        baseline = stage.run("undisturbed", None)
+        baseline = run_once(options, runs_dir, ram, console, "undisturbed", None)
         stopped: SystemExit | None = None
         for scenario in scenarios if baseline.finished else ():
             try:
-                record = stage.run(scenario.name, scenario)
+                record = run_once(options, runs_dir, ram, console, scenario.name, scenario)
             except SystemExit as error:
                 stopped = error
                 break
@@ -107,114 +108,65 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     return 0 if all(verdict.passed for verdict in verdicts) else 1
 
 
-class _Stage:
-    """Runs the job, once for each name, and displays it."""
+def run_once(
+    options: DemoOptions,
+    runs_dir: Path,
+    ram: Path,
+    console: Console,
+    name: str,
+    scenario: Scenario | None,
+) -> demo_report.FinishedRun:
+    """Run and show the job ``name``, with the scenario's fault if there is one. Main thread only.
 
-    def __init__(
-        self,
-        options: DemoOptions,
-        runs_dir: Path,
-        ram: Path,
-        console: Console,
-    ) -> None:
-        self._options = options
-        self._runs_dir = runs_dir
-        self._ram = ram
-        self._console = console
-
-    def run(self, name: str, scenario: Scenario | None) -> demo_report.FinishedRun:
-        """Run the job to its end, with the scenario's fault if there is one."""
-        job = self._options.job
-        directory = self._runs_dir / name
-        results_dir = directory / "results"
-        results_dir.mkdir(parents=True)
-        subtitle = "no fault" if scenario is None else scenario.title
-        faults = [] if scenario is None else [parse_fault(scenario.fault(job))]
-        spec = _job_spec(job, directory, self._ram / name, max_restarts=len(faults))
-        supervisor = Supervisor(spec, faults=faults)
-        timeline = RunTimeline(name, job.steps, subtitle=subtitle)
-        started_s = time.monotonic()
-        result, events = self._watch(supervisor, timeline)
-        seconds = time.monotonic() - started_s
-        if result.error is not None and not self._options.json_only:
-            self._console.print(str(result.error), style="red", markup=False)
-        finished = result.error is None
-        results = _read_results(results_dir) if finished else []
-        demo_report.write_losses(directory / "losses.jsonl", events)
-        return demo_report.FinishedRun(
-            finished=finished and len(results) == job.process_count,
-            events=events,
-            digest=merge_results(results) if results else None,
-            corpus=frozenset(each.corpus for each in results),
-            seconds=seconds,
-        )
-
-    def _watch(
-        self, supervisor: Supervisor, timeline: RunTimeline
-    ) -> tuple[JobResult, list[LoggedEvent]]:
-        """Run ``supervisor`` in a thread; display its events and those of its processes."""
-        tail = LogTail(supervisor.spec.event_log)
-        events: list[LoggedEvent] = []
-        quiet = self._options.json_only
-        with (
-            show(timeline, self._console, quiet=quiet) as observe,
-            _running(supervisor) as outcome,
-        ):
-            over = False
-            while not over:
-                over = outcome.over.wait(REFRESH_S)  # before reading, so that nothing is missed
-                fresh = tail.read_new()
-                events += fresh
-                observe(fresh)
-        return outcome.result(), events
-
-
-class _Outcome:
-    """The result of the supervisor's thread."""
-
-    def __init__(self) -> None:
-        self.over = threading.Event()
-        self._result: JobResult | None = None
-        self._error: BaseException | None = None
-
-    def run(self, supervisor: Supervisor) -> None:
-        try:
-            self._result = supervisor.run(RUN_TIMEOUT_S)
-        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-            self._error = error
-        finally:
-            self.over.set()
-
-    def result(self) -> JobResult:
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
-
-
-@contextlib.contextmanager
-def _running(supervisor: Supervisor) -> Generator[_Outcome]:
-    """Run ``supervisor`` during this context. SIGINT and SIGTERM end the job, then this program."""
-    outcome = _Outcome()
-    thread = threading.Thread(target=outcome.run, args=(supervisor,), name="supervisor")
+    SIGINT and SIGTERM end the job, and then this program, by SystemExit.
+    """
+    job = options.job
+    directory = runs_dir / name
+    results_dir = directory / "results"
+    results_dir.mkdir(parents=True)
+    subtitle = "no fault" if scenario is None else scenario.title
+    faults = [] if scenario is None else [parse_fault(scenario.fault(job))]
+    spec = _job_spec(job, directory, ram / name, max_restarts=len(faults))
+    supervisor = Supervisor(spec, faults=faults)
+    tail = LogTail(spec.event_log)
+    events: list[LoggedEvent] = []
     stopped: list[int] = []
 
-    def stop(signum: int, _: object) -> None:
+    def stop(signum: int) -> None:
         stopped.append(signum)
         supervisor.stop(signum)
 
-    handlers = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
-    thread.start()
-    try:
-        yield outcome
-    finally:
-        if not outcome.over.is_set():
-            supervisor.stop()
-        thread.join()
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
+    started_s = time.monotonic()
+    with (
+        show(console, name, job.steps, subtitle=subtitle, quiet=options.json_only) as observe,
+        handling((signal.SIGINT, signal.SIGTERM), stop),
+        ThreadPoolExecutor(1, "supervisor") as pool,
+    ):
+        running = pool.submit(supervisor.run, RUN_TIMEOUT_S)
+        try:
+            over = False
+            while not over:
+                over = bool(wait([running], REFRESH_S).done)  # before reading: nothing is missed
+                fresh = tail.read_new()
+                events += fresh
+                observe(fresh)
+        finally:
+            supervisor.stop()  # without effect once it is over
     if stopped:
         raise SystemExit(128 + stopped[0])
+    result = running.result()
+    seconds = time.monotonic() - started_s
+    if result.error is not None and not options.json_only:
+        console.print(str(result.error), style="red", markup=False)
+    finished = result.error is None
+    results = _read_results(results_dir) if finished else []
+    return demo_report.FinishedRun(
+        finished=finished and len(results) == job.process_count,
+        events=events,
+        digest=merge_results(results) if results else None,
+        corpus=frozenset(each.corpus for each in results),
+        seconds=seconds,
+    )
 
 
 def _job_spec(job: ScenarioJob, directory: Path, local_root: Path, *, max_restarts: int) -> JobSpec:
@@ -239,7 +191,8 @@ def _job_spec(job: ScenarioJob, directory: Path, local_root: Path, *, max_restar
 
 
 def _read_results(directory: Path) -> list[ProcessResult]:
-    return [decode_result(path.read_bytes()) for path in sorted(directory.glob("*.json"))]
+    decode = decoder_of(ProcessResult).decode
+    return [decode(path.read_bytes()) for path in sorted(directory.glob("*.json"))]
 
 
 def _fresh_runs_dir(out: Path) -> Path:

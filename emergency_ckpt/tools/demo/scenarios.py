@@ -161,23 +161,7 @@ def choose(name: str, job: ScenarioJob) -> tuple[Scenario, ...]:
         chosen = (SCENARIOS[name],)
     else:
         raise ConfigError([f"no scenario {name}; there are {', '.join(SCENARIOS)} and {ALL}"])
-    problems = _job_problems(job) or [line for each in chosen for line in each.problems(job)]
+    problems = [line for each in chosen for line in each.problems(job)]
     if problems:
         raise ConfigError(problems, target="the demo")
     return chosen
-
-
-def _job_problems(job: ScenarioJob) -> list[str]:
-    least = {
-        "slices": 1,
-        "hosts_per_slice": 1,
-        "steps": 1,
-        "local_every": 1,
-        "persistent_every": 1,
-        "seed": 0,
-    }
-    return [
-        f"{name} must be at least {minimum}, got {getattr(job, name)}"
-        for name, minimum in least.items()
-        if getattr(job, name) < minimum
-    ]

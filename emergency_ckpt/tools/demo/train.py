@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from absl import logging
 
@@ -56,14 +57,12 @@ class Trainer:
         corpus = data.read_corpus()
         self._corpus_digest = data.corpus_digest(corpus)
         self._iterator = data.make_iterator(
-            data.DataConfig(
-                sequence_length=self._config.sequence_length,
-                batch_size=SEQUENCES_PER_DEVICE * env.devices_per_host,
-                seed=options.seed,
-                process_index=env.process_index,
-                process_count=env.process_count,
-            ),
             corpus,
+            sequence_length=self._config.sequence_length,
+            batch_size=SEQUENCES_PER_DEVICE * env.devices_per_host,
+            seed=options.seed,
+            process_index=env.process_index,
+            process_count=env.process_count,
         )
         self._checkpointer_config = EmergencyCheckpointer.default_config().set(
             dir=options.persistent_dir,
@@ -121,11 +120,9 @@ class Trainer:
 
 
 def write_result(directory: Path, result: results.ProcessResult) -> None:
-    """Publish ``result`` in ``directory`` atomically."""
+    """Write ``result`` to its file in ``directory``, which is read after the end of the job."""
     path = directory / f"process_{result.process_index:05d}.json"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(results.encode_result(result))
-    os.replace(temporary, path)
+    path.write_bytes(msgspec.json.encode(result))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

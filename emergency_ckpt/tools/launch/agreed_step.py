@@ -7,6 +7,7 @@ from pathlib import Path
 
 from emergency_ckpt.event_log.reader import LogTail
 from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.tools.event_fields import text, whole
 from emergency_ckpt.types import LOCAL, PERSISTENT
 
 _MARGIN_S = 5.0
@@ -32,7 +33,7 @@ class AgreedStep:
         self._life = life
         self._read_s = 0.0
         self._ends_s = 0.0  # Unix time, as in events
-        self._tiers: dict[tuple[object, str], bool] = {}  # of steps: whether it is saved there
+        self._tiers: dict[tuple[int | None, str], bool] = {}  # of steps: whether it is saved there
 
     def left_s(self) -> float:
         """Return for how many seconds the processes may still need; 0 without an agreed step."""
@@ -58,18 +59,15 @@ class AgreedStep:
                 self._take(event)
 
     def _take(self, event: LoggedEvent) -> None:
-        step, tier = event.fields.get("step"), event.fields.get("tier")
-        grace_s = event.fields.get("grace_s")
+        step, tier = whole(event, "step"), text(event, "tier")
         if event.name in _SAVED:
             self._tiers[step, _SAVED[event.name]] = True
-        elif event.name == "save.kept" and isinstance(tier, str):
+        elif event.name == "save.kept" and tier:
             self._tiers[step, tier] = True
-        elif event.name in ("save.started", "preemption.not_written") and isinstance(tier, str):
+        elif event.name in ("save.started", "preemption.not_written") and tier:
             self._tiers.setdefault((step, tier), False)
-        elif (
-            event.name == "preemption.reached"
-            and isinstance(step, int)
-            and isinstance(grace_s, int | float)
-        ):
-            self.step = step
-            self._ends_s = max(self._ends_s, event.time_s + grace_s + _MARGIN_S)
+        elif event.name == "preemption.reached" and step is not None:
+            grace_s = event.fields.get("grace_s")
+            if isinstance(grace_s, int | float):
+                self.step = step
+                self._ends_s = max(self._ends_s, event.time_s + grace_s + _MARGIN_S)

@@ -31,7 +31,6 @@ from emergency_ckpt.tools.launch.job_layout import JobLayout
 
 TargetKind = Literal["process", "host", "slice", "all"]
 SignalName = Literal["KILL", "TERM", "STOP", "ABRT"]
-PermutationKind = Literal["reverse", "swap-slices", "seed", "explicit"]
 
 _NUMBER = re.compile(r"[0-9]{1,15}")
 _SECONDS = re.compile(r"[0-9]{1,7}(\.[0-9]{1,6})?")
@@ -59,58 +58,16 @@ class Target:
             return topology.processes_of_slice(self.indices[0])
         return tuple(sorted(topology.process_on(host) for host in self.indices))
 
-    def __str__(self) -> str:
-        if self.kind == "all":
-            return "all"
-        plural = "s" if len(self.indices) > 1 else ""
-        return f"{self.kind}{plural}:{','.join(map(str, self.indices))}"
-
-
-@dataclass(frozen=True)
-class Permutation:
-    """The renumbering of the processes in the next life.
-
-    Attributes:
-      kind: ``explicit`` uses ``new_index``, ``seed`` shuffles with ``seed``.
-    """
-
-    kind: PermutationKind
-    seed: int = 0
-    new_index: tuple[int, ...] = ()
-
-    def resolve(self, topology: JobLayout) -> tuple[int, ...]:
-        """Return the new index of each process: a permutation."""
-        count = topology.process_count
-        if self.kind == "reverse":
-            return tuple(reversed(range(count)))
-        if self.kind == "swap-slices":
-            size = topology.hosts_per_slice
-            last = topology.slices - 1
-            return tuple((last - i // size) * size + i % size for i in range(count))
-        if self.kind == "seed":
-            shuffled = list(range(count))
-            random.Random(self.seed).shuffle(shuffled)  # noqa: S311 - repeatable, not secret
-            return tuple(shuffled)
-        return self.new_index
-
-    def fits(self, topology: JobLayout) -> bool:
-        """Return True when it is a permutation of the processes of ``topology``."""
-        return sorted(self.resolve(topology)) == list(range(topology.process_count))
-
-    def __str__(self) -> str:
-        if self.kind == "seed":
-            return f"seed:{self.seed}"
-        return ",".join(map(str, self.new_index)) if self.kind == "explicit" else self.kind
-
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault; it fires once. The module's docstring describes the fields."""
+    """One fault; it fires once. ``text`` is its text form, whose words the other fields have."""
 
+    text: str
     step: int
     target: Target
     lose_ram: bool = False
-    permute: Permutation | None = None
+    permute: str | None = None
     signal: SignalName = "KILL"
     resume_after_s: float | None = None
     exact: bool = False
@@ -128,22 +85,40 @@ class Fault:
             if index >= limit:
                 found.append(f"fault '{self}': no {self.target.kind} {index}, there are {limit}")
         count = topology.process_count
-        if self.permute is not None and not self.permute.fits(topology):
-            found.append(f"fault '{self}': permute must name each of 0..{count - 1} exactly once")
+        if self.permute is not None:
+            new_index = new_indices(self.permute, topology)
+            if sorted(new_index) != list(range(count)):
+                found.append(
+                    f"fault '{self}': permute must name each of 0..{count - 1} exactly once"
+                )
         return found
 
     def __str__(self) -> str:
-        words = [f"step={self.step}", f"kill={self.target}"]
-        words += ["lose-ram"] if self.lose_ram else []
-        words += [f"permute={self.permute}"] if self.permute else []
-        words += [f"signal={self.signal}"] if self.signal != "KILL" else []
-        if self.resume_after_s is not None:
-            words.append(f"resume-after-s={self.resume_after_s:f}")
-        return " ".join([*words, "exact"] if self.exact else words)
+        return self.text
+
+
+def new_indices(permute: str, topology: JobLayout) -> tuple[int, ...]:
+    """Return the new index of each process of ``topology``; ``permute`` as in a fault's text.
+
+    A permutation, unless ``permute`` lists indices that do not fit ``topology``.
+    """
+    count = topology.process_count
+    if permute == "reverse":
+        return tuple(reversed(range(count)))
+    if permute == "swap-slices":
+        size = topology.hosts_per_slice
+        last = topology.slices - 1
+        return tuple((last - i // size) * size + i % size for i in range(count))
+    if permute.startswith("seed:"):
+        shuffled = list(range(count))
+        seed = int(permute.removeprefix("seed:"))
+        random.Random(seed).shuffle(shuffled)  # noqa: S311 - repeatable, not secret
+        return tuple(shuffled)
+    return _numbers(permute)
 
 
 def parse_fault(text: str) -> Fault:
-    """Return the fault that ``text`` describes. ``parse_fault(str(fault)) == fault``.
+    """Return the fault that ``text`` describes, with its words.
 
     Raises:
       ConfigError: lists all problems of the text.
@@ -174,7 +149,8 @@ def parse_fault(text: str) -> Fault:
         problems.append("resume-after-s needs signal=STOP")
     if problems:
         raise ConfigError(problems, target=f"fault '{text}'")
-    return Fault(lose_ram="lose-ram" in flags, exact="exact" in flags, **parsed)  # type: ignore[arg-type]
+    text = " ".join(text.split())
+    return Fault(text, lose_ram="lose-ram" in flags, exact="exact" in flags, **parsed)  # type: ignore[arg-type]
 
 
 def check_faults(faults: Sequence[Fault], topology: JobLayout) -> list[str]:
@@ -206,14 +182,14 @@ def _target(text: str) -> Target:
     raise ValueError("expected process:N, host:N, hosts:N,M, slice:N or all")
 
 
-def _permutation(text: str) -> Permutation:
-    if text in ("reverse", "swap-slices"):
-        return Permutation(text)
+def _permutation(text: str) -> str:
     if text.startswith("seed:"):
-        return Permutation("seed", seed=_number(text.removeprefix("seed:")))
-    if _NUMBER.match(text):
-        return Permutation("explicit", new_index=_numbers(text))
-    raise ValueError("expected reverse, swap-slices, seed:N or a list like 3,2,1,0")
+        _number(text.removeprefix("seed:"))
+    elif _NUMBER.match(text):
+        _numbers(text)
+    elif text not in ("reverse", "swap-slices"):
+        raise ValueError("expected reverse, swap-slices, seed:N or a list like 3,2,1,0")
+    return text
 
 
 def _signal(text: str) -> str:

@@ -6,25 +6,11 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-from emergency_ckpt.tools.launch.faults import Fault
+from emergency_ckpt.tools.launch.faults import Fault, new_indices
 from emergency_ckpt.tools.launch.job_layout import JobLayout
 from emergency_ckpt.tools.launch.process_set import ProcessSet
 from emergency_ckpt.tools.launch.progress_file import NO_STEP
-
-
-@dataclass(frozen=True)
-class RestartEffects:
-    """The effects of a life's faults on the next one.
-
-    Attributes:
-      lost_hosts: hosts whose ramdisk is then empty.
-      topology: hosts and processes of the next life.
-    """
-
-    lost_hosts: tuple[int, ...]
-    topology: JobLayout
 
 
 class FaultInjector:
@@ -37,7 +23,7 @@ class FaultInjector:
         self._left = deque(faults)
         self._emit = emit
         self._lost_hosts: set[int] = set()
-        self._renumberings: list[Fault] = []
+        self._renumberings: list[str] = []
         self._wake_times_s: list[tuple[float, tuple[int, ...]]] = []
         self.struck = False
 
@@ -60,15 +46,17 @@ class FaultInjector:
             for process, step in self._holds(processes.topology).items():
                 processes.hold_at((process,), step)
 
-    def end_life(self, topology: JobLayout) -> RestartEffects:
-        """Return the effects on the next life, after all processes of this one have ended."""
+    def end_life(self, topology: JobLayout) -> tuple[tuple[int, ...], JobLayout]:
+        """Return the hosts whose RAM the next life has lost, and its layout.
+
+        Call it after all processes of this life have ended.
+        """
         lost_hosts = tuple(sorted(self._lost_hosts))
-        for fault in self._renumberings:
-            assert fault.permute is not None
-            topology = topology.renumbered(fault.permute.resolve(topology))
+        for permute in self._renumberings:
+            topology = topology.renumbered(new_indices(permute, topology))
         self._lost_hosts.clear()
         self._renumberings.clear()
-        return RestartEffects(lost_hosts, topology)
+        return lost_hosts, topology
 
     def _fire(self, fault: Fault, processes: ProcessSet) -> None:
         targets = fault.target.processes(processes.topology)
@@ -82,7 +70,7 @@ class FaultInjector:
         if fault.lose_ram:
             self._lost_hosts.update(hosts)
         if fault.permute is not None:
-            self._renumberings.append(fault)
+            self._renumberings.append(fault.permute)
         self.struck = fault.deadly
         self._emit("fault.fired", fault=str(fault), step=step, processes=targets, hosts=hosts)
 

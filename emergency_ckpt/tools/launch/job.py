@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shutil
 import signal
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Literal
 
 from emergency_ckpt.core.limits import MAX_HOSTS
 from emergency_ckpt.errors import CheckpointError, ConfigError
+from emergency_ckpt.event_log.records import LoggedEvent
 from emergency_ckpt.run_secret import generate_secret
 from emergency_ckpt.tools.launch.faults import Fault
 from emergency_ckpt.tools.launch.job_layout import JobLayout
@@ -22,23 +22,11 @@ KeepRam = Literal["after-failure", "always", "never"]
 Ending = Literal["finished", "died", "hung", "stopped", "timeout"]
 
 
-@dataclass(frozen=True)
-class JobEvent:
-    """An event of the job.
-
-    Attributes:
-      name: job.started, life.started, process.started, process.exited, fault.fired, ram.lost,
-        preemption.lost, life.ended, janitor.lost, job.restarting, job.finished or job.failed.
-      fields: numbers, strings, and lists of them.
-      time_s: Unix time.
-    """
-
-    name: str
-    fields: Mapping[str, object]
-    time_s: float = field(default_factory=time.time)
-
-
-EventSink = Callable[[JobEvent], None]
+EventSink = Callable[[LoggedEvent], None]
+"""A function that takes each event of the job, with the life and fields of numbers, strings, and
+sequences of them: job.started, life.started, process.started, process.exited, fault.fired,
+ram.lost, preemption.lost, life.ended, janitor.lost, job.restarting, job.finished or job.failed.
+"""
 
 
 def _no_environ() -> dict[str, str]:
@@ -180,7 +168,7 @@ class JobResult:
 
     exit_code: int
     lives: tuple[LifeResult, ...]
-    events: tuple[JobEvent, ...]
+    events: tuple[LoggedEvent, ...]
     faults_left: tuple[Fault, ...]
     error: CheckpointError | None
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from types import TracebackType
 
 from emergency_ckpt.errors import DeadlineExceeded
+from emergency_ckpt.event_log.records import LoggedEvent
 from emergency_ckpt.run_secret import LAUNCHER_VARIABLE
 from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.launch import janitor
-from emergency_ckpt.tools.launch.job import EventSink, JobEvent, JobSpec, ProcessExit
+from emergency_ckpt.tools.launch.job import EventSink, JobSpec, ProcessExit
 from emergency_ckpt.tools.launch.job_layout import JobLayout
 from emergency_ckpt.tools.launch.logs import LogFollower
 from emergency_ckpt.tools.launch.progress_file import NO_STEP, ProgressFile
@@ -359,7 +360,8 @@ class ProcessSet:
 
     def _emit(self, name: str, **fields: object) -> None:
         if self._on_event is not None:
-            self._on_event(JobEvent(name, {"restart_count": self.restart_count, **fields}))
+            life = self.restart_count
+            self._on_event(LoggedEvent(time_s=time.time(), name=name, fields=fields, life=life))
 
 
 def _over(process: _HostProcess) -> bool:

@@ -14,13 +14,13 @@ from typing import Literal
 
 from emergency_ckpt.errors import CheckpointError, ConfigError, DeadlineExceeded, JobFailed
 from emergency_ckpt.event_log.log_writer import EventLog, open_event_log
+from emergency_ckpt.event_log.records import LoggedEvent
 from emergency_ckpt.tools.launch.agreed_step import AgreedStep
 from emergency_ckpt.tools.launch.faults import Fault, check_faults
 from emergency_ckpt.tools.launch.injection import FaultInjector
 from emergency_ckpt.tools.launch.job import (
     Ending,
     EventSink,
-    JobEvent,
     JobResult,
     JobSpec,
     LifeResult,
@@ -71,7 +71,7 @@ class Supervisor:
         self.spec = spec
         self._on_event = on_event
         self._injector = FaultInjector(faults, self._emit)
-        self._events: list[JobEvent] = []
+        self._events: list[LoggedEvent] = []
         self._lives: list[LifeResult] = []
         self._stop_signal = 0
         self._hurries = False
@@ -140,11 +140,10 @@ class Supervisor:
             )
             if decision != "restart":
                 return reason
-            effects = self._injector.end_life(topology)
-            if effects.lost_hosts:
-                ramdisks.wipe(effects.lost_hosts)
-                self._emit("ram.lost", hosts=effects.lost_hosts)
-            topology = effects.topology
+            lost_hosts, topology = self._injector.end_life(topology)
+            if lost_hosts:
+                ramdisks.wipe(lost_hosts)
+                self._emit("ram.lost", hosts=lost_hosts)
             self._emit("job.restarting", reason=reason)
 
     def _is_configuration(self, life: LifeResult) -> bool:
@@ -213,7 +212,7 @@ class Supervisor:
         last = self._lives[-1]
         error = None if last.ending == "finished" else self._error(last, reason)
         name = "job.finished" if error is None else "job.failed"
-        self._emit(name, restart_count=last.restart_count, reason=reason)
+        self._emit(name, life=last.restart_count, reason=reason)
         return JobResult(
             exit_code=self._exit_code(last),
             lives=tuple(self._lives),
@@ -249,15 +248,14 @@ class Supervisor:
             hint += f"; the end of {path}:\n{log_tail(path)}"
         return JobFailed("run", target, problem, hint=hint)
 
-    def _emit(self, name: str, **fields: object) -> None:
-        self._record(JobEvent(name, {"restart_count": len(self._lives), **fields}))
+    def _emit(self, name: str, *, life: int | None = None, **fields: object) -> None:
+        life = len(self._lives) if life is None else life
+        self._record(LoggedEvent(time_s=time.time(), name=name, fields=fields, life=life))
 
-    def _record(self, event: JobEvent) -> None:
+    def _record(self, event: LoggedEvent) -> None:
         self._events.append(event)
         if self._log is not None:
-            fields = dict(event.fields)
-            life = fields.pop("restart_count")
-            self._log.note(event.name, fields, time_s=event.time_s, life=life)
+            self._log.note(event.name, event.fields, time_s=event.time_s, life=event.life)
         if self._on_event is not None:
             self._on_event(event)
 

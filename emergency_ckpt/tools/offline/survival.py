@@ -7,12 +7,13 @@ a step is whole without some host is decided as a restore decides it.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from emergency_ckpt.core.address import parse_address, split_holder
-from emergency_ckpt.core.restore.inventory import Inventory
+from emergency_ckpt.core.restore.inventory import HolderInventory, Inventory
 from emergency_ckpt.core.restore.restore_plan import lacks_of, newest_complete
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
@@ -70,37 +71,13 @@ class SurvivalReport(msgspec.Struct, frozen=True):
         return self.step is not None and all(loss.steps_lost == 0 for loss in self.losses)
 
 
-class _Ram:
-    """The RAM of one run, by host. ``process_of``: of holders whose process is known."""
+class _Holder(NamedTuple):
+    """The RAM of one process. ``slice_index``, ``process``: None where it is not known."""
 
-    def __init__(
-        self,
-        inventory: Inventory,
-        host_of: dict[str, str],
-        slice_of: dict[str, int],
-        process_of: dict[str, int],
-    ):
-        self.inventory = inventory
-        self.host_of = host_of
-        self.slice_of = slice_of
-        self.process_of = process_of
-
-    def processes_with(self, save: SaveId) -> int:
-        """Return the number of processes whose part of ``save`` was read, each once."""
-        seen: set[int] = set()
-        count = 0
-        for each in self.inventory.holders:
-            process = self.process_of.get(each.holder)
-            if process not in seen:
-                count += sum(held.save == save for held in each.tensors)
-            if process is not None:
-                seen.add(process)
-        return count
-
-    def without(self, lost: Collection[str]) -> Inventory:
-        """Return the inventory without some holders."""
-        left = tuple(each for each in self.inventory.holders if each.holder not in lost)
-        return msgspec.structs.replace(self.inventory, holders=left)
+    inventory: HolderInventory
+    host: str
+    slice_index: int | None
+    process: int | None
 
 
 def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
@@ -109,8 +86,8 @@ def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
     ConfigError without RAM to look at, or for peers without a secret or a run.
     """
     survey = take_survey(places)
-    run_id = _run_id(survey, places, peers)
-    ram, faults = _ram_of(survey, run_id, places, peers)
+    run_id = survey.only_run(peers, "eckpt ls --survives")
+    inventory, holders, faults = _holders_of(survey, run_id, places, peers)
     if places.local_dirs or places.directory:  # else the survey only says that there is nothing
         faults = [*survey.faults, *faults]
     stored = [
@@ -119,27 +96,28 @@ def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
         if each.state == "whole" and each.run_id in ("", run_id)
     ]
     stored_step = max(stored, default=None)
-    save = newest_complete(ram.inventory)
-    hosts = sorted(set(ram.host_of.values()))
+    save = newest_complete(inventory)
+    hosts = sorted({each.host for each in holders})
     if save is None:
         return SurvivalReport(
             run_id, None, "", stored_step, len(hosts), 0, 0, None, None, (), tuple(faults)
         )
-    losses = [_loss("host", host, _of(ram.host_of, host), ram, save, stored_step) for host in hosts]
-    slices = sorted(set(ram.slice_of.values()))
+    units = [("host", host, [each for each in holders if each.host != host]) for host in hosts]
+    slices = sorted({each.slice_index for each in holders if each.slice_index is not None})
     for number in slices if len(slices) > 1 else ():
-        lost = _of(ram.slice_of, number)
-        losses.append(_loss("slice", str(number), lost, ram, save, stored_step))
-    shards, host_states = _copies(ram, save, len(hosts))
+        left = [each for each in holders if each.slice_index != number]
+        units.append(("slice", str(number), left))
+    losses = [_loss(*unit, inventory, save, stored_step) for unit in units]
+    shards, host_states = _copies(inventory, holders, save, len(hosts))
     return SurvivalReport(
         run_id=run_id,
         step=save.step,
         incarnation=save.incarnation,
         stored_step=stored_step,
         hosts=len(hosts),
-        seen=ram.processes_with(save),
+        seen=_processes_with(save, holders),
         processes=max(
-            (h.count for each in ram.inventory.holders for h in each.host_states if h.save == save),
+            (h.count for each in inventory.holders for h in each.host_states if h.save == save),
             default=0,
         ),
         shards=shards,
@@ -157,45 +135,44 @@ def copies_text(survival: Survival) -> str:
     )
 
 
-def _run_id(survey: Survey, places: Places, peers: Sequence[str]) -> str:
-    if places.run_id is not None:
-        return places.run_id
-    runs = sorted({folder.run_id for folder in survey.folders})
-    if peers or len(runs) > 1:
-        text = f"several runs: {', '.join(runs)}; " if len(runs) > 1 else ""
-        raise ConfigError([f"{text}give --run-id"], target="eckpt ls --survives")
-    return runs[0] if runs else ""
-
-
-def _ram_of(
+def _holders_of(
     survey: Survey, run_id: str, places: Places, peers: Sequence[str]
-) -> tuple[_Ram, list[SurveyFault]]:
-    folders = [folder for folder in survey.folders if folder.run_id == run_id]
-    host_of = {folder.holder.holder: str(folder.local_dir) for folder in folders}
-    writers = {
-        folder.holder.holder: copy.published.writer
-        for folder in folders
-        for copy in folder.copies
-        if copy.published.writer is not None
-    }
-    slice_of = {holder: writer.slice_index for holder, writer in writers.items()}
-    process_of = {holder: writer.process_index for holder, writer in writers.items()}
+) -> tuple[Inventory, list[_Holder], list[SurveyFault]]:
+    holders: list[_Holder] = []
+    for folder in survey.folders:
+        if folder.run_id == run_id:
+            found = (each.published.writer for each in reversed(folder.copies))
+            writer = next((each for each in found if each is not None), None)
+            at = (None, None) if writer is None else (writer.slice_index, writer.process_index)
+            holders.append(_Holder(folder.holder, str(folder.local_dir), *at))
     inventory = survey.inventory(run_id)
     if not peers:
-        return _Ram(inventory, host_of, slice_of, process_of), []
+        return inventory, holders, []
     if places.secret is None:
         raise ConfigError(["--peers needs the run's secret"], target="eckpt ls --survives")
     with TransferClient(run_id=run_id, secret=places.secret) as client:
         asked, manifests, faults = ask_peers(client, peers, inventory)
     # A peer may be the process of a ramdisk that was read too: its copies count once.
-    read = {process: host_of[holder] for holder, process in process_of.items()}
-    for each in asked:
-        host_of[each.holder] = _host_name(each.address)
-        if each.process_index is not None:
-            host_of[each.holder] = read.get(each.process_index, host_of[each.holder])
-            process_of[each.holder] = each.process_index
+    read = {each.process: each.host for each in holders if each.process is not None}
     # Peers do not say of which slice they are.
-    return _Ram(merged(inventory, asked, manifests), host_of, {}, process_of), faults
+    holders = [each._replace(slice_index=None) for each in holders]
+    for each in asked:
+        own = _host_name(each.address)
+        host = own if each.process_index is None else read.get(each.process_index, own)
+        holders.append(_Holder(each, host, None, each.process_index))
+    return merged(inventory, asked, manifests), holders, faults
+
+
+def _processes_with(save: SaveId, holders: Iterable[_Holder]) -> int:
+    """Return the number of processes whose part of ``save`` was read, each once."""
+    seen: set[int] = set()
+    count = 0
+    for each in holders:
+        if each.process not in seen:
+            count += sum(held.save == save for held in each.inventory.tensors)
+        if each.process is not None:
+            seen.add(each.process)
+    return count
 
 
 def _host_name(address: str) -> str:
@@ -208,14 +185,17 @@ def _host_name(address: str) -> str:
         return host
 
 
-def _of(units: dict[str, str] | dict[str, int], unit: object) -> set[str]:
-    return {holder for holder, of in units.items() if of == unit}
-
-
 def _loss(
-    what: str, name: str, lost: set[str], ram: _Ram, save: SaveId, stored_step: int | None
+    what: str,
+    name: str,
+    others: Iterable[_Holder],
+    inventory: Inventory,
+    save: SaveId,
+    stored_step: int | None,
 ) -> Loss:
-    left = ram.without(lost)
+    """Return the loss of all holders but ``others``."""
+    holders = tuple(each.inventory for each in others)
+    left = msgspec.structs.replace(inventory, holders=holders)
     missing = lacks_of(save, left)
     if not missing:
         return Loss(what, name, save.step, 0, "")
@@ -226,7 +206,9 @@ def _loss(
     return Loss(what, name, left_step, steps_lost, missing)
 
 
-def _copies(ram: _Ram, save: SaveId, hosts: int) -> tuple[Survival, Survival]:
+def _copies(
+    inventory: Inventory, holders: Iterable[_Holder], save: SaveId, hosts: int
+) -> tuple[Survival, Survival]:
     """Return the copies of the save's shards and of its host states, by host.
 
     Shards of different boxes count as different parts, also where they overlap, so that no more
@@ -234,10 +216,9 @@ def _copies(ram: _Ram, save: SaveId, hosts: int) -> tuple[Survival, Survival]:
     """
     shards: dict[str, set[Hashable]] = {}
     states: dict[str, set[Hashable]] = {}
-    for holder in ram.inventory.holders:
-        host = ram.host_of[holder.holder]
+    for holder, host, _, _ in holders:
         for held in holder.tensors:
-            contents = ram.inventory.manifests.get(held.digest)
+            contents = inventory.manifests.get(held.digest)
             if held.save == save and contents is not None:
                 own = shards.setdefault(host, set())
                 own.update(

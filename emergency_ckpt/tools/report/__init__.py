@@ -1,8 +1,7 @@
 """The report of a run: one HTML file, made from the events of its processes.
 
 1. ``reading`` reads the files of an event log; damaged lines are counted and named.
-2. ``lives`` reads numbers and text of an event, bounded, and groups the events into lives of the
-   job, from one start or restore to the next.
+2. ``lives`` groups the events into lives of the job, from one start or restore to the next.
 3. ``figures`` computes from these what was lost and how long each recovery took (steps, RPO, RTO),
    how the run's time was used, the time of each step, and the sources of the restored bytes;
    ``spans`` the bars and marks of each process. Both are pure.

@@ -8,7 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from emergency_ckpt.event_log.records import LoggedEvent
-from emergency_ckpt.tools.report.lives import JobLife, number, text, whole
+from emergency_ckpt.tools.event_fields import number, text, whole
+from emergency_ckpt.tools.report.lives import JobLife
 from emergency_ckpt.types import LOCAL, PERSISTENT
 
 MAX_POINTS = 5000

@@ -1,14 +1,10 @@
-"""The events of a run, and the lives of a job: from one start or restore to the next.
-
-A log is written by others: a field is read with ``whole``, ``number`` and ``text`` alone.
-"""
+"""The events of a run, and the lives of a job: from one start or restore to the next."""
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -16,11 +12,9 @@ import msgspec
 
 from emergency_ckpt.core.timeline import number_of
 from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.tools.event_fields import whole
 from emergency_ckpt.types import LOCAL, PERSISTENT
 
-MAX_TEXT_CHARS = 300
-_MAX_WHOLE = 1 << 53
-_ELLIPSIS = "..."
 _BEGINNINGS = frozenset(
     {"preemption.source", "prefetch.started", "restore.started", "train.launched"}
 )
@@ -28,36 +22,6 @@ _BEGUN = frozenset({"restore.finished", "restore.nothing"})
 _STEP = "train.step"
 _DUE = "save.started"
 _FAULT = "fault.fired"
-
-
-def whole(event: LoggedEvent, field: str) -> int | None:
-    """Return a field that is a whole number from 0 to 2**53, or None."""
-    value = event.fields.get(field)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_WHOLE:
-        return None
-    return value
-
-
-def number(event: LoggedEvent, field: str) -> float | None:
-    """Return a field that is a finite number of at least 0, or None."""
-    value = event.fields.get(field)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0 <= value <= _MAX_WHOLE and math.isfinite(value) else None
-
-
-def text(event: LoggedEvent, field: str) -> str:
-    """Return a field as text of at most ``MAX_TEXT_CHARS``; "" when there is none."""
-    value = event.fields.get(field)
-    if value is None:
-        return ""
-    return bounded_text(value if isinstance(value, str) else repr(value))
-
-
-def bounded_text(value: str) -> str:
-    """Return ``value`` in at most ``MAX_TEXT_CHARS``, without characters that control a display."""
-    cut = value if len(value) <= MAX_TEXT_CHARS else value[: MAX_TEXT_CHARS - 3] + _ELLIPSIS
-    return "".join(char if char.isprintable() else " " for char in cut)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

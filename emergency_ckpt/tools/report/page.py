@@ -10,10 +10,12 @@ import base64
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from plotly.offline import get_plotlyjs
@@ -35,7 +37,7 @@ from emergency_ckpt.tools.report.lives import JobLife, lives_of
 from emergency_ckpt.tools.report.spans import Mark, marks_of, newest_marks, spans_of, thinned
 
 MAX_TABLE_ROWS = 200
-MAX_MATRIX_SOURCES = 24
+MAX_TABLE_SOURCES = 24
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,18 @@ def page_of(title: str, runs: Sequence[ReportRun]) -> str:
 """
 
 
+def write_report(out: Path, title: str, runs: Sequence[ReportRun]) -> None:
+    """Write the page about ``runs`` to ``out`` atomically. Blocks. Raises OSError."""
+    write_whole(out, page_of(title, runs))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` atomically. Blocks. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, "utf-8")
+    os.replace(temporary, path)
+
+
 def _asset(name: str) -> str:
     return resources.files("emergency_ckpt.tools.report").joinpath(name).read_text("utf-8")
 
@@ -116,7 +130,7 @@ def _section(index: int, run: ReportRun) -> str:
         _goodput(index, use),
         _timeline(index, events, marks),
         _recoveries(recoveries),
-        *(_matrix(restore) for restore in byte_sources_of(events)),
+        *(_sources(restore) for restore in byte_sources_of(events)),
         _step_times(index, lives, events),
         _mark_table(marks, events),
         "</section>",
@@ -257,38 +271,23 @@ def _time(seconds: float | None) -> str:
     return "-" if seconds is None else seconds_text(seconds)
 
 
-def _matrix(restore: RestoreBytes) -> str:
-    sources = restore.sources[:MAX_MATRIX_SOURCES]
+def _sources(restore: RestoreBytes) -> str:
+    sources = restore.sources[:MAX_TABLE_SOURCES]
     if not sources:
         return ""
     shown = dict(list(restore.bytes_of.items())[: charts.MAX_ROWS])
-    largest = max(size for row in restore.bytes_of.values() for size in row.values())
-    lines = [
-        f"<tr><td>process {process}</td>"
-        + "".join(_cell(row.get(source, 0), largest) for source in sources)
-        + "</tr>"
-        for process, row in shown.items()
+    each = {**{f"process {process}": row for process, row in shown.items()}, "all": restore.totals}
+    rows = [
+        [name, *(size_text(row[source]) if source in row else "" for source in sources)]
+        for name, row in each.items()
     ]
-    totals = "".join(f"<td>{size_text(restore.totals[source])}</td>" for source in sources)
-    heads = "".join(f'<th scope="col">{escape(source)}</th>' for source in sources)
     left_out = len(restore.sources) - len(sources), len(restore.bytes_of) - len(shown)
-    note = ""
-    if any(left_out):
-        note = (
-            f'<p class="quiet">{left_out[0]} sources and {left_out[1]} processes are left out.</p>'
-        )
+    note = f"{left_out[0]} sources and {left_out[1]} processes are left out."
     return (
         f"<h3>Sources of each process&#x27;s bytes, life {restore.life}</h3>"
-        f'<div class="scroll"><table class="matrix"><thead><tr><th scope="col">to</th>{heads}</tr>'
-        f"</thead><tbody>{''.join(lines)}</tbody><tfoot><tr><td>all</td>{totals}</tr></tfoot></table>"
-        f"</div>{note}"
+        + _table(["to", *sources], rows)
+        + (f'<p class="quiet">{note}</p>' if any(left_out) else "")
     )
-
-
-def _cell(size: int, largest: int) -> str:
-    if not size:
-        return "<td></td>"
-    return f'<td style="--of-all: {size / largest:.3f}">{size_text(size)}</td>'
 
 
 def _mark_table(marks: Sequence[Mark], events: Sequence[LoggedEvent]) -> str:

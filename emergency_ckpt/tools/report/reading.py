@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,30 +11,15 @@ from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.event_log.reader import EventHistory, read_events
 from emergency_ckpt.event_log.records import LoggedEvent
-from emergency_ckpt.tools.report.lives import bounded_text, number_lives
+from emergency_ckpt.tools.event_fields import bounded_text
+from emergency_ckpt.tools.report.lives import number_lives
+from emergency_ckpt.tools.report.page import ReportRun
 
 _MAX_RUN_IDS = 5
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LogReading:
-    """A log as a report needs it.
-
-    Attributes:
-      events: by time, numbered by life; at least one.
-      run_ids: the runs that they name, at most a few.
-      files: number of files.
-      warnings: a sentence for each thing that the report cannot know.
-    """
-
-    events: tuple[LoggedEvent, ...]
-    run_ids: tuple[str, ...]
-    files: int
-    warnings: tuple[str, ...]
-
-
-def read_log(directory: Path) -> LogReading:
-    """Return the events of the log in ``directory``. Blocks.
+def read_log(directory: Path) -> ReportRun:
+    """Return the run of the log in ``directory``, with what the report cannot know. Blocks.
 
     Raises:
       CheckpointError: it is no directory, holds no log, or none with an event.
@@ -55,11 +39,12 @@ def read_log(directory: Path) -> LogReading:
     named = sorted({event.run_id for event in history.events if event.run_id})
     if len(named) > 1:
         warnings.append("The log has events of several runs, which are shown as one.")
-    return LogReading(
-        events=tuple(run_events(history.events)),
-        run_ids=tuple(bounded_text(run_id) for run_id in named[:_MAX_RUN_IDS]),
-        files=history.files,
-        warnings=tuple(warnings),
+    runs = ", ".join(map(bounded_text, named[:_MAX_RUN_IDS]))
+    return ReportRun(
+        title=f"Run {runs}" if runs else "Run",
+        events=run_events(history.events),
+        notes=[f"{count_text(history.files, 'file', 'files')} of events"],
+        warnings=warnings,
     )
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from emergency_ckpt.event_log.records import LoggedEvent
-from emergency_ckpt.tools.report.lives import bounded_text, number, text, whole
+from emergency_ckpt.tools.event_fields import bounded_text, number, text, whole
 from emergency_ckpt.types import PERSISTENT
 
 MAX_SPANS_OF_A_KIND = 3000
@@ -48,7 +48,6 @@ _TROUBLE = frozenset(
         "divergence",
         "fault.fired",
         "job.failed",
-        "persistent.cleanup_failed",
         "persistent.failed",
         "persistent.unreachable",
         "preemption.not_written",

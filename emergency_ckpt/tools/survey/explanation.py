@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.tools.event_fields import whole
 from emergency_ckpt.types import PERSISTENT
 
 FORMAT = 1
 _MAX_REMARKS = 200
+_TEXT_CHARS = 1000
 _REMARKS: Mapping[str, tuple[str, ...]] = {
     "restore.replanned": ("reason",),
     "restore.quarantined": ("step", "holder", "shard", "detail"),
@@ -193,12 +195,11 @@ def _process(part: Sequence[LoggedEvent], started_s: float) -> RestoredProcess:
     last = part[-1]
     fetched = ends.get("restore.fetched")
     finished = ends.get("restore.finished")
-    bytes_of = finished or fetched
     received: dict[str, int] = {}
     for each in part:
         if each.name == "restore.received":
             # A later attempt counts anew: its bytes replace those of the attempt that failed.
-            received[_text(each, "holder")] = _number(each, "size_bytes")
+            received[_text(each, "holder")] = whole(each, "size_bytes") or 0
     return RestoredProcess(
         process=last.process or 0,
         slice=last.slice,
@@ -206,13 +207,17 @@ def _process(part: Sequence[LoggedEvent], started_s: float) -> RestoredProcess:
         after_s=part[0].time_s - started_s,
         seconds=last.time_s - part[0].time_s,
         phases=_phases(part),
-        bytes_local=_number(bytes_of, "bytes_local"),
-        bytes_peer=_number(bytes_of, "bytes_peer"),
-        bytes_persistent=_number(finished or ends.get("restore.loaded"), "bytes_persistent"),
+        bytes_local=_bytes(finished or fetched, "bytes_local"),
+        bytes_peer=_bytes(finished or fetched, "bytes_peer"),
+        bytes_persistent=_bytes(finished or ends.get("restore.loaded"), "bytes_persistent"),
         received=received,
         reason=_text(last, "reason") if last.name == "restore.failed" else "",
         last_event=last.name,
     )
+
+
+def _bytes(event: LoggedEvent | None, field: str) -> int:
+    return 0 if event is None else whole(event, field) or 0
 
 
 def _phases(part: Sequence[LoggedEvent]) -> RestorePhases:
@@ -242,8 +247,7 @@ def _outcome(outcomes: Iterable[Outcome]) -> Outcome:
 def _first(parts: Iterable[Sequence[LoggedEvent]], name: str, field: str) -> int | None:
     for part in parts:
         for each in part:
-            value = each.fields.get(field)
-            if each.name == name and isinstance(value, int) and not isinstance(value, bool):
+            if each.name == name and (value := whole(each, field)) is not None:
                 return value
     return None
 
@@ -257,7 +261,7 @@ def _tier(parts: Iterable[Sequence[LoggedEvent]]) -> str:
 
 def _passed_over(parts: Iterable[Sequence[LoggedEvent]]) -> tuple[PassedOver, ...]:
     found = {
-        PassedOver(_number(each, "step"), _text(each, "tier"), _text(each, "reason"))
+        PassedOver(whole(each, "step") or 0, _text(each, "tier"), _text(each, "reason"))
         for part in parts
         for each in part
         if each.name == "restore.rejected"
@@ -278,11 +282,5 @@ def _remarks(parts: Iterable[Sequence[LoggedEvent]], started_s: float) -> tuple[
     return tuple(sorted(found, key=lambda remark: remark.after_s)[:_MAX_REMARKS])
 
 
-def _number(event: LoggedEvent | None, field: str) -> int:
-    """Return a field that should be a whole number; 0 when it is none: the file may be foreign."""
-    value: Any = None if event is None else event.fields.get(field)
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
-
-
 def _text(event: LoggedEvent, field: str) -> str:
-    return str(event.fields.get(field, ""))[:1000]
+    return str(event.fields.get(field, ""))[:_TEXT_CHARS]

@@ -90,20 +90,12 @@ class ProcessFolder:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class RamdiskContents:
-    """The process directories of all ramdisks.
+def read_ramdisks(places: Places) -> tuple[tuple[ProcessFolder, ...], list[SurveyFault], bool]:
+    """Return the process directories on all ramdisks of ``places``, and what is wrong there.
 
-    ``changing``: they changed during every reading, so steps may seem to lack parts that they had.
+    The third value is True when they changed during every reading, so that steps may seem to lack
+    parts that they had. ConfigError.
     """
-
-    folders: tuple[ProcessFolder, ...]
-    faults: tuple[SurveyFault, ...]
-    changing: bool
-
-
-def read_ramdisks(places: Places) -> RamdiskContents:
-    """Describe the process directories on all ramdisks of ``places``. ConfigError."""
     if places.run_id is not None:
         check_run_id(places.run_id)
     faults: list[SurveyFault] = []
@@ -115,7 +107,7 @@ def read_ramdisks(places: Places) -> RamdiskContents:
         for local_dir in places.local_dirs:
             for path in _process_paths(local_dir, places, faults):
                 old = found.get(path)
-                new = _read_again(old, path, local_dir, places)
+                new = _read_again(old, path, places)
                 changing = changing or new is not old
                 if new is not None:
                     present[path] = new
@@ -126,7 +118,7 @@ def read_ramdisks(places: Places) -> RamdiskContents:
     folders = tuple(each for each in found.values() if isinstance(each, ProcessFolder))
     faults += [each for each in found.values() if isinstance(each, SurveyFault)]
     faults += [fault for folder in folders for fault in folder.faults]
-    return RamdiskContents(folders, tuple(faults), changing)
+    return folders, faults, changing
 
 
 def _process_paths(local_dir: Path, places: Places, faults: list[SurveyFault]) -> Iterator[Path]:
@@ -153,15 +145,14 @@ def _run_ids(local_dir: Path) -> list[str]:
 
 
 def _read_again(
-    old: ProcessFolder | SurveyFault | None, path: Path, local_dir: Path, places: Places
+    old: ProcessFolder | SurveyFault | None, path: Path, places: Places
 ) -> ProcessFolder | SurveyFault | None:
     """Return the description of a directory: ``old`` when nothing changed, None when it is gone."""
     try:
         with ProcessFiles.opened(path, places.owner_uid, places.signer(path.parent.name)) as place:
-            version = _version(place)
-            if isinstance(old, ProcessFolder) and old.version == version:
+            if isinstance(old, ProcessFolder) and old.version == version_of(place):
                 return old
-            return _read_folder(path, place, local_dir, version, places)
+            return read_folder(path, place, places)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -169,7 +160,7 @@ def _read_again(
         return old if old == fault else fault
 
 
-def _version(place: ProcessFiles) -> Version:
+def version_of(place: ProcessFiles) -> Version:
     """Return the stamps of the files that count. Slots change during a save: they are left out."""
     stamps = list(_stamps("", place.dir_fd))
     for name, save_fd in place.save_directories():
@@ -188,10 +179,12 @@ def _stamps(prefix: str, dir_fd: int) -> Iterator[tuple[str, int, int, int]]:
         yield prefix + name, status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _read_folder(
-    path: Path, place: ProcessFiles, local_dir: Path, version: Version, places: Places
-) -> ProcessFolder:
-    """Return the description of an open process directory, with its faults."""
+def read_folder(path: Path, place: ProcessFiles, places: Places) -> ProcessFolder:
+    """Return the description of an open process directory, with its faults. OSError.
+
+    Of an untrusted ledger only the newest complete save is left; its fault says so.
+    """
+    version = version_of(place)
     faults: list[SurveyFault] = []
 
     def note(name: str, error: CorruptData) -> None:
@@ -221,7 +214,7 @@ def _read_folder(
             host_states.append(found)
     return ProcessFolder(
         path=path,
-        local_dir=local_dir,
+        local_dir=path.parents[1],
         run_id=place.run_id,
         owner=read_owner(place.dir_fd),
         ledger=ledger,

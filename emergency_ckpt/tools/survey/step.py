@@ -13,7 +13,7 @@ from emergency_ckpt.errors import CheckpointError, CorruptData, StepNotFound
 from emergency_ckpt.state.host_state import decode
 from emergency_ckpt.tier import ShardCopies, StepReader
 from emergency_ckpt.tools.survey.places import SurveyFault
-from emergency_ckpt.tools.survey.survey import SaveState, Survey, SurveyedStep
+from emergency_ckpt.tools.survey.survey import Survey, SurveyedStep
 from emergency_ckpt.types import Box, LeafSpec
 
 FORMAT = 1
@@ -60,20 +60,13 @@ class ShownHostState(msgspec.Struct, frozen=True):
     value: Any
 
 
-class ShownStep(msgspec.Struct, frozen=True):
-    """One save in one tier. The first fields are those of ``SurveyedStep``."""
+class ShownStep(SurveyedStep, frozen=True, kw_only=True):
+    """One save in one tier, with what is in it."""
 
-    format: int
-    tier: str
-    step: int
-    run_id: str
-    incarnation: str
-    state: SaveState
-    reason: str
-    size_bytes: int
-    leaves: tuple[ShownLeaf, ...]
-    host_states: tuple[ShownHostState, ...]
-    faults: tuple[SurveyFault, ...]
+    format: int = FORMAT
+    leaves: tuple[ShownLeaf, ...] = ()
+    host_states: tuple[ShownHostState, ...] = ()
+    faults: tuple[SurveyFault, ...] = ()
 
 
 def show_step(survey: Survey, step: int, *, tier: str = "", incarnation: str = "") -> ShownStep:
@@ -105,30 +98,16 @@ def show_step(survey: Survey, step: int, *, tier: str = "", incarnation: str = "
     except CorruptData as error:
         fault = SurveyFault(error.target, error.problem)
         best = msgspec.structs.replace(best, state="damaged", reason=error.problem)
-        return _shown(best, (), (), (fault,))
+        return ShownStep(**msgspec.structs.asdict(best), faults=(fault,))
     leaves = tuple(_leaf(leaf, reader.copies(path)) for path, leaf in reader.leaves.items())
-    best = msgspec.structs.replace(best, incarnation=reader.save.incarnation)
-    return _shown(best, leaves, *_host_states(reader))
-
-
-def _shown(
-    each: SurveyedStep,
-    leaves: tuple[ShownLeaf, ...],
-    host_states: tuple[ShownHostState, ...],
-    faults: tuple[SurveyFault, ...],
-) -> ShownStep:
-    return ShownStep(
-        format=FORMAT,
-        tier=each.tier,
-        step=each.step,
-        run_id=each.run_id,
-        incarnation=each.incarnation,
-        state=each.state,
-        reason=each.reason,
+    host_states, faults = _host_states(reader)
+    best = msgspec.structs.replace(
+        best,
+        incarnation=reader.save.incarnation,
         size_bytes=sum(leaf.size_bytes for leaf in leaves),
-        leaves=leaves,
-        host_states=host_states,
-        faults=faults,
+    )
+    return ShownStep(
+        **msgspec.structs.asdict(best), leaves=leaves, host_states=host_states, faults=faults
     )
 
 

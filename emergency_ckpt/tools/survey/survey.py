@@ -19,7 +19,7 @@ from emergency_ckpt.core.restore.inventory import (
 from emergency_ckpt.core.restore.restore_plan import lacks_of
 from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.timeline import Timeline
-from emergency_ckpt.errors import CheckpointError, PersistentTierError
+from emergency_ckpt.errors import CheckpointError, ConfigError, PersistentTierError
 from emergency_ckpt.ram.step_reader import RamStep
 from emergency_ckpt.storage.steps.looks import FoundStep
 from emergency_ckpt.tier import StepReader
@@ -122,6 +122,19 @@ class Survey:
             for x, each in zip(steps, found, strict=True)
         ]
 
+    def only_run(self, peers: Sequence[str], target: str) -> str:
+        """Return the run that was asked for, or the only one on the ramdisks; "" without any.
+
+        ``target``: the command. ConfigError when there are several, or ``peers`` alone.
+        """
+        if self.places.run_id is not None:
+            return self.places.run_id
+        runs = sorted({folder.run_id for folder in self.folders})
+        if len(runs) > 1 or (peers and not runs):
+            text = f"several runs: {', '.join(runs)}; " if len(runs) > 1 else ""
+            raise ConfigError([f"{text}give --run-id"], target=target)
+        return runs[0] if runs else ""
+
     def inventory(self, run_id: str) -> Inventory:
         """Return the RAM of one run as the leader of a restore sees it."""
         return _inventory(self.folders, run_id)
@@ -129,11 +142,11 @@ class Survey:
 
 def take_survey(places: Places) -> Survey:
     """Describe ``places``. Blocks for storage; damage and absence are faults. ConfigError."""
-    ramdisks = read_ramdisks(places)
+    folders, ram_faults, changing = read_ramdisks(places)
     directory = read_storage(places) if places.directory else None
-    faults = [*ramdisks.faults, *(directory.faults if directory else ())]
-    survey = Survey(places, time.time(), (), (), directory, (), ramdisks.changing)
-    survey = with_folders(survey, ramdisks.folders)
+    faults = [*ram_faults, *(directory.faults if directory else ())]
+    survey = Survey(places, time.time(), (), (), directory, (), changing)
+    survey = with_folders(survey, folders)
     run_id = places.run_id
     if run_id is not None and not (survey.folders or survey.steps or faults):
         where = ", ".join([*map(str, places.local_dirs), *filter(None, [places.directory])])

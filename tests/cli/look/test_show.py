@@ -65,6 +65,16 @@ def test_show_of_ram_step_has_every_shard(ramdisk: Path) -> None:
     assert states[0]["value"].endswith("... (999 characters)")
 
 
+def test_show_json_has_the_fields_of_the_listed_step(ramdisk: Path) -> None:
+    two_copies(ramdisk)
+    _, listing = eckpt_json("ls", "--local-dir", ramdisk)
+    _, shown = eckpt_json("ls", 5, "--local-dir", ramdisk)
+    (listed,) = listing["steps"]
+    del listed["age_s"]
+    assert shown.pop("age_s") >= 0
+    assert {field: shown[field] for field in listed} == listed
+
+
 def test_show_of_differing_replicas_tells_both(ramdisk: Path) -> None:
     two_copies(ramdisk)
     tier = open_tier(ramdisk, process_index=7)

@@ -1,10 +1,9 @@
 """``eckpt doctor``: checks of a host before a job starts there, room and pages for it.
 
-1. ``machine``: versions, the native engine; ``network``: the secret, addresses, peers.
-2. ``storage_check``: a small file is written, read and removed; the clock; the size of the newest
-   step.
-3. ``ramdisk_check``: file system, owner, room for the slots, pages, and the memory that is left.
-4. ``copies``: those of the newest step in RAM, and what a lost host would cost.
+1. ``checks``: versions and the native engine; the secret, addresses, peers; storage, where a small
+   file is written, read and removed, its clock and the size of the newest step; the ramdisk, its
+   owner, room, pages and memory; the copies of the newest step in RAM, and what a lost host costs.
+2. ``findings``: what a check finds; ``sizing``: the options that tell the size of a slot.
 
 Only the check of storage writes, and it removes what it has written. ``--clean`` (``clean``) and
 ``--reserve`` take the place of the checks.
@@ -25,8 +24,15 @@ from emergency_ckpt.core.wording import count_text, size_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.ram.locks import check_run_id
 from emergency_ckpt.ram.other_runs import GRACE_S
-from emergency_ckpt.tools.cli.arguments import add_json, add_timeout, addresses, duration, port
-from emergency_ckpt.tools.cli.doctor.findings import Finding, as_json, exit_status, show, worst
+from emergency_ckpt.tools.cli.arguments import (
+    add_json,
+    add_timeout,
+    addresses,
+    duration,
+    port,
+    print_json,
+)
+from emergency_ckpt.tools.cli.doctor.findings import Finding, exit_status, show, worst
 from emergency_ckpt.tools.cli.doctor.sizing import (
     add_host_state,
     add_size,
@@ -137,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
         return _reserve(args)
     findings = list(_findings(args))
     if args.json:
-        print(as_json(findings))
+        print_json({"status": worst(findings), "checks": findings})
     else:
         show(findings, Console(highlight=False))
     return exit_status(findings, strict=args.strict)
@@ -164,28 +170,24 @@ def _check(args: argparse.Namespace) -> None:
 
 def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     # Imported here, so that `eckpt doctor --help` does not import numpy and the storage clients.
-    from emergency_ckpt.tools.cli.doctor import machine, network, storage_check  # noqa: PLC0415
-    from emergency_ckpt.tools.cli.doctor.copies import check_copies  # noqa: PLC0415
-    from emergency_ckpt.tools.cli.doctor.ramdisk_check import check_ramdisk  # noqa: PLC0415
+    from emergency_ckpt.tools.cli.doctor import checks  # noqa: PLC0415
     from emergency_ckpt.tools.survey.places import Places  # noqa: PLC0415
 
-    yield machine.check_versions()
-    yield machine.check_engine()
-    finding, secret = network.check_secret(args.secret_file and str(args.secret_file), os.environ)
+    yield checks.check_versions()
+    yield checks.check_engine()
+    finding, secret = checks.check_secret(args.secret_file and str(args.secret_file), os.environ)
     yield finding
     if args.bind_host is not None:
-        yield network.check_bind(args.bind_host, args.bind_port)
-    yield from network.check_peers(args.peers, args.bind_host, args.run_id, secret, args.timeout)
+        yield checks.check_bind(args.bind_host, args.bind_port)
+    yield from checks.check_peers(args.peers, args.bind_host, args.run_id, secret, args.timeout)
     directory = ""
     if args.dir is not None:
-        tried = storage_check.check_storage(
-            args.dir, f"doctor-{secrets.token_hex(8)}", args.timeout
-        )
+        tried = checks.check_storage(args.dir, f"doctor-{secrets.token_hex(8)}", args.timeout)
         yield from tried
         directory = "" if worst(tried) == "failure" else args.dir
     state_bytes = given_bytes(args)
     if state_bytes is None and args.dir is not None:
-        finding, state_bytes = storage_check.newest_state_bytes(args.dir, args.timeout)
+        finding, state_bytes = checks.newest_state_bytes(args.dir, args.timeout)
         yield finding
     if args.local_dir is not None:
         needed_bytes, spare_bytes = None, 0
@@ -193,7 +195,7 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
             needed_bytes = args.processes * process_bytes(args, state_bytes, "eckpt doctor")
             spare_bytes = args.processes * slot_bytes(args, state_bytes)
             yield _slots(args, needed_bytes)
-        yield from check_ramdisk(args.local_dir, args.run_id, needed_bytes, spare_bytes)
+        yield from checks.check_ramdisk(args.local_dir, args.run_id, needed_bytes, spare_bytes)
     peers = args.peers if secret is not None else ()
     if args.run_id is not None and (args.local_dirs or peers):
         places = Places(
@@ -203,7 +205,7 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
             secret=None if secret is None else secret.value,
             timeout_s=args.timeout,
         )
-        yield check_copies(places, peers)
+        yield checks.check_copies(places, peers)
 
 
 def _slots(args: argparse.Namespace, needed_bytes: int) -> Finding:
@@ -238,7 +240,7 @@ def _state_bytes(args: argparse.Namespace) -> int:
             ["give --state-gib, or --dir with a step in it"], target="eckpt doctor --reserve"
         )
     # Orbax, which this imports, takes a second to load.
-    from emergency_ckpt.tools.cli.doctor.storage_check import newest_state_bytes  # noqa: PLC0415
+    from emergency_ckpt.tools.cli.doctor.checks import newest_state_bytes  # noqa: PLC0415
 
     finding, found = newest_state_bytes(args.dir, args.timeout)
     if found is None:

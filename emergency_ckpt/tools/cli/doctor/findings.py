@@ -46,12 +46,6 @@ def exit_status(findings: Sequence[Finding], *, strict: bool) -> int:
     return 0 if worst(findings) in ({"ok"} if strict else {"ok", "warning"}) else 1
 
 
-def as_json(findings: Sequence[Finding]) -> str:
-    """Return all findings as one JSON object."""
-    whole = {"status": worst(findings), "checks": findings}
-    return msgspec.json.format(msgspec.json.encode(whole), indent=2).decode()
-
-
 def show(findings: Sequence[Finding], console: Console) -> None:
     """Print one line for each finding, and one below it that says how to mend it."""
     for finding in findings:

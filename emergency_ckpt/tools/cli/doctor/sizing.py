@@ -9,9 +9,9 @@ from emergency_ckpt.core.placement.placement_policies import parse_policy
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.placement_study import held_bytes, stored_share
 
-_GIB = 1 << 30
+GIB = 1 << 30
 _MIB = 1 << 20
-_MOST_GIB = 1e12
+MOST_GIB = 1e12
 
 
 def add_size(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def add_host_state(parser: argparse.ArgumentParser) -> None:
 
 def host_state_bytes(args: argparse.Namespace, command: str) -> int:
     """Return the bytes of one process's host state. ConfigError."""
-    if not 0 <= args.host_state_mib < _MOST_GIB:
+    if not 0 <= args.host_state_mib < MOST_GIB:
         problem = f"--host-state-mib must be 0 or more, not {args.host_state_mib}"
         raise ConfigError([problem], target=command)
     return round(args.host_state_mib * _MIB)
@@ -57,8 +57,8 @@ def check_size(args: argparse.Namespace, command: str) -> None:
         for name in ("slices", "hosts_per_slice", "processes", "local_keep_last_n")
         if getattr(args, name) < 1
     ]
-    if args.state_gib is not None and not 0 < args.state_gib < _MOST_GIB:
-        problems.append(f"--state-gib must be above 0 and below {_MOST_GIB}, not {args.state_gib}")
+    if args.state_gib is not None and not 0 < args.state_gib < MOST_GIB:
+        problems.append(f"--state-gib must be above 0 and below {MOST_GIB}, not {args.state_gib}")
     if problems:
         raise ConfigError(problems, target=command)
     parse_policy(args.placement)
@@ -66,7 +66,7 @@ def check_size(args: argparse.Namespace, command: str) -> None:
 
 def given_bytes(args: argparse.Namespace) -> int | None:
     """Return the bytes of one replica as given on the command line, or None."""
-    return None if args.state_gib is None else round(args.state_gib * _GIB)
+    return None if args.state_gib is None else round(args.state_gib * GIB)
 
 
 def slot_bytes(args: argparse.Namespace, state_bytes: int) -> int:

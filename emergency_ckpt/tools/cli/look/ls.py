@@ -1,4 +1,7 @@
-"""``eckpt ls``: the runs and steps in each tier, and what each step lacks."""
+"""``eckpt ls``: the runs and steps in each tier, what each step lacks, and one step in full.
+
+docs/operations.md documents what ``--json`` prints.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ import argparse
 import importlib
 from pathlib import Path
 
+import msgspec
+
+from emergency_ckpt.core.boxes import describe
 from emergency_ckpt.core.wording import TIER_WORDS, count_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.cli import tables
@@ -19,11 +25,96 @@ from emergency_ckpt.tools.cli.arguments import (
     print_json,
     step_number,
 )
-from emergency_ckpt.tools.survey.listing import ListedProcess, Listing, listing_of
-from emergency_ckpt.tools.survey.survey import SurveyedStep, take_survey
+from emergency_ckpt.tools.survey.places import SurveyFault
+from emergency_ckpt.tools.survey.ramdisk import ProcessFolder
+from emergency_ckpt.tools.survey.step import ShownLeaf, ShownStep, show_step
+from emergency_ckpt.tools.survey.survey import Survey, SurveyedStep, take_survey
 from emergency_ckpt.types import LOCAL, PERSISTENT
 
+FORMAT = 1
+"""Raised when a field is removed or gets another meaning; fields may be added."""
+
 EXAMPLE = "eckpt ls --local-dir /dev/shm/eckpt --dir gs://bucket/run7"
+
+
+class ListedProcess(msgspec.Struct, frozen=True):
+    """One process directory of a ramdisk.
+
+    Attributes:
+      process_index, process_count, slice_index, hostname: of the process that saved there last;
+        null before its first save.
+      pid: of the process that had the directory last.
+      is_running: whether it lives; null when it is of another host, or unknown.
+      known_complete: the newest step that it knew to be whole everywhere.
+    """
+
+    path: str
+    run_id: str
+    process_index: int | None
+    process_count: int | None
+    slice_index: int | None
+    hostname: str
+    pid: int | None
+    is_running: bool | None
+    known_complete: int | None
+    steps: tuple[int, ...]
+
+
+class ListedDirectory(msgspec.Struct, frozen=True):
+    """The persistent directory. ``run_id``: the run on record that saves there."""
+
+    directory: str
+    run_id: str
+    unfinished: tuple[str, ...]
+    set_aside: tuple[str, ...]
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """All of it. ``changing``: a job saved faster than its ramdisks could be read."""
+
+    format: int
+    time_s: float
+    steps: tuple[SurveyedStep, ...]
+    processes: tuple[ListedProcess, ...]
+    directory: ListedDirectory | None
+    faults: tuple[SurveyFault, ...]
+    changing: bool
+
+
+def _listing_of(survey: Survey) -> Listing:
+    """Return the survey as plain values."""
+    directory = survey.directory
+    return Listing(
+        format=FORMAT,
+        time_s=survey.time_s,
+        steps=survey.steps,
+        processes=tuple(_process(folder) for folder in survey.folders),
+        directory=None
+        if directory is None
+        else ListedDirectory(
+            directory.directory, directory.run_id, directory.unfinished, directory.set_aside
+        ),
+        faults=survey.faults,
+        changing=survey.changing,
+    )
+
+
+def _process(folder: ProcessFolder) -> ListedProcess:
+    newest = max(folder.copies, key=lambda copy: copy.saved_s, default=None)
+    writer = newest.published.writer if newest else None
+    known, owner = folder.ledger.complete, folder.owner
+    return ListedProcess(
+        path=str(folder.path),
+        run_id=folder.run_id,
+        process_index=writer.process_index if writer else None,
+        process_count=writer.process_count if writer else None,
+        slice_index=writer.slice_index if writer else None,
+        hostname=writer.hostname if writer else owner.hostname if owner else "",
+        pid=owner.pid if owner else None,
+        is_running=owner.is_running if owner else None,
+        known_complete=known.step if known else None,
+        steps=tuple(sorted({copy.published.save.step for copy in folder.copies})),
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,9 +183,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """List, or what an option asks; return 1 when something is damaged, absent or unreadable."""
     view = _view_of(args)
+    if view == "step":
+        return _show(args)
     if view:
         return int(importlib.import_module(f"{__package__}.{view}").run(args))
-    listing = listing_of(take_survey(places_of(args)))
+    listing = _listing_of(take_survey(places_of(args)))
     if args.json:
         print_json(listing)
     else:
@@ -103,9 +196,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _view_of(args: argparse.Namespace) -> str:
-    """Return the module of what is asked, "" for the list. ConfigError where options clash."""
+    """Return what is asked: "step", a module of this package, or "" for the list.
+
+    ConfigError where options clash.
+    """
     asked = {
-        "show": args.step is not None,
+        "step": args.step is not None,
         "check": args.check,
         "survives": args.survives,
         "explain": args.explain is not None,
@@ -114,7 +210,7 @@ def _view_of(args: argparse.Namespace) -> str:
     view = views[0] if views else ""
     needs = {
         "STEP, --check, --survives and --explain exclude each other": len(views) > 1,
-        "--tier and --incarnation need STEP": (args.tier or args.incarnation) and view != "show",
+        "--tier and --incarnation need STEP": (args.tier or args.incarnation) and view != "step",
         "--read-data needs --check": args.read_data and view != "check",
         "--peers needs --survives": args.peers and view != "survives",
         "--explain takes no --local-dir and no --dir": (args.local_dir or args.dir)
@@ -179,3 +275,64 @@ def _process_row(each: ListedProcess) -> list[str]:
         ", ".join(map(str, each.steps)) or "-",
         each.path,
     ]
+
+
+def _show(args: argparse.Namespace) -> int:
+    """Show a step; return 1 when it is absent, damaged, or could not be read."""
+    survey = take_survey(places_of(args))
+    if not args.json:
+        tables.print_faults(survey.faults)
+    shown = show_step(survey, args.step, tier=args.tier, incarnation=args.incarnation)
+    if args.json:
+        print_json(shown)
+    else:
+        _print_step(shown)
+    return BAD if shown.faults else GOOD
+
+
+def _print_step(shown: ShownStep) -> None:
+    reason = f": {shown.reason}" if shown.reason else ""
+    print(f"step {shown.step}, {shown.tier} tier, {shown.state.replace('_', ' ')}{reason}")
+    print(f"run {shown.run_id or '-'}, incarnation {shown.incarnation or '-'}")
+    print(f"{len(shown.leaves)} leaves, {tables.size(shown.size_bytes)}\n")
+    places = sorted(
+        {h for leaf in shown.leaves for shard in leaf.shards for h in shard.holders}
+        | {h for each in shown.host_states for h in each.holders}
+    )
+    numbers = {holder: str(number) for number, holder in enumerate(places)}
+    rows = [row for leaf in shown.leaves for row in _shard_rows(leaf, numbers)]
+    if rows:
+        columns = ["LEAF", "DTYPE", "SHAPE", "BOX", "BYTES", "CRC32C", "HOLDERS"]
+        tables.print_table(columns, rows)
+    for each in shown.host_states:
+        held = _held(each.holders, numbers)
+        value = msgspec.json.encode(each.value).decode()
+        where = f" (holders {held})" if held else ""
+        print(tables.one_line(f"\nhost state of process {each.process} of {each.count}{where}:"))
+        print(tables.one_line(value))
+    if places:
+        print("\nholders:")
+        for holder, number in numbers.items():
+            print(tables.one_line(f"  {number}  {holder}"))
+    tables.print_faults(shown.faults)
+
+
+def _shard_rows(leaf: ShownLeaf, numbers: dict[str, str]) -> list[list[str]]:
+    dtype = f"{leaf.dtype} ({leaf.key_impl})" if leaf.key_impl else leaf.dtype
+    head = [leaf.path, dtype, str(list(leaf.shape))]
+    if not leaf.shards:
+        return [[*head, "-", str(leaf.size_bytes), "-", "-"]]
+    return [
+        [
+            *(head if first else ["", "", ""]),
+            describe(shard.box),
+            str(shard.size_bytes),
+            shard.crc32c or "-",
+            _held(shard.holders, numbers) or "-",
+        ]
+        for first, shard in zip([True] + [False] * len(leaf.shards), leaf.shards, strict=False)
+    ]
+
+
+def _held(holders: tuple[str, ...], numbers: dict[str, str]) -> str:
+    return ",".join(numbers[holder] for holder in holders)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from emergency_ckpt.tools.report.writing import write_log_report
+from emergency_ckpt.tools.report.page import write_report
+from emergency_ckpt.tools.report.reading import read_log
 
 EXAMPLE = "eckpt report logs/events -o report.html"
 
@@ -31,8 +32,9 @@ def run(args: argparse.Namespace) -> int:
       CheckpointError: the directory holds no event log.
       OSError: a file cannot be read or written.
     """
-    reading = write_log_report(args.directory, args.output)
-    for warning in reading.warnings:
+    read = read_log(args.directory)
+    write_report(args.output, "Report of a training run", [read])
+    for warning in read.warnings:
         print(f"warning: {warning}")
     print(args.output)
     return 0

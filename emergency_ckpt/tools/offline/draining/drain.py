@@ -19,6 +19,8 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from emergency_ckpt.config import run_id_of
 from emergency_ckpt.core.restore.inventory import PersistentStep, newest_timeline
 from emergency_ckpt.core.timeline import life_of
@@ -43,9 +45,8 @@ from emergency_ckpt.transfer.pool import each_address
 from emergency_ckpt.types import LOCAL, Box, SaveId
 
 
-@dataclasses.dataclass(frozen=True)
-class Drained:
-    """The outcome of a drain.
+class Drained(msgspec.Struct, frozen=True):
+    """The outcome of a drain, as ``eckpt export --drain --json`` prints it.
 
     Attributes:
       step: the one that was written, or the newest that storage has; None without any.
@@ -114,7 +115,7 @@ def drain(
       peers: addresses of ``eckpt serve`` on other hosts, or names that stand for several.
     """
     survey = take_survey(dataclasses.replace(places, directory=""))
-    run_id = _run_id(survey, places, peers)
+    run_id = survey.only_run(peers, "eckpt export --drain") or run_id_of(places.directory)
     _check_ended(survey, run_id, places)
     tier, moves = places.storage(write_timeout_s), _Moves()
     tier.create()
@@ -151,20 +152,6 @@ def _drain_with_peers(
         together = work.again(others)
         together.note_faults(faults)
         return together.look() or together.run(shown)
-
-
-def _run_id(survey: Survey, places: Places, peers: Sequence[str]) -> str:
-    """Return the one run on the ramdisks. ConfigError when there are several, or none is named."""
-    if places.run_id is not None:
-        return places.run_id
-    runs = sorted({folder.run_id for folder in survey.folders})
-    if peers and not runs:
-        raise ConfigError(["--peers needs --run-id"], target="eckpt export --drain")
-    if len(runs) > 1:
-        raise ConfigError(
-            [f"several runs: {', '.join(runs)}; give --run-id"], target="eckpt export --drain"
-        )
-    return runs[0] if runs else run_id_of(places.directory)
 
 
 def _check_ended(survey: Survey, run_id: str, places: Places) -> None:

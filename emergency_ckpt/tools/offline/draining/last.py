@@ -17,13 +17,12 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from emergency_ckpt.background import SignalFlag
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.ram.locks import current_holder, process_directories
+from emergency_ckpt.tools.survey.places import Places
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.pool import numeric_addresses
 
@@ -58,34 +57,36 @@ def turn_at_the_end(own: str, candidates: tuple[str, ...], answering: Collection
     return "wait" if any(each in answering for each in before) else "drain"
 
 
-@dataclass(frozen=True)
-class DrainPlaces:
-    """The run, and where it is.
+class LastDrain:
+    """Notices the end of a job, and drains. Not thread-safe; use its methods in one thread.
 
-    Attributes:
-      directory: the persistent directory, which is written.
+    Args:
+      places: ramdisks of this host, and the persistent directory, which is written.
+      run_id: the run of the job.
+      own: the address at which this host's server answers its peers.
       peers: names or addresses of the servers of the job's hosts; this one may be among them.
       trainers: names or addresses at which processes of the job answer while it runs.
       options: further options of ``eckpt export --drain``.
     """
 
-    local_dir: Path
-    directory: str
-    run_id: str
-    owner_uid: int | None
-    peers: tuple[str, ...]
-    trainers: tuple[str, ...]
-    options: tuple[str, ...] = ()
-
-
-class LastDrain:
-    """Notices the end of a job, and drains. Not thread-safe; use its methods in one thread."""
-
-    def __init__(self, places: DrainPlaces, own: str, client: TransferClient) -> None:
-        """``own``: the address at which this host's server answers its peers."""
+    def __init__(
+        self,
+        places: Places,
+        run_id: str,
+        own: str,
+        client: TransferClient,
+        *,
+        peers: Sequence[str],
+        trainers: Sequence[str],
+        options: Sequence[str] = (),
+    ) -> None:
         self._places = places
+        self._run_id = run_id
         self._own = own
         self._client = client
+        self._peer_names = peers
+        self._trainer_names = trainers
+        self._options = options
         self._idle_since_s: float | None = None
         self._is_drained = False
 
@@ -129,19 +130,20 @@ class LastDrain:
             self._drain(peers)
 
     def _runs_here(self) -> bool:
-        for path in process_directories(self._places.local_dir / self._places.run_id):
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                if current_holder(path, self._places.owner_uid) is not None:
-                    return True
+        for local_dir in self._places.local_dirs:
+            for path in process_directories(local_dir / self._run_id):
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    if current_holder(path, self._places.owner_uid) is not None:
+                        return True
         return False
 
     def _peers(self) -> list[str]:
         """Return the other servers, sorted."""
-        found = {each for name in self._places.peers for each in numeric_addresses(name)}
+        found = {each for name in self._peer_names for each in numeric_addresses(name)}
         return sorted(found - {self._own})
 
     def _trainers(self) -> list[str]:
-        return [each for name in self._places.trainers for each in numeric_addresses(name)]
+        return [each for name in self._trainer_names for each in numeric_addresses(name)]
 
     def _is_below(self, peers: Sequence[str]) -> bool:
         """Return whether a server before this one answers, which then is the one to drain."""
@@ -168,9 +170,10 @@ class LastDrain:
         places = self._places
         command = [
             *(sys.executable, "-m", "emergency_ckpt.tools.cli.main", "export", "--drain"),
-            *("--dir", places.directory, "--run-id", places.run_id),
-            *("--local-dir", str(places.local_dir), *places.options),
+            *("--dir", places.directory, "--run-id", self._run_id, *self._options),
         ]
+        for local_dir in places.local_dirs:
+            command += ["--local-dir", str(local_dir)]
         if peers:
             command += ["--peers", ",".join(peers)]
         _say(f"the job is over: drain to {places.directory}")

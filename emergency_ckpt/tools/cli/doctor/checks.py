@@ -1,0 +1,458 @@
+"""The checks of ``eckpt doctor``, each with a finding about one thing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import ipaddress
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+from packaging.requirements import Requirement
+
+from emergency_ckpt import _native, files
+from emergency_ckpt.core.address import format_address, parse_address, split_holder
+from emergency_ckpt.core.memory_limit import MemoryLimit, fits_limits, tightest
+from emergency_ckpt.core.wording import count_text, size_text
+from emergency_ckpt.errors import CheckpointError, ConfigError
+from emergency_ckpt.ram.host_memory import RAM_FILE_SYSTEMS, Mount, memory_limits, mount_of
+from emergency_ckpt.ram.other_runs import left_runs
+from emergency_ckpt.ram.ownership import open_local_dir, open_run_directory
+from emergency_ckpt.run_secret import SECRET_VARIABLE, OwnSecret, own_secret
+from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.probe import measure_clock, probe_storage
+from emergency_ckpt.tools.cli.doctor.findings import Finding
+from emergency_ckpt.tools.offline.survival import SurvivalReport, copies_text, report_survival
+from emergency_ckpt.tools.survey.places import Places
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.pool import UnprovedPeer
+
+_DISTRIBUTION = "emergency-ckpt"
+_NAMED = ("jax", "jaxlib", "orbax-checkpoint", "tensorstore", "numpy")
+_MEASURED_BYTES = 64 << 20
+_ROUNDS = 3
+_AT_ONCE = 16
+_SKEW_S = 30.0
+"""Above it the times in logs may mislead people who read them."""
+_MEMORY = Path("/proc/meminfo")
+_SHMEM_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+_LARGE = frozenset({"always", "within_size", "advise"})
+
+
+def check_versions() -> Finding:
+    """Return the versions of Python and the packages; a failure when one is missing or too old.
+
+    No package is imported for it.
+    """
+    try:
+        wanted = [Requirement(text) for text in metadata.requires(_DISTRIBUTION) or ()]
+        own = metadata.version(_DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        text = "emergency-ckpt runs from a source tree, so the versions it needs are not known"
+        return Finding("versions", "warning", text, "Install it: pip install .")
+    wrong: list[str] = []
+    for requirement in wanted:
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        found = _version(requirement.name)
+        if found is None or not requirement.specifier.contains(found, prereleases=True):
+            wrong.append(f"{requirement.name} is {found or 'missing'}, not {requirement.specifier}")
+    names = ", ".join(f"{name} {found}" for name in _NAMED if (found := _version(name)))
+    text = f"emergency-ckpt {own}, Python {platform.python_version()}, {names}"
+    if wrong:
+        mend = f"{sys.executable} -m pip install --upgrade {_DISTRIBUTION}"
+        return Finding("versions", "failure", "; ".join(wrong), mend)
+    return Finding("versions", "ok", text)
+
+
+def check_engine() -> Finding:
+    """Return the native engine's CRC32C and its speed beside a plain copy. Takes half a second."""
+    kind = _native.implementation()
+    copy_gb_s, plain_gb_s = _speeds()
+    measured = {"copy_crc32c_gb_per_s": copy_gb_s, "memcpy_gb_per_s": plain_gb_s}
+    text = f"CRC32C by {kind}: copies {copy_gb_s:.1f} GB/s, memcpy {plain_gb_s:.1f} GB/s"
+    if kind == "portable":
+        mend = "Run on a processor with SSE 4.2 or ARMv8 CRC instructions; saves take longer here."
+        return Finding("engine", "warning", text, mend, measured)
+    return Finding("engine", "ok", text, measured=measured)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _speeds() -> tuple[float, float]:
+    """Return GB/s of a copy with CRC32C and of a plain copy, one thread each, best of three."""
+    source = np.full(_MEASURED_BYTES, 7, np.uint8)
+    fd = os.memfd_create("eckpt-doctor")
+    try:
+        os.ftruncate(fd, _MEASURED_BYTES)
+        mapping = _native.Mapping(fd, _MEASURED_BYTES, writable=True)
+    finally:
+        os.close(fd)
+    target = np.zeros_like(source)
+    try:
+        _native.prefault(mapping, 0, _MEASURED_BYTES, 1)
+        checked_s = _best_s(lambda: _native.copy_crc32c(mapping, [(source, 0)], 1))
+        plain_s = _best_s(lambda: np.copyto(target, source))
+    finally:
+        mapping.close()
+    return _MEASURED_BYTES / 1e9 / checked_s, _MEASURED_BYTES / 1e9 / plain_s
+
+
+def _best_s(work: Callable[[], object]) -> float:
+    def once_s() -> float:
+        begin_s = time.perf_counter()
+        work()
+        return time.perf_counter() - begin_s
+
+    return min(once_s() for _ in range(_ROUNDS))
+
+
+def check_secret(
+    secret_file: str | None, environ: Mapping[str, str]
+) -> tuple[Finding, OwnSecret | None]:
+    """Return the finding about the run's secret, and the secret when it can be used."""
+    try:
+        secret = own_secret(secret_file, environ)
+    except ConfigError as error:
+        mend = "chmod 600 it; a secret has 32 to 4096 bytes (see docs/security.md)."
+        return Finding("secret", "failure", "; ".join(error.problems), mend), None
+    source = f"file {secret_file}" if secret_file else SECRET_VARIABLE
+    if secret is not None and secret.kind == "given":
+        return Finding("secret", "ok", f"{len(secret.value)} bytes from {source}"), secret
+    text = "no secret is given: the processes make one up at each start, and no step is signed"
+    mend = f"Set secret_file or {SECRET_VARIABLE}; see docs/security.md."
+    return Finding("secret", "warning", text, mend), secret
+
+
+def check_bind(bind_host: str, port: int) -> Finding:
+    """Return whether this host can serve its shards at an address. Takes the port for a moment."""
+    address = format_address(bind_host, port)
+    try:
+        family = socket.getaddrinfo(bind_host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((bind_host, port))
+    except OSError as error:
+        mend = "Give an address of this host as bind_host, and a port that no program has."
+        return Finding("bind", "failure", f"cannot listen on {address}: {error}", mend)
+    return Finding("bind", "ok", f"can listen on {address}")
+
+
+def check_peers(
+    peers: Sequence[str],
+    bind_host: str | None,
+    run_id: str | None,
+    secret: OwnSecret | None,
+    timeout_s: float,
+) -> list[Finding]:
+    """Return a finding for each peer: reached, and with a run id and a secret also greeted.
+
+    Blocks for at most ``timeout_s`` seconds for each 16 peers.
+    """
+    client = None
+    if run_id is not None and secret is not None:
+        client = TransferClient(run_id=run_id, secret=secret.value, connect_timeout_s=timeout_s)
+    with contextlib.ExitStack() as stack:
+        if client is not None:
+            stack.enter_context(client)
+        pool = stack.enter_context(ThreadPoolExecutor(_AT_ONCE, "eckpt-peers"))
+        looks = [pool.submit(_peer, peer, bind_host, client, timeout_s) for peer in peers]
+        return [look.result() for look in looks]
+
+
+def _peer(
+    peer: str, bind_host: str | None, client: TransferClient | None, timeout_s: float
+) -> Finding:
+    try:
+        own = _own_address(split_holder(peer)[1], timeout_s)
+        if client is not None:
+            client.greet(peer, timeout_s)
+    except (CheckpointError, OSError) as error:
+        problem = error.problem if isinstance(error, CheckpointError) else str(error)
+        mend = "Start its server ('eckpt serve'), and let its port through firewalls and policies."
+        if isinstance(error, UnprovedPeer):
+            mend = "Give both sides the same secret and the same --run-id."
+        return Finding("peer", "failure", f"{peer} cannot be reached: {problem}", mend)
+    if bind_host is not None and _is_loopback(bind_host) and not _is_loopback(own):
+        text = f"{peer} is on another host, which cannot reach this one at {bind_host}"
+        return Finding("peer", "failure", text, f"Set bind_host to {own}.")
+    said = "reached and greeted" if client is not None else "reached; not greeted (no secret)"
+    return Finding("peer", "ok", f"{peer} {said}; it sees this host as {own}")
+
+
+def _own_address(peer: str, timeout_s: float) -> str:
+    """Return the address of this host towards ``peer``, by a connection that is closed at once."""
+    with socket.create_connection(parse_address(peer), timeout_s) as connection:
+        return str(connection.getsockname()[0])
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_storage(directory: str, name: str, timeout_s: float) -> list[Finding]:
+    """Write, read and remove small files there, as a start does. Blocks for ``timeout_s``.
+
+    ``name``: part of the files' names that nobody else uses.
+    """
+    storage = StorageDirectory(directory, timeout_s)
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        probe_storage(storage, name, deadline_s, conditions=True)
+        ahead_s, doubt_s = measure_clock(storage, name, deadline_s)
+    except CheckpointError as error:
+        mend = _sentence(error.hint or "check that the directory is reachable and writable")
+        problem = f"{error.operation} {error.target}: {error.problem}"
+        return [Finding("storage", "failure", problem, mend)]
+    honoured = "generation preconditions are" if storage.is_object_store else "'create if new' is"
+    text = f"{directory} takes, returns and removes a file, and {honoured} honoured"
+    return [Finding("storage", "ok", text), _clock(ahead_s, doubt_s)]
+
+
+def _clock(ahead_s: float, doubt_s: float) -> Finding:
+    """Return the finding about this host's clock, of which the storage's is ``ahead_s`` ahead."""
+    measured = {"storage_ahead_s": ahead_s, "uncertainty_s": doubt_s}
+    side = "ahead of" if ahead_s >= 0 else "behind"
+    text = f"storage's clock is {abs(ahead_s):.1f} s {side} this host's (within {doubt_s:.1f} s)"
+    if abs(ahead_s) <= _SKEW_S + doubt_s:
+        return Finding("clock", "ok", text, measured=measured)
+    return Finding("clock", "warning", text, "Synchronise this host's clock (NTP).", measured)
+
+
+def newest_state_bytes(directory: str, timeout_s: float) -> tuple[Finding, int | None]:
+    """Return the size of the newest step of this package, of one replica, or None without one."""
+    # Orbax, which these import, takes a second to load.
+    from emergency_ckpt.storage.steps.stored import StoredSteps  # noqa: PLC0415
+
+    try:
+        table = StoredSteps(StorageDirectory(directory, timeout_s)).view().table
+    except CheckpointError as error:
+        return Finding("state", "warning", str(error), "Give --state-gib."), None
+    found = [] if table is None else [e for e in table.counting() if not e.is_plain]
+    if not found:
+        text = f"{directory} has no step from which the size of the state could be taken"
+        return Finding("state", "warning", text, "Give --state-gib."), None
+    newest = found[-1]
+    size_bytes = newest.size_bytes
+    text = f"{size_text(size_bytes)}, as step {newest.step} in {directory}"
+    return Finding("state", "ok", text, measured={"state_bytes": size_bytes}), size_bytes
+
+
+def check_ramdisk(
+    local_dir: Path, run_id: str | None, needed_bytes: int | None, spare_bytes: int = 0
+) -> list[Finding]:
+    """Return the findings about a local directory, which need not exist.
+
+    ``needed_bytes``: of the processes on this host, slots and host states; None when the size is
+    not known. ``spare_bytes``: of one slot more for each of them.
+    """
+    mount = mount_of(str(local_dir))
+    held_bytes, others_bytes = _held(local_dir, run_id)
+    return [
+        _file_system(local_dir, mount),
+        _owner(local_dir, run_id),
+        _room(local_dir, needed_bytes, spare_bytes, held_bytes, others_bytes),
+        _pages(mount),
+        _memory(mount, needed_bytes, held_bytes),
+    ]
+
+
+def _file_system(local_dir: Path, mount: Mount | None) -> Finding:
+    kind = mount.kind if mount else "an unknown file system"
+    if mount is not None and kind in RAM_FILE_SYSTEMS:
+        return Finding("ramdisk", "ok", f"{local_dir} lies on {kind}, mounted at {mount.point}")
+    mend = "Mount a tmpfs there, or take a directory on one, such as /dev/shm/eckpt."
+    return Finding(
+        "ramdisk",
+        "failure" if mount else "warning",
+        f"{local_dir} lies on {kind}, not on tmpfs: saves to RAM would wait for a disk",
+        mend,
+    )
+
+
+def _owner(local_dir: Path, run_id: str | None) -> Finding:
+    try:
+        there = _nearest(local_dir)
+        if there != local_dir:
+            # A start makes the missing directories itself.
+            if not os.access(there, os.W_OK | os.X_OK):
+                raise PermissionError(13, f"it is missing, and {there} is closed to this user")
+            text = f"{local_dir} is missing; a start makes it in {there}"
+            return Finding("owner", "ok", text)
+        os.close(open_local_dir(local_dir))
+        if not os.access(local_dir, os.W_OK | os.X_OK):
+            raise PermissionError(13, "this user may not write in it", str(local_dir))
+        if run_id is not None and (local_dir / run_id).exists():
+            os.close(open_run_directory(local_dir / run_id))
+    except OSError as error:
+        mend = error.hint if isinstance(error, files.NotOwn) else "give it to the job's user"
+        where = error.filename or local_dir
+        text = f"{where}: {error.strerror or error}"
+        return Finding("owner", "failure", text, _sentence(mend))
+    status = local_dir.stat()
+    text = f"{local_dir} belongs to user {status.st_uid}, mode {status.st_mode & 0o7777:04o}"
+    return Finding("owner", "ok", text)
+
+
+def _room(
+    local_dir: Path, needed_bytes: int | None, spare_bytes: int, held_bytes: int, others_bytes: int
+) -> Finding:
+    status = os.statvfs(_nearest(local_dir))
+    free_bytes, total_bytes = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    measured = {
+        "free_bytes": free_bytes,
+        "total_bytes": total_bytes,
+        "held_by_this_run_bytes": held_bytes,
+        "held_by_other_runs_bytes": others_bytes,
+    }
+    held = f", {size_text(held_bytes)} held by this run" if held_bytes else ""
+    there = f"{size_text(free_bytes)} free of {size_text(total_bytes)}{held}"
+    if needed_bytes is None:
+        mend = "Give --state-gib, or --dir with a step in it, to have the room checked."
+        return Finding("room", "warning", f"{there}; the size of the state is unknown", mend)
+    text = f"{there}; this host's slots and host states take {size_text(needed_bytes)}"
+    measured["needed_bytes"], measured["spare_bytes"] = needed_bytes, spare_bytes
+    left_bytes = free_bytes + held_bytes - needed_bytes
+    if left_bytes >= spare_bytes:
+        return Finding("room", "ok", text, measured=measured)
+    if left_bytes >= 0:
+        mend = (
+            f"With {size_text(spare_bytes - left_bytes)} more, arrays of a restore on CPU and saves"
+            " to storage use a spare slot; without it both copy."
+        )
+        return Finding("room", "warning", text, mend, measured)
+    missing_bytes = needed_bytes - free_bytes - held_bytes
+    mend = f"Enlarge the ramdisk by {size_text(missing_bytes)}: mount -o remount,size=..."
+    if others_bytes:
+        mend += f" Other runs hold {size_text(others_bytes)} of it: see 'eckpt doctor --clean'."
+    return Finding("room", "failure", text, mend, measured)
+
+
+def _pages(mount: Mount | None) -> Finding:
+    if mount is None or mount.kind != "tmpfs":
+        return Finding("pages", "ok", "only a tmpfs has a choice of pages")
+    wanted, forced = mount.option("huge"), _kernel_choice()
+    if forced == "deny":
+        mend = f"echo never > {_SHMEM_PAGES}, and mount the tmpfs with huge=within_size."
+        return Finding("pages", "warning", "the kernel denies large pages to every tmpfs", mend)
+    if wanted in _LARGE or forced == "force":
+        return Finding("pages", "ok", f"the tmpfs has large pages (huge={wanted or forced})")
+    text = f"{mount.point} has pages of 4 KiB (huge={wanted or 'never'})"
+    mend = (
+        "Mount a tmpfs with huge=within_size: a first save, a check and a restore after a loss"
+        " then cost several times less CPU."
+    )
+    return Finding("pages", "warning", text, mend)
+
+
+def _memory(mount: Mount | None, needed_bytes: int | None, held_bytes: int) -> Finding:
+    limits = [_host_limit(), *memory_limits()]
+    least = tightest(limits) or limits[0]
+    text = f"{size_text(least.left_bytes)} of memory available ({least.name})"
+    measured = {"available_bytes": least.left_bytes}
+    if needed_bytes is None or mount is None or mount.kind not in RAM_FILE_SYSTEMS:
+        return Finding("memory", "ok", text, measured=measured)
+    new_bytes = max(needed_bytes - held_bytes, 0)
+    if fits_limits(new_bytes, limits)[0]:
+        return Finding("memory", "ok", text, measured=measured)
+    mend = (
+        f"The slots take {size_text(new_bytes)} of it: give the host or its container more memory,"
+        " or store fewer copies (placement striped(2))."
+    )
+    return Finding("memory", "failure", text, mend, measured)
+
+
+def _host_limit() -> MemoryLimit:
+    """Return what the kernel says is available, page cache included, the files of a tmpfs not."""
+    for line in _MEMORY.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return MemoryLimit("the host", int(value.split()[0]) << 10)
+    return MemoryLimit("the host", 0)
+
+
+def _held(local_dir: Path, run_id: str | None) -> tuple[int, int]:
+    """Return the bytes that this run's directories hold, and those of all other runs."""
+    try:
+        runs = left_runs(local_dir)
+    except OSError:
+        return 0, 0  # it does not exist, or the check of the owner names the reason
+    mine = sum(run.size_bytes for run in runs if run.run_id == run_id)
+    return mine, sum(run.size_bytes for run in runs) - mine
+
+
+def _nearest(path: Path) -> Path:
+    """Return ``path``, or the nearest directory above it that exists."""
+    return next(each for each in (path, *path.parents) if each.is_dir())
+
+
+def _kernel_choice() -> str:
+    try:
+        text = _SHMEM_PAGES.read_text()
+    except OSError:
+        return ""
+    return text.partition("[")[2].partition("]")[0]
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
+
+
+def check_copies(places: Places, peers: tuple[str, ...]) -> Finding:
+    """Return the finding about the newest step of ``places.run_id`` in RAM. Blocks; reads only.
+
+    A part is said to lack a copy only where the RAM of all processes of the job was read, because
+    any other process may have one.
+    """
+    run_id = places.run_id or ""
+    dirs = tuple(path for path in places.local_dirs if os.path.exists(path / run_id))
+    if not (dirs or peers):
+        return Finding("copies", "ok", f"no step of run {run_id!r} is in RAM")
+    report = report_survival(dataclasses.replace(places, local_dirs=dirs), peers)
+    found = _of_report(report, f"run {run_id!r}")
+    if not report.faults:
+        return found
+    fault = report.faults[0]
+    text = f"{found.text}; {count_text(len(report.faults), 'fault', 'faults')}: {fault.where}"
+    mend = found.mend or "'eckpt ls --survives' lists the faults."
+    return Finding("copies", "warning", f"{text}: {fault.problem}", mend, found.measured)
+
+
+def _of_report(report: SurvivalReport, run: str) -> Finding:
+    hosts = count_text(report.hosts, "host", "hosts")
+    others = "give each other host's ramdisk (--local-dir), or --peers and the secret, to count"
+    if report.step is None or report.shards is None:
+        return Finding("copies", "ok", f"no whole step of {run} on {hosts}; {others} copies")
+    if report.seen < report.processes:
+        seen = f"{report.seen} of {count_text(report.processes, 'process', 'processes')}"
+        return Finding("copies", "ok", f"step {report.step}: the RAM of {seen} was read; {others}")
+    measured = {"step": report.step, "hosts": report.hosts}
+    text = f"step {report.step} on {hosts}: {copies_text(report.shards)} of its parts"
+    costly = [loss for loss in report.losses if loss.steps_lost != 0]
+    if not costly:
+        return Finding("copies", "ok", f"{text}; no one host's loss costs it", measured=measured)
+    worst = min(costly, key=lambda loss: -1 if loss.left_step is None else loss.left_step)
+    left = "nothing" if worst.left_step is None else f"step {worst.left_step}"
+    more = f", and {len(costly) - 1} others do too" if len(costly) > 1 else ""
+    text += f"; the loss of {worst.what} {worst.name} costs it, and leaves {left}{more}"
+    mend = (
+        "Along an axis of the mesh over several hosts that the state is not split on (replica_axis)"
+        " each part has a second copy; else save to storage more often."
+    )
+    return Finding("copies", "warning", text, mend, measured)
