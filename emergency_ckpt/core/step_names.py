@@ -20,7 +20,7 @@ PLAIN = ""
 """Kind of the names that are the number itself."""
 
 
-LOOKED_AT_MOST = 10_000
+INSPECTED_AT_MOST = 10_000
 """Maximum number of folders of each kind that are read in search of complete steps."""
 
 

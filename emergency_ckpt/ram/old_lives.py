@@ -18,7 +18,7 @@ from emergency_ckpt.ram.signatures import Signer
 
 SETTLE_S = 5.0
 """Time for the writer of an invalid record to replace it, in seconds."""
-_LOOK_S = 0.05
+_INSPECTION_S = 0.05
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def claim_or_wait(claim: Callable[[], T | Holder], run_id: str, wait_s: float) -
                 found.describe(),
                 found.path,
             )
-        time.sleep(_LOOK_S)
+        time.sleep(_INSPECTION_S)
 
 
 def _error(holder: Holder, run_id: str, waited_s: float) -> LocalTierError:

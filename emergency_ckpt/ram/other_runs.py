@@ -66,7 +66,7 @@ def left_runs(local_dir: Path, run_id: str | None = None) -> list[LeftRun]:
     runs: list[LeftRun] = []
     for name in names[:MAX_RUNS]:
         with contextlib.suppress(OSError):  # another user's
-            runs.append(_look_at(local_dir / name))
+            runs.append(_inspect(local_dir / name))
     return sorted((run for run in runs if run.directories), key=lambda run: run.changed_s)
 
 
@@ -191,7 +191,7 @@ def _locked(run: LeftRun, *, own: bool = False) -> Generator[list[Claim] | Holde
             claim.release()
 
 
-def _look_at(run_dir: Path) -> LeftRun:
+def _inspect(run_dir: Path) -> LeftRun:
     directories = tuple(claims.process_directories(run_dir))
     changed_s, size_bytes = 0.0, 0
     for directory in directories:

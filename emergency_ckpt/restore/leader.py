@@ -62,8 +62,8 @@ from emergency_ckpt.restore.storage_load import (
     loaded_copies,
     plan_load,
 )
-from emergency_ckpt.storage.steps.folders import LOOKS_AT_ONCE
-from emergency_ckpt.storage.steps.looks import FoundStep
+from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE
+from emergency_ckpt.storage.steps.inspection import FoundStep
 from emergency_ckpt.storage.steps.stored import StoredView
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import PERSISTENT, SaveId, ShardId
@@ -76,7 +76,7 @@ LISTING_TIMEOUT_S = 30.0
 CHECKSUMS_TIMEOUT_S = 30.0
 """Longest wait for storage's checksums, which a restore from RAM does not need otherwise."""
 _DESCRIBED_IN_STALLS = 3
-_MOST_LOOKS = 256
+_MOST_INSPECTED = 256
 _NAMED_HOLDERS = 64
 _NAMED_STEPS = 10
 _NAMED_SHARDS = 16
@@ -122,7 +122,7 @@ class RestoreLeader:
         self._has_told_loss = False
         self._stored_crcs: dict[SaveId, Mapping[ShardId, int]] = {}
         self._told_divergences: set[Divergence] = set()
-        self._looks_at_once = LOOKS_AT_ONCE
+        self._inspected_at_once = INSPECTED_AT_ONCE
         self._attempts = 0
         self._last_failure = ""
         self._restored: tuple[RestoredSave, ...] = ()
@@ -243,7 +243,7 @@ class RestoreLeader:
             return CompleteSteps(local)
         assert self._view is not None, "storage has answered"
         unseen = [each for each in self._stored.values() if not each.is_seen]
-        self._look_at(self._persistent, self._view, unseen, self._deadline_s)
+        self._inspect(self._persistent, self._view, unseen, self._deadline_s)
         known = self._inventory.timeline
         stored = {
             found.step
@@ -506,9 +506,9 @@ class RestoreLeader:
             if save.step in steps and (not steps[save.step].is_seen or is_plain(save.incarnation))
         ]
         if unsure:
-            self._look_at(tier, view, unsure, deadline_s)
+            self._inspect(tier, view, unsure, deadline_s)
 
-    def _look_at(
+    def _inspect(
         self,
         tier: PersistentTier,
         view: StoredView,
@@ -517,7 +517,8 @@ class RestoreLeader:
     ) -> None:
         """Replace ``items`` by what their files say, and drop those that are no steps."""
         junk: list[PersistentStep] = []
-        for item, found in zip(items, tier.found.look_at(view, items, deadline_s), strict=True):
+        answers = tier.found.inspect_each(view, items, deadline_s)
+        for item, found in zip(items, answers, strict=True):
             if isinstance(found, CheckpointError):
                 raise found
             if found is None or found.is_junk:
@@ -565,10 +566,10 @@ class RestoreLeader:
         if not item.is_seen:
             older = sorted(self._stored.values(), reverse=True)
             some = [e for e in older if not e.is_seen and e.step <= item.step]
-            self._look_at(tier, view, some[: self._looks_at_once], self._deadline_s)
-            self._looks_at_once = min(2 * self._looks_at_once, _MOST_LOOKS)
+            self._inspect(tier, view, some[: self._inspected_at_once], self._deadline_s)
+            self._inspected_at_once = min(2 * self._inspected_at_once, _MOST_INSPECTED)
             return None
-        found = tier.found.look(view, item, self._deadline_s)
+        found = tier.found.inspect(view, item, self._deadline_s)
         if found is None or found.step.problem:
             # The job that saves there may have removed it, and saved a newer one.
             if self._has_news(tier):

@@ -485,7 +485,7 @@ def _layout(
 
 
 _MAX_SOURCES_AT_ONCE = 8
-_LOOK_S = 0.1
+_INSPECTION_S = 0.1
 """Time between looks at which fetches are behind."""
 
 
@@ -590,7 +590,7 @@ class ShardFetcher:
             waiting = deque(pool.submit(fetch, group) for group in groups)
             while waiting:
                 with suppress(TimeoutError):
-                    waiting[0].exception(_LOOK_S)
+                    waiting[0].exception(_INSPECTION_S)
                 if waiting[0].done():
                     rest = waiting.popleft().result()
                     waiting.extend(pool.submit(fetch, group) for group in rest)

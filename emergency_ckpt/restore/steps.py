@@ -60,8 +60,8 @@ class StepCatalog:
       removals_held: a context in which nothing else removes old steps.
       forget: called on all processes with a step that was removed, or was to be.
       incarnation: of this life's saves.
-      series: the rounds of surveys, removals and looks. Apart from those of restores: a prefetch
-        may be under way.
+      series: the rounds of surveys, removals and inspections. Apart from those of restores: a
+        prefetch may be under way.
     """
 
     parts: RestoreParts
@@ -72,7 +72,7 @@ class StepCatalog:
     incarnation: Callable[[], str]
     surveys: int = 0
     removals: int = 0
-    looks: int = 0
+    inspections: int = 0
     series: Series = dataclasses.field(default_factory=Series)
 
     def known(self) -> list[int]:
@@ -131,8 +131,8 @@ class StepCatalog:
 
     def ramdisks_intact(self) -> bool:
         """Return whether every process still has its directory in RAM. Collective."""
-        number = self.looks
-        self.looks += 1
+        number = self.inspections
+        self.inspections += 1
         own = "" if self.parts.tier.is_intact() else "lost"
         return not self._agree("intact", number, own)
 

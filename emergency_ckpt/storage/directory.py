@@ -207,7 +207,7 @@ class StorageDirectory:
         """Return True when the file ``below`` exists."""
         path = self.path / below
 
-        def look() -> bool:
+        def inspect() -> bool:
             if not self.is_object_store:
                 return path.exists()
             try:
@@ -216,7 +216,7 @@ class StorageDirectory:
                 return False
             return True
 
-        return self.do("look at", f"/{below}", look, deadline_s)
+        return self.do("inspect", f"/{below}", inspect, deadline_s)
 
     def read_bounded(
         self, path: epath.Path, below: str, limit_bytes: int, deadline_s: float | None = None

@@ -26,8 +26,8 @@ def not_told(leaf: str, again_bytes: int, reason: str) -> None:
     logging.info("%s is read once more, %d bytes: %s", leaf, again_bytes, reason)
 
 
-_LOOK_S = 0.1
-_LOOK_AT_TWO_S = 0.005
+_INSPECTION_S = 0.1
+_INSPECTION_OF_TWO_S = 0.005
 
 
 class Request:
@@ -146,7 +146,7 @@ class HedgedReads:
                         return request.result()
                 if time.monotonic() >= self._progress.deadline_s:
                     raise self._progress.error("read", self._item, NOT_IN_TIME)
-                look_s = _LOOK_S if len(read.requests) == 1 else _LOOK_AT_TWO_S
+                look_s = _INSPECTION_S if len(read.requests) == 1 else _INSPECTION_OF_TWO_S
                 read.requests[0].wait(min(look_s, self._progress.left_s))
                 if not read.requests[0].done():
                     self.ask_again()

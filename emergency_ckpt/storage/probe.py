@@ -57,7 +57,7 @@ def measure_clock(
     try:
         storage.do("write", f"/{below}", lambda: path.write_bytes(b""), deadline_s)
         end_s = time.time()
-        written_s = float(storage.do("look at", f"/{below}", path.stat, deadline_s).mtime)
+        written_s = float(storage.do("inspect", f"/{below}", path.stat, deadline_s).mtime)
     finally:
         _remove(storage, name, deadline_s)
     # Some file systems round to whole seconds.

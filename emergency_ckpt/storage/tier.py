@@ -56,7 +56,7 @@ from emergency_ckpt.storage.marker import (
 )
 from emergency_ckpt.storage.meetings import Meet, meet_nobody, new_attempt
 from emergency_ckpt.storage.step_reader import StoredStepReader
-from emergency_ckpt.storage.steps.looks import FoundStep
+from emergency_ckpt.storage.steps.inspection import FoundStep
 from emergency_ckpt.storage.steps.stored import StoredSteps
 from emergency_ckpt.storage.steps.writer import DirectoryWriter, delete_step, remove_tensors
 from emergency_ckpt.tier import StepReader
@@ -253,7 +253,7 @@ class PersistentTier:
         """Return the items of the newest step of this package, for the structure of the state."""
         view = self.found.view()
         for each in reversed(view.steps):
-            (found,) = self.found.look_at(view, [each])
+            (found,) = self.found.inspect_each(view, [each])
             # One that cannot be read, perhaps since another writes it, is of no use for that.
             if isinstance(found, FoundStep) and found.marker is not None:
                 folder = self._directory / found.place.tensors
@@ -546,7 +546,7 @@ class PersistentTier:
         ``finite``: as in ``Entry``.
         """
         items = self._items_of(orbax)
-        tensors = self.found.looks.tensors_id(save, items)
+        tensors = self.found.inspection.tensors_id(save, items)
         checksums = encode_checksums(leaves, crcs)
         self._put_new(save.step, CHECKSUMS_NAME, checksums)
         marker = build_marker(save, documents, leaves, checksums, tensors, self._signing, items)

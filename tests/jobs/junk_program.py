@@ -12,7 +12,7 @@ from persistent_steps import fill
 
 from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.storage import PersistentTier
-from emergency_ckpt.storage.steps.looks import FoundStep
+from emergency_ckpt.storage.steps.inspection import FoundStep
 
 RUN = "gs://bucket/run"
 STEPS = (10, 20)
@@ -52,7 +52,7 @@ def main(count: int) -> None:
     view = tier.found.view()
     listing = len(control.requests())
     unseen = [each for each in view.steps if not each.is_seen]
-    looks = [each for each in tier.found.look_at(view, unseen) if isinstance(each, FoundStep)]
+    looks = [each for each in tier.found.inspect_each(view, unseen) if isinstance(each, FoundStep)]
     requests = len(control.requests())
     control.clear_requests()
     tier.describe(tier.find(20))

@@ -204,7 +204,7 @@ def look(run: str) -> dict[str, Any]:
     tier = PersistentTier(url(run))
     view = tier.found.view()
     aside = view.aside(STEP)
-    found = None if aside is None else tier.found.look(view, aside)
+    found = None if aside is None else tier.found.inspect(view, aside)
     return {
         "ours": complete_steps(tier),
         "value": or_error(lambda: value_of(tier, STEP)),

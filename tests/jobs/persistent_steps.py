@@ -20,11 +20,11 @@ from emergency_ckpt.storage.item.array_writes import DATA_FILE_BYTES
 from emergency_ckpt.storage.log import KEPT, LOG_FOLDER
 from emergency_ckpt.storage.marker import NO_SIGNING, OURS
 from emergency_ckpt.storage.meetings import BEGUN, WRITTEN, Meet, meet_nobody
-from emergency_ckpt.storage.steps.folders import LOOKS_AT_ONCE
-from emergency_ckpt.storage.steps.looks import FoundStep
+from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE
+from emergency_ckpt.storage.steps.inspection import FoundStep
 from emergency_ckpt.types import LeafSpec, SaveId
 
-__all__ = ["DATA_FILE_BYTES", "KEPT", "LOG_FOLDER", "LOOKS_AT_ONCE"]
+__all__ = ["DATA_FILE_BYTES", "INSPECTED_AT_ONCE", "KEPT", "LOG_FOLDER"]
 
 RUN_ID = "run"
 

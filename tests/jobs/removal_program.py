@@ -29,7 +29,7 @@ from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.storage import PersistentTier
-from emergency_ckpt.storage.steps.looks import ours_of
+from emergency_ckpt.storage.steps.inspection import ours_of
 from emergency_ckpt.types import OrbaxStep, SaveId
 
 STEPS = (10, 20, 30)

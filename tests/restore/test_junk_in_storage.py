@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from persistent_steps import LOOKS_AT_ONCE, complete_steps, fill
+from persistent_steps import INSPECTED_AT_ONCE, complete_steps, fill
 from world import STORAGE, World, logged, restored, save_all
 
 from emergency_ckpt.errors import Unrecoverable
@@ -184,7 +184,7 @@ def test_junk_under_a_plain_name_hides_no_prefixed_step(tmp_path: Path) -> None:
 def test_much_junk_between_two_steps_hides_neither(tmp_path: Path, kind: str) -> None:
     """The log names both; the listing alone costs no look."""
     tier = fill(str(tmp_path), [1, 300])
-    for number in range(2, 2 + 2 * LOOKS_AT_ONCE):
+    for number in range(2, 2 + 2 * INSPECTED_AT_ONCE):
         JUNK[kind](tmp_path, number)
     view = tier.found.view(time.monotonic() + 60)
     assert [each.step for each in view.steps if each.is_seen] == [1, 300]

@@ -145,7 +145,7 @@ def found(tier: PersistentTier) -> list[PersistentStep]:
     """The steps that are there, as their files have them."""
     view = tier.found.view()
     steps: list[PersistentStep] = []
-    for each in tier.found.look_at(view, view.steps):
+    for each in tier.found.inspect_each(view, view.steps):
         if isinstance(each, CheckpointError):
             raise each
         if each is not None and not each.is_junk:

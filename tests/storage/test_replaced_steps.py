@@ -160,7 +160,7 @@ def test_look_beside_a_move_finds_the_step(tmp_path: Path) -> None:
     view = tier.found.view()
     writer.begin(B)
     assert writer.make_room(4, "saved anew")
-    (found,) = tier.found.look_at(view, view.steps)
+    (found,) = tier.found.inspect_each(view, view.steps)
     assert not isinstance(found, CheckpointError | None)
     assert (found.step.step, found.step.problem) == (4, "")
     assert tier.describe(found).leaves.keys() == {"w"}

@@ -89,7 +89,7 @@ class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fie
       doubt: why its writer is unknown although steps are signed; empty when it is known.
       tensors_of: of a step without host states: the incarnation of the save of this package that
         wrote its tensors; empty when plain Orbax wrote them.
-      is_seen: False: a folder that no log names; all but its step is unknown until a look.
+      is_seen: False: a folder that no log names; all but its step is unknown until inspected.
     """
 
     step: int

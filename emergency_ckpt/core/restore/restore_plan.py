@@ -152,7 +152,7 @@ def _rejection_reason(candidate: SaveParts | PersistentStep, inventory: Inventor
         return ""
     if isinstance(candidate, PersistentStep):
         if not candidate.is_seen:
-            return ""  # a look will tell
+            return ""  # an inspection will tell
         return inventory.timeline.rejection_reason(candidate.step, candidate.incarnation)
     return inventory.timeline.rejection_reason(candidate.save.step, candidate.save.incarnation)
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 
 from emergency_ckpt.core.step_names import (
-    LOOKED_AT_MOST,
+    INSPECTED_AT_MOST,
     PLAIN,
     folders_of,
     may_be_unknown_step,
@@ -21,11 +21,11 @@ from emergency_ckpt.storage.orbax_names import ROOT_METADATA, STEP_METADATA, TRE
 ITEMS = ("default", "state", "items")
 """Items in which Orbax, its emergency manager and MaxText keep arrays; the first one counts."""
 
-LOOKS_AT_ONCE = 16
+INSPECTED_AT_ONCE = 16
 
 _UNKNOWN_TRIED = 16
 _ITEMS_TRIED = 64
-_LOOKS = 4 * LOOKS_AT_ONCE
+_INSPECTED = 4 * INSPECTED_AT_ONCE
 
 
 class StepFolders:
@@ -69,16 +69,16 @@ class StepFolders:
             return name is not None and self._has_steps([name], deadline_s)
 
         found: set[str] = set()
-        ranks = zip_longest(*(names[:LOOKED_AT_MOST] for names in doubtful.values()))
+        ranks = zip_longest(*(names[:INSPECTED_AT_MOST] for names in doubtful.values()))
         looks = [
             (kind, name)
             for rank in ranks
             for kind, name in zip(doubtful, rank, strict=True)
             if name is not None
         ]
-        with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-kinds") as pool:
-            for start in range(0, min(len(looks), LOOKED_AT_MOST), _LOOKS):
-                some = looks[start : start + _LOOKS]
+        with ThreadPoolExecutor(INSPECTED_AT_ONCE, "eckpt-kinds") as pool:
+            for start in range(0, min(len(looks), INSPECTED_AT_MOST), _INSPECTED):
+                some = looks[start : start + _INSPECTED]
                 asked = [name if kind not in found else None for kind, name in some]
                 answers = pool.map(has_steps, asked)
                 found |= {kind for (kind, _), yes in zip(some, answers, strict=True) if yes}
@@ -100,7 +100,7 @@ class StepFolders:
         """Return True when Orbax has written any item into a folder. Blocks."""
         folder = self._storage.path / name
 
-        def look() -> bool:
+        def inspect() -> bool:
             try:
                 below = sorted(path.name for path in folder.iterdir())
             except (FileNotFoundError, NotADirectoryError):
@@ -109,7 +109,7 @@ class StepFolders:
                 return True
             return any((folder / item / TREE).exists() for item in below[:_ITEMS_TRIED])
 
-        return self._storage.do("look at", f"/{name}", look, deadline_s)
+        return self._storage.do("inspect", f"/{name}", inspect, deadline_s)
 
     def _has_steps(self, names: Sequence[str], deadline_s: float | None) -> bool:
         """Return True when Orbax wrote any of these folders. Blocks."""
@@ -117,7 +117,7 @@ class StepFolders:
         files = [STEP_METADATA, *(f"{item}{TREE}" for item in items)]
         paths = [self._storage.path / name / file for name in names for file in files]
         return self._storage.do(
-            "look at", f"/{names[0]}", lambda: any(path.exists() for path in paths), deadline_s
+            "inspect", f"/{names[0]}", lambda: any(path.exists() for path in paths), deadline_s
         )
 
     def _error(self, problem: str) -> PersistentTierError:

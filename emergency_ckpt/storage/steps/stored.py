@@ -16,8 +16,8 @@ from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.storage.directory import StorageDirectory
 from emergency_ckpt.storage.log import LogRead, StepLog
 from emergency_ckpt.storage.marker import HOST_STATE, MARKER_NAME
-from emergency_ckpt.storage.steps.folders import LOOKS_AT_ONCE, StepFolders
-from emergency_ckpt.storage.steps.looks import GONE, FoundStep, StepLooks, StepPlace
+from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE, StepFolders
+from emergency_ckpt.storage.steps.inspection import GONE, FoundStep, StepInspection, StepPlace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ class StoredSteps:
         self._storage = storage
         self.log = StepLog(storage, signing)
         self.folders = StepFolders(storage)
-        self.looks = StepLooks(storage, self.folders, signing)
+        self.inspection = StepInspection(storage, self.folders, signing)
 
     def view(self, deadline_s: float | None = None, log: LogRead | None = None) -> StoredView:
         """Return what the directory has. PersistentTierError; NewerFormat.
@@ -95,7 +95,7 @@ class StoredSteps:
         deadline_s = self._storage.deadline_s(deadline_s)
         log = self.log.read(deadline_s) if log is None else log
         for fault in log.faults:
-            self.looks.tell(f"{fault}; the version before is used")
+            self.inspection.tell(f"{fault}; the version before is used")
         names = frozenset(self._storage.names_in(deadline_s=deadline_s))
         entries = () if log.table is None else log.table.steps
         unlisted = self.folders.steps(names, self._named(entries, names), deadline_s)
@@ -131,7 +131,7 @@ class StoredSteps:
         def is_there(entry: Entry) -> bool:
             return any(self._storage.has_file(name, deadline_s) for name in _folders_of(entry))
 
-        with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-steps") as pool:
+        with ThreadPoolExecutor(INSPECTED_AT_ONCE, "eckpt-steps") as pool:
             there = list(pool.map(is_there, missing))
         return {e.step for e, found in zip(missing, there, strict=True) if not found}
 
@@ -140,63 +140,65 @@ class StoredSteps:
         numbers = sorted(self._storage.numbers_in(HOST_STATE, deadline_s), reverse=True)
         marked = [
             step
-            for step in numbers[:LOOKS_AT_ONCE]
+            for step in numbers[:INSPECTED_AT_ONCE]
             if self._storage.has_file(f"{HOST_STATE}/{step}/{MARKER_NAME}", deadline_s)
         ]
         return [PersistentStep(step, 0, False, problem=GONE) for step in marked]
 
-    def look(
+    def inspect(
         self, view: StoredView, item: PersistentStep, deadline_s: float | None = None
     ) -> FoundStep | None:
         """Return the step of an item of ``view`` as its files have it; None when it is no step.
 
         It may have another incarnation, where another program has written it again.
         """
-        found = self._look(view, item, self._storage.deadline_s(deadline_s))
+        found = self._inspect(view, item, self._storage.deadline_s(deadline_s))
         if found is None:
             return None
         return found._replace(entry=view.entry(item.step, found.step.incarnation))
 
-    def _look(self, view: StoredView, item: PersistentStep, deadline_s: float) -> FoundStep | None:
+    def _inspect(
+        self, view: StoredView, item: PersistentStep, deadline_s: float
+    ) -> FoundStep | None:
         entry = view.entry(item.step, item.incarnation) if item.is_seen else None
         names = view.unlisted.get(item.step)
         if entry is not None:
-            found = self.looks.listed(entry, view.greatest, deadline_s)
+            found = self.inspection.listed(entry, view.greatest, deadline_s)
             if found.step.problem != GONE or not names:
                 return found
         if not names:
             place = StepPlace(str(item.step), str(item.step))
             return FoundStep(item, None, place)
-        found = self.looks.unlisted(item.step, names, view.greatest, deadline_s)
+        found = self.inspection.unlisted(item.step, names, view.greatest, deadline_s)
         if found is None:
             return None
         other = view.entry(item.step, found.step.incarnation)
         # Else the table says that it does not count.
         return found if other is None or other.state == "complete" else None
 
-    def look_at(
+    def inspect_each(
         self,
         view: StoredView,
         items: Iterable[PersistentStep],
         deadline_s: float | None = None,
     ) -> list[FoundStep | CheckpointError | None]:
-        """Return the result of ``look`` for each of ``items``, or its error, several at once."""
+        """Return the result of ``inspect`` for each of ``items``, or its error, several at once."""
         deadline_s = self._storage.deadline_s(deadline_s)
 
-        def look(item: PersistentStep) -> FoundStep | CheckpointError | None:
+        def inspect(item: PersistentStep) -> FoundStep | CheckpointError | None:
             try:
-                return self.look(view, item, deadline_s)
+                return self.inspect(view, item, deadline_s)
             except CheckpointError as error:
                 return error
 
-        with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-steps") as pool:
-            return list(pool.map(look, items))
+        with ThreadPoolExecutor(INSPECTED_AT_ONCE, "eckpt-steps") as pool:
+            return list(pool.map(inspect, items))
 
     def resolved(self, view: StoredView, deadline_s: float | None = None) -> list[PersistentStep]:
-        """Return the steps of ``view``, the unlisted ones as a look finds them, oldest first."""
+        """Return the steps of ``view``, the unlisted ones as inspected, oldest first."""
         unseen = [each for each in view.steps if not each.is_seen]
         steps = [each for each in view.steps if each.is_seen]
-        for found in self.look_at(view, unseen, deadline_s):
+        for found in self.inspect_each(view, unseen, deadline_s):
             if isinstance(found, CheckpointError):
                 raise found
             if found is not None and not found.is_junk:
@@ -222,9 +224,9 @@ class StoredSteps:
         deadline_s = self._storage.deadline_s(deadline_s)
         view = self.view(deadline_s)
         item, aside = view.of(step), view.aside(step)
-        found = None if item is None else self.look(view, item, deadline_s)
+        found = None if item is None else self.inspect(view, item, deadline_s)
         is_step = found is not None and not found.is_junk
-        return found if is_step or aside is None else self.look(view, aside, deadline_s)
+        return found if is_step or aside is None else self.inspect(view, aside, deadline_s)
 
 
 def _folders_of(entry: Entry) -> frozenset[str]:

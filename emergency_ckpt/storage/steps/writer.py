@@ -46,8 +46,8 @@ from emergency_ckpt.storage.orbax_names import (
     TEMPORARY_SUFFIX,
     commits_of,
 )
-from emergency_ckpt.storage.steps.folders import LOOKS_AT_ONCE
-from emergency_ckpt.storage.steps.looks import FoundStep, StepPlace, items_of, ours_of
+from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE
+from emergency_ckpt.storage.steps.inspection import FoundStep, StepPlace, items_of, ours_of
 from emergency_ckpt.storage.steps.stored import StoredSteps, StoredView
 from emergency_ckpt.types import SaveId
 
@@ -266,9 +266,9 @@ class DirectoryWriter:
     def _newest_marked(self, deadline_s: float | None) -> list[SaveId]:
         """Return the saves of the newest markers that count, the newest step first."""
         numbers = sorted(self._storage.numbers_in(HOST_STATE, deadline_s), reverse=True)
-        look = functools.partial(self._found.looks.marked, deadline_s=deadline_s)
-        with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-markers") as pool:
-            saves = list(pool.map(look, numbers[:LOOKS_AT_ONCE]))
+        inspect = functools.partial(self._found.inspection.marked, deadline_s=deadline_s)
+        with ThreadPoolExecutor(INSPECTED_AT_ONCE, "eckpt-markers") as pool:
+            saves = list(pool.map(inspect, numbers[:INSPECTED_AT_ONCE]))
         return [save for save in saves if save is not None]
 
     def _decide(self, there: Table | None, mine: LogWriter) -> str:
@@ -398,7 +398,8 @@ class DirectoryWriter:
         kept: list[Entry] = []
         garbage: set[int] = set()
         unseen = [each for each in view.steps if not each.is_seen]
-        for each, found in zip(unseen, self._found.look_at(view, unseen, deadline_s), strict=True):
+        answers = self._found.inspect_each(view, unseen, deadline_s)
+        for each, found in zip(unseen, answers, strict=True):
             if isinstance(found, CheckpointError):
                 raise found
             if found is None:
@@ -473,7 +474,7 @@ class DirectoryWriter:
             if self._is_in_own_folder(entry):
                 return entry
         number = greatest_number(self._read.table)
-        found = self._found.looks.unlisted(step, (self._storage.name_of(step),), number, None)
+        found = self._found.inspection.unlisted(step, (self._storage.name_of(step),), number, None)
         if found is None or found.is_junk:
             return None
         adopted = self._adopted(found)
@@ -488,7 +489,7 @@ class DirectoryWriter:
         if entry.incarnation.startswith(_UNREADABLE):
             return self._storage.is_object_store or self._storage.lexists(entry.own_folder)
         if entry.is_plain:
-            found = self._found.looks.listed(entry, 0, None)
+            found = self._found.inspection.listed(entry, 0, None)
             return not found.step.problem and found.place.tensors == entry.own_folder
         data = self._storage.bytes_of(f"{entry.own_folder}/{STEP_METADATA}")
         ours = ours_of(data)
@@ -652,7 +653,7 @@ class DirectoryWriter:
     def _unlisted_entries(self, steps: Collection[int]) -> list[Entry]:
         view = self._found.view()
         items = [each for each in view.steps if each.step in steps and not each.is_seen]
-        found = self._found.look_at(view, items)
+        found = self._found.inspect_each(view, items)
         return [
             self._adopted(each)
             for each in found

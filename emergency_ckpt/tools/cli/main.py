@@ -47,18 +47,21 @@ class Command:
     takes_command: bool = False
 
 
-LOOK, PREPARE, RUN, RESCUE = "Look", "Prepare", "Run", "Rescue"
+INSPECT, PREPARE, RUN, RESCUE = "Inspect", "Prepare", "Run", "Rescue"
 
 COMMANDS = {
     "ls": Command(
-        f"{_CLI}.look.ls",
+        f"{_CLI}.inspect.ls",
         "list runs and steps in each tier; show a step, check all, tell what a loss would cost and"
         " why the last restore took its step",
-        LOOK,
+        INSPECT,
     ),
-    "diff": Command(f"{_CLI}.look.diff", "compare two steps, leaf by leaf", LOOK),
+    "diff": Command(f"{_CLI}.inspect.diff", "compare two steps, leaf by leaf", INSPECT),
     "report": Command(
-        f"{_CLI}.look.report", "write an HTML report of a run from its event log", LOOK, "report"
+        f"{_CLI}.inspect.report",
+        "write an HTML report of a run from its event log",
+        INSPECT,
+        "report",
     ),
     "plan": Command(
         f"{_CLI}.plan",
@@ -97,7 +100,7 @@ COMMANDS = {
     ),
 }
 _GROUPS = {
-    LOOK: "read-only, also while a job runs or after its host's processes died",
+    INSPECT: "read-only, also while a job runs or after its host's processes died",
     PREPARE: "before a job starts",
     RUN: "jobs and servers",
     RESCUE: "what is in RAM or storage goes elsewhere",

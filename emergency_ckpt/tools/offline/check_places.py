@@ -16,8 +16,8 @@ from emergency_ckpt.core.restore.majority import settle
 from emergency_ckpt.errors import CheckpointError, CorruptData
 from emergency_ckpt.ram.process_files import ProcessFiles, file_name, manifest_name
 from emergency_ckpt.state.host_state import decode
-from emergency_ckpt.storage.steps.folders import LOOKS_AT_ONCE
-from emergency_ckpt.storage.steps.looks import FoundStep
+from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE
+from emergency_ckpt.storage.steps.inspection import FoundStep
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import RamCopy
@@ -79,8 +79,8 @@ class Check:
         if not stored:
             return
         documents = functools.partial(self._documents, self._places.storage())
-        with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-check") as pool:
-            for faults in pool.map(documents, self._survey.look_at(stored)):
+        with ThreadPoolExecutor(INSPECTED_AT_ONCE, "eckpt-check") as pool:
+            for faults in pool.map(documents, self._survey.inspect_each(stored)):
                 yield from faults
 
     def _nothing(self) -> Iterator[SurveyFault]:

@@ -11,7 +11,7 @@ from emergency_ckpt.core.boxes import describe
 from emergency_ckpt.core.shard_layout import shard_nbytes
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.storage.step_reader import PIECE_BYTES, StoredStepReader
-from emergency_ckpt.storage.steps.looks import FoundStep
+from emergency_ckpt.storage.steps.inspection import FoundStep
 from emergency_ckpt.tools.offline.check_places import Advance, CheckCounts
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.types import ShardId

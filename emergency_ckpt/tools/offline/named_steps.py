@@ -6,7 +6,7 @@ import re
 
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.errors import ConfigError, PersistentTierError, StepNotFound
-from emergency_ckpt.storage.steps.looks import FoundStep, StepPlace
+from emergency_ckpt.storage.steps.inspection import FoundStep, StepPlace
 from emergency_ckpt.tier import StepReader
 from emergency_ckpt.tools.survey.places import Places
 from emergency_ckpt.tools.survey.survey import Survey, SurveyedStep, take_survey

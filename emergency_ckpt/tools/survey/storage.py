@@ -11,7 +11,7 @@ from emergency_ckpt.core.step_log import Entry, Table
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
 from emergency_ckpt.storage.directory import StorageDirectory
-from emergency_ckpt.storage.steps.looks import FoundStep
+from emergency_ckpt.storage.steps.inspection import FoundStep
 from emergency_ckpt.storage.steps.stored import StoredSteps
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 
@@ -24,7 +24,7 @@ class ListedEntry:
 
     Attributes:
       entry: of the log; None for a step that it does not name.
-      found: by the look; None without one.
+      found: by the inspection; None without one.
     """
 
     step: PersistentStep
@@ -107,7 +107,7 @@ def _read(stored: StoredSteps, places: Places) -> StoredDirectory:
     seen = [each for each in view.steps if each.is_seen]
     unseen = [each for each in view.steps if not each.is_seen]
     steps += [ListedEntry(each, view.entry(each.step, each.incarnation)) for each in seen]
-    for each, found in zip(unseen, stored.look_at(view, unseen), strict=True):
+    for each, found in zip(unseen, stored.inspect_each(view, unseen), strict=True):
         where = f"{places.directory}/{each.step}"
         if found is None:
             unfinished += view.unlisted.get(each.step, ())

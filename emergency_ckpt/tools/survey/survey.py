@@ -21,7 +21,7 @@ from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CheckpointError, ConfigError, PersistentTierError
 from emergency_ckpt.ram.step_reader import RamStep
-from emergency_ckpt.storage.steps.looks import FoundStep
+from emergency_ckpt.storage.steps.inspection import FoundStep
 from emergency_ckpt.tier import StepReader
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, ram_parts, read_ramdisks
@@ -100,12 +100,12 @@ class Survey:
         """
         if step.tier == LOCAL:
             return RamStep(step.save, *ram_parts(self.folders, step.save))
-        ((_, found),) = self.look_at([step])
+        ((_, found),) = self.inspect_each([step])
         if isinstance(found, CheckpointError):
             raise found
         return self.places.storage().reader(found)
 
-    def look_at(
+    def inspect_each(
         self, steps: Sequence[SurveyedStep]
     ) -> list[tuple[SurveyedStep, FoundStep | CheckpointError]]:
         """Return steps in storage as their files have them now, or their errors."""
@@ -113,12 +113,12 @@ class Survey:
         items = [PersistentStep(x.step, 0, False, x.incarnation) for x in steps]
         found: list[FoundStep | CheckpointError | None]
         try:
-            found = stored.look_at(stored.view(), items)
+            found = stored.inspect_each(stored.view(), items)
         except CheckpointError as error:
             found = [error for _ in items]
         where = self.places.directory
         return [
-            (x, each or PersistentTierError("look at", f"{where}/{x.step}", "it is gone"))
+            (x, each or PersistentTierError("inspect", f"{where}/{x.step}", "it is gone"))
             for x, each in zip(steps, found, strict=True)
         ]
 

@@ -130,7 +130,7 @@ def drain(
     writer.find()
     work = _Drain(survey, run_id, tier, writer, moves)
     if not peers:
-        return work.look() or work.run(shown)
+        return work.inspect() or work.run(shown)
     if places.secret is None:
         raise ConfigError(["--peers needs the run's secret"], target="eckpt export --drain")
     with TransferClient(run_id=run_id, secret=places.secret) as client:
@@ -151,7 +151,7 @@ def _drain_with_peers(
     with PeerRam(asked, everything, client, work.run_id, deadline_s) as others:
         together = work.again(others)
         together.note_faults(faults)
-        return together.look() or together.run(shown)
+        return together.inspect() or together.run(shown)
 
 
 def _check_ended(survey: Survey, run_id: str, places: Places) -> None:
@@ -205,7 +205,7 @@ class _Drain:
         """Add faults to the notes of the outcome."""
         self._notes += [f"{fault.where}: {fault.problem}" for fault in faults]
 
-    def look(self) -> Drained | None:
+    def inspect(self) -> Drained | None:
         """Return the outcome when there is nothing to write, without a change in storage."""
         stored = self._newest_stored()
         if stored is None or self._recorded != self._timeline:
@@ -286,7 +286,7 @@ class _Drain:
         for each in reversed(stored.resolved(view)):
             if each.problem or self._rejection_reason(each.step, each.incarnation):
                 continue
-            found = stored.look(view, each)
+            found = stored.inspect(view, each)
             if found is not None and not found.step.problem:
                 return found.step
         return None

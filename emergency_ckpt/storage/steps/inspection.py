@@ -28,7 +28,7 @@ from emergency_ckpt.storage.marker import (
     check_marker,
 )
 from emergency_ckpt.storage.orbax_names import MANIFEST, STEP_METADATA
-from emergency_ckpt.storage.steps.folders import ITEMS, LOOKS_AT_ONCE, StepFolders
+from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE, ITEMS, StepFolders
 from emergency_ckpt.types import SaveId
 
 GONE = "its tensors are gone"
@@ -70,7 +70,7 @@ class FoundStep(NamedTuple):
         return self.marker is None and not self.step.problem
 
 
-class StepLooks:
+class StepInspection:
     """Inspects the folders of a step. All methods block for storage, until their deadline.
 
     PersistentTierError when storage does not answer, or refuses: that says nothing about the step.
@@ -303,7 +303,7 @@ class StepLooks:
         names = (f"{name}/{STEP_METADATA}", *_manifests(name, items))
         deadline_s = self._storage.deadline_s(deadline_s)
         read = functools.partial(self._storage.bytes_of, deadline_s=deadline_s)
-        with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-tensors") as pool:
+        with ThreadPoolExecutor(INSPECTED_AT_ONCE, "eckpt-tensors") as pool:
             metadata, *manifests = pool.map(read, names)
         writer = (ours_of(metadata) or {}).get("incarnation")
         if writer not in (None, save.incarnation):
@@ -380,7 +380,7 @@ class StepLooks:
             except (ValueError, FileNotFoundError, NotADirectoryError):
                 return False  # not a directory of Orbax, which no retry makes one
 
-        return self._storage.do("look at", f"/{folder}", is_finalized, deadline_s)
+        return self._storage.do("inspect", f"/{folder}", is_finalized, deadline_s)
 
 
 def _digest(data: bytes | None) -> str:

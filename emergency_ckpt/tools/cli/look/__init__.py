@@ -1,1 +1,0 @@
-"""The commands that look: read-only, without JAX's backend, while a job runs or after it died."""
