@@ -8,7 +8,6 @@ that is passed over is reported with what it lacked.
 1. ``filter_inventory`` groups the reported inventories by save, and drops what is unusable.
 2. ``plan_restore`` goes through the saves, newest first, down to the first that is complete: in
    tensors by ``assignment``, in host states by ``choose_host_states``.
-3. ``lacks_of`` and ``newest_complete`` decide in the same way for who only wants to know.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from emergency_ckpt.core.restore.plan_types import (
 )
 from emergency_ckpt.core.timeline import is_plain
 from emergency_ckpt.core.wording import few
-from emergency_ckpt.types import LOCAL, PERSISTENT, Box, Contents, LeafSpec, SaveId, ShardId
+from emergency_ckpt.types import LOCAL, PERSISTENT, Box, Contents, LeafSpec, SaveId
 
 
 @dataclass(frozen=True)
@@ -629,57 +628,3 @@ class HostStateAssignment:
             HostStateFetch(owner, digest, holders[:MAX_HOST_STATE_SOURCES])
             for owner, (digest, holders) in states.copies.items()
         )
-
-
-def lacks_of(save: SaveId, inventory: Inventory) -> str:
-    """Return what a restore of ``save`` from RAM would lack, in words; empty when it is complete.
-
-    The state is that of the save's own manifests, and a process of any mesh may need all of it, so
-    every element of every leaf and every host state must be held. Rolled-back saves are judged like
-    others.
-    """
-    holders = tuple(_parts_of(save, holder) for holder in inventory.holders)
-    digests = sorted({held.digest for holder in holders for held in holder.tensors})
-    manifests = [inventory.manifests[d] for d in digests if d in inventory.manifests]
-    if not manifests:
-        return "no manifest"
-    leaves = {leaf.path: leaf for leaf in manifests[0].leaves}
-    found = plan_restore(
-        msgspec.structs.replace(inventory, holders=holders, persistent=(), timeline=None),
-        {0: tuple(_whole_leaf(leaf) for leaf in leaves.values())},
-        leaves,
-        requested_step=save.step,
-        host_state_remap=True,
-    )
-    if not isinstance(found, NoPlan):
-        return ""
-    reasons = [each.reason for each in found.rejected] or list(found.missing + found.mismatches)
-    return "; ".join(reasons)
-
-
-def newest_complete(inventory: Inventory) -> SaveId | None:
-    """Return the newest save that is complete and was not rolled back, or None."""
-    timeline = inventory.timeline
-    saves = {held.save for holder in inventory.holders for held in holder.tensors}
-    for save in sorted(saves, reverse=True):
-        rejection_reason = (
-            timeline.rejection_reason(save.step, save.incarnation) if timeline else ""
-        )
-        if not rejection_reason and not lacks_of(save, inventory):
-            return save
-    return None
-
-
-def _whole_leaf(leaf: LeafSpec) -> ShardId:
-    return ShardId(leaf.path, whole(leaf.global_shape))
-
-
-def _parts_of(save: SaveId, holder: HolderInventory) -> HolderInventory:
-    """Return the part of an inventory that is of one save."""
-    return msgspec.structs.replace(
-        holder,
-        tensors=tuple(held for held in holder.tensors if held.save == save),
-        host_states=tuple(held for held in holder.host_states if held.save == save),
-        known_complete=None,
-        timeline=None,
-    )

@@ -14,11 +14,11 @@ import msgspec
 
 from emergency_ckpt.core.address import parse_address, split_holder
 from emergency_ckpt.core.restore.inventory import HolderInventory, Inventory
-from emergency_ckpt.core.restore.restore_plan import lacks_of, newest_complete
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.offline.draining.peer_ram import ask_peers, merged
 from emergency_ckpt.tools.placement_study import Survival, holders_of_parts, survival_of
+from emergency_ckpt.tools.survey.completeness import lacks_of, newest_complete
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.survey import Survey, take_survey
 from emergency_ckpt.transfer.client import TransferClient

@@ -16,13 +16,13 @@ from emergency_ckpt.core.restore.inventory import (
     lives_from,
     newest_timeline,
 )
-from emergency_ckpt.core.restore.restore_plan import lacks_of
 from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CheckpointError, ConfigError, PersistentTierError
 from emergency_ckpt.ram.step_reader import RamStep
 from emergency_ckpt.storage.steps.inspection import FoundStep
 from emergency_ckpt.tier import StepReader
+from emergency_ckpt.tools.survey.completeness import lacks_of
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, ram_parts, read_ramdisks
 from emergency_ckpt.tools.survey.storage import ListedEntry, StoredDirectory, read_storage

@@ -1,0 +1,65 @@
+"""The saves in RAM that a restore would find complete, and what others lack. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from emergency_ckpt.core.boxes import whole
+from emergency_ckpt.core.restore.inventory import HolderInventory, Inventory
+from emergency_ckpt.core.restore.plan_types import NoPlan
+from emergency_ckpt.core.restore.restore_plan import plan_restore
+from emergency_ckpt.types import LeafSpec, SaveId, ShardId
+
+
+def lacks_of(save: SaveId, inventory: Inventory) -> str:
+    """Return what a restore of ``save`` from RAM would lack, in words; empty when it is complete.
+
+    The state is that of the save's own manifests, and a process of any mesh may need all of it, so
+    every element of every leaf and every host state must be held. Rolled-back saves are judged like
+    others.
+    """
+    holders = tuple(_parts_of(save, holder) for holder in inventory.holders)
+    digests = sorted({held.digest for holder in holders for held in holder.tensors})
+    manifests = [inventory.manifests[d] for d in digests if d in inventory.manifests]
+    if not manifests:
+        return "no manifest"
+    leaves = {leaf.path: leaf for leaf in manifests[0].leaves}
+    found = plan_restore(
+        msgspec.structs.replace(inventory, holders=holders, persistent=(), timeline=None),
+        {0: tuple(_whole_leaf(leaf) for leaf in leaves.values())},
+        leaves,
+        requested_step=save.step,
+        host_state_remap=True,
+    )
+    if not isinstance(found, NoPlan):
+        return ""
+    reasons = [each.reason for each in found.rejected] or list(found.missing + found.mismatches)
+    return "; ".join(reasons)
+
+
+def newest_complete(inventory: Inventory) -> SaveId | None:
+    """Return the newest save that is complete and was not rolled back, or None."""
+    timeline = inventory.timeline
+    saves = {held.save for holder in inventory.holders for held in holder.tensors}
+    for save in sorted(saves, reverse=True):
+        rejection_reason = (
+            timeline.rejection_reason(save.step, save.incarnation) if timeline else ""
+        )
+        if not rejection_reason and not lacks_of(save, inventory):
+            return save
+    return None
+
+
+def _whole_leaf(leaf: LeafSpec) -> ShardId:
+    return ShardId(leaf.path, whole(leaf.global_shape))
+
+
+def _parts_of(save: SaveId, holder: HolderInventory) -> HolderInventory:
+    """Return the part of an inventory that is of one save."""
+    return msgspec.structs.replace(
+        holder,
+        tensors=tuple(held for held in holder.tensors if held.save == save),
+        host_states=tuple(held for held in holder.host_states if held.save == save),
+        known_complete=None,
+        timeline=None,
+    )
