@@ -243,13 +243,13 @@ class TransferServer:
         text reaches this server or gets an error, never another server that took its port.
 
     Args:
-      security: "aead" or "crc", which every client takes over in the handshake.
+      security: "aead" or "crc", which every client takes over in the handshake. With "crc" the
+        bytes of shards can be read on the network.
       io_timeout_s: maximum time in seconds of an idle connection, or a stall in a frame or piece.
-      allow_all_interfaces: permits ``0.0.0.0`` and ``::``. With "crc" the bytes of shards
-        can be read on the network.
       on_bytes_sent: called from the serving threads with the number of bytes of bodies sent.
 
-    Raises ConfigError for an address that cannot be bound or a secret that is too short.
+    Raises ConfigError for an address that cannot be bound or means all interfaces, and for a secret
+    that is too short.
     """
 
     def __init__(
@@ -263,7 +263,6 @@ class TransferServer:
         port: int = 0,
         io_timeout_s: float = 30,
         max_connections: int = 64,
-        allow_all_interfaces: bool = False,
         on_bytes_sent: Callable[[int], None] | None = None,
     ) -> None:
         credentials = Credentials(run_id, secret)
@@ -275,7 +274,7 @@ class TransferServer:
             on_bytes_sent=on_bytes_sent or _ignore,
         )
         self._max_connections = max_connections
-        self._listener, self.address = _bind(bind_host, port, allow_all_interfaces)
+        self._listener, self.address = _bind(bind_host, port)
         drop_in_child(self._listener, socket.socket.close)
         self._terms = Terms(security, new_holder())
         self.contact = f"{self._terms.holder}@{self.address}"
@@ -389,7 +388,7 @@ class TransferServer:
                 self._leaving.append(self._sessions.pop(session))
 
 
-def _bind(host: str, port: int, allow_all_interfaces: bool) -> tuple[socket.socket, str]:
+def _bind(host: str, port: int) -> tuple[socket.socket, str]:
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, name = found[0]
@@ -400,7 +399,7 @@ def _bind(host: str, port: int, allow_all_interfaces: bool) -> tuple[socket.sock
         ) from error
     everywhere = ipaddress.ip_address(str(name[0]).partition("%")[0]).is_unspecified
     try:
-        if (everywhere or not host) and not allow_all_interfaces:
+        if everywhere or not host:
             raise ConfigError(
                 [f"transfer address {host!r} means all interfaces: name the one that peers reach"],
                 target="transfer server",
@@ -416,9 +415,7 @@ def _bind(host: str, port: int, allow_all_interfaces: bool) -> tuple[socket.sock
             [f"transfer address {host!r} port {port}: {error}"], target="transfer server"
         ) from error
     bound_host, bound_port = listener.getsockname()[:2]
-    return listener, format_address(
-        socket.gethostname() if everywhere else str(bound_host), int(bound_port)
-    )
+    return listener, format_address(str(bound_host), int(bound_port))
 
 
 def _ignore(_: int) -> None:
