@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from world import LONG_S, World, finish, same
+from world import LONG_S, World, finish
 
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import SaveFailed
@@ -84,15 +84,9 @@ def test_both_tiers_have_what_was_donated_after_the_save(
             # Where JAX hands out the array's own memory, the step could not have it yet.
             assert state["w"].is_deleted() or settings.get("buffers") != PINNED
         finish(checkpointer)
-    with world.open_both() as checkpointer:
-        step, state = checkpointer.restore(state=world.state(0))
-        assert step == 5
-        assert same(state, world.state(5))
+    world.restores(5)
     world.lose_ram()
-    with world.open_both() as checkpointer:
-        step, state = checkpointer.restore(state=world.state(0))
-        assert step == 4
-        assert same(state, world.state(4))
+    world.restores(4)
 
 
 def test_slow_snapshot_fails_the_save_and_training_goes_on(world: World) -> None:
@@ -117,6 +111,4 @@ def test_slow_snapshot_fails_the_save_and_training_goes_on(world: World) -> None
         with pytest.raises(SaveFailed, match="step 2"):
             checkpointer.check_for_errors()
     with world.open() as checkpointer:
-        step, state = checkpointer.restore(state=world.state(0))
-        assert step == 1
-        assert same(state, world.state(1))
+        world.restores(1, by=checkpointer)

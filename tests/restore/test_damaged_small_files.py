@@ -13,7 +13,7 @@ import pytest
 from damage import damaged
 from persistent_steps import complete_steps
 from places import GOLDEN
-from world import World, same, save_all
+from world import World, persist, save_all
 
 from emergency_ckpt.core.keys import PURPOSE, StepSigning, derive_key
 from emergency_ckpt.errors import CheckpointError, CorruptData, DirectoryInUse, Unrecoverable
@@ -35,11 +35,6 @@ def marker_of(world: World, step: int) -> Path:
 
 def log_of(world: World) -> Path:
     return world.persistent / "host_state" / "log"
-
-
-def persist(world: World, *steps: int) -> None:
-    with world.open_both(save_every=1, local_save_every=0) as ckpt:
-        save_all(ckpt, world, *steps)
 
 
 def test_decode_marker_refuses_every_damaged_file(world: World) -> None:
@@ -136,9 +131,7 @@ def test_restore_of_an_older_step_names_the_unreadable_newer(world: World, has_l
     if not has_log:
         shutil.rmtree(log_of(world))
     with world.open_both(save_every=1, local_save_every=0, keep_last_n=1) as ckpt:
-        found, state = ckpt.restore(state=world.state(0))
-        assert found == 2
-        assert same(state, world.state(2))
+        _held = world.restores(2, by=ckpt)
         (rejected,) = ckpt.last_restore.rejected  # pyright: ignore[reportOptionalMemberAccess]
         assert (rejected.step, rejected.tier) == (4, "persistent")
         # The log is not compared with every marker at each call.
@@ -165,9 +158,7 @@ def test_damaged_newest_version_is_named_and_mended(world: World, damage: bytes)
     max(log_of(world).glob("*.json")).write_bytes(damage)
     world.events.clear()
     with world.open_both(save_every=1, local_save_every=0) as ckpt:
-        found, state = ckpt.restore(state=world.state(0))
-        assert found == 4
-        assert same(state, world.state(4))
+        _held = world.restores(4, by=ckpt)
         named = [e.fields["reason"] for e in world.events if e.name == "persistent.log_damaged"]
         assert any("000000000003.json" in reason for reason in named)
         save_all(ckpt, world, 5)
@@ -189,9 +180,7 @@ def test_log_damaged_in_every_version_leaves_the_markers(world: World, damage: b
     world.lose_ram()
     world.events.clear()
     with world.open_both(save_every=1, local_save_every=0) as ckpt:
-        found, state = ckpt.restore(state=world.state(0))
-        assert found == 4
-        assert same(state, world.state(4))
+        _held = world.restores(4, by=ckpt)
         assert "persistent.log_damaged" in world.names()
         save_all(ckpt, world, 5)
     assert PersistentTier(str(world.persistent)).found.log.read().faults == ()

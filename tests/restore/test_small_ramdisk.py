@@ -86,18 +86,13 @@ def test_ramdisk_smaller_than_a_slot_stops_no_restore(world: World) -> None:
     world.lose_ram()
     with small_tmpfs(world.ramdisk, STATE_BYTES // 2):
         with world.open_both() as checkpointer:
-            host: dict[str, Any] = {}
-            step, state = checkpointer.restore(state=world.state(0), host_state=host)
-            assert (step, host) == (4, {"at": 4})
-            assert same(state, world.state(4))
+            world.restores(4, host=True, by=checkpointer)
             assert full_events(world) == [4]
-            del state
             checkpointer.save(step=5, state=world.state(5), host_state={"at": 5})
             checkpointer.wait_until_finished()
             with pytest.raises(SaveFailed, match="RamdiskFull"):
                 checkpointer.check_for_errors()
-            assert checkpointer.restore(state=world.state(0), host_state=host)[0] == 4
-            assert host == {"at": 4}
+            world.restores(4, host=True, by=checkpointer)
             checkpointer.save(step=6, state=world.state(6), host_state={"at": 6})
             checkpointer.wait_until_finished()
         with world.open_both() as checkpointer:
@@ -126,10 +121,7 @@ def test_restore_in_place_beside_a_full_ramdisk(world: World) -> None:
     with small_tmpfs(world.ramdisk, 64 * MIB), world.open_both() as checkpointer:
         save_all(checkpointer, world, 2, 4)
         fill(world.ramdisk)
-        host: dict[str, Any] = {}
-        step, state = checkpointer.restore(state=world.state(0), host_state=host)
-        assert (step, host) == (4, {"at": 4})
-        assert same(state, world.state(4))
+        _held = world.restores(4, host=True, by=checkpointer)
         (world.ramdisk / "filler").unlink()
         save_all(checkpointer, world, 5, 6)
 
@@ -141,16 +133,13 @@ def test_ram_works_again_once_there_is_room(world: World) -> None:
     with small_tmpfs(world.ramdisk, 64 * MIB):
         with world.open_both() as checkpointer:
             fill(world.ramdisk)
-            host: dict[str, Any] = {}
-            step, state = checkpointer.restore(state=world.state(0), host_state=host)
-            assert (step, host) == (4, {"at": 4})
-            assert same(state, world.state(4))
+            state = world.restores(4, host=True, by=checkpointer)
             assert full_events(world) == [4]
             (world.ramdisk / "filler").unlink()
             save_all(checkpointer, world, 5)
             assert same(state, world.state(4))
         with world.open(local_save_every=1) as checkpointer:
-            assert checkpointer.restore(state=world.state(0), host_state=host)[0] == 5
+            world.restores(5, host=True, by=checkpointer)
 
 
 def test_rollback_beside_a_full_ramdisk(world: World) -> None:

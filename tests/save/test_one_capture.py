@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 from faults import DeviceTransfers, SlowStorage, copies_to_slots_fail
-from world import LONG_S, World, finish, same
+from world import LONG_S, World, finish
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.core.save.snapshot_plan import Buffers
@@ -59,10 +59,7 @@ def save(checkpointer: EmergencyCheckpointer, world: World, step: int, **setting
 def check_stored(world: World, step: int) -> None:
     """Storage alone has ``step`` with the bits of its capture."""
     world.lose_ram()
-    with world.open_both() as checkpointer:
-        found, state = checkpointer.restore(state=world.state(0), host_state={"at": 0})
-        assert found == step
-        assert same(state, world.state(step))
+    world.restores(step, host=True)
 
 
 @pytest.fixture

@@ -61,6 +61,30 @@ class World:
             "host": step,
         }
 
+    def restores(
+        self,
+        step: int | None,
+        *,
+        host: bool = False,
+        asked: int | None = None,
+        by: EmergencyCheckpointer | None = None,
+        **settings: Any,
+    ) -> Any:
+        """Check that a restore finds ``step`` as it was saved; return the state.
+
+        Arguments:
+          host: with the host state that ``save_all`` gave it.
+          asked: the step that the restore names, if it names one.
+          by: who restores, where that is not a life of its own with these ``settings``.
+        """
+        position: dict[str, int] | None = {} if host else None
+        with contextlib.nullcontext(by) if by else self.open_both(**settings) as life:
+            found, state = life.restore(asked, state=self.state(0), host_state=position)
+        assert found == step
+        assert not host or position == ({} if step is None else {"at": step})
+        assert step is None or same(state, self.state(step))
+        return state
+
     def lose_ram(self) -> None:
         shutil.rmtree(self.ramdisk)
 
@@ -146,11 +170,7 @@ def save(checkpointer: EmergencyCheckpointer, world: World, step: int, **setting
 def check_restored(world: World, step: int | None) -> None:
     """A restore finds ``step`` whole, host state included: with RAM, and from storage alone."""
     for _ in world.each_tier():
-        with world.open_both() as checkpointer:
-            host: dict[str, int] = {}
-            found, state = checkpointer.restore(state=world.state(0), host_state=host)
-            assert (found, host) == (step, {} if step is None else {"at": step})
-            assert step is None or same(state, world.state(step))
+        world.restores(step, host=True)
 
 
 SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
