@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from damage import flip
 from jax.experimental.layout import Format, Layout
 from state_samples import assert_same
 from world import LONG_S, World, finish, logged, same, save_all
@@ -387,11 +388,7 @@ def test_attempt_that_failed_lets_go_of_what_it_placed(saved: World) -> None:
     """Without a garbage collection: a slot that stays lent is room that the next saves lack."""
     manifests = saved.ramdisk.rglob("slot_*.manifest.json")
     newest = max(manifests, key=lambda path: path.stat().st_mtime_ns)
-    slot = newest.with_name(newest.name.split(".")[0] + ".bin")
-    with slot.open("r+b") as file:
-        first = file.read(1)
-        file.seek(0)
-        file.write(bytes([first[0] ^ 1]))
+    flip(newest.with_name(newest.name.split(".")[0] + ".bin"), 0)
     gc.disable()
     try:
         with saved.open() as checkpointer:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import orbax.checkpoint as ocp
 import pytest
+from damage import flip
 from fake_gcs import FakeGcs
 from looks import eckpt_here, eckpt_json, tree_of
 from quarters import W, save_quarters
@@ -100,9 +101,7 @@ def test_drain_takes_a_peers_copy_for_a_damaged_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (slot,) = quarters[0].rglob("slot_*.bin")  # with quarter 0, which the last host has too
-    data = bytearray(slot.read_bytes())
-    data[0] ^= 1
-    slot.write_bytes(data)
+    flip(slot, 0)
     peers = [serve(ReadOnlyRamdisk(host, RUN_ID, signer=signer)) for host in quarters[1:]]
     words = [
         "export",

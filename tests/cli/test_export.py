@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from damage import flip
 from looks import eckpt_here, tree_of
 from quarters import W, save_quarters
 from tiers_support import LAYOUT, RUN_ID, document, open_tier, save_id, shard_bytes, write_save
@@ -171,8 +172,7 @@ def test_export_without_storage_makes_dicts_and_says_so(
 
 def damage(directory: Path) -> None:
     (slot,) = (path for path in directory.glob("slot_*.bin") if path.stat().st_size)
-    with slot.open("r+b") as file:
-        file.write(b"\xff\xff")
+    flip(slot, 0)
 
 
 def test_export_puts_several_ramdisks_together(

@@ -6,6 +6,7 @@ import json
 import traceback
 from pathlib import Path
 
+from damage import flip
 from etils import epath
 from memory_tier import MemoryTier
 from persistent_steps import RUN_ID, writer_of
@@ -67,9 +68,7 @@ class RamPlace:
         largest = max(contents.shards, key=lambda entry: entry.nbytes)
         paths = [tier.path / file_name(number) for number in range(_SLOTS)]
         for path in (path for path in paths if path.exists()):
-            data = bytearray(path.read_bytes())
-            data[largest.offset] ^= 1
-            path.write_bytes(data)
+            flip(path, largest.offset)
 
     def close(self) -> None:
         if self._tier is not None:

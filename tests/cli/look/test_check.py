@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from damage import flip
 from looks import eckpt, eckpt_json, tree_of
 from persistent_steps import fill, life, save_over, writer_of
 from tiers_support import LAYOUT, complete_save, document, open_tier, save_id
@@ -61,12 +62,6 @@ def in_storage(directory: Path, step: int, *, wrong: bool = False) -> None:
     documents = {0: (marker.digests[0], marker.empty[0])}
     entry = tier.finish(marker.save, documents, marker.leaves, {ShardId("w", ((0, 4),)): crc})
     writer.publish(entry, None)
-
-
-def flip(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
 
 
 def test_check_of_whole_ramdisk_is_good(ramdisk: Path) -> None:
@@ -187,7 +182,7 @@ def test_check_of_storage_with_data_names_lost_arrays(tmp_path: Path) -> None:
 def test_check_of_storage_names_damaged_document(tmp_path: Path, name: str) -> None:
     save_over(PersistentTier(str(tmp_path)), 3, 7, life(1))
     path = tmp_path / "host_state" / "3" / name
-    flip(path, len(path.read_bytes()) // 2)
+    flip(path)
     status, found = eckpt_json("ls", "--check", "--dir", tmp_path)
     assert status == 1
     assert [(fault["where"], fault["step"]) for fault in found["faults"]] == [(str(path), 3)]
@@ -199,7 +194,7 @@ def test_check_of_storage_names_damaged_marker(tmp_path: Path, fault: str) -> No
     fill(str(tmp_path), [10, 20, 30])
     marker = tmp_path / "host_state" / "20" / "marker.json"
     if fault == "flipped":
-        flip(marker, len(marker.read_bytes()) // 2)
+        flip(marker)
     elif fault == "gone":
         marker.unlink()
     else:

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from damage import flip
 from faults import leaves_are_read_in_pieces
 from looks import eckpt_here, tree_of
 from persistent_steps import fill
@@ -55,11 +56,7 @@ def orbax_step(folder: Path, state: dict[str, Any]) -> Path:
 def spoil(directory: Path) -> None:
     """Flip a byte of params/w in each slot of a process directory."""
     for slot in directory.glob("slot_*.bin"):
-        with slot.open("r+b") as file:
-            file.seek(LAYOUT.shards[W_SHARD].offset)
-            byte = file.read(1)
-            file.seek(-1, 1)
-            file.write(bytes([byte[0] ^ 1]))
+        flip(slot, LAYOUT.shards[W_SHARD].offset)
 
 
 def test_diff_ram_steps_names_leaves_and_changes_nothing(

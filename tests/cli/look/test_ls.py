@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from damage import flip
 from looks import eckpt, eckpt_here, eckpt_json, tree_of
 from persistent_steps import fill, life, save_over
 from tiers_support import (
@@ -107,12 +108,6 @@ def test_ls_of_several_ramdisks_puts_them_together(ramdisk: Path) -> None:
     assert [s["state"] for s in both["steps"]] == ["whole"]
 
 
-def damage(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize("fault", ["flipped", "cut", "link", "folder", "pipe", "slot_gone"])
 def test_ls_of_damaged_manifest_lists_the_others(ramdisk: Path, fault: str) -> None:
     run_of_two(ramdisk, [5, 6])
@@ -120,7 +115,7 @@ def test_ls_of_damaged_manifest_lists_the_others(ramdisk: Path, fault: str) -> N
     manifest = directory / "slot_0.manifest.json"
     match fault:
         case "flipped":
-            damage(manifest)
+            flip(manifest)
         case "cut":
             manifest.write_bytes(manifest.read_bytes()[:50])
         case "link":
@@ -239,7 +234,7 @@ def test_ls_of_storage_looks_at_steps_the_log_lacks(tmp_path: Path) -> None:
     """Without its log, as after a copy of the steps by hand, each marker is looked at."""
     fill(str(tmp_path), [10, 20, 30])
     shutil.rmtree(tmp_path / "host_state" / "log")
-    damage(tmp_path / "host_state" / "20" / "marker.json")
+    flip(tmp_path / "host_state" / "20" / "marker.json")
     before = tree_of(tmp_path)
     status, found = eckpt_json("ls", "--dir", tmp_path)
     assert tree_of(tmp_path) == before
