@@ -147,15 +147,16 @@ def test_drain_is_refused_while_a_peer_trains(
     assert "the job still runs" in capsys.readouterr().err
 
 
-def test_drain_into_a_bucket_writes_what_ram_has(quarters: list[Path], secret: bytes) -> None:
-    with FakeGcs(buckets=["bucket"]) as gcs:
-        env = {**gcs.environment(), SECRET_VARIABLE: secret.decode()}
-        ram: list[Any] = [word for host in quarters for word in ("--local-dir", host)]
-        places = [*ram, "--dir", "gs://bucket/run", "--run-id", RUN_ID]
-        status, found = eckpt_json("export", "--drain", *places, env=env)
-        assert (status, found["step"], found["is_written"], found["notes"]) == (0, 5, True, [])
-        names = gcs.object_names("bucket", "run/")
-        assert {"run/5/_CHECKPOINT_METADATA", "run/host_state/5/marker.json"} <= set(names)
-        assert not [name for name in names if "draining" in name]
-        status, compared = eckpt_json("diff", "ram:5", "storage:5", *places, env=env)
-        assert (status, compared["equal"]) == (0, True), compared
+def test_drain_into_a_bucket_writes_what_ram_has(
+    quarters: list[Path], secret: bytes, gcs: FakeGcs
+) -> None:
+    env = {SECRET_VARIABLE: secret.decode()}
+    ram: list[Any] = [word for host in quarters for word in ("--local-dir", host)]
+    places = [*ram, "--dir", "gs://bucket/run", "--run-id", RUN_ID]
+    status, found = eckpt_json("export", "--drain", *places, env=env)
+    assert (status, found["step"], found["is_written"], found["notes"]) == (0, 5, True, [])
+    names = gcs.object_names("bucket", "run/")
+    assert {"run/5/_CHECKPOINT_METADATA", "run/host_state/5/marker.json"} <= set(names)
+    assert not [name for name in names if "draining" in name]
+    status, compared = eckpt_json("diff", "ram:5", "storage:5", *places, env=env)
+    assert (status, compared["equal"]) == (0, True), compared
