@@ -19,16 +19,14 @@ STATE_BYTES, HOST_BYTES = 8 * MIB, 5 * MIB
 
 
 @pytest.fixture
-def world(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(world: World) -> World:
     """Its states have 8 MiB."""
-    small = world.state
 
-    def state(step: int) -> dict[str, Any]:
+    def big(step: int) -> dict[str, Any]:
         data = np.random.default_rng(step).integers(0, 256, STATE_BYTES, np.uint8)
-        big = jax.device_put(data, NamedSharding(world.mesh, P("fsdp")))
-        return {**small(step), "big": big}
+        return {"big": jax.device_put(data, NamedSharding(world.mesh, P("fsdp")))}
 
-    monkeypatch.setattr(world, "state", state)
+    world.more = big
     return world
 
 

@@ -17,16 +17,14 @@ DISK_BYTES = 16 << 20
 
 
 @pytest.fixture
-def world(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(world: World) -> World:
     """Its states have leaves of a megabyte each."""
-    small = world.state
 
-    def state(step: int) -> dict[str, Any]:
+    def big(step: int) -> dict[str, Any]:
         random = np.random.default_rng(step)
-        big = {f"big{i}": random.integers(0, 256, LEAF_BYTES, np.uint8) for i in range(LEAVES)}
-        return {**small(step), **big}
+        return {f"big{i}": random.integers(0, 256, LEAF_BYTES, np.uint8) for i in range(LEAVES)}
 
-    monkeypatch.setattr(world, "state", state)
+    world.more = big
     return world
 
 

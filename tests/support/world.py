@@ -6,7 +6,8 @@ import contextlib
 import logging
 import shutil
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,18 @@ LONG_S = 60.0
 
 
 class World:
-    """Directories of one test and the checkpointers that use them."""
+    """Directories of one test and the checkpointers that use them.
+
+    Attributes:
+      more: what the states have besides, by step.
+    """
 
     def __init__(self, root: Path) -> None:
         self.ramdisk = root / "ram"
         self.persistent = root / "persistent"
         self.events: list[Event] = []
         self.mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("slice", "fsdp"))
+        self.more: Callable[[int], dict[str, Any]] = lambda _: {}
 
     def open(self, *, buffers: Buffers | None = None, **settings: Any) -> EmergencyCheckpointer:
         defaults: dict[str, Any] = {
@@ -59,6 +65,7 @@ class World:
             "empty": put(np.zeros((0, 4), np.float32)),
             "step": put(np.int32(step)),
             "host": step,
+            **self.more(step),
         }
 
     def restores(
@@ -96,6 +103,16 @@ class World:
 
     def names(self) -> list[str]:
         return [event.name for event in self.events]
+
+    def wait_for(self, name: str, **fields: object) -> None:
+        """Wait until an event of this name has these fields."""
+        deadline_s = time.monotonic() + LONG_S
+        while not any(
+            each.name == name and fields.items() <= each.fields.items()
+            for each in list(self.events)
+        ):
+            assert time.monotonic() < deadline_s, (name, fields, self.names())
+            time.sleep(0.005)
 
     def versions(self) -> list[Path]:
         """The files of the step log, oldest first."""
