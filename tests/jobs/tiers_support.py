@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,38 @@ def complete_save(tier: LocalTier, step: int) -> str:
 
 def document(step: int, owner: int = 0, count: int = 4, value: object = 17) -> bytes:
     return host_state.encode(save_id(step), owner, count, host_state.capture(value))
+
+
+def whole_step(
+    tier: LocalTier, step: int, owners: Iterable[int] = range(4), value: object = 17
+) -> None:
+    """Save a step with the host states of ``owners``, which all have ``value``."""
+    for owner in owners:
+        tier.publish_host_state(save_id(step), owner, 4, document(step, owner, value=value))
+    complete_save(tier, step)
+
+
+def whole_steps(
+    ramdisk: Path,
+    *steps: int,
+    processes: Iterable[int] = range(2),
+    owners: int = 4,
+    value: object = 17,
+    signer: Signer | None = None,
+) -> list[Path]:
+    """Save steps on each of some processes, all bytes on each; return their directories.
+
+    Each has the host states of so many ``owners`` of the four.
+    """
+    tiers = {each: open_tier(ramdisk, process_index=each, signer=signer) for each in processes}
+    for process, tier in tiers.items():
+        tier.reserve(LAYOUT.size_bytes)
+        for step in steps:
+            first = process * owners % 4
+            whole_step(tier, step, range(first, first + owners), value)
+    for tier in tiers.values():
+        tier.close()
+    return [tier.path for tier in tiers.values()]
 
 
 def held_steps(tier: LocalTier) -> list[int]:
