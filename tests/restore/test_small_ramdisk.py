@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from faults import fill_disk
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from world import World, logged, same, save_all, small_tmpfs
@@ -118,7 +118,7 @@ def test_first_save_without_room_for_host_states_is_an_error(world: World) -> No
 def test_restore_in_place_beside_a_full_ramdisk(world: World) -> None:
     with small_tmpfs(world.ramdisk, 64 * MIB), world.open_both() as checkpointer:
         save_all(checkpointer, world, 2, 4)
-        fill(world.ramdisk)
+        fill_disk(world.ramdisk / "filler")
         _held = world.restores(4, host=True, by=checkpointer)
         (world.ramdisk / "filler").unlink()
         save_all(checkpointer, world, 5, 6)
@@ -130,7 +130,7 @@ def test_ram_works_again_once_there_is_room(world: World) -> None:
     world.lose_ram()
     with small_tmpfs(world.ramdisk, 64 * MIB):
         with world.open_both() as checkpointer:
-            fill(world.ramdisk)
+            fill_disk(world.ramdisk / "filler")
             state = world.restores(4, host=True, by=checkpointer)
             assert full_events(world) == [4]
             (world.ramdisk / "filler").unlink()
@@ -143,18 +143,8 @@ def test_ram_works_again_once_there_is_room(world: World) -> None:
 def test_rollback_beside_a_full_ramdisk(world: World) -> None:
     with small_tmpfs(world.ramdisk, 64 * MIB), world.open_both() as checkpointer:
         save_all(checkpointer, world, 2, 4)
-        fill(world.ramdisk)
+        fill_disk(world.ramdisk / "filler")
         assert checkpointer.restore(state=world.state(0), host_state={}, step=2)[0] == 2
         (world.ramdisk / "filler").unlink()
         save_all(checkpointer, world, 3)
         assert checkpointer.restore(state=world.state(0), host_state={})[0] == 3
-
-
-def fill(ramdisk: Path) -> None:
-    """Take all the room that is left."""
-    with (ramdisk / "filler").open("wb", buffering=0) as file:
-        try:
-            while file.write(bytes(4096)):
-                pass
-        except OSError:
-            return
