@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from orbax.checkpoint import CheckpointManager
+from programs import ended
 
 OPEN = """
 import sys
@@ -54,13 +54,7 @@ def run_program(
 ) -> subprocess.CompletedProcess[str]:
     program = tmp_path / "program.py"
     program.write_text(text)
-    return subprocess.run(
-        [sys.executable, str(program), directory, str(ramdisk)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    return ended(program, directory, ramdisk, timeout_s=240)
 
 
 @pytest.mark.parametrize("ending", ["pass", "sys.exit(3)", "raise ValueError('of the program')"])

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from typing import Any
 
 import pytest
 from fake_gcs import FakeGcs, FaultRule
 from places import JOBS
+from programs import printed, started
 
 PROGRAM = JOBS / "removal_program.py"
 STEPS, LEFT = [10, 20, 30], [10, 30]
@@ -20,17 +18,8 @@ WAIT_S = 500.0
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("gcs")]
 
 
-def start(*program: str) -> subprocess.Popen[str]:
-    environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, str(PROGRAM), *program]
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
-
-
 def run(*program: str) -> Any:
-    with start(*program) as process:
-        out, _ = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 0
-    return json.loads(out.splitlines()[-1])
+    return json.loads(printed(PROGRAM, *program, timeout_s=WAIT_S).splitlines()[-1])
 
 
 def check(seen: dict[str, Any], before: dict[str, Any]) -> None:
@@ -74,13 +63,12 @@ def test_process_killed_in_a_removal(gcs: FakeGcs) -> None:
     before = run("prepare")
     # After claim, announcement and commit markers, when the files themselves are to go.
     gcs.add_fault(FaultRule(kind="delay", delay_s=600, method="[DP]*", skip=4))
-    with start("remove") as process:
+    with started(PROGRAM, "remove") as process:
         deadline_s = time.monotonic() + WAIT_S
         while not gcs.fault_states()[0].hit:
             assert process.poll() is None
             assert time.monotonic() < deadline_s
             time.sleep(0.02)
-        process.kill()
     gcs.clear_faults()
     seen = run("look")
     check(seen, before)
