@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,8 @@ def open_tier(
     *,
     run_id: str = RUN_ID,
     process_index: int = 0,
+    process_count: int = 4,
+    slice_index: int = 0,
     slots: int = SLOTS_AT_REST,
     start: str = "this start",
     wait_s: float = 0.0,
@@ -56,7 +58,7 @@ def open_tier(
     tier = LocalTier.open(
         ramdisk,
         run_id,
-        Writer(process_index=process_index, process_count=4, slice_index=0, hostname="host-0"),
+        Writer(process_index, process_count, slice_index, "host-0"),
         copy_threads=2,
         slots=slots,
         start=start,
@@ -98,6 +100,25 @@ def write_save(
     save = save_id(step, incarnation)
     with tier.begin_write(save, layout.size_bytes) as writer:
         digest = writer.stage(fill(writer, save, layout))
+        writer.publish()
+    return digest
+
+
+def publish(
+    tier: LocalTier,
+    save: SaveId,
+    leaves: Sequence[LeafSpec],
+    shards: Mapping[ShardId, np.ndarray | bytes],
+    **settings: bool,
+) -> str:
+    """Publish a save of these shards, which need not be all of ``leaves``; return its digest."""
+    data = {
+        shard: each if isinstance(each, bytes) else each.tobytes() for shard, each in shards.items()
+    }
+    layout = lay_out(leaves, [(shard, len(each)) for shard, each in data.items()])
+    with tier.begin_write(save, layout.size_bytes, **settings) as writer:
+        crcs = writer.copy([(data[placed.shard], placed.offset) for placed in layout.shards])
+        digest = writer.stage(build_contents(save, leaves, layout, crcs))
         writer.publish()
     return digest
 
