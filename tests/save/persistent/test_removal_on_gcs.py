@@ -46,14 +46,14 @@ def test_removal_ending_at_any_request_shows_nothing_by_halves() -> None:
     assert before["ours"] == before["whole"] == before["manager"] == STEPS
     found = run("refused")
     for seen in found:
-        then, through = seen.pop("then"), seen.pop("through")
+        then, error = seen.pop("then"), seen.pop("error")
         check(seen, before)
         removed = then.pop("removed")
         if 20 in seen["whole"]:
             assert (then, removed) == (before, [])
         else:
             check_clean(then)
-        assert not through or (seen["objects"], seen["beside"], removed) == ([], [], [])
+        assert error or (seen["objects"], seen["beside"], removed) == ([], [], [])
     # Claim, announcement, two commit markers, what is below them, what lies beside, the end.
     assert len(found) >= 7
     assert 20 in found[1]["whole"], "the claim alone removes nothing"
