@@ -34,6 +34,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 
 # ruff: noqa: E402 - these import what the lines above must precede
 import warm_start
+from fake_gcs import FakeGcs
 from places import AXLEARN_DOUBLE
 from tiers_support import close_tiers, open_tier
 from world import World
@@ -68,6 +69,15 @@ def ramdisk() -> Iterator[Path]:
     yield path
     close_tiers()
     shutil.rmtree(path)
+
+
+@pytest.fixture
+def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]:
+    """A server with an empty bucket ``bucket``, which programs find by their environment."""
+    with FakeGcs(buckets=["bucket"]) as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        yield server
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from damage import flip
 from drains import Drains
 from format_reader import DirectoryFiles, Storage, allows, read_ramdisk, read_storage
 from golden_example import GOLDEN_SECRET, ledger, slot_bytes
@@ -271,12 +272,6 @@ def test_reader_agrees_after_a_drain(world: World, capsys: pytest.CaptureFixture
     assert [each.step for each in assert_agrees(world, capsys).counting] == [2, 3]
 
 
-def flipped(path: Path, at: float = 0.5) -> None:
-    data = bytearray(path.read_bytes())
-    data[int(at * len(data))] ^= 1
-    path.write_bytes(data)
-
-
 STORED: dict[str, str] = {
     "host_state/2/marker.json": "step 2: its marker is not that of its entry",
     "host_state/2/checksums.json": "step 2: its checksums.json is damaged",
@@ -294,11 +289,11 @@ def test_damage_of_storage_is_named(world: World, name: str) -> None:
     (*_, newest) = sorted((world.persistent / "host_state" / "log").glob("*.json"))
     if name.endswith("version"):
         assert int(newest.stem) == 3, "a claim and two steps"
-        flipped(newest)
+        flip(newest)
     elif name == "2":
         shutil.rmtree(world.persistent / name)
     else:
-        flipped(world.persistent / name)
+        flip(world.persistent / name)
     found = read(world, None)
     assert len(found.faults) == 1
     assert found.faults[0].startswith(STORED[name])
@@ -365,7 +360,7 @@ def test_damage_of_a_ramdisk_is_named(
     (before,) = read_ramdisk(world.ramdisk, "run", key)
     assert before.faults == []
     (path,) = before.path.glob(name)
-    flipped(path, 0.4 if path.suffix == ".json" else 0)
+    flip(path, path.stat().st_size * 2 // 5 if path.suffix == ".json" else 0)
     (after,) = read_ramdisk(world.ramdisk, "run", key)
     (fault,) = after.faults
     assert fault.startswith(path.relative_to(before.path).as_posix())

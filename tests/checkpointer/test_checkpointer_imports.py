@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+
+from programs import printed
 
 import emergency_ckpt
 from emergency_ckpt import _native as emergency_ckpt_native
@@ -33,9 +32,8 @@ with config.instantiate() as ckpt:
 
 
 def test_checkpointer_restart_from_ram_imports_no_orbax(ramdisk: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PROGRAM, str(ramdisk), str(tmp_path)]
-    shown = [subprocess.run(command, check=True, capture_output=True, text=True) for _ in range(2)]
-    assert [each.stdout.strip() for each in shown] == ["None 0.0 False", "1 8.0 False"]
+    shown = [printed("-c", PROGRAM, ramdisk, tmp_path) for _ in range(2)]
+    assert [each.strip() for each in shown] == ["None 0.0 False", "1 8.0 False"]
 
 
 def test_library_saves_and_restores_without_the_tools(ramdisk: Path, tmp_path: Path) -> None:
@@ -50,10 +48,7 @@ def test_library_saves_and_restores_without_the_tools(ramdisk: Path, tmp_path: P
         "import importlib.machinery, sys\nsys.meta_path.insert(0, importlib.machinery.PathFinder)\n"
     )
     program = first + PROGRAM + "print(sys.modules['emergency_ckpt'].__file__)\n"
-    command = [sys.executable, "-c", program, str(ramdisk), str(tmp_path / "storage")]
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = ["-P", "-c", program, ramdisk, tmp_path / "storage"]
     for expected in ("None 0.0 False", "1 8.0 False"):
-        done = subprocess.run(
-            command, check=True, capture_output=True, text=True, env=env, cwd=tmp_path
-        )
-        assert done.stdout.splitlines() == [expected, str(copy / "__init__.py")]
+        told = printed(*command, env={"PYTHONPATH": str(tmp_path)})
+        assert told.splitlines() == [expected, str(copy / "__init__.py")]

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from world import World, finish, same, save_all
+from world import World, finish, save_all
 
 from emergency_ckpt.errors import InvalidState, PersistentTierError
 
@@ -21,11 +21,7 @@ def test_all_ram_lost(world: World) -> None:
         assert checkpointer.all_steps() == [2, 3]
     world.lose_ram()
     with world.open_both() as checkpointer:
-        host: dict[str, int] = {}
-        step, state = checkpointer.restore(state=world.state(0), host_state=host)
-        assert step == 2
-        assert same(state, world.state(2))
-        assert host == {"at": 2}
+        world.restores(2, host=True, by=checkpointer)
         report = checkpointer.last_restore
         assert report is not None
         assert (report.tier, report.bytes_local) == ("persistent", 0)
@@ -66,10 +62,7 @@ def test_unusable_persistent_step_leads_to_the_older_one(
     world.lose_ram()
     spoil(world)
     with world.open_both() as checkpointer:
-        host = {"at": 0}
-        step, state = checkpointer.restore(state=world.state(0), host_state=host)
-        assert (step, host) == (2, {"at": 2})
-        assert same(state, world.state(2))
+        _held = world.restores(2, host=True, by=checkpointer)
         save_all(checkpointer, world, 4)
     world.lose_ram()
     with world.open_both() as checkpointer:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from damage import flip
 from jax.experimental.layout import Format, Layout
 from state_samples import assert_same
 from world import LONG_S, World, finish, logged, same, save_all
@@ -61,15 +62,6 @@ def specs(world: World) -> dict[str, Any]:
     return jax.tree.map(spec, world.state(0))
 
 
-def wait_for(world: World, name: str) -> None:
-    poll = threading.Event()
-    for _ in range(int(LONG_S * 100)):
-        if name in world.names():
-            return
-        poll.wait(0.01)
-    raise AssertionError(f"{name} did not come: {world.names()}")
-
-
 def live_steps(others: list[jax.Array]) -> list[int]:
     """The steps whose arrays are on the devices, besides ``others``, such as an earlier test's."""
     known = set(map(id, others))
@@ -96,7 +88,7 @@ def test_restore_finds_what_was_prefetched(saved: World, from_storage: bool) -> 
         saved.lose_ram()
     with saved.open_both() as checkpointer:
         checkpointer.prefetch(specs(saved))
-        wait_for(saved, "prefetch.finished")
+        saved.wait_for("prefetch.finished")
         before = saved.names()
         assert "restore.fetched" in before
         assert "restore.started" not in before
@@ -145,7 +137,7 @@ def test_host_state_moves_in_restore_alone(saved: World) -> None:
     position.at = 9
     with saved.open() as checkpointer:
         checkpointer.prefetch(specs(saved))
-        wait_for(saved, "prefetch.finished")
+        saved.wait_for("prefetch.finished")
         assert position.at == 9
         with pytest.raises(CheckpointError, match="host_state"):
             checkpointer.restore(state=specs(saved), host_state={"other": position})
@@ -197,7 +189,7 @@ def test_another_state_is_an_ordinary_restore(saved: World, what: str) -> None:
         other["host"] = np.int64(0)
     with saved.open() as checkpointer:
         checkpointer.prefetch(other)
-        wait_for(saved, "prefetch.finished")
+        saved.wait_for("prefetch.finished")
         check(checkpointer, saved, 2)
         (told,) = unused(saved)
         assert "another state was prefetched" in told
@@ -209,7 +201,7 @@ def test_layout_is_that_of_the_restore(saved: World) -> None:
     wanted["w"] = jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=turned)
     with saved.open() as checkpointer:
         checkpointer.prefetch(specs(saved))
-        wait_for(saved, "prefetch.finished")
+        saved.wait_for("prefetch.finished")
         _, state = checkpointer.restore(state=wanted)
         assert unused(saved) == []
     expected = saved.state(2)
@@ -233,7 +225,7 @@ def test_cached_arrays_are_released(saved: World, by: str) -> None:
     others = jax.live_arrays()
     with saved.open(local_keep_last_n=2) as checkpointer:
         checkpointer.prefetch(specs(saved))
-        wait_for(saved, "prefetch.finished")
+        saved.wait_for("prefetch.finished")
         assert live_steps(others) == [2]
         if by == "save":
             checkpointer.save(step=3, state=saved.state(3), host_state={"at": 3})
@@ -259,7 +251,7 @@ def test_cached_arrays_go_before_others_are_placed(saved: World, from_storage: b
     newest = 4 if from_storage else 3
     with saved.open_both(on_event=listener) as checkpointer:
         checkpointer.prefetch(specs(saved), step=2)
-        wait_for(saved, "prefetch.finished")
+        saved.wait_for("prefetch.finished")
         check(checkpointer, saved, newest)
         assert placed == [[2], [], [newest]] if from_storage else [[2], [newest]]
 
@@ -268,7 +260,7 @@ def test_copies_lost_meanwhile_are_brought_again(saved: World) -> None:
     """The arrays are there, but this process would not hold what it has to hold."""
     with saved.open_both() as checkpointer:
         checkpointer.prefetch(specs(saved))
-        wait_for(saved, "prefetch.finished")
+        saved.wait_for("prefetch.finished")
         saved.lose_ram()
         check(checkpointer, saved, 2)
         assert "restore.loaded" in saved.names()
@@ -280,7 +272,7 @@ def test_copies_lost_meanwhile_are_brought_again(saved: World) -> None:
 def test_nothing_there_is_a_fresh_start(world: World) -> None:
     with world.open() as checkpointer:
         checkpointer.prefetch(specs(world))
-        wait_for(world, "prefetch.nothing")
+        world.wait_for("prefetch.nothing")
         given = specs(world)
         step, state = checkpointer.restore(state=given)
         assert step is None
@@ -291,7 +283,7 @@ def test_failed_prefetch_is_logged_and_has_no_effect(saved: World) -> None:
     wrong = {**specs(saved), "w": jnp.zeros((8, 5))}
     with saved.open() as checkpointer, logged() as lines:
         checkpointer.prefetch(wrong)
-        wait_for(saved, "prefetch.failed")
+        saved.wait_for("prefetch.failed")
         check(checkpointer, saved, 2)
         assert "(8, 5)" in unused(saved)[0]
         checkpointer.prefetch(wrong)
@@ -316,7 +308,7 @@ def test_save_before_the_restore_comes_first(saved: World, point: str | None) ->
     with saved.open(on_event=gate) as checkpointer:
         checkpointer.prefetch(specs(saved))
         if point is None:
-            wait_for(saved, "prefetch.finished")
+            saved.wait_for("prefetch.finished")
         else:
             gate.wait()
         assert checkpointer.save(step=3, state=saved.state(3), host_state={"at": 3})
@@ -343,7 +335,7 @@ def test_saves_do_not_wait_for_a_prefetch_that_hangs(saved: World, point: str) -
             assert checkpointer.save(step=step, state=saved.state(step), host_state={"at": step})
             checkpointer.wait_until_finished(LONG_S / 2)
         gate.open()
-        wait_for(saved, "prefetch.given_up")
+        saved.wait_for("prefetch.given_up")
         save_all(checkpointer, saved, 5, 6)
         check(checkpointer, saved, 6)
         checkpointer.prefetch(specs(saved))
@@ -387,11 +379,7 @@ def test_attempt_that_failed_lets_go_of_what_it_placed(saved: World) -> None:
     """Without a garbage collection: a slot that stays lent is room that the next saves lack."""
     manifests = saved.ramdisk.rglob("slot_*.manifest.json")
     newest = max(manifests, key=lambda path: path.stat().st_mtime_ns)
-    slot = newest.with_name(newest.name.split(".")[0] + ".bin")
-    with slot.open("r+b") as file:
-        first = file.read(1)
-        file.seek(0)
-        file.write(bytes([first[0] ^ 1]))
+    flip(newest.with_name(newest.name.split(".")[0] + ".bin"), 0)
     gc.disable()
     try:
         with saved.open() as checkpointer:

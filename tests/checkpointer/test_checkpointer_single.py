@@ -39,11 +39,7 @@ def test_save_and_restore(world: World) -> None:
         assert (checkpointer.all_steps(), checkpointer.latest_step()) == ([3], 3)
     with world.open() as checkpointer:
         assert checkpointer.latest_step() == 3
-        host: dict[str, int] = {"at": 0}
-        step, state = checkpointer.restore(state=world.state(0), host_state=host)
-        assert step == 3
-        assert same(state, world.state(3))
-        assert host == {"at": 3}
+        world.restores(3, host=True, by=checkpointer)
         report = checkpointer.last_restore
         assert report is not None
         assert (report.step, report.tier, report.rejected) == (3, "local", ())
@@ -332,9 +328,7 @@ def test_listener_that_raises_disturbs_nobody(world: World) -> None:
 
     with world.open_both(on_event=broken) as checkpointer:
         save_all(checkpointer, world, 1, 2)
-        step, state = checkpointer.restore(state=world.state(0))
-        assert step == 2
-        assert same(state, world.state(2))
+        world.restores(2, by=checkpointer)
     assert {"save.complete", "persistent.complete", "restore.finished"} <= set(seen)
 
 

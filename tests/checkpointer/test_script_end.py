@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from fake_gcs import FakeGcs
 from orbax.checkpoint import CheckpointManager
+from programs import ended
 
 OPEN = """
 import sys
@@ -53,18 +50,11 @@ LOOK = "print('newest', ckpt.latest_step())"
 
 
 def run_program(
-    tmp_path: Path, text: str, directory: str, ramdisk: Path, env: Mapping[str, str]
+    tmp_path: Path, text: str, directory: str, ramdisk: Path
 ) -> subprocess.CompletedProcess[str]:
     program = tmp_path / "program.py"
     program.write_text(text)
-    return subprocess.run(
-        [sys.executable, str(program), directory, str(ramdisk)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env=env,
-    )
+    return ended(program, directory, ramdisk, timeout_s=240)
 
 
 @pytest.mark.parametrize("ending", ["pass", "sys.exit(3)", "raise ValueError('of the program')"])
@@ -72,7 +62,7 @@ def test_program_without_stop_keeps_its_last_save(
     tmp_path: Path, ramdisk: Path, ending: str
 ) -> None:
     directory = tmp_path / "dir"
-    done = run_program(tmp_path, OPEN + SAVE + ending, str(directory), ramdisk, os.environ)
+    done = run_program(tmp_path, OPEN + SAVE + ending, str(directory), ramdisk)
     assert done.returncode == {"p": 0, "s": 3, "r": 1}[ending[0]], done.stderr
     assert "cannot schedule new futures" not in done.stderr
     with CheckpointManager(directory) as manager:
@@ -82,20 +72,19 @@ def test_program_without_stop_keeps_its_last_save(
 def test_program_that_trains_in_a_thread_goes_on(tmp_path: Path, ramdisk: Path) -> None:
     """Its main thread ends first, and the program with the thread that trains."""
     directory = tmp_path / "dir"
-    done = run_program(tmp_path, IN_A_THREAD, str(directory), ramdisk, os.environ)
+    done = run_program(tmp_path, IN_A_THREAD, str(directory), ramdisk)
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
     with CheckpointManager(directory) as manager:
         assert manager.latest_step() == 3
 
 
+@pytest.mark.usefixtures("gcs")
 def test_program_without_stop_keeps_its_last_save_in_a_bucket(
     tmp_path: Path, ramdisk: Path
 ) -> None:
     """Its clients work in pools and loops of their own."""
-    with FakeGcs(buckets=["bucket"]) as gcs:
-        env = {**os.environ, **gcs.environment()}
-        done = run_program(tmp_path, OPEN + SAVE, "gs://bucket/run", ramdisk, env)
-        assert done.returncode == 0, done.stderr
-        assert "cannot schedule new futures" not in done.stderr
-        found = run_program(tmp_path, OPEN + LOOK, "gs://bucket/run", ramdisk / "other", env)
-        assert "newest 2" in found.stdout, found.stderr
+    done = run_program(tmp_path, OPEN + SAVE, "gs://bucket/run", ramdisk)
+    assert done.returncode == 0, done.stderr
+    assert "cannot schedule new futures" not in done.stderr
+    found = run_program(tmp_path, OPEN + LOOK, "gs://bucket/run", ramdisk / "other")
+    assert "newest 2" in found.stdout, found.stderr

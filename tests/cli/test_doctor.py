@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_gcs import FakeGcs
 from looks import eckpt_here, eckpt_json
 from trees import tree_of
 from world import small_tmpfs
@@ -209,22 +208,21 @@ def test_doctor_taken_port_is_a_failure(capsys: pytest.CaptureFixture[str]) -> N
     assert "cannot listen" in checks["bind"]["text"]
 
 
-def run_on_bucket(gcs: FakeGcs, directory: str) -> tuple[int, dict[str, Any]]:
-    words = ("--dir", directory, "--timeout", 20)
-    code, found = eckpt_json("doctor", *words, env=gcs.environment())
+def run_on_bucket(directory: str) -> tuple[int, dict[str, Any]]:
+    code, found = eckpt_json("doctor", "--dir", directory, "--timeout", 20)
     return code, {check["check"]: check for check in found["checks"]}
 
 
+@pytest.mark.usefixtures("gcs")
 def test_doctor_bucket_is_tried_and_left_as_it_was() -> None:
-    with FakeGcs(buckets=["bucket"]) as gcs:
-        code, checks = run_on_bucket(gcs, "gs://bucket/run")
-        assert code == 0
-        assert "generation preconditions are honoured" in checks["storage"]["text"]
-        assert checks["clock"]["status"] == "ok"
-        assert checks["state"]["text"].startswith("gs://bucket/run has no step")
-        code, checks = run_on_bucket(gcs, "gs://absent/run")
-        assert code == 1
-        assert "bucket" in checks["storage"]["mend"]
+    code, checks = run_on_bucket("gs://bucket/run")
+    assert code == 0
+    assert "generation preconditions are honoured" in checks["storage"]["text"]
+    assert checks["clock"]["status"] == "ok"
+    assert checks["state"]["text"].startswith("gs://bucket/run has no step")
+    code, checks = run_on_bucket("gs://absent/run")
+    assert code == 1
+    assert "bucket" in checks["storage"]["mend"]
 
 
 def test_doctor_import_starts_no_accelerator_backend(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from damage import flip
 from drains import Drains, Position
 from looks import eckpt_here, tree_of
 from world import save_all
@@ -121,10 +122,7 @@ def test_drain_of_damaged_copy_takes_an_older_step(drains: Drains) -> None:
     drains.save(1, 2, local_keep_last_n=2)
     slots = {json.loads(path.read_bytes())["manifest"]["contents"]["save"]["step"]: path
              for path in drains.world.ramdisk.rglob("slot_*.manifest.json")}  # fmt: skip
-    slot = slots[2].with_name(slots[2].name.replace(".manifest.json", ".bin"))
-    data = bytearray(slot.read_bytes())
-    data[64] ^= 1
-    slot.write_bytes(data)
+    flip(slots[2].with_name(slots[2].name.replace(".manifest.json", ".bin")), 64)
     code, found = drains.drain()
     assert (code, found["step"], found["is_written"]) == (1, 1, True)
     assert any("no copy is sound" in note for note in found["notes"])

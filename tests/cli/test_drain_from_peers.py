@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import orbax.checkpoint as ocp
 import pytest
+from damage import flip
 from fake_gcs import FakeGcs
 from looks import eckpt_here, eckpt_json, tree_of
 from quarters import W, save_quarters
@@ -100,9 +101,7 @@ def test_drain_takes_a_peers_copy_for_a_damaged_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (slot,) = quarters[0].rglob("slot_*.bin")  # with quarter 0, which the last host has too
-    data = bytearray(slot.read_bytes())
-    data[0] ^= 1
-    slot.write_bytes(data)
+    flip(slot, 0)
     peers = [serve(ReadOnlyRamdisk(host, RUN_ID, signer=signer)) for host in quarters[1:]]
     words = [
         "export",
@@ -148,15 +147,16 @@ def test_drain_is_refused_while_a_peer_trains(
     assert "the job still runs" in capsys.readouterr().err
 
 
-def test_drain_into_a_bucket_writes_what_ram_has(quarters: list[Path], secret: bytes) -> None:
-    with FakeGcs(buckets=["bucket"]) as gcs:
-        env = {**gcs.environment(), SECRET_VARIABLE: secret.decode()}
-        ram: list[Any] = [word for host in quarters for word in ("--local-dir", host)]
-        places = [*ram, "--dir", "gs://bucket/run", "--run-id", RUN_ID]
-        status, found = eckpt_json("export", "--drain", *places, env=env)
-        assert (status, found["step"], found["is_written"], found["notes"]) == (0, 5, True, [])
-        names = gcs.object_names("bucket", "run/")
-        assert {"run/5/_CHECKPOINT_METADATA", "run/host_state/5/marker.json"} <= set(names)
-        assert not [name for name in names if "draining" in name]
-        status, compared = eckpt_json("diff", "ram:5", "storage:5", *places, env=env)
-        assert (status, compared["equal"]) == (0, True), compared
+def test_drain_into_a_bucket_writes_what_ram_has(
+    quarters: list[Path], secret: bytes, gcs: FakeGcs
+) -> None:
+    env = {SECRET_VARIABLE: secret.decode()}
+    ram: list[Any] = [word for host in quarters for word in ("--local-dir", host)]
+    places = [*ram, "--dir", "gs://bucket/run", "--run-id", RUN_ID]
+    status, found = eckpt_json("export", "--drain", *places, env=env)
+    assert (status, found["step"], found["is_written"], found["notes"]) == (0, 5, True, [])
+    names = gcs.object_names("bucket", "run/")
+    assert {"run/5/_CHECKPOINT_METADATA", "run/host_state/5/marker.json"} <= set(names)
+    assert not [name for name in names if "draining" in name]
+    status, compared = eckpt_json("diff", "ram:5", "storage:5", *places, env=env)
+    assert (status, compared["equal"]) == (0, True), compared

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 import pytest
 from looks import eckpt_here
+from programs import Program, serving
 from quarters import W, save_quarters
 from tiers_support import RUN_ID
 
@@ -37,21 +35,10 @@ class Hosts:
         save_quarters(self.own, {0: [0, 1]}, signer, step=NEWER)
         save_quarters(self._other, {1: [2, 3]}, signer, step=NEWER)
 
-    def serve(self) -> tuple[subprocess.Popen[str], str]:
+    def serve(self) -> tuple[Program, str]:
         """Start a server on the second host; return it and its address."""
-        words = ["--local-dir", str(self._other), "--run-id", RUN_ID, "--bind", "127.0.0.1"]
-        server = subprocess.Popen(
-            [sys.executable, "-m", "emergency_ckpt.tools.cli.main", "serve", *words, "--port", "0"],
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._stack.callback(server.communicate)
-        self._stack.callback(server.kill)
-        assert server.stdout is not None
-        line = server.stdout.readline()
-        assert line.startswith("serving "), line
-        return server, line.split()[-1]
+        words = ("--bind", "127.0.0.1", "--port", 0)
+        return self._stack.enter_context(serving(self._other, RUN_ID, *words))
 
 
 @pytest.fixture

@@ -15,9 +15,10 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from damage import flip
 from looks import eckpt_here, tree_of
 from quarters import W, save_quarters
-from tiers_support import LAYOUT, RUN_ID, document, open_tier, save_id, shard_bytes, write_save
+from tiers_support import LAYOUT, RUN_ID, shard_bytes, whole_steps
 from world import World, same
 
 
@@ -171,8 +172,7 @@ def test_export_without_storage_makes_dicts_and_says_so(
 
 def damage(directory: Path) -> None:
     (slot,) = (path for path in directory.glob("slot_*.bin") if path.stat().st_size)
-    with slot.open("r+b") as file:
-        file.write(b"\xff\xff")
+    flip(slot, 0)
 
 
 def test_export_puts_several_ramdisks_together(
@@ -223,12 +223,7 @@ main(sys.argv[2:])
 
 @pytest.mark.parametrize("point", ["tensors", "rename"])
 def test_export_killed_leaves_no_directory(ramdisk: Path, tmp_path: Path, point: str) -> None:
-    tier = open_tier(ramdisk)
-    tier.reserve(LAYOUT.size_bytes)
-    write_save(tier, 7)
-    for owner in range(4):
-        tier.publish_host_state(save_id(7), owner, 4, document(7, owner))
-    tier.close()
+    whole_steps(ramdisk, 7, processes=[0])
     out = tmp_path / "out"
     words = ["export", "7", str(out), "--local-dir", str(ramdisk)]
     environment = {**os.environ, "JAX_PLATFORMS": "no such platform"}

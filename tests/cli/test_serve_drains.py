@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from looks import USAGE_EXIT_CODE, eckpt_here
+from programs import Program, serving
 from quarters import save_quarters
 from tiers_support import RUN_ID, open_tier
 
@@ -24,7 +24,7 @@ from emergency_ckpt.types import Security
 
 LONG_S = 240.0
 HOSTS = 3
-Servers = list[subprocess.Popen[str]]
+Servers = list[Program]
 Start = Callable[..., Servers]
 
 
@@ -49,31 +49,20 @@ def start(ramdisk: Path, tmp_path: Path, signer: Signer) -> Iterator[Start]:
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
     addresses = [f"127.0.0.{2 + host}:{port}" for host in range(HOSTS)]
-    running: Servers = []
+    options = ["--secret-file", tmp_path / "secret", "--port", port]
+    options += ["--drain-to", tmp_path / "dir", "--peers", ",".join(addresses)]
+    with ExitStack() as running:
 
-    def serve(*when: str, trainers: str = "127.0.0.1:9") -> Servers:
-        for host, address in enumerate(addresses):
-            command = [
-                *(sys.executable, "-m", "emergency_ckpt.tools.cli.main", "serve"),
-                *("--local-dir", str(ramdisk / str(host)), "--run-id", RUN_ID),
-                *("--secret-file", str(tmp_path / "secret")),
-                *("--bind", address.partition(":")[0], "--port", str(port)),
-                *("--drain-to", str(tmp_path / "dir"), "--peers", ",".join(addresses)),
-                *("--trainers", trainers, *when),
+        def serve(*when: str, trainers: str = "127.0.0.1:9") -> Servers:
+            words = (*options, "--trainers", trainers, *when)
+            places = [(ramdisk / str(host), f"127.0.0.{2 + host}") for host in range(HOSTS)]
+            servers = [
+                serving(ram, RUN_ID, "--bind", ip, *words, stderr=subprocess.STDOUT)
+                for ram, ip in places
             ]
-            env = {**os.environ, "PYTHONUNBUFFERED": "1"}
-            server = subprocess.Popen(
-                command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
-            running.append(server)
-            assert server.stdout is not None
-            assert server.stdout.readline().startswith("serving ")
-        return running
+            return [running.enter_context(each)[0] for each in servers]
 
-    yield serve
-    for server in running:
-        server.kill()
-        server.communicate()
+        yield serve
 
 
 def ends(servers: Servers) -> list[str]:
@@ -118,10 +107,9 @@ def test_servers_without_a_job_for_long_drain_once(
 ) -> None:
     process = open_tier(ramdisk / "0", process_index=0, signer=signer)  # holds its lock
     servers = start("--drain-after", "3")
-    assert servers[0].stdout is not None
     process.close()
-    lines = [servers[0].stdout.readline() for _ in range(2)]
-    assert lines[0] == f"eckpt serve: the job is over: drain to {tmp_path / 'dir'}\n"
+    lines = [servers[0].line() for _ in range(2)]
+    assert lines[0] == f"eckpt serve: the job is over: drain to {tmp_path / 'dir'}"
     assert "drained step 5" in lines[1]
     assert marker(tmp_path).exists()
     for server in servers:

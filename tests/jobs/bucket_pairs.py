@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import orbax.checkpoint as ocp
-from fake_gcs import FaultRule, GcsControl
+from bucket_histories import control, cut, each_history, error_of, or_error, plain_value, url
+from fake_gcs import FaultRule
 from persistent_steps import complete_steps, life, save_over, value_of, writer_of
 
-from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.storage import PersistentTier
 
 STEP = 7
 WAIT_S = 60.0
-RUN = "gs://bucket/{}"
 
 PAUSES = {
     "data": FaultRule(kind="trickle", bytes_per_s=1, target="*/state/d/*", count=1),
@@ -33,67 +30,44 @@ PAUSES = {
 """Uploads that stand still, by what is written."""
 
 
-def control() -> GcsControl:
-    return GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
-
-
 def changing(rule: FaultRule) -> FaultRule:
     return FaultRule(**{**{f: getattr(rule, f) for f in rule.__struct_fields__}, "method": "POST"})
 
 
 def save(run: str, value: int, number: int) -> str:
     """The error of a save by the life of this number, or nothing."""
-    try:
-        save_over(PersistentTier(run, timeout_s=WAIT_S), STEP, value, life(number))
-    except CheckpointError as error:
-        return str(error)
-    return ""
+    tier = PersistentTier(url(run), timeout_s=WAIT_S)
+    return error_of(lambda: save_over(tier, STEP, value, life(number)))
 
 
 def look(run: str) -> dict[str, Any]:
     """What plain Orbax and our readers have as the step: a value each, or None."""
-    tier = PersistentTier(run)
-    with ocp.CheckpointManager(run) as manager:
+    tier = PersistentTier(url(run))
+    # Errors of Orbax are of any type: the test fails with them.
+    with ocp.CheckpointManager(url(run)) as manager:
         listed = STEP in manager.all_steps()
-        plain = None if not listed else readable(lambda: plain_value(manager))
-    ours = None if STEP not in complete_steps(tier) else readable(lambda: value_of(tier, STEP))
+        plain = or_error(lambda: plain_value(manager, STEP), Exception) if listed else None
+    whole = STEP in complete_steps(tier)
+    ours = or_error(lambda: value_of(tier, STEP), Exception) if whole else None
     return {"plain": plain, "ours": ours}
 
 
-def plain_value(manager: ocp.CheckpointManager) -> int:
-    found = manager.restore(STEP, args=ocp.args.Composite(state=ocp.args.StandardRestore()))
-    (value,) = set(np.asarray(found.state["w"]).tolist())
-    return value
-
-
-def readable(read: Callable[[], int]) -> int | str:
-    try:
-        return read()
-    except Exception as error:  # noqa: BLE001 - of Orbax, of any type: the test fails with it
-        return f"{type(error).__name__}: {error}"[:300]
-
-
-def ended(runs: str) -> list[dict[str, Any]]:
-    """Storage takes k changes of the save and no more, for each k: as if the process had died."""
-    seen: list[dict[str, Any]] = []
-    while not seen or seen[-1]["error"]:
-        run = f"{runs}/{len(seen)}"
-        rule = FaultRule(kind="status", status_code=403, method="[DP]*", skip=len(seen))
-        with control().fault(rule):
-            error = save(run, 1, 1)
-        found = {"error": error, "marked": is_marked(run), **look(run)}
-        seen.append({**found, "again": save(run, 2, 2), "then": look(run)})
-    return seen
+def ended(run: str, k: int) -> dict[str, Any]:
+    """Storage takes k changes of the save and no more."""
+    tier = PersistentTier(url(run), timeout_s=WAIT_S)
+    error = cut(lambda: save_over(tier, STEP, 1, life(1)), k)
+    found = {"error": error, "marked": is_marked(run), **look(run)}
+    return {**found, "again": save(run, 2, 2), "then": look(run)}
 
 
 def is_marked(run: str) -> bool:
-    name = f"{run.removeprefix('gs://bucket/')}/host_state/{STEP}/marker.json"
+    name = f"{run}/host_state/{STEP}/marker.json"
     return name in control().object_names("bucket", name)
 
 
 def remove(run: str, number: int) -> None:
     """As another life does that finds a save which did not end: it clears that first."""
-    writer = writer_of(PersistentTier(run))
+    writer = writer_of(PersistentTier(url(run)))
     writer.begin(life(number))
     writer.remove([STEP], life(number))
 
@@ -136,24 +110,11 @@ def removed(run: str, pause: FaultRule) -> dict[str, Any]:
 
 
 def main() -> None:
-    print(
-        json.dumps(
-            {
-                "ended": ended(RUN.format("ended")),
-                "twin": {
-                    name: twin(RUN.format(f"twin-{name}"), rule) for name, rule in PAUSES.items()
-                },
-                "older": {
-                    name: older_twin(RUN.format(f"older-{name}"), rule)
-                    for name, rule in PAUSES.items()
-                },
-                "removed": {
-                    name: removed(RUN.format(f"removed-{name}"), rule)
-                    for name, rule in PAUSES.items()
-                },
-            }
-        )
-    )
+    found: dict[str, Any] = {"ended": each_history("ended", ended, "error")}
+    for what in (twin, older_twin, removed):
+        runs = {name: f"{what.__name__}-{name}" for name in PAUSES}
+        found[what.__name__] = {name: what(run, PAUSES[name]) for name, run in runs.items()}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -1,37 +1,85 @@
-"""Reads of one step in a bucket while single requests stall: what came, what was asked twice."""
+"""Reads of one step in a bucket: what came, what was asked for, and what was asked for twice.
+
+Single requests stall. With the argument ``plain`` each is answered after 30 ms, and the step has
+small leaves too.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from itertools import accumulate
 from typing import Any
 
 import jax
 import numpy as np
-from bucket_reads_program import STEP, Memory, save
-from fake_gcs import FaultRule, GcsControl
+from fake_gcs import FaultRule, GcsControl, RequestRecord
+from persistent_steps import life, writer_of
+from state_samples import on_host
 
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.state import BoxTable, describe
 from emergency_ckpt.storage import PersistentTier
+from emergency_ckpt.types import SaveId
 from emergency_ckpt.work_progress import WorkProgress
 
+STEP = 3
 LEAVES = 24
 SHAPE = (512, 1024)  # 2 MiB
 NODES = 3
 """Requests of a data file for the database's nodes at most, before those for two chunks or so."""
 
 
+SMALL_LEAVES = 300
+
+
+class Memory:
+    def __init__(self, size_bytes: int) -> None:
+        self.data = bytearray(size_bytes)
+
+    def write(self, data: memoryview, offset: int) -> None:
+        self.data[offset : offset + data.nbytes] = data
+
+
+def save(tier: PersistentTier, state: dict[str, jax.Array]) -> None:
+    tree, shards = on_host(state)
+    save_id = SaveId(STEP, life(1), "run")
+    writer = writer_of(tier)
+    writer.begin(save_id.incarnation)
+    tier.write_tensors(save_id, tree, shards, (0,))
+    leaves = [leaf.spec for leaf in tree.leaves]
+    writer.publish(tier.finish(save_id, {0: ("0" * 64, True)}, leaves, {}), None)
+
+
+def most_at_once(requests: list[RequestRecord]) -> int:
+    ends = [(each.time_s, 1) for each in requests]
+    ends += [(each.time_s + each.seconds, -1) for each in requests]
+    count = most = 0
+    for _, change in sorted(ends):
+        count += change
+        most = max(most, count)
+    return most
+
+
 class Reads:
-    def __init__(self, gcs: GcsControl) -> None:
+    """A step in a bucket, and reads of it.
+
+    Attributes:
+      described: how many requests it took to describe the step.
+    """
+
+    def __init__(self, gcs: GcsControl, small_leaves: int = 0) -> None:
         self.gcs = gcs
         self.tier = PersistentTier("gs://bucket/run")
         values = np.random.default_rng(0).standard_normal(SHAPE, dtype=np.float32)
         self.state = {f"leaf{n:02}": jax.device_put(values + np.float32(n)) for n in range(LEAVES)}
+        self.state |= {f"small{n:03}": jax.device_put(values[n]) for n in range(small_leaves)}
         save(self.tier, self.state)
+        gcs.clear_requests()
         self.stored = self.tier.describe(self.tier.find(STEP))
+        self.described = len(gcs.requests())
         self.shards = sorted(BoxTable(describe(self.state, "restore"), 1).shards_of(0))
         self.expected = [np.asarray(self.state[shard.leaf]).tobytes() for shard in self.shards]
 
@@ -59,10 +107,25 @@ class Reads:
         return {**found, "error": error} if error else found
 
 
-def main() -> None:
-    reads = Reads(GcsControl(os.environ["STORAGE_EMULATOR_HOST"]))
+def plain(gcs: GcsControl) -> dict[str, Any]:
+    """Read the step where each request takes its time, and count."""
+    reads = Reads(gcs, SMALL_LEAVES)
+    gcs.clear_requests()
+    found = reads.read(FaultRule(kind="delay", delay_s=0.03, target="bucket/*"), 120.0)
+    requests, large_bytes = gcs.requests(), int(np.prod(SHAPE)) * 4
+    return {
+        **found,
+        "described": reads.described,
+        "requests": len(requests),
+        "at_once": most_at_once([each for each in requests if each.bytes_out >= large_bytes]),
+        "served": sum(each.bytes_out for each in requests) / sum(map(len, reads.expected)),
+    }
+
+
+def stalled(gcs: GcsControl) -> dict[str, Any]:
+    reads = Reads(gcs)
     media, data = "objects.media", f"bucket/run/{STEP}/*/d/*"
-    found = {
+    return {
         "box_bytes": int(np.prod(SHAPE)) * 4,
         "undisturbed": reads.read(FaultRule(kind="delay", target="bucket/other")),
         "stalled_node": reads.read(FaultRule(kind="hold", operation=media, target=data, count=1)),
@@ -84,8 +147,8 @@ def main() -> None:
         ),
         "all_stall": reads.read(FaultRule(kind="hold", operation=media, target=data), 12.0),
     }
-    print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main()
+    control = GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
+    print(json.dumps(plain(control) if sys.argv[1:] == ["plain"] else stalled(control)))

@@ -6,19 +6,24 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-import numpy as np
 import orbax.checkpoint as ocp
-from fake_gcs import FaultRule, GcsControl
+from bucket_histories import (
+    Work,
+    control,
+    each_history,
+    error_of,
+    or_error,
+    plain_value,
+    url,
+)
+from fake_gcs import FaultRule
 from persistent_steps import (
     RUN_ID,
     complete_steps,
@@ -29,9 +34,10 @@ from persistent_steps import (
     write_tensors,
     writer_of,
 )
+from programs import Program, started
 
 from emergency_ckpt.core.timeline import continued
-from emergency_ckpt.errors import CheckpointError, PersistentTierError
+from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.calls import THREAD_NAME
 from emergency_ckpt.storage.step_writer import StepWriter
@@ -39,15 +45,6 @@ from emergency_ckpt.types import SaveId
 
 STEP = 20
 PARENT = SaveId(10, life(1), RUN_ID)
-Work = Callable[[], object]
-
-
-def control() -> GcsControl:
-    return GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
-
-
-def url(run: str) -> str:
-    return f"gs://bucket/{run}"
 
 
 def save_as_newer_life() -> None:
@@ -140,32 +137,18 @@ def prepare(what: str) -> None:
         writer_of(tier).begin(life(2), continued(None, PARENT, life(2)))
 
 
-def error_of(work: Work) -> str:
-    try:
-        work()
-    except CheckpointError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def overtaken(what: str, newer_life: str) -> list[dict[str, Any]]:
     """Storage holds up the k-th request of the older life, for each k until there is none.
 
     Of each: what the older life is told, and what is seen then and after the next life's start.
     """
     prepare(what)
-    found: list[dict[str, Any]] = []
-    command = [sys.executable, __file__, newer_life]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as newer:
-        while not found or found[-1]["is_held"]:
-            run = f"overtaken/{len(found)}"
-            copy("before", run)
-            found.append(overtaken_at(run, what, len(found), newer))
-    return found
+    with started(__file__, newer_life) as newer:
+        at = partial(overtaken_at, what, newer)
+        return each_history("overtaken", at, "is_held", "before")
 
 
-def overtaken_at(run: str, what: str, k: int, newer: subprocess.Popen[str]) -> dict[str, Any]:
+def overtaken_at(what: str, newer: Program, run: str, k: int) -> dict[str, Any]:
     tier = PersistentTier(url(run))
     work = WORKS[what](tier)
     rule = control().add_fault(FaultRule(kind="hold", skip=k, count=1))
@@ -176,11 +159,8 @@ def overtaken_at(run: str, what: str, k: int, newer: subprocess.Popen[str]) -> d
         is_held = hits(rule)
         if not is_held:
             control().remove_fault(rule)  # it is through, and the rule is not for the newer life
-        assert newer.stdin is not None
-        assert newer.stdout is not None
-        newer.stdin.write(f"{run}\n")
-        newer.stdin.flush()
-        assert newer.stdout.readline() == "saved\n"
+        newer.say(run)
+        assert newer.line() == "saved"
         if is_held:
             control().remove_fault(rule)
         told = older.result()
@@ -191,12 +171,6 @@ def overtaken_at(run: str, what: str, k: int, newer: subprocess.Popen[str]) -> d
 
 def hits(rule: int) -> bool:
     return any(each.hit for each in control().fault_states() if each.rule_id == rule)
-
-
-def copy(run: str, to: str) -> None:
-    for name in control().object_names("bucket", f"{run}/"):
-        data = control().object_bytes("bucket", name)
-        control().put_object("bucket", f"{to}/{name.removeprefix(f'{run}/')}", data)
 
 
 def look(run: str) -> dict[str, Any]:
@@ -213,26 +187,15 @@ def look(run: str) -> dict[str, Any]:
     }
 
 
-def or_error(read: Callable[[], int]) -> Any:
-    try:
-        return read()
-    except CheckpointError as error:
-        return f"{type(error).__name__}: {error}"
-
-
 def plain(run: str) -> Any:
     with ocp.CheckpointManager(url(run)) as manager:
         steps = sorted(manager.all_steps())
         if STEP not in steps:
             return steps
         try:
-            stored = manager.restore(
-                STEP, args=ocp.args.Composite(state=ocp.args.StandardRestore())
-            )
+            return [*steps, plain_value(manager, STEP)]
         except (ValueError, FileNotFoundError) as error:
             return str(error)[:200]
-        (value,) = set(np.asarray(stored.state["w"]).tolist())
-        return [*steps, value]
 
 
 if __name__ == "__main__":

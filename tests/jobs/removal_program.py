@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -12,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
-from fake_gcs import FaultRule, GcsControl
+from bucket_histories import control, cut, each_history, error_of, url
+from fake_gcs import FaultRule
 from persistent_steps import (
     RUN_ID,
     complete_steps,
@@ -26,7 +26,7 @@ from persistent_steps import (
 from state_samples import on_host
 
 from emergency_ckpt.core.timeline import continued
-from emergency_ckpt.errors import CheckpointError, PersistentTierError
+from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.steps.inspection import ours_of
@@ -40,20 +40,16 @@ ROLLED_BACK = continued(None, SaveId(10, life(1), "run"), life(2))
 """Life 2 went on from step 10."""
 
 
-def control() -> GcsControl:
-    return GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
-
-
 def tier_of(run: str) -> PersistentTier:
-    return PersistentTier(f"gs://bucket/{run}")
+    return PersistentTier(url(run))
 
 
 def look(run: str = RUN) -> dict[str, Any]:
     """What our readers, plain Orbax's manager and its checkpointer see, and what is there."""
     tier = tier_of(run)
-    with ocp.CheckpointManager(f"gs://bucket/{run}") as manager:
+    with ocp.CheckpointManager(url(run)) as manager:
         listed = list(manager.all_steps())
-    item = ocp.utils.is_checkpoint_finalized(f"gs://bucket/{run}/{REMOVED}/state")
+    item = ocp.utils.is_checkpoint_finalized(f"{url(run)}/{REMOVED}/state")
     return {
         "ours": [found.step for found in tier.found.resolved(tier.found.view())],
         "whole": complete_steps(tier),
@@ -68,12 +64,6 @@ def below(run: str, folder: str) -> list[str]:
     """The names of the objects in a folder, from there on."""
     prefix = f"{run}/{folder}"
     return [name.removeprefix(prefix) for name in control().object_names("bucket", prefix)]
-
-
-def copy(run: str, to: str) -> None:
-    for name in control().object_names("bucket", f"{run}/"):
-        data = control().object_bytes("bucket", name)
-        control().put_object("bucket", f"{to}/{name.removeprefix(f'{run}/')}", data)
 
 
 def remove(run: str = RUN) -> None:
@@ -98,28 +88,13 @@ def clean_up(run: str = RUN) -> dict[str, Any]:
 
 
 def refused() -> list[dict[str, Any]]:
-    """Storage takes k requests of the removal and no more, for each k until it is through.
+    """Storage takes k requests of the removal and no more, for each k until it is through."""
 
-    To whoever looks afterwards that is as if the process had died there.
-    """
-    found: list[dict[str, Any]] = []
-    while not found or not found[-1]["through"]:
-        run = f"refused/{len(found)}"
-        copy(RUN, run)
-        through = ended(lambda run=run: remove(run), len(found))
-        found.append({"through": through, **look(run), "then": clean_up(run)})
-    return found
+    def at(run: str, k: int) -> dict[str, Any]:
+        error = cut(lambda: remove(run), k, PersistentTierError)
+        return {"error": error, **look(run), "then": clean_up(run)}
 
-
-def ended(work: Callable[[], object], requests: int) -> bool:
-    """Storage takes so many changes of ``work`` and no more; whether it came through."""
-    rule = FaultRule(kind="status", status_code=403, method="[DP]*", skip=requests)
-    with control().fault(rule):
-        try:
-            work()
-        except PersistentTierError:
-            return False
-    return True
+    return each_history("refused", at, "error", RUN)
 
 
 def two_saves(run: str) -> PersistentTier:
@@ -185,20 +160,15 @@ def rolled_back() -> list[dict[str, Any]]:
     Of each: what is seen, what a reader finds of step 20, and the same after the next life's start.
     """
     two_saves("before")
-    found: list[dict[str, Any]] = []
-    while not found or not found[-1]["through"]:
-        run = f"rolled/{len(found)}"
-        copy("before", run)
+
+    def at(run: str, k: int) -> dict[str, Any]:
         tier = tier_of(run)
-
-        def roll_back(tier: PersistentTier = tier) -> None:
-            writer_of(tier).begin(life(2), ROLLED_BACK)
-
-        through = ended(roll_back, len(found))
+        error = cut(lambda: writer_of(tier).begin(life(2), ROLLED_BACK), k, PersistentTierError)
         first = {**look(run), "value": value_of(tier, REMOVED)}
         then = {**clean_up(run), "value": value_of(tier, REMOVED)}
-        found.append({"through": through, **first, "then": then})
-    return found
+        return {"error": error, **first, "then": then}
+
+    return each_history("rolled", at, "error", "before")
 
 
 def replaced(write: str) -> list[dict[str, Any]]:
@@ -212,12 +182,7 @@ def replaced(write: str) -> list[dict[str, Any]]:
         save_over(tier_of("before"), 10, 10, life(1))
         with ocp.CheckpointManager("gs://bucket/before") as manager:
             manager.save(REMOVED, args=ocp.args.StandardSave({"w": np.full(4, REMOVED)}))
-    found: list[dict[str, Any]] = []
-    while not found or not found[-1]["through"]:
-        run = f"replaced/{len(found)}"
-        copy("before", run)
-        found.append(_replaced_until(run, EVERY * len(found)))
-    return found
+    return each_history("replaced", _replaced_until, "error", "before")
 
 
 def unheard(what: str) -> list[dict[str, Any]]:
@@ -230,32 +195,24 @@ def unheard(what: str) -> list[dict[str, Any]]:
         "removal": lambda tier: writer_of(tier).remove([REMOVED], life(2)),
         "rollback": lambda tier: writer_of(tier).begin(life(2), ROLLED_BACK),
     }
-    found: list[dict[str, Any]] = []
-    while not found or found[-1]["hits"]:
-        run = f"unheard/{len(found)}"
-        if what != "first save":
-            copy("before", run)
-        rule = FaultRule(kind="lose_reply", method="[DP]*", skip=len(found), count=1)
-        tier, error = tier_of(run), ""
+
+    def at(run: str, k: int) -> dict[str, Any]:
+        rule = FaultRule(kind="lose_reply", method="[DP]*", skip=k, count=1)
+        tier = tier_of(run)
         with control().fault(rule):
-            try:
-                works[what](tier)
-            except CheckpointError as caught:
-                error = f"{type(caught).__name__}: {caught}"
+            error = error_of(lambda: works[what](tier))
             hits = sum(each.hit for each in control().fault_states())
         values = [(step, value_of(tier, step)) for step in complete_steps(tier)]
         seen = {"hits": hits, "error": error, "values": values, "plain": look(run)["manager"]}
-        found.append({**seen, "then": clean_up(run)["whole"]})
-    return found
+        return {**seen, "then": clean_up(run)["whole"]}
+
+    before = None if what == "first save" else "before"
+    return each_history("unheard", at, "hits", before)
 
 
-def _replaced_until(run: str, requests: int) -> dict[str, Any]:
-    through = False
-    rule = FaultRule(kind="status", status_code=403, method="[DP]*", skip=requests)
+def _replaced_until(run: str, k: int) -> dict[str, Any]:
     tier = tier_of(run)
-    with control().fault(rule), contextlib.suppress(CheckpointError):
-        save_over(tier_of(run), REMOVED, 21, life(2))
-        through = True
+    error = cut(lambda: save_over(tier_of(run), REMOVED, 21, life(2)), EVERY * k)
     marked = is_marked(run, life(2))
     steps, now = complete_steps(tier), value_of(tier, REMOVED)
     writer = writer_of(tier)
@@ -267,7 +224,7 @@ def _replaced_until(run: str, requests: int) -> dict[str, Any]:
     table = tier.found.log.read().table
     assert table is not None
     return {
-        "through": through,
+        "error": error,
         "steps": steps,
         "marked": marked,
         "values": [now, then, value_of(tier, REMOVED)],

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from damage import flip
 from job_process import Iterator, JobProcess, differences, finish, mesh_of, specs_on, state_at
 
 from emergency_ckpt.errors import CheckpointError
@@ -75,7 +76,4 @@ def newest_manifest(directory: Path) -> Path:
 def damage_newest(directory: Path) -> None:
     """Flip one bit in the first byte of the newest slot of a process directory."""
     slot = newest_manifest(directory).name.split(".")[0]
-    with (directory / f"{slot}.bin").open("r+b") as file:
-        first = file.read(1)
-        file.seek(0)
-        file.write(bytes([first[0] ^ 1]))
+    flip(directory / f"{slot}.bin", 0)

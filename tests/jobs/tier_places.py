@@ -6,17 +6,16 @@ import json
 import traceback
 from pathlib import Path
 
+from damage import flip
 from etils import epath
 from memory_tier import MemoryTier
 from persistent_steps import RUN_ID, writer_of
 from tier_cases import CASES
+from tiers_support import publish
 
-from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
 from emergency_ckpt.core.timeline import Timeline
-from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.process_files import file_name
 from emergency_ckpt.ram.tier import LocalTier
-from emergency_ckpt.state.staging import flat_bytes
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tier import StepReader
 from emergency_ckpt.types import ShardId, Writer
@@ -41,17 +40,10 @@ class RamPlace:
         self, tier: LocalTier, step: StepReader, life: str, chain: Timeline | None = None
     ) -> None:
         """As ``LocalSaves`` of a job of one process; a vote has nobody to ask."""
-        save, documents, leaves = step.save, step.host_states(), list(step.leaves.values())
-        boxes = [ShardId(path, box) for path in step.leaves for box in step.boxes(path)]
-        sizes = [(each, shard_nbytes(step.leaves[each.leaf], each.box)) for each in boxes]
-        layout = lay_out(leaves, sizes)
-        with tier.begin_write(save, layout.size_bytes) as writer:
-            crcs: list[int] = []
-            for placed in layout.shards:
-                data = step.read(placed.shard.leaf, placed.shard.box)
-                crcs += writer.copy([(flat_bytes(data), placed.offset)])
-            writer.stage(build_contents(save, leaves, layout, crcs))
-            writer.publish()
+        save, documents = step.save, step.host_states()
+        boxes = [(path, box) for path in step.leaves for box in step.boxes(path)]
+        shards = {ShardId(path, box): step.read(path, box) for path, box in boxes}
+        publish(tier, save, list(step.leaves.values()), shards)
         for owner, data in documents.items():
             tier.publish_host_state(save, owner, len(documents), data)
         tier.note_incarnation(life)
@@ -67,9 +59,7 @@ class RamPlace:
         largest = max(contents.shards, key=lambda entry: entry.nbytes)
         paths = [tier.path / file_name(number) for number in range(_SLOTS)]
         for path in (path for path in paths if path.exists()):
-            data = bytearray(path.read_bytes())
-            data[largest.offset] ^= 1
-            path.write_bytes(data)
+            flip(path, largest.offset)
 
     def close(self) -> None:
         if self._tier is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,8 @@ def open_tier(
     *,
     run_id: str = RUN_ID,
     process_index: int = 0,
+    process_count: int = 4,
+    slice_index: int = 0,
     slots: int = SLOTS_AT_REST,
     start: str = "this start",
     wait_s: float = 0.0,
@@ -55,7 +58,7 @@ def open_tier(
     tier = LocalTier.open(
         ramdisk,
         run_id,
-        Writer(process_index=process_index, process_count=4, slice_index=0, hostname="host-0"),
+        Writer(process_index, process_count, slice_index, "host-0"),
         copy_threads=2,
         slots=slots,
         start=start,
@@ -101,6 +104,25 @@ def write_save(
     return digest
 
 
+def publish(
+    tier: LocalTier,
+    save: SaveId,
+    leaves: Sequence[LeafSpec],
+    shards: Mapping[ShardId, np.ndarray | bytes],
+    **settings: bool,
+) -> str:
+    """Publish a save of these shards, which need not be all of ``leaves``; return its digest."""
+    data = {
+        shard: each if isinstance(each, bytes) else each.tobytes() for shard, each in shards.items()
+    }
+    layout = lay_out(leaves, [(shard, len(each)) for shard, each in data.items()])
+    with tier.begin_write(save, layout.size_bytes, **settings) as writer:
+        crcs = writer.copy([(data[placed.shard], placed.offset) for placed in layout.shards])
+        digest = writer.stage(build_contents(save, leaves, layout, crcs))
+        writer.publish()
+    return digest
+
+
 def complete_save(tier: LocalTier, step: int) -> str:
     """Publish a save and note it as globally complete."""
     digest = write_save(tier, step)
@@ -110,6 +132,38 @@ def complete_save(tier: LocalTier, step: int) -> str:
 
 def document(step: int, owner: int = 0, count: int = 4, value: object = 17) -> bytes:
     return host_state.encode(save_id(step), owner, count, host_state.capture(value))
+
+
+def whole_step(
+    tier: LocalTier, step: int, owners: Iterable[int] = range(4), value: object = 17
+) -> None:
+    """Save a step with the host states of ``owners``, which all have ``value``."""
+    for owner in owners:
+        tier.publish_host_state(save_id(step), owner, 4, document(step, owner, value=value))
+    complete_save(tier, step)
+
+
+def whole_steps(
+    ramdisk: Path,
+    *steps: int,
+    processes: Iterable[int] = range(2),
+    owners: int = 4,
+    value: object = 17,
+    signer: Signer | None = None,
+) -> list[Path]:
+    """Save steps on each of some processes, all bytes on each; return their directories.
+
+    Each has the host states of so many ``owners`` of the four.
+    """
+    tiers = {each: open_tier(ramdisk, process_index=each, signer=signer) for each in processes}
+    for process, tier in tiers.items():
+        tier.reserve(LAYOUT.size_bytes)
+        for step in steps:
+            first = process * owners % 4
+            whole_step(tier, step, range(first, first + owners), value)
+    for tier in tiers.values():
+        tier.close()
+    return [tier.path for tier in tiers.values()]
 
 
 def held_steps(tier: LocalTier) -> list[int]:

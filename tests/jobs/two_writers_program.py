@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import orbax.checkpoint as ocp
+from bucket_histories import error_of
 from persistent_steps import POINTS, complete_steps, life, save_over, value_of, writer_of
 
-from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.log import KEPT
 
@@ -59,24 +59,15 @@ def outcome(directory: str, point: str, act: str) -> dict[str, Any]:
     tier = PersistentTier(directory)
     writer = writer_of(tier)
     save_over(tier, 2, 2, life(1), writer=writer)
-    errors: dict[str, str] = {"older": "", "newer": "", "next": ""}
+    errors = {"newer": ""}
 
     def at(name: str) -> None:
         if name == point:
-            try:
-                ACTS[act](directory)
-            except CheckpointError as error:
-                errors["newer"] = f"{type(error).__name__}: {error}"
+            errors["newer"] = error_of(lambda: ACTS[act](directory))
 
-    try:
-        save_over(tier, STEP, STEP, life(1), writer=writer, at=at)
-    except CheckpointError as error:
-        errors["older"] = f"{type(error).__name__}: {error}"
+    errors["older"] = error_of(lambda: save_over(tier, STEP, STEP, life(1), writer=writer, at=at))
     found = {"errors": errors, **look(directory)}
-    try:
-        save_over(tier, 5, 5, life(1), writer=writer)
-    except CheckpointError as error:
-        errors["next"] = f"{type(error).__name__}: {error}"
+    errors["next"] = error_of(lambda: save_over(tier, 5, 5, life(1), writer=writer))
     run = "other" if act == "other_run" else "run"
     writer_of(PersistentTier(directory), run).begin(life(3))
     return {**found, "then": look(directory)}

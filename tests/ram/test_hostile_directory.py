@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from damage import flip
 from tiers_support import (
     LAYOUT,
     assert_whole,
@@ -35,9 +36,7 @@ MANIFEST, SLOT = "slot_0.manifest.json", "slot_0.bin"
 
 
 def flip_in_manifest(path: Path) -> None:
-    data = bytearray((path / MANIFEST).read_bytes())
-    data[len(data) // 2] ^= 4
-    (path / MANIFEST).write_bytes(data)
+    flip(path / MANIFEST)
 
 
 def huge_manifest(path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import shutil
 import threading
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from damage import flip
 from tiers_support import (
     LAYOUT,
     LEAVES,
@@ -170,11 +170,7 @@ def test_verify_names_the_shards_that_changed(ramdisk: Path, tier: LocalTier) ->
     digest = write_save(tier, 1)
     contents = tier.contents(digest)
     assert contents is not None
-    with open(tier.path / "slot_0.bin", "r+b") as file:
-        file.seek(contents.shards[5].offset + 7)
-        byte = file.read(1)[0]
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte ^ 0x10]))
+    flip(tier.path / "slot_0.bin", contents.shards[5].offset + 7)
     bad = tier.verify(digest, range(6))
     assert [shard for shard, _ in bad] == [5]
     assert bad[0][1] != contents.shards[5].crc32c
@@ -222,11 +218,7 @@ def test_mended_copy_of_one_digest_is_the_one_that_is_lent(tier: LocalTier) -> N
 def damage(tier: LocalTier, digest: str, slot: int, shard: int) -> None:
     contents = tier.contents(digest)
     assert contents is not None
-    with open(tier.path / f"slot_{slot}.bin", "r+b") as file:
-        file.seek(contents.shards[shard].offset)
-        byte = file.read(1)[0]
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte ^ 0x10]))
+    flip(tier.path / f"slot_{slot}.bin", contents.shards[shard].offset)
 
 
 def manifests(tier: LocalTier) -> set[str]:

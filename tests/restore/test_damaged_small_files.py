@@ -14,7 +14,7 @@ from damage import damaged
 from forgery import write_sealed
 from persistent_steps import complete_steps
 from places import GOLDEN
-from world import World, same, save_all
+from world import World, persist, save_all
 
 from emergency_ckpt.core.keys import PURPOSE, StepSigning, derive_key
 from emergency_ckpt.errors import CheckpointError, CorruptData, DirectoryInUse, Unrecoverable
@@ -36,11 +36,6 @@ def marker_of(world: World, step: int) -> Path:
 
 def log_of(world: World) -> Path:
     return world.persistent / "host_state" / "log"
-
-
-def persist(world: World, *steps: int) -> None:
-    with world.open_both(save_every=1, local_save_every=0) as ckpt:
-        save_all(ckpt, world, *steps)
 
 
 def test_decode_marker_refuses_every_damaged_file(world: World) -> None:
@@ -155,9 +150,7 @@ def test_restore_of_an_older_step_names_the_unreadable_newer(world: World, has_l
     if not has_log:
         shutil.rmtree(log_of(world))
     with world.open_both(save_every=1, local_save_every=0, keep_last_n=1) as ckpt:
-        found, state = ckpt.restore(state=world.state(0))
-        assert found == 2
-        assert same(state, world.state(2))
+        _held = world.restores(2, by=ckpt)
         (rejected,) = ckpt.last_restore.rejected  # pyright: ignore[reportOptionalMemberAccess]
         assert (rejected.step, rejected.tier) == (4, "persistent")
         # The log is not compared with every marker at each call.
@@ -193,9 +186,7 @@ def test_damaged_versions_are_named_and_mended(world: World, damage: bytes, vers
     world.lose_ram()
     world.events.clear()
     with world.open_both(save_every=1, local_save_every=0) as ckpt:
-        found, state = ckpt.restore(state=world.state(0))
-        assert found == 4
-        assert same(state, world.state(4))
+        _held = world.restores(4, by=ckpt)
         named = [e.fields["reason"] for e in world.events if e.name == "persistent.log_damaged"]
         assert any(paths[-1].name in reason for reason in named)
         save_all(ckpt, world, 5)

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from memory_coordination import tell_address
+from tiers_support import open_tier
 
 from emergency_ckpt.cluster.coordination import LocalCoordinator
 from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.errors import CoordinationError
 from emergency_ckpt.events import Event, EventSink
-from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.host_state import HostStateRestore
 from emergency_ckpt.state.host_state import capture, encode
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.types import SaveId, Writer
+from emergency_ckpt.types import SaveId
 
 SAVE = SaveId(7, "0" * 32, "run")
 
@@ -34,12 +34,7 @@ def test_unreachable_buddies_are_each_reported_and_end_nothing(ramdisk: Path) ->
     events: list[Event] = []
     coordinator = WithoutService()
     tell_address(coordinator, 1, "127.0.0.1:1")  # nobody listens there; of 2 nothing is known
-    tier = LocalTier.open(
-        ramdisk,
-        SAVE.run_id,
-        Writer(process_index=0, process_count=3, slice_index=0, hostname="host-0"),
-        copy_threads=1,
-    )
+    tier = open_tier(ramdisk, run_id=SAVE.run_id, process_count=3)
     client = TransferClient(run_id=SAVE.run_id, secret=b"s" * 32)
     try:
         document = encode(SAVE, 0, 3, capture({"epoch": 3}))
@@ -53,7 +48,6 @@ def test_unreachable_buddies_are_each_reported_and_end_nothing(ramdisk: Path) ->
         restored.finish()
     finally:
         client.close()
-        tier.close()
     assert [(event.name, event.fields["buddy"]) for event in events] == [
         ("restore.push_failed", 2),
         ("restore.push_failed", 1),

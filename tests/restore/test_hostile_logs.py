@@ -12,7 +12,7 @@ import pytest
 from forgery import write_sealed
 from looks import Tree, tree_of
 from persistent_steps import complete_steps
-from world import OTHER_SECRET, SECRET, STORAGE, World, restored, same, save_all
+from world import OTHER_SECRET, SECRET, STORAGE, World, restored, save_all
 
 from emergency_ckpt.errors import NewerFormat, PersistentTierError
 from emergency_ckpt.storage import PersistentTier
@@ -86,9 +86,7 @@ def test_version_that_claims_what_cannot_be_is_refused(saved: World, claim: str)
     path = add(saved, CLAIMS[claim])
     with saved.open_both(**STORAGE, keep_last_n=3) as ckpt:
         assert ckpt.latest_step() == 4
-        found, state = ckpt.restore(state=saved.state(0))
-        assert found == 4
-        assert same(state, saved.state(4))
+        _held = saved.restores(4, by=ckpt)
         assert any(path.name in reason for reason in damage_named(saved))
         save_all(ckpt, saved, 5, 6)
         ckpt.steps.remove(5)
@@ -123,9 +121,7 @@ def test_version_of_a_future_format_does_not_hinder_ram(world: World) -> None:
     path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2'))
     before = stored(world)
     with world.open_both() as ckpt:
-        found, state = ckpt.restore(state=world.state(0))
-        assert found == 3
-        assert same(state, world.state(3))
+        _held = world.restores(3, by=ckpt)
         assert ckpt.save(step=4, state=world.state(4))
         ckpt.wait_until_finished()
         assert ckpt.failed_saves

@@ -10,7 +10,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 import pytest
 from looks import eckpt_json
-from world import STORAGE, World, logged, persist, restored, same, save_all, small_tmpfs
+from world import STORAGE, World, logged, persist, restored, save_all, small_tmpfs
 
 from emergency_ckpt.errors import PersistentTierError, SaveFailed
 
@@ -56,9 +56,7 @@ def test_ramdisk_by_another_spelling_is_one_directory(world: World, spelling: st
         save_all(ckpt, world, 3)
     for local_dir in (str(world.ramdisk), spelled):
         with world.open(local_dir=local_dir) as ckpt:
-            found, state = ckpt.restore(state=world.state(0))
-            assert found == 3
-            assert same(state, world.state(3))
+            world.restores(3, by=ckpt)
     assert [path.name for path in world.ramdisk.glob("run/process_*")] == ["process_00000"]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from world import World, same, save_all
+from world import World, save_all
 
 from emergency_ckpt.storage.chunks import ChunkIndex
 
@@ -60,10 +60,9 @@ def table(step: int) -> np.ndarray:
 
 
 @pytest.fixture
-def stored(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+def stored(world: World) -> World:
     """Steps 2 and 4 in storage, in chunks that are not inlined; nothing in RAM."""
-    whole = world.state
-    monkeypatch.setattr(world, "state", lambda step: {**whole(step), "table": table(step)})
+    world.more = lambda step: {"table": table(step)}
     with world.open_both() as checkpointer:
         save_all(checkpointer, world, 2, 4)
     world.lose_ram()
@@ -77,17 +76,11 @@ def test_restore_of_a_step_changed_meanwhile_is_of_the_older(
 ) -> None:
     after_the_index(monkeypatch, work)
     with stored.open_both() as checkpointer:
-        host: dict[str, int] = {}
-        step, state = checkpointer.restore(state=stored.state(0), host_state=host)
-        assert (step, host) == (2, {"at": 2})
-        assert same(state, stored.state(2))
+        _held = stored.restores(2, host=True, by=checkpointer)
         assert [e.fields["step"] for e in stored.events if e.name == "restore.rejected"] == [4]
         save_all(checkpointer, stored, 4)
     stored.lose_ram()
-    with stored.open_both() as checkpointer:
-        step, state = checkpointer.restore(state=stored.state(0), host_state=host)
-        assert step == 4
-        assert same(state, stored.state(4))
+    stored.restores(4, host=True)
 
 
 def test_reader_whose_step_retention_removes_takes_the_newer(
@@ -103,8 +96,4 @@ def test_reader_whose_step_retention_removes_takes_the_newer(
 
     after_the_index(monkeypatch, save_newer)
     reader = {"local_dir": str(stored.ramdisk.with_name("reader")), "save_every": 0}
-    with stored.open_both(**reader) as checkpointer:
-        host: dict[str, int] = {}
-        step, state = checkpointer.restore(state=stored.state(0), host_state=host)
-    assert (step, host) == (6, {"at": 6})
-    assert same(state, stored.state(6))
+    stored.restores(6, host=True, **reader)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from faults import shards_in_ram_look_damaged
-from world import World, same, save_all
+from world import World, save_all
 
 from emergency_ckpt.errors import StorageUnreachable, Unrecoverable
 from emergency_ckpt.storage import PersistentTier
@@ -32,10 +32,7 @@ def test_step_that_failed_in_ram_is_loaded_once_more(
 ) -> None:
     shards_in_ram_look_damaged(monkeypatch, 1)
     with stored.open_both() as checkpointer:
-        host: dict[str, int] = {}
-        step, state = checkpointer.restore(state=stored.state(0), host_state=host)
-        assert (step, host) == (4, {"at": 4})
-        assert same(state, stored.state(4))
+        _held = stored.restores(4, host=True, by=checkpointer)
         assert loads(stored) == [4, 4]
         save_all(checkpointer, stored, 5)
 
@@ -61,9 +58,7 @@ def test_damage_in_ram_leads_to_storage_before_an_older_step(
     shards_in_ram_look_damaged(monkeypatch, 2)
     world.events.clear()
     with world.open_both(local_keep_last_n=2) as checkpointer:
-        step, state = checkpointer.restore(state=world.state(0), host_state={})
-        assert step == 4
-        assert same(state, world.state(4))
+        world.restores(4, host=True, by=checkpointer)
         assert loads(world) == [4]
 
 

@@ -83,10 +83,7 @@ def test_host_away_learns_that_its_steps_were_rolled_back(world: World) -> None:
     world.lose_ram()
     away.rename(world.ramdisk)
     world.events.clear()
-    with world.open_both(**both) as ckpt:
-        found, state = ckpt.restore(state=world.state(0))
-        assert found == 8
-        assert same(state, world.state(8))
+    world.restores(8, **both)
     reasons = [e.fields["reason"] for e in world.events if e.name == "restore.rejected"]
     assert any("rolled back: incarnation" in reason for reason in reasons)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from faults import fill_disk
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from world import World, logged, same, save_all, small_tmpfs
@@ -19,16 +19,14 @@ STATE_BYTES, HOST_BYTES = 8 * MIB, 5 * MIB
 
 
 @pytest.fixture
-def world(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(world: World) -> World:
     """Its states have 8 MiB."""
-    small = world.state
 
-    def state(step: int) -> dict[str, Any]:
+    def big(step: int) -> dict[str, Any]:
         data = np.random.default_rng(step).integers(0, 256, STATE_BYTES, np.uint8)
-        big = jax.device_put(data, NamedSharding(world.mesh, P("fsdp")))
-        return {**small(step), "big": big}
+        return {"big": jax.device_put(data, NamedSharding(world.mesh, P("fsdp")))}
 
-    monkeypatch.setattr(world, "state", state)
+    world.more = big
     return world
 
 
@@ -86,18 +84,13 @@ def test_ramdisk_smaller_than_a_slot_stops_no_restore(world: World) -> None:
     world.lose_ram()
     with small_tmpfs(world.ramdisk, STATE_BYTES // 2):
         with world.open_both() as checkpointer:
-            host: dict[str, Any] = {}
-            step, state = checkpointer.restore(state=world.state(0), host_state=host)
-            assert (step, host) == (4, {"at": 4})
-            assert same(state, world.state(4))
+            world.restores(4, host=True, by=checkpointer)
             assert full_events(world) == [4]
-            del state
             checkpointer.save(step=5, state=world.state(5), host_state={"at": 5})
             checkpointer.wait_until_finished()
             with pytest.raises(SaveFailed, match="RamdiskFull"):
                 checkpointer.check_for_errors()
-            assert checkpointer.restore(state=world.state(0), host_state=host)[0] == 4
-            assert host == {"at": 4}
+            world.restores(4, host=True, by=checkpointer)
             checkpointer.save(step=6, state=world.state(6), host_state={"at": 6})
             checkpointer.wait_until_finished()
         with world.open_both() as checkpointer:
@@ -125,11 +118,8 @@ def test_first_save_without_room_for_host_states_is_an_error(world: World) -> No
 def test_restore_in_place_beside_a_full_ramdisk(world: World) -> None:
     with small_tmpfs(world.ramdisk, 64 * MIB), world.open_both() as checkpointer:
         save_all(checkpointer, world, 2, 4)
-        fill(world.ramdisk)
-        host: dict[str, Any] = {}
-        step, state = checkpointer.restore(state=world.state(0), host_state=host)
-        assert (step, host) == (4, {"at": 4})
-        assert same(state, world.state(4))
+        fill_disk(world.ramdisk / "filler")
+        _held = world.restores(4, host=True, by=checkpointer)
         (world.ramdisk / "filler").unlink()
         save_all(checkpointer, world, 5, 6)
 
@@ -140,34 +130,21 @@ def test_ram_works_again_once_there_is_room(world: World) -> None:
     world.lose_ram()
     with small_tmpfs(world.ramdisk, 64 * MIB):
         with world.open_both() as checkpointer:
-            fill(world.ramdisk)
-            host: dict[str, Any] = {}
-            step, state = checkpointer.restore(state=world.state(0), host_state=host)
-            assert (step, host) == (4, {"at": 4})
-            assert same(state, world.state(4))
+            fill_disk(world.ramdisk / "filler")
+            state = world.restores(4, host=True, by=checkpointer)
             assert full_events(world) == [4]
             (world.ramdisk / "filler").unlink()
             save_all(checkpointer, world, 5)
             assert same(state, world.state(4))
         with world.open(local_save_every=1) as checkpointer:
-            assert checkpointer.restore(state=world.state(0), host_state=host)[0] == 5
+            world.restores(5, host=True, by=checkpointer)
 
 
 def test_rollback_beside_a_full_ramdisk(world: World) -> None:
     with small_tmpfs(world.ramdisk, 64 * MIB), world.open_both() as checkpointer:
         save_all(checkpointer, world, 2, 4)
-        fill(world.ramdisk)
+        fill_disk(world.ramdisk / "filler")
         assert checkpointer.restore(state=world.state(0), host_state={}, step=2)[0] == 2
         (world.ramdisk / "filler").unlink()
         save_all(checkpointer, world, 3)
         assert checkpointer.restore(state=world.state(0), host_state={})[0] == 3
-
-
-def fill(ramdisk: Path) -> None:
-    """Take all the room that is left."""
-    with (ramdisk / "filler").open("wb", buffering=0) as file:
-        try:
-            while file.write(bytes(4096)):
-                pass
-        except OSError:
-            return

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import time
 from typing import Any
 
 import pytest
+from faults import storage_fails
 from orbax.checkpoint import checkpoint_managers as ocm
-from world import LONG_S, World, same, save_all
+from world import World, same, save_all
 
 from emergency_ckpt.config.policies import PerProcessPolicy
 from emergency_ckpt.errors import CheckpointError, PersistentTierError, StepNotFound
 from emergency_ckpt.restore.request import CompleteSteps
-from emergency_ckpt.storage import PersistentTier
 
 KEEPS_THREE: dict[str, Any] = {
     "local_keep_last_n": 3,
@@ -98,14 +97,10 @@ def test_step_whose_removal_failed_is_forgotten(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On each process alike, whichever of them has failed; it is saved again."""
-
-    def fail(*_: Any) -> None:
-        raise PersistentTierError("remove", "a step", "storage failed")
-
     with world.open_both(**KEEPS_THREE) as ckpt:
         save_all(ckpt, world, 3, 4)
         with monkeypatch.context() as patch:
-            patch.setattr(PersistentTier, "remove", fail)
+            storage_fails(patch, "remove")
             with pytest.raises(PersistentTierError, match="storage failed"):
                 ckpt.steps.remove(4)
         assert ckpt.known_steps == CompleteSteps((3,), ())
@@ -132,10 +127,8 @@ def test_removed_step_is_not_in_a_prefetch(world: World, is_ready: bool) -> None
         save_all(ckpt, world, 1, 2)
     with world.open(local_keep_last_n=2) as ckpt:
         ckpt.prefetch(world.state(0), wants_host_state=False)
-        deadline_s = time.monotonic() + LONG_S
-        while is_ready and "prefetch.finished" not in world.names():
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        if is_ready:
+            world.wait_for("prefetch.finished")
         ckpt.steps.remove(2)
         assert ckpt.restore(state=world.state(0))[0] == 1
 

@@ -51,9 +51,7 @@ def test_next_restore_takes_the_new_life_and_the_old_by_number(world: World) -> 
     with world.open() as ckpt:
         assert ckpt.restore(state=world.state(0))[0] == 5
         assert ckpt.latest_step() == 5
-        found, state = ckpt.restore(100, state=world.state(0))
-        assert found == 100
-        assert same(state, world.state(100))
+        world.restores(100, asked=100, by=ckpt)
 
 
 def test_old_step_by_number_goes_on_from_there(world: World) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from faults import disk_fills_up_between_arrays, disk_fills_up_between_chunks
-from world import World, same, save_all, small_tmpfs
+from world import World, save_all, small_tmpfs
 
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import SaveFailed
@@ -17,16 +17,14 @@ DISK_BYTES = 16 << 20
 
 
 @pytest.fixture
-def world(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(world: World) -> World:
     """Its states have leaves of a megabyte each."""
-    small = world.state
 
-    def state(step: int) -> dict[str, Any]:
+    def big(step: int) -> dict[str, Any]:
         random = np.random.default_rng(step)
-        big = {f"big{i}": random.integers(0, 256, LEAF_BYTES, np.uint8) for i in range(LEAVES)}
-        return {**small(step), **big}
+        return {f"big{i}": random.integers(0, 256, LEAF_BYTES, np.uint8) for i in range(LEAVES)}
 
-    monkeypatch.setattr(world, "state", state)
+    world.more = big
     return world
 
 
@@ -45,18 +43,12 @@ def test_storage_full_between_arrays_costs_that_save_alone(
                 checkpointer.check_for_errors()
             save_all(checkpointer, world, 5, 7, 9)
             reader = {"local_dir": str(world.ramdisk.with_name("reader")), "save_every": 0}
-            with world.open_both(**{**settings, **reader}) as other:
-                step, state = other.restore(state=world.state(0), host_state={})
-            assert step == 2
-            assert same(state, world.state(2))
+            world.restores(2, host=True, **{**settings, **reader})
             make_room()
             save_all(checkpointer, world, 10)
         assert len(list(world.ramdisk.rglob("slot_*.bin"))) == 3
         world.lose_ram()
-        with world.open_both(**settings) as checkpointer:
-            step, state = checkpointer.restore(state=world.state(0), host_state={})
-        assert step == 10
-        assert same(state, world.state(10))
+        world.restores(10, host=True, **settings)
 
 
 def test_ramdisk_full_between_chunks_sends_the_rest_by_memory(
@@ -67,10 +59,7 @@ def test_ramdisk_full_between_chunks_sends_the_rest_by_memory(
     world.lose_ram()
     with small_tmpfs(world.ramdisk, DISK_BYTES), world.open_both() as checkpointer:
         make_room = disk_fills_up_between_chunks(monkeypatch, world.ramdisk)
-        host: dict[str, int] = {}
-        step, state = checkpointer.restore(state=world.state(0), host_state=host)
-        assert (step, host) == (4, {"at": 4})
-        assert same(state, world.state(4))
+        _held = world.restores(4, host=True, by=checkpointer)
         full = [str(e.fields["reason"]) for e in world.events if e.name == "ramdisk.full"]
         assert len(full) == 1
         make_room()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -71,10 +70,7 @@ def give_away(state: dict[str, Any]) -> None:
 def check_stored(world: World, step: int) -> None:
     """Storage alone has ``step`` with the bits of its capture."""
     world.lose_ram()
-    with world.open_both() as checkpointer:
-        found, state = checkpointer.restore(state=world.state(0), host_state={"at": 0})
-        assert found == step
-        assert same(state, world.state(step))
+    world.restores(step, host=True)
 
 
 @pytest.fixture
@@ -133,18 +129,10 @@ def test_preemption_saves_one_capture_in_both_tiers(
     check_stored(world, 2)
 
 
-def wait_for(world: World, name: str, step: int) -> None:
-    """Wait for the event ``name`` of ``step``."""
-    deadline_s = time.monotonic() + LONG_S
-    while not any(e.name == name and e.fields["step"] == step for e in list(world.events)):
-        assert time.monotonic() < deadline_s, (name, step)
-        time.sleep(0.005)
-
-
 def save_locally(checkpointer: EmergencyCheckpointer, world: World, *steps: int) -> None:
     for step in steps:
         assert save(checkpointer, world, step)
-        wait_for(world, "save.complete", step)
+        world.wait_for("save.complete", step=step)
 
 
 @each_mode
@@ -286,7 +274,7 @@ def test_slot_of_a_failed_vote_stays_until_storage_has_it(
         save_locally(checkpointer, world, 1)
         assert save(checkpointer, world, 2)
         assert slow.reached.wait(LONG_S)
-        wait_for(world, "save.incomplete", 2)
+        world.wait_for("save.incomplete", step=2)
         save_locally(checkpointer, world, 3, 5, 7)
         slow.go_on.set()
         checkpointer.wait_until_finished()
@@ -339,7 +327,7 @@ def test_damaged_slot_does_not_make_a_wrong_step_in_storage(
         save_locally(checkpointer, world, 1)
         assert save(checkpointer, world, 2)
         assert slow.reached.wait(LONG_S)
-        wait_for(world, "save.complete", 2)
+        world.wait_for("save.complete", step=2)
         want = np.asarray(world.state(2)["w"]).tobytes()[:16]
         for path in world.ramdisk.rglob("slot_*.bin"):
             if (at := path.read_bytes().find(want)) >= 0:

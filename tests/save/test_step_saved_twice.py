@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from faults import call_fails, storage_fails
 from world import World, check_restored, finish, save, save_all
 
 from emergency_ckpt.errors import PersistentTierError
@@ -59,25 +60,11 @@ def test_save_forced_at_step_restored_from_ram_fills_storage(world: World) -> No
     check_restored(world, 3)
 
 
-def _fail_once(tier: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    works: Callable[..., Any] = getattr(tier, name)
-    failed: list[bool] = []
-
-    def fail_once(*args: Any, **kwargs: Any) -> Any:
-        if not failed:
-            failed.append(True)
-            raise PersistentTierError("save", "step 2", "storage failed once")
-        return works(*args, **kwargs)
-
-    monkeypatch.setattr(tier, name, fail_once)
-
-
 @pytest.mark.parametrize("where", ["write_document", "write_tensors", "finish", "publish"])
 def test_save_forced_after_failure_saves_what_is_missing(
     world: World, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    owner = DirectoryWriter if where == "publish" else PersistentTier
-    _fail_once(owner, where, monkeypatch)
+    storage_fails(monkeypatch, where, once=True)
     with world.open_both() as checkpointer:
         assert save(checkpointer, world, 2)
         checkpointer.wait_until_finished()
@@ -90,13 +77,6 @@ def test_save_forced_after_failure_saves_what_is_missing(
         ended = "persistent.kept" if where == "publish" else "persistent.complete"
         assert world.names().count(ended) == 1
     check_restored(world, 2)
-
-
-def _break_writing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        raise PersistentTierError("save", "step 2", "storage failed")
-
-    monkeypatch.setattr(PersistentTier, "write_tensors", fail)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +98,7 @@ def test_save_forced_after_unheard_success_keeps_it(
             assert save(checkpointer, world, 2)
             checkpointer.wait_until_finished()
         assert checkpointer.failed_saves == 1
-        _break_writing(monkeypatch)
+        storage_fails(monkeypatch, "write_tensors")
         save(checkpointer, world, 2, force=True)
         checkpointer.wait_until_finished()
         assert checkpointer.failed_saves == 1
@@ -131,13 +111,13 @@ def test_save_of_step_stored_under_another_demand_cannot_lose_it(
 ) -> None:
     """RAM has the step of a later demand of the same life; storage has that of the first."""
     with monkeypatch.context() as patch:
-        _fail_once(LocalTier, "publish_host_state", patch)
+        call_fails(patch, LocalTier, "publish_host_state", once=True)
         with world.open_both() as checkpointer:
             assert save(checkpointer, world, 2)
             checkpointer.wait_until_finished()
             assert save(checkpointer, world, 2, force=True)
             checkpointer.wait_until_finished()
-    _break_writing(monkeypatch)
+    storage_fails(monkeypatch, "write_tensors")
     with world.open_both() as checkpointer:
         assert checkpointer.restore(state=world.state(0), host_state={"at": 0})[0] == 2
         save(checkpointer, world, 2, force=True)

@@ -4,42 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from memory_coordination import MemoryService
 from programs import printed
+from voting import COUNT, VotingJob, save_id
 
 from emergency_ckpt.errors import CoordinationError
 from emergency_ckpt.save import Ballot, Outcome, Vote
-from emergency_ckpt.types import SaveId
 
 SCHEDULES = Path(__file__).parents[1] / "simulation" / "vote_schedules.py"
 LONG_S = 60.0
 SOON_S = 1.0
-COUNT = 3
-
-
-def save_id(step: int) -> SaveId:
-    return SaveId(step=step, incarnation="000000000002-life", run_id="run")
-
-
-class Job:
-    """Votes of three processes over one service."""
-
-    def __init__(self, timeout_s: float = LONG_S) -> None:
-        self.service = MemoryService(COUNT)
-        self.votes = [Vote(self.service.member(p), timeout_s) for p in range(COUNT)]
-
-    def cast(self, step: int, ballots: dict[int, Ballot]) -> dict[int, Outcome]:
-        """Those named in ``ballots`` vote, at the same time."""
-
-        def one(process: int) -> Outcome:
-            return self.votes[process].cast(save_id(step), ballots[process])
-
-        with ThreadPoolExecutor(COUNT) as pool:
-            return dict(zip(ballots, pool.map(one, ballots), strict=True))
 
 
 def kinds(outcomes: dict[int, Outcome]) -> list[str]:
@@ -53,21 +30,23 @@ def everybody(
 
 
 def test_complete_when_all_published() -> None:
-    outcomes = Job().cast(5, everybody())
+    outcomes = VotingJob(LONG_S).cast(5, everybody())
     assert kinds(outcomes) == ["complete"] * COUNT
     assert {outcome.reason for outcome in outcomes.values()} == {"all 3 processes published"}
 
 
 @pytest.mark.parametrize("others", [True, False])
 def test_all_learn_whether_every_part_is_finite(others: bool) -> None:
-    outcomes = Job().cast(5, everybody(lambda p: Ballot(digest=b"d", finite=p != 1 or others)))
+    outcomes = VotingJob(LONG_S).cast(
+        5, everybody(lambda p: Ballot(digest=b"d", finite=p != 1 or others))
+    )
     assert {outcome.finite for outcome in outcomes.values()} == {others}
 
 
 def test_all_learn_when_the_leader_decided() -> None:
     """Else a policy by time keeps other steps in the RAM of each process."""
     began_s = time.time()
-    outcomes = Job().cast(5, everybody(lambda _: Ballot(digest=b"d")))
+    outcomes = VotingJob(LONG_S).cast(5)
     (decided_s,) = {outcome.decided_s for outcome in outcomes.values()}
     assert int(began_s) <= decided_s <= time.time()
 
@@ -78,7 +57,7 @@ def test_only_leader_has_ballots_and_has_them_as_they_were_cast() -> None:
         1: Ballot(digest=b"b", layout=b"same"),
         2: Ballot(digest=b"a", layout=b"other"),
     }
-    outcomes = Job().cast(5, ballots)
+    outcomes = VotingJob(LONG_S).cast(5, ballots)
     assert outcomes[0].ballots == ballots
     assert outcomes[1].ballots == outcomes[2].ballots == {}
 
@@ -86,27 +65,27 @@ def test_only_leader_has_ballots_and_has_them_as_they_were_cast() -> None:
 @pytest.mark.parametrize("who", range(COUNT))
 def test_incomplete_when_one_refuses(who: int) -> None:
     ballots = everybody(lambda p: Ballot(refused="RamdiskFull: no room" if p == who else ""))
-    outcomes = Job().cast(5, ballots)
+    outcomes = VotingJob(LONG_S).cast(5, ballots)
     assert kinds(outcomes) == ["incomplete"] * COUNT
     for outcome in outcomes.values():
         assert f"process {who}: RamdiskFull: no room" in outcome.reason
 
 
 def test_refusal_is_bounded() -> None:
-    outcomes = Job().cast(5, everybody(lambda _: Ballot(refused="x" * 1_000_000)))
+    outcomes = VotingJob(LONG_S).cast(5, everybody(lambda _: Ballot(refused="x" * 1_000_000)))
     assert kinds(outcomes) == ["incomplete"] * COUNT
     assert len(outcomes[1].reason) < 1000
 
 
 def test_incomplete_when_one_does_not_vote_and_reason_names_it() -> None:
-    job = Job(SOON_S)
-    outcomes = job.cast(5, {0: Ballot(digest=b"d"), 1: Ballot(digest=b"d")})
+    job = VotingJob(SOON_S)
+    outcomes = job.cast(5, [0, 1])
     assert kinds(outcomes) == ["incomplete"] * 2
     assert "process 2 did not publish" in outcomes[1].reason
 
 
 def test_incomplete_names_who_refused_and_who_is_absent() -> None:
-    outcome = Job(SOON_S).cast(5, {0: Ballot(digest=b"d"), 2: Ballot(refused="no room")})[0]
+    outcome = VotingJob(SOON_S).cast(5, {0: Ballot(digest=b"d"), 2: Ballot(refused="no room")})[0]
     assert outcome.reason.startswith("process 2 refused; process 1 did not publish")
 
 
@@ -117,22 +96,22 @@ def test_incomplete_of_many_absent_processes_is_cut() -> None:
 
 
 def test_who_votes_too_late_learns_what_was_decided_without_it() -> None:
-    job = Job(SOON_S)
-    job.cast(5, {0: Ballot(digest=b"d"), 1: Ballot(digest=b"d")})
-    assert kinds(job.cast(5, {2: Ballot(digest=b"d")})) == ["incomplete"]
+    job = VotingJob(SOON_S)
+    job.cast(5, [0, 1])
+    assert kinds(job.cast(5, [2])) == ["incomplete"]
 
 
 def test_in_doubt_without_the_leader_and_resolved_when_it_comes() -> None:
-    job = Job(SOON_S)
-    assert kinds(job.cast(5, {1: Ballot(digest=b"d"), 2: Ballot(digest=b"d")})) == ["in_doubt"] * 2
+    job = VotingJob(SOON_S)
+    assert kinds(job.cast(5, [1, 2])) == ["in_doubt"] * 2
     assert job.votes[1].learn(save_id(5)).kind == "in_doubt"
     # Its ballot makes all three: nothing speaks against the save any more.
-    assert kinds(job.cast(5, {0: Ballot(digest=b"d")})) == ["complete"]
+    assert kinds(job.cast(5, [0])) == ["complete"]
     assert [vote.learn(save_id(5)).kind for vote in job.votes] == ["complete"] * COUNT
 
 
 def test_process_that_cannot_vote_makes_the_save_incomplete() -> None:
-    job = Job(SOON_S)
+    job = VotingJob(SOON_S)
     job.service.fail(1, "put", "ballot", CoordinationError("put", "ballot", "unreachable"))
     assert kinds(job.cast(5, everybody())) == ["incomplete"] * COUNT
 
@@ -140,7 +119,7 @@ def test_process_that_cannot_vote_makes_the_save_incomplete() -> None:
 @pytest.mark.parametrize(("operation", "part"), [("list", "ballot"), ("put", "decision")])
 def test_leader_that_could_not_decide_decides_later(operation: str, part: str) -> None:
     """Else both saves stay in doubt for ever, and no save could be written again."""
-    job = Job(SOON_S)
+    job = VotingJob(SOON_S)
     job.service.fail(0, operation, part, CoordinationError(operation, part, "unreachable"))
     assert kinds(job.cast(5, everybody())) == ["in_doubt"] * COUNT
     assert job.votes[1].learn(save_id(5)).kind == "in_doubt"
@@ -150,7 +129,7 @@ def test_leader_that_could_not_decide_decides_later(operation: str, part: str) -
 
 def test_leader_that_cannot_announce_the_vote_ends_it() -> None:
     """An error here would leave the background thread, and the save would be in doubt for all."""
-    job = Job(SOON_S)
+    job = VotingJob(SOON_S)
     job.service.fail(0, "replace", "led", CoordinationError("replace", "led", "unreachable"))
     assert kinds(job.cast(5, everybody())) == ["incomplete"] * COUNT
     assert kinds(job.cast(6, everybody())) == ["complete"] * COUNT
@@ -159,7 +138,7 @@ def test_leader_that_cannot_announce_the_vote_ends_it() -> None:
 @pytest.mark.parametrize("ballot", [Ballot(digest=b"d"), Ballot(refused="no")])
 def test_doubt_is_resolved_however_many_votes_later(ballot: Ballot) -> None:
     """A process in doubt refuses: without an answer to it no save would ever be complete again."""
-    job = Job()
+    job = VotingJob(LONG_S)
     job.service.fail(2, "get", "decision", CoordinationError("get", "decision", "unreachable"))
     decided = "incomplete" if ballot.refused else "complete"
     assert kinds(job.cast(5, {**everybody(), 1: ballot})) == [decided, decided, "in_doubt"]
@@ -172,10 +151,9 @@ def test_doubt_is_resolved_however_many_votes_later(ballot: Ballot) -> None:
 
 
 def test_lives_of_a_job_do_not_share_votes() -> None:
-    job = Job()
+    job = VotingJob(LONG_S)
     job.cast(5, everybody())
-    other = SaveId(step=5, incarnation="000000000003-life", run_id="run")
-    assert job.votes[1].learn(other).kind == "in_doubt"
+    assert job.votes[1].learn(save_id(5, "000000000003-life")).kind == "in_doubt"
 
 
 def test_votes_hold_under_all_schedules() -> None:

@@ -5,26 +5,19 @@ from __future__ import annotations
 import queue
 import socket
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from memory_coordination import MemoryService
+from voting import COUNT, VotingJob, results, save_id
 
-from emergency_ckpt.cluster import LeftProcesses
 from emergency_ckpt.cluster import round as rounds_and_cells
-from emergency_ckpt.cluster.left_processes import LEAVING, PeerSigns
-from emergency_ckpt.save import Ballot, Outcome, Vote, vote
+from emergency_ckpt.cluster.left_processes import LEAVING
+from emergency_ckpt.save import Outcome, vote
 from emergency_ckpt.save.vote import SKIPPED
-from emergency_ckpt.types import SaveId
 
-COUNT = 3
 NEVER_S = 200.0
 """No test waits so long: pytest's own limit would end it."""
-ALL = frozenset(range(COUNT))
-
-
-def save_id(step: int, incarnation: str = "000000000002-life") -> SaveId:
-    return SaveId(step=step, incarnation=incarnation, run_id="run")
+ALL = set(range(COUNT))
 
 
 class Service(MemoryService):
@@ -40,30 +33,16 @@ class Service(MemoryService):
         super().check(process_index, operation, key)
 
 
-class Job:
+class Job(VotingJob):
     def __init__(self, address_of: Callable[[int], str] | None = None) -> None:
-        self.service = Service()
-        self.looks = self.service.looks
-        members = [self.service.member(p) for p in range(COUNT)]
-        signs = None if address_of is None else PeerSigns(address_of)
-        self.left_processes = [LeftProcesses(member, signs) for member in members]
-        self.votes = [
-            Vote(member, NEVER_S, left_processes)
-            for member, left_processes in zip(members, self.left_processes, strict=True)
-        ]
-        self.pool = ThreadPoolExecutor(2 * COUNT)
+        service = Service()
+        super().__init__(NEVER_S, service, address_of)
+        self.looks = service.looks
 
     def looked(self, times: int) -> None:
         """Return when a process has looked so often for who has left."""
         for _ in range(times):
             self.looks.get(timeout=60)
-
-    def begin(self, step: int, processes: frozenset[int]) -> dict[int, Future[Outcome]]:
-        ballot = Ballot(digest=b"d")
-        return {p: self.pool.submit(self.votes[p].cast, save_id(step), ballot) for p in processes}
-
-    def cast(self, step: int, processes: frozenset[int]) -> dict[int, Outcome]:
-        return {p: found.result() for p, found in self.begin(step, processes).items()}
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +62,7 @@ def test_vote_process_left_fails_at_once_and_says_why(who: int) -> None:
     others = ALL - {who}
     pending = job.begin(10, others)
     job.left_processes[who].leave("ValueError: boom", {"local": save_id(5)})
-    for outcomes in ({p: f.result() for p, f in pending.items()}, job.cast(15, others)):
+    for outcomes in (results(pending), job.cast(15, others)):
         check_all(outcomes, "incomplete", f"process {who} has left: ValueError: boom")
 
 
@@ -94,8 +73,8 @@ def test_vote_begun_by_a_leaving_process_completes(who: int) -> None:
     job.left_processes[who].leave("it was stopped", {"local": save_id(10)})
     pending = job.begin(10, ALL - {who})
     job.looked(3)
-    pending |= job.begin(10, frozenset({who}))
-    check_all({p: f.result() for p, f in pending.items()}, "complete")
+    pending |= job.begin(10, {who})
+    check_all(results(pending), "complete")
     job.left_processes[who].gone("it was stopped")
     assert {job.votes[p].learn(save_id(10)).kind for p in ALL - {who}} == {"complete"}
 
@@ -106,7 +85,7 @@ def test_vote_begun_and_given_up_by_a_process_fails(who: int) -> None:
     pending = job.begin(10, ALL - {who})
     job.left_processes[who].leave("KeyError: bug", {"local": save_id(10)})
     job.left_processes[who].gone("KeyError: bug")
-    check_all({p: f.result() for p, f in pending.items()}, "incomplete", "KeyError: bug")
+    check_all(results(pending), "incomplete", "KeyError: bug")
 
 
 def test_vote_of_a_later_incarnation_counts_an_earlier_departure() -> None:
@@ -121,9 +100,9 @@ def test_vote_process_without_the_save_costs_no_later_one(who: int) -> None:
     job = Job()
     others = ALL - {who}
     pending = job.begin(10, others)
-    alone = job.begin(20, frozenset({who}))
-    check_all({p: f.result() for p, f in pending.items()}, "incomplete", f"process {who} did not")
-    outcomes = job.cast(20, others) | {p: f.result() for p, f in alone.items()}
+    alone = job.begin(20, {who})
+    check_all(results(pending), "incomplete", f"process {who} did not")
+    outcomes = job.cast(20, others) | results(alone)
     check_all(outcomes, "complete")
 
 
@@ -132,23 +111,23 @@ def test_vote_refused_by_who_skips_the_save_ends(who: int) -> None:
     job = Job()
     pending = job.begin(10, ALL - {who})
     job.votes[who].refuse(save_id(10))
-    check_all({p: f.result() for p, f in pending.items()}, "incomplete", SKIPPED)
-    check_all(job.cast(20, ALL), "complete")
+    check_all(results(pending), "incomplete", SKIPPED)
+    check_all(job.cast(20), "complete")
 
 
 def test_vote_without_a_late_process_waits_its_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vote, "_LATE_AGAIN_S", 0.0)
     job = Job()
     slow, job.votes[0]._timeout_s = job.votes[0], 0.5  # pyright: ignore[reportPrivateUsage]
-    check_all(job.cast(10, frozenset({0, 1})), "incomplete", "process 2 did not publish")
+    check_all(job.cast(10, {0, 1}), "incomplete", "process 2 did not publish")
     slow._timeout_s = NEVER_S  # pyright: ignore[reportPrivateUsage]
-    check_all(job.cast(20, frozenset({0, 1})), "incomplete", "process 2 is late again")
-    check_all(job.cast(30, ALL), "complete")
-    pending = job.begin(40, frozenset({0, 1}))
+    check_all(job.cast(20, {0, 1}), "incomplete", "process 2 is late again")
+    check_all(job.cast(30), "complete")
+    pending = job.begin(40, {0, 1})
     job.looked(3)  # it is not late any more: the whole time is its again
     assert not any(f.done() for f in pending.values())
-    pending |= job.begin(40, frozenset({2}))
-    check_all({p: f.result() for p, f in pending.items()}, "complete")
+    pending |= job.begin(40, {2})
+    check_all(results(pending), "complete")
 
 
 def test_vote_dead_process_is_known_by_its_closed_port() -> None:
@@ -159,26 +138,25 @@ def test_vote_dead_process_is_known_by_its_closed_port() -> None:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         closed = f"127.0.0.1:{gone.getsockname()[1]}"
         job = Job(lambda process: closed if process == 2 else address)
-        pending = job.begin(10, frozenset({0, 1}))
+        pending = job.begin(10, {0, 1})
         gone.close()
-        outcomes = {p: f.result() for p, f in pending.items()}
+        outcomes = results(pending)
     check_all(outcomes, "incomplete", "process 2 has ended: its host refuses connections")
 
 
 def test_decision_forgotten_leaves_nobody_in_doubt_for_ever() -> None:
     job = Job()
     for step in range(1, 30):
-        check_all(job.cast(step, ALL), "complete")
+        check_all(job.cast(step), "complete")
     assert job.votes[1].learn(save_id(29)).kind == "complete"
     assert job.votes[1].learn(save_id(2)).kind == "incomplete", "a newer one is complete"
 
 
 def test_decision_of_the_newest_complete_save_is_never_forgotten() -> None:
     job = Job()
-    check_all(job.cast(1, ALL), "complete")
+    check_all(job.cast(1), "complete")
     for step in range(2, 30):
-        for each in job.votes:
-            each.refuse(save_id(step))
+        job.refuse(step)
     assert [each.learn(save_id(1)).kind for each in job.votes] == ["complete"] * COUNT
 
 
@@ -186,12 +164,9 @@ def test_votes_name_no_barrier_and_keep_few_keys() -> None:
     job = Job()
     sizes = set[int]()
     for step in range(1, 200):
-        check_all(job.cast(step, ALL), "complete")
+        check_all(job.cast(step), "complete")
         if step > 50:
             sizes.add(len(job.service.values))
-    assert not job.service.arrived
     assert len(sizes) == 1
-    after_restore = SaveId(step=1, incarnation="000000000003-life", run_id="run")
-    ballots = [job.pool.submit(each.cast, after_restore, Ballot()) for each in job.votes]
-    assert {found.result().kind for found in ballots} == {"complete"}
+    check_all(job.cast(save_id(1, "000000000003-life")), "complete")
     assert len(job.service.values) < 10, "the votes of the life before are forgotten"

@@ -15,7 +15,7 @@ import pytest
 from places import JOBS
 from programs import printed_beside_bucket
 from storage_probe_program import OLD, OWN, YOUNG
-from world import LONG_S, World, logged, same, save_all
+from world import LONG_S, World, logged, save_all
 
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import ConfigError, PersistentTierError
@@ -121,9 +121,7 @@ def test_start_silent_storage_holds_up_neither_restore_nor_stop(
         save_all(checkpointer, world, 1)
     with world.open_both() as checkpointer:
         assert silent.wait(LONG_S)
-        step, state = checkpointer.restore(state=world.state(0))
-    assert step == 1
-    assert same(state, world.state(1))
+        world.restores(1, by=checkpointer)
     assert warnings_of(world) == []
 
 

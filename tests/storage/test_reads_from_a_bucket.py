@@ -14,7 +14,7 @@ AT_ONCE = 8
 
 
 def test_reads_are_few_requests_and_many_at_once() -> None:
-    found = printed_beside_bucket("bucket_reads_program.py", timeout_s=250)
+    found = printed_beside_bucket("hedged_reads_program.py", "plain", timeout_s=250)
     assert found["same"]
     assert found["requests"] <= LARGE_CHUNKS + REQUESTS_BESIDES
     assert found["described"] <= REQUESTS_TO_DESCRIBE

@@ -9,7 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import tensorstore
-from world import World, same, save_all
+from world import World, save_all
 
 
 def compressor(step: Path) -> Any:
@@ -44,12 +44,7 @@ def test_step_of_other_compression_is_restored_and_followed(
         save_all(checkpointer, world, 1, 2)
     world.lose_ram()
     with world.open_both(storage_compression=now) as checkpointer:
-        step, state = checkpointer.restore(state=world.state(0), host_state={})
-        assert step == 2
-        assert same(state, world.state(2))
+        _held = world.restores(2, host=True, by=checkpointer)
         save_all(checkpointer, world, 3, 4)
     world.lose_ram()
-    with world.open_both(storage_compression=before) as checkpointer:
-        step, state = checkpointer.restore(state=world.state(0), host_state={})
-    assert step == 4
-    assert same(state, world.state(4))
+    world.restores(4, host=True, storage_compression=before)

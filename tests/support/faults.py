@@ -23,7 +23,7 @@ from emergency_ckpt.ram.slot_writer import SlotFile, SlotWriter
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore import steps as step_catalog
 from emergency_ckpt.state import staging
-from emergency_ckpt.storage import PersistentTier, step_reader
+from emergency_ckpt.storage import DirectoryWriter, PersistentTier, step_reader
 from emergency_ckpt.storage.item.array_writes import ArrayWrites
 from emergency_ckpt.transfer import fetch
 from emergency_ckpt.types import Box
@@ -145,6 +145,34 @@ def listings_give_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_catalog, "LISTING_TIMEOUT_S", 0.5)
 
 
+def storage_fails(monkeypatch: pytest.MonkeyPatch, stage: str, *, once: bool = False) -> None:
+    """Let a stage of each save to storage fail, or of the next one alone."""
+    owner = DirectoryWriter if stage == "publish" else PersistentTier
+    call_fails(monkeypatch, owner, stage, once=once)
+
+
+def call_fails(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, *, once: bool = False
+) -> None:
+    """Let each call of a method fail as one of storage does, or the next one alone."""
+    works, failed = getattr(owner, name), list[bool]()
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        if once and failed:
+            return works(*args, **kwargs)
+        failed.append(True)
+        raise PersistentTierError("save", "a step", "storage failed")
+
+    monkeypatch.setattr(owner, name, fail)
+
+
+def fill_disk(filler: Path) -> None:
+    """Take all the room that is left on a file's disk."""
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+
+
 def disk_fills_up_between_arrays(monkeypatch: pytest.MonkeyPatch, disk: Path) -> Callable[[], None]:
     """Fill the disk once some arrays of a step are stored; return the function that makes room."""
     return _fill_after_first(monkeypatch, ArrayWrites, "_write_batch", disk)
@@ -164,9 +192,7 @@ def _fill_after_first(
         with alone:
             result = work(*args)
             if not filler.exists():
-                with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-                    while file.write(bytes(4096)):
-                        pass
+                fill_disk(filler)
             return result
 
     monkeypatch.setattr(owner, name, work_and_fill)

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-from tiers_support import document, open_tier, save_id
+from tiers_support import document, open_tier, publish, save_id
 
-from emergency_ckpt.core.shard_layout import lay_out
-from emergency_ckpt.ram import Signer, build_contents
+from emergency_ckpt.ram import Signer
 from emergency_ckpt.types import LeafSpec, ShardId
 
 LEAVES = (LeafSpec("w", "bfloat16", (8, 6)), LeafSpec("z", "float32", (0, 2)))
@@ -23,19 +22,11 @@ def save_quarters(
     """Save one step of ``W``; each process has the quarters that ``held`` names."""
     tiers = {process: open_tier(ramdisk, process_index=process, signer=signer) for process in held}
     for process, tier in tiers.items():
-        shards = [(ShardId("w", BOXES[quarter]), 24) for quarter in held[process]]
-        layout = lay_out(LEAVES, [*shards, (ShardId("z", ((0, 0), (0, 2))), 0)])
+        boxes = [BOXES[quarter] for quarter in held[process]]
+        shards = {ShardId("w", box): W[tuple(slice(*span) for span in box)] for box in boxes}
+        shards[ShardId("z", ((0, 0), (0, 2)))] = np.zeros((0, 2), np.float32)
         save = save_id(step)
-        with tier.begin_write(save, layout.size_bytes) as writer:
-            copies = [
-                (W[tuple(slice(*span) for span in placed.shard.box)].tobytes(), placed.offset)
-                for placed in layout.shards
-                if placed.nbytes
-            ]
-            crcs = iter(writer.copy(copies))
-            all_crcs = [next(crcs) if placed.nbytes else 0 for placed in layout.shards]
-            writer.stage(build_contents(save, LEAVES, layout, all_crcs))
-            writer.publish()
+        publish(tier, save, LEAVES, shards)
         for owner in range(4):
             tier.publish_host_state(save, owner, 4, document(step, owner))
     for tier in tiers.values():

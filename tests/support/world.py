@@ -6,7 +6,8 @@ import contextlib
 import logging
 import shutil
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,18 @@ LONG_S = 60.0
 
 
 class World:
-    """Directories of one test and the checkpointers that use them."""
+    """Directories of one test and the checkpointers that use them.
+
+    Attributes:
+      more: what the states have besides, by step.
+    """
 
     def __init__(self, root: Path) -> None:
         self.ramdisk = root / "ram"
         self.persistent = root / "persistent"
         self.events: list[Event] = []
         self.mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("slice", "fsdp"))
+        self.more: Callable[[int], dict[str, Any]] = lambda _: {}
 
     def open(self, *, buffers: Buffers | None = None, **settings: Any) -> EmergencyCheckpointer:
         defaults: dict[str, Any] = {
@@ -59,7 +65,32 @@ class World:
             "empty": put(np.zeros((0, 4), np.float32)),
             "step": put(np.int32(step)),
             "host": step,
+            **self.more(step),
         }
+
+    def restores(
+        self,
+        step: int | None,
+        *,
+        host: bool = False,
+        asked: int | None = None,
+        by: EmergencyCheckpointer | None = None,
+        **settings: Any,
+    ) -> Any:
+        """Check that a restore finds ``step`` as it was saved; return the state.
+
+        Arguments:
+          host: with the host state that ``save_all`` gave it.
+          asked: the step that the restore names, if it names one.
+          by: who restores, where that is not a life of its own with these ``settings``.
+        """
+        position: dict[str, int] | None = {} if host else None
+        with contextlib.nullcontext(by) if by else self.open_both(**settings) as life:
+            found, state = life.restore(asked, state=self.state(0), host_state=position)
+        assert found == step
+        assert not host or position == ({} if step is None else {"at": step})
+        assert step is None or same(state, self.state(step))
+        return state
 
     def lose_ram(self) -> None:
         shutil.rmtree(self.ramdisk)
@@ -72,6 +103,16 @@ class World:
 
     def names(self) -> list[str]:
         return [event.name for event in self.events]
+
+    def wait_for(self, name: str, **fields: object) -> None:
+        """Wait until an event of this name has these fields."""
+        deadline_s = time.monotonic() + LONG_S
+        while not any(
+            each.name == name and fields.items() <= each.fields.items()
+            for each in list(self.events)
+        ):
+            assert time.monotonic() < deadline_s, (name, fields, self.names())
+            time.sleep(0.005)
 
     def versions(self) -> list[Path]:
         """The files of the step log, oldest first."""
@@ -154,11 +195,7 @@ def save(checkpointer: EmergencyCheckpointer, world: World, step: int, **setting
 def check_restored(world: World, step: int | None) -> None:
     """A restore finds ``step`` whole, host state included: with RAM, and from storage alone."""
     for _ in world.each_tier():
-        with world.open_both() as checkpointer:
-            host: dict[str, int] = {}
-            found, state = checkpointer.restore(state=world.state(0), host_state=host)
-            assert (found, host) == (step, {} if step is None else {"at": step})
-            assert step is None or same(state, world.state(step))
+        world.restores(step, host=True)
 
 
 SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"

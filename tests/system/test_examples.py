@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from ledgers import complete_in
+from programs import printed, started
 from readme_blocks import example_in
 
 EXAMPLES = {"flax_train_state": 100, "grain_loader": 120, "orbax_plain": 400}
 LONG_S = 120.0
 
 
-def start(program: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, program],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
 def run(program: Path) -> tuple[str, str]:
     """Run to the end; return the step it began after, and its result."""
-    with start(program) as process:
-        output, _ = process.communicate(timeout=LONG_S)
-    assert process.returncode == 0
+    output = printed(program, timeout_s=LONG_S)
     (began,) = re.findall(r"start after step (\w+)", output)
     (result,) = re.findall(r"done: (.+)", output)
     return began, result
@@ -43,13 +30,12 @@ def test_example_killed_resumes_bit_equal(ramdisk: Path, name: str) -> None:
     assert began == "None"
     program = example_in(ramdisk / "killed", name, last_step)
     assert len(program.read_text().splitlines()) <= 60
-    with start(program) as process:
+    with started(program) as process:
         deadline_s = time.monotonic() + LONG_S
         while complete_in(ramdisk / "killed" / "ram") < 0:
             assert process.poll() is None
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
-        process.kill()
     began, result = run(program)
     assert int(began) > 0
     assert result == wanted

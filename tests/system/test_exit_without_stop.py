@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import threading
 import time
 
 from memory_holdings import anonymous_mapping
+from programs import started
 from transfer_support import fetch_contents
 from world import World
 
@@ -33,17 +32,9 @@ sys.stdin.readline()
 
 
 def test_peer_may_be_fetching_when_the_program_ends(world: World) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(world.ramdisk), str(SIZE_BYTES)],
-        env={**os.environ, "ECKPT_SECRET": SECRET},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        word, _, address = process.stdout.readline().strip().partition(" ")
+    words = ("-c", PROGRAM, world.ramdisk, SIZE_BYTES)
+    with started(*words, env={"ECKPT_SECRET": SECRET}, stderr=subprocess.PIPE) as process:
+        word, _, address = process.line().partition(" ")
         assert word == "saved"
         with TransferClient(run_id="run", secret=SECRET.encode(), streams=2) as client:
             (held,) = client.inventory(address).tensors
@@ -65,8 +56,7 @@ def test_peer_may_be_fetching_when_the_program_ends(world: World) -> None:
             thread.start()
             assert fetched.wait(60)
             time.sleep(0.02)
-            process.stdin.write("\n")
-            process.stdin.flush()
+            process.say()
             assert process.wait(60) == 0, process.stderr and process.stderr.read()
             thread.join(60)
             assert len(ended) == 1

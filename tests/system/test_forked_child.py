@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 from launch_support import free_port
+from programs import started
 from world import World, save_all
 
 PROGRAM = """
@@ -41,22 +40,16 @@ time.sleep(600)
 @pytest.mark.timeout(120)
 def test_child_of_a_killed_trainer_keeps_neither_lock_nor_port(world: World) -> None:
     port = free_port()
-    command = [sys.executable, "-c", PROGRAM, str(world.ramdisk), str(port)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ}
-    ) as trainer:
-        assert trainer.stdout is not None
-        assert trainer.stdin is not None
-        said = trainer.stdout.readline()
+    with started("-c", PROGRAM, world.ramdisk, port) as trainer:
+        said = trainer.line()
         trainer.send_signal(signal.SIGKILL)
         trainer.wait(60)
         assert "the checkpointer belongs to the parent process" in said
         with world.open(bind_port=port) as checkpointer:
             assert [path.name for path in (world.ramdisk / "run").iterdir()] == ["process_00000"]
             save_all(checkpointer, world, 2)
-        trainer.stdin.write("\n")
-        trainer.stdin.flush()
-        assert trainer.stdout.readline().strip() == "child is at its end"
+        trainer.say()
+        assert trainer.line() == "child is at its end"
 
 
 def test_fork_leaves_the_parents_connections_alone(world: World) -> None:

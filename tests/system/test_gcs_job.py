@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,6 @@ from running_jobs import job_root, run_life, spec_of
 pytestmark = pytest.mark.timeout(900)
 
 METADATA_BYTES = 160_000  # directories, markers, checksums, documents, nodes of the database
-
-
-@pytest.fixture
-def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]:
-    with FakeGcs(buckets=["bucket"]) as server:
-        for name, value in server.environment().items():
-            monkeypatch.setenv(name, value)
-        yield server
 
 
 def run(root: Path, life: int, slices: int, *programs: str) -> list[dict[str, Any]]:

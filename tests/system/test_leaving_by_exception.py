@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
+
+from programs import ended, started
 
 PROGRAM = """
 import sys, threading
@@ -30,32 +30,25 @@ with EmergencyCheckpointer(
 """
 
 
-def start(root: Path, limit_s: float) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(root), str(limit_s)],
-        env={
-            **os.environ,
-            "ECKPT_SECRET": "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f",
-        },
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+ENV = {"ECKPT_SECRET": "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"}
 
 
 def test_exception_while_storage_hangs_ends_the_program(tmp_path: Path) -> None:
-    with start(tmp_path, 0.2) as process:
-        _, log = process.communicate(timeout=100)
-    assert process.returncode == 1, log
+    done = ended("-c", PROGRAM, tmp_path, 0.2, env=ENV, timeout_s=100)
+    log = done.stderr
+    assert done.returncode == 1, log
     assert "training ended by KeyError: 'a bug'" in log
     assert "saves in progress are cancelled" in log
     assert log.rstrip().endswith("KeyError: 'a bug'"), "the error of training is what is raised"
 
 
 def test_second_signal_ends_a_program_that_waits(tmp_path: Path) -> None:
-    with start(tmp_path, 10_000.0) as process:
+    words = ("-c", PROGRAM, tmp_path, 10_000.0)
+    with started(*words, env=ENV, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         for line in process.stderr:
             # Each is sent when the program has said that it is ready for it.
             if "saves in progress have" in line:
                 process.send_signal(signal.SIGTERM)
+        process.wait(60)
     assert process.returncode == -signal.SIGTERM

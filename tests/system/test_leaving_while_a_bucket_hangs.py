@@ -6,22 +6,19 @@ is not waiting for it.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
-from collections.abc import Generator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_gcs import FakeGcs
 from places import JOBS
+from programs import Program, started
 
 PROGRAM = JOBS / "hanging_bucket_program.py"
-PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 SHORT_S = 0.2
 NEVER_S = 10_000.0
 DEFAULT_S = 30.0
@@ -35,23 +32,19 @@ TARGETS = (
 
 
 @contextmanager
-def started(
-    end: str, target: str, ram: Path, exit_timeout_s: float
-) -> Generator[subprocess.Popen[str]]:
+def hanging(end: str, target: str, ram: Path, exit_timeout_s: float) -> Iterator[Program]:
     """The program, what it says in pipes; over, one way or another, before the server is."""
-    command = [sys.executable, str(PROGRAM), end, target, str(ram), str(exit_timeout_s)]
-    with FakeGcs(buckets=["bucket"]) as gcs:
-        environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
-        with subprocess.Popen(command, env=environ, text=True, **PIPES) as process:
-            try:
-                yield process
-            finally:
-                process.kill()
+    words = (PROGRAM, end, target, ram, exit_timeout_s)
+    with (
+        FakeGcs(buckets=["bucket"]) as gcs,
+        started(*words, env=gcs.environment(), stderr=subprocess.PIPE) as process,
+    ):
+        yield process
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_exception_while_a_bucket_hangs_ends_the_program(tmp_path: Path, target: str) -> None:
-    with started("raise", target, tmp_path / "ram", SHORT_S) as process:
+    with hanging("raise", target, tmp_path / "ram", SHORT_S) as process:
         # Far less than the server's silence, far more than exit_timeout_s.
         _, log = process.communicate(timeout=60)
     assert process.returncode == 1, log
@@ -61,7 +54,7 @@ def test_exception_while_a_bucket_hangs_ends_the_program(tmp_path: Path, target:
 
 
 def test_second_signal_while_a_bucket_hangs_ends_the_program(tmp_path: Path) -> None:
-    with started("raise", TARGETS[0], tmp_path / "ram", NEVER_S) as process:
+    with hanging("raise", TARGETS[0], tmp_path / "ram", NEVER_S) as process:
         assert process.stderr is not None
         signals = 0
         for line in process.stderr:
@@ -74,7 +67,7 @@ def test_second_signal_while_a_bucket_hangs_ends_the_program(tmp_path: Path) -> 
 
 
 def ended(target: str, ram: Path) -> tuple[int, str, str]:
-    with started("return", target, ram, DEFAULT_S) as process:
+    with hanging("return", target, ram, DEFAULT_S) as process:
         said, log = process.communicate(timeout=WAIT_S)
     return process.returncode, said, log
 

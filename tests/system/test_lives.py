@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import secrets
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,6 +13,7 @@ from typing import Any
 import pytest
 from forgery import make_up_step
 from looks import eckpt
+from programs import serving
 from restarts import HOLDERS_VARIABLE, RUN_ID, new_world, train_and_kill
 from running_jobs import ByProgram, job_root, renumbered, run_life, spec_of
 
@@ -75,8 +73,8 @@ def smaller(trained: Path) -> ByProgram:
         new_world(spec, name, (0, 1))
     new_world(spec, "from_servers", (2, 3))
     with ExitStack() as stack:
-        served = (spec.ramdisk(host) / "from_servers" for host in (2, 3))
-        holders = [stack.enter_context(serving(directory, SECRET)) for directory in served]
+        places = (spec.ramdisk(host) / "from_servers" for host in (2, 3))
+        holders = [stack.enter_context(served(directory)) for directory in places]
         spec = dataclasses.replace(spec, env={**SECRET, HOLDERS_VARIABLE: ",".join(holders)})
         return ByProgram(run_life(spec, trained, life=2))
 
@@ -90,21 +88,13 @@ def drain(directory: Path, ramdisks: list[Path]) -> None:
 
 
 @contextmanager
-def serving(directory: Path, secret: dict[str, str]) -> Iterator[str]:
+def served(directory: Path) -> Iterator[str]:
     """``eckpt serve`` on a ramdisk without a trainer; gives its address, with its identity."""
-    command = [sys.executable, "-m", "emergency_ckpt.tools.cli.main", "serve"]
-    command += ["--local-dir", str(directory), "--run-id", RUN_ID]
-    environ = {**os.environ, **secret}
-    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            word, address = server.stdout.readline().split()
-            assert word == "serving"
-            assert re.fullmatch(r"[0-9a-f]{32}@127\.0\.0\.1:[0-9]+", address)
-            yield address
-        finally:
-            server.terminate()
-            assert server.wait(60) == 0
+    with serving(directory, RUN_ID, env=SECRET) as (server, address):
+        assert re.fullmatch(r"[0-9a-f]{32}@127\.0\.0\.1:[0-9]+", address)
+        yield address
+        server.terminate()
+        assert server.wait(60) == 0
 
 
 def check(seen: list[dict[str, Any]], owners: tuple[int, ...]) -> None:

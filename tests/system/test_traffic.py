@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,14 +14,6 @@ SLICES, HOSTS = 2, 2
 BIG_BYTES = 6 * 64 * 1024 * 4
 CONTROL_BYTES = 64 << 10
 """JAX's coordination service lives in process 0; scribes get host states of some 100 bytes."""
-
-
-@pytest.fixture
-def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]:
-    with FakeGcs(buckets=["bucket"]) as server:
-        for name, value in server.environment().items():
-            monkeypatch.setenv(name, value)
-        yield server
 
 
 def saved(

@@ -6,17 +6,16 @@ import hashlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 from launch_support import free_port
-from looks import eckpt_here
+from looks import eckpt, eckpt_here
 from memory_holdings import MemoryHoldings
+from programs import serving
 from served_tiers import later, open_tier, save_shards
 from transfer_support import RUN_ID, SAVE, SECRET, fetch_all, random_shards
 
@@ -184,20 +183,22 @@ def test_what_is_not_whole_is_not_served(ramdisk: Path, client: TransferClient) 
     reader.close()
 
 
+@pytest.fixture
+def secret_file(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_bytes(SECRET + b"\n")
+    path.chmod(0o600)
+    return path
+
+
 def test_server_gives_back_the_memory_of_a_run_that_was_freed(
-    ramdisk: Path, tmp_path: Path, client: TransferClient, capsys: pytest.CaptureFixture[str]
+    ramdisk: Path, secret_file: Path, client: TransferClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tier = open_tier(ramdisk, signer=Signer.of(RunSecret(RUN_ID, SECRET, given=True)))
     digest = save_shards(tier, later(1), random_shards(2_000_000, 3))
-    secret_file = tmp_path / "secret"
-    secret_file.write_bytes(SECRET + b"\n")
-    secret_file.chmod(0o600)
-    server = start_serve(ramdisk, "--secret-file", str(secret_file), secret=None)
     free = ["doctor", "--clean", "--served", "--local-dir", str(ramdisk), "--run-id", RUN_ID]
     free += ["--older-than", "0", "--yes", "--peers"]
-    try:
-        assert server.stdout is not None
-        address = server.stdout.readline().split()[1]
+    with serving(ramdisk, RUN_ID, "--secret-file", secret_file) as (server, address):
         fetch_all(client, address, digest)  # the server has the slot mapped
         assert eckpt_here(*free, "none.invalid:7411") == 1
         assert "stays: in use by process" in capsys.readouterr().out
@@ -213,9 +214,6 @@ def test_server_gives_back_the_memory_of_a_run_that_was_freed(
             assert time.monotonic() < deadline_s, held
             time.sleep(0.05)
         assert server.poll() is None
-    finally:
-        server.kill()
-        server.communicate()
 
 
 def deleted_files(pid: int) -> list[str]:
@@ -234,33 +232,16 @@ def test_reader_needs_a_directory(ramdisk: Path) -> None:
         ReadOnlyRamdisk(ramdisk / "none", RUN_ID)
 
 
-def start_serve(ramdisk: Path, *options: str, secret: str | None) -> subprocess.Popen[str]:
-    environ = {k: v for k, v in os.environ.items() if k != "ECKPT_SECRET"}
-    if secret is not None:
-        environ["ECKPT_SECRET"] = secret
-    command = [sys.executable, "-m", "emergency_ckpt.tools.cli.main", "serve"]
-    command += ["--local-dir", str(ramdisk), "--run-id", RUN_ID, *options]
-    return subprocess.Popen(
-        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_command_serves_until_it_is_told_to_stop(
-    ramdisk: Path, tmp_path: Path, client: TransferClient, number: signal.Signals
+    ramdisk: Path, secret_file: Path, client: TransferClient, number: signal.Signals
 ) -> None:
     tier = open_tier(ramdisk, signer=Signer.of(RunSecret(RUN_ID, SECRET, given=True)))
     shards = random_shards(2_000_000, 3)
     digest = save_shards(tier, later(1), shards)
     tier.close()
-    secret_file = tmp_path / "secret"
-    secret_file.write_bytes(SECRET + b"\n")
-    secret_file.chmod(0o600)
-    server = start_serve(ramdisk, "--secret-file", str(secret_file), secret=None)
-    try:
-        assert server.stdout is not None
-        word, address = server.stdout.readline().split()
-        assert word == "serving"
+    words = ("--secret-file", secret_file)
+    with serving(ramdisk, RUN_ID, *words, stderr=subprocess.PIPE) as (server, address):
         inventory: HolderInventory = client.inventory(address)
         assert inventory.holder == f"server/{address.rpartition('@')[2]}"
         assert inventory.process_index is None
@@ -268,24 +249,19 @@ def test_command_serves_until_it_is_told_to_stop(
         server.send_signal(number)
         _, errors = server.communicate(timeout=60)
         assert (server.returncode, errors) == (0, "")
-    finally:
-        with suppress(ProcessLookupError):
-            server.kill()
-        server.communicate()
 
 
 @pytest.mark.parametrize(
-    ("options", "secret", "match"),
+    ("options", "env", "match"),
     [
-        ((), None, "ECKPT_SECRET"),
-        ((), "short", "32 to 4096"),
-        (("--bind", "0.0.0.0"), SECRET.decode(), "all interfaces"),
+        ((), {}, "ECKPT_SECRET"),
+        ((), {"ECKPT_SECRET": "short"}, "32 to 4096"),
+        (("--bind", "0.0.0.0"), {"ECKPT_SECRET": SECRET.decode()}, "all interfaces"),
     ],
 )
 def test_command_says_what_it_lacks(
-    ramdisk: Path, options: tuple[str, ...], secret: str | None, match: str
+    ramdisk: Path, options: tuple[str, ...], env: dict[str, str], match: str
 ) -> None:
-    server = start_serve(ramdisk, *options, secret=secret)
-    _, errors = server.communicate(timeout=60)
-    assert server.returncode == 2
-    assert match in errors
+    done = eckpt("serve", "--local-dir", ramdisk, "--run-id", RUN_ID, *options, env=env)
+    assert done.returncode == 2
+    assert match in done.stderr

@@ -11,14 +11,15 @@ from pathlib import Path
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from damage import flip
 from looks import eckpt, eckpt_json, tree_of
 from persistent_steps import fill, life, save_over, writer_of
-from tiers_support import LAYOUT, complete_save, document, open_tier, save_id
+from tiers_support import LAYOUT, open_tier, save_id, whole_step, whole_steps
 from tiers_support import fill as fill_slot
 
 from emergency_ckpt._native import crc32c
 from emergency_ckpt.core.keys import RunSecret, step_signing
-from emergency_ckpt.ram import LocalTier, Signer
+from emergency_ckpt.ram import Signer
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.types import Contents, ShardId
 
@@ -32,20 +33,10 @@ print([] if bridge is None else list(bridge._backends), file=sys.stderr)
 """
 
 
-def keep(tier: LocalTier, step: int) -> None:
-    for owner in range(4):
-        tier.publish_host_state(save_id(step), owner, 4, document(step, owner))
-    complete_save(tier, step)
-
-
 def on_ramdisk(ramdisk: Path, signer: Signer | None = None) -> Path:
     """Steps 5 and 6 of one process, whole; returns its directory."""
-    tier = open_tier(ramdisk, signer=signer)
-    tier.reserve(LAYOUT.size_bytes)
-    for step in (5, 6):
-        keep(tier, step)
-    tier.close()
-    return tier.path
+    (directory,) = whole_steps(ramdisk, 5, 6, processes=[0], signer=signer)
+    return directory
 
 
 def in_storage(directory: Path, step: int, *, wrong: bool = False) -> None:
@@ -61,12 +52,6 @@ def in_storage(directory: Path, step: int, *, wrong: bool = False) -> None:
     documents = {0: (marker.digests[0], marker.empty[0])}
     entry = tier.finish(marker.save, documents, marker.leaves, {ShardId("w", ((0, 4),)): crc})
     writer.publish(entry, None)
-
-
-def flip(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
 
 
 def test_check_of_whole_ramdisk_is_good(ramdisk: Path) -> None:
@@ -187,7 +172,7 @@ def test_check_of_storage_with_data_names_lost_arrays(tmp_path: Path) -> None:
 def test_check_of_storage_names_damaged_document(tmp_path: Path, name: str) -> None:
     save_over(PersistentTier(str(tmp_path)), 3, 7, life(1))
     path = tmp_path / "host_state" / "3" / name
-    flip(path, len(path.read_bytes()) // 2)
+    flip(path)
     status, found = eckpt_json("ls", "--check", "--dir", tmp_path)
     assert status == 1
     assert [(fault["where"], fault["step"]) for fault in found["faults"]] == [(str(path), 3)]
@@ -199,7 +184,7 @@ def test_check_of_storage_names_damaged_marker(tmp_path: Path, fault: str) -> No
     fill(str(tmp_path), [10, 20, 30])
     marker = tmp_path / "host_state" / "20" / "marker.json"
     if fault == "flipped":
-        flip(marker, len(marker.read_bytes()) // 2)
+        flip(marker)
     elif fault == "gone":
         marker.unlink()
     else:
@@ -338,13 +323,13 @@ def test_check_without_json_ends_with_its_verdict(ramdisk: Path) -> None:
 def test_check_while_a_tier_saves_finds_no_damage(ramdisk: Path) -> None:
     tier = open_tier(ramdisk)
     tier.reserve(LAYOUT.size_bytes)
-    keep(tier, 1)
+    whole_step(tier, 1)
     stop, saved = threading.Event(), [1]
 
     def save() -> None:
         while not stop.is_set():
             saved[0] += 1
-            keep(tier, saved[0])
+            whole_step(tier, saved[0])
             stop.wait(0.01)
 
     thread = threading.Thread(target=save)

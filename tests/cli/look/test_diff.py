@@ -10,18 +10,11 @@ import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from damage import flip
 from faults import leaves_are_read_in_pieces
 from looks import eckpt_here, tree_of
 from persistent_steps import fill
-from tiers_support import (
-    LAYOUT,
-    W_SHARD,
-    complete_save,
-    document,
-    open_tier,
-    save_id,
-    write_save,
-)
+from tiers_support import LAYOUT, W_SHARD, whole_steps
 
 
 def diff(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[str, Any]]:
@@ -30,20 +23,6 @@ def diff(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[
     out = capsys.readouterr().out
     found = json.loads(out)["differences"] if out else ()
     return code, {each["path"]: each for each in found}
-
-
-def two_processes(ramdisk: Path, steps: tuple[int, ...] = (10, 20)) -> list[Path]:
-    """Two copies of each step; returns the process directories."""
-    tiers = [open_tier(ramdisk, process_index=index) for index in range(2)]
-    for tier in tiers:
-        tier.reserve(LAYOUT.size_bytes)
-        for step in steps:
-            write_save(tier, step)
-            for owner in range(4):
-                tier.publish_host_state(save_id(step), owner, 4, document(step, owner))
-    for tier in tiers:
-        tier.close()
-    return [tier.path for tier in tiers]
 
 
 def orbax_step(folder: Path, state: dict[str, Any]) -> Path:
@@ -55,17 +34,13 @@ def orbax_step(folder: Path, state: dict[str, Any]) -> Path:
 def spoil(directory: Path) -> None:
     """Flip a byte of params/w in each slot of a process directory."""
     for slot in directory.glob("slot_*.bin"):
-        with slot.open("r+b") as file:
-            file.seek(LAYOUT.shards[W_SHARD].offset)
-            byte = file.read(1)
-            file.seek(-1, 1)
-            file.write(bytes([byte[0] ^ 1]))
+        flip(slot, LAYOUT.shards[W_SHARD].offset)
 
 
 def test_diff_ram_steps_names_leaves_and_changes_nothing(
     ramdisk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    two_processes(ramdisk)
+    whole_steps(ramdisk, 10, 20)
     before = tree_of(ramdisk)
     assert diff(capsys, "10", "ram:10", "--local-dir", ramdisk) == (0, {})
     code, found = diff(capsys, "10", "newest", "--local-dir", ramdisk)
@@ -78,7 +53,7 @@ def test_diff_ram_steps_names_leaves_and_changes_nothing(
 def test_diff_damaged_copy_is_passed_over_for_a_sound_one(
     ramdisk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, second = two_processes(ramdisk)
+    first, second = whole_steps(ramdisk, 10, 20)
     spoil(first)
     assert diff(capsys, "10", "10", "--local-dir", ramdisk)[0] == 0
     spoil(second)
@@ -158,12 +133,7 @@ def test_diff_bad_names_are_errors(
     code: int,
     text: str,
 ) -> None:
-    tier = open_tier(ramdisk)
-    tier.reserve(LAYOUT.size_bytes)
-    complete_save(tier, 10)
-    for owner in range(4):
-        tier.publish_host_state(save_id(10), owner, 4, document(10, owner))
-    tier.close()
+    whole_steps(ramdisk, 10, processes=[0])
     try:
         found = eckpt_here("diff", *(str(ramdisk) if word == "RAM" else word for word in words))
     except SystemExit as error:

@@ -13,14 +13,15 @@ from pathlib import Path
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from damage import flip
 from looks import eckpt, eckpt_here, eckpt_json, tree_of
 from persistent_steps import fill, life, save_over
 from tiers_support import (
     LAYOUT,
-    complete_save,
     document,
     open_tier,
     save_id,
+    whole_steps,
     write_save,
 )
 
@@ -44,21 +45,8 @@ print([] if bridge is None else list(bridge._backends), file=sys.stderr)
 """
 
 
-def run_of_two(ramdisk: Path, steps: list[int]) -> None:
-    """Two processes, of which each has the whole state, and host states of all four."""
-    tiers = [open_tier(ramdisk, process_index=index) for index in range(2)]
-    for index, tier in enumerate(tiers):
-        tier.reserve(LAYOUT.size_bytes)
-        for step in steps:
-            for owner in (2 * index, 2 * index + 1):
-                tier.publish_host_state(save_id(step), owner, 4, document(step, owner))
-            complete_save(tier, step)
-    for tier in tiers:
-        tier.close()
-
-
 def test_ls_of_ramdisk_lists_whole_steps(ramdisk: Path) -> None:
-    run_of_two(ramdisk, [5, 6])
+    whole_steps(ramdisk, 5, 6, owners=2)
     before = tree_of(ramdisk)
     status, found = eckpt_json("ls", "--local-dir", ramdisk)
     assert tree_of(ramdisk) == before
@@ -95,32 +83,21 @@ def test_ls_of_several_ramdisks_puts_them_together(ramdisk: Path) -> None:
     for host in (0, 1):
         (ramdisk / f"host{host}").mkdir(mode=0o700)
     for index in range(2):
-        tier = open_tier(ramdisk / f"host{index}", process_index=index)
-        tier.reserve(LAYOUT.size_bytes)
-        for owner in (2 * index, 2 * index + 1):
-            tier.publish_host_state(save_id(5), owner, 4, document(5, owner))
-        complete_save(tier, 5)
-        tier.close()
+        whole_steps(ramdisk / f"host{index}", 5, processes=[index], owners=2)
     alone = eckpt_json("ls", "--local-dir", ramdisk / "host0")[1]["steps"]
     both = eckpt_json("ls", "--local-dir", ramdisk / "host0", "--local-dir", ramdisk / "host1")[1]
     assert [s["state"] for s in alone] == ["incomplete"]
     assert [s["state"] for s in both["steps"]] == ["whole"]
 
 
-def damage(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize("fault", ["flipped", "cut", "link", "folder", "pipe", "slot_gone"])
 def test_ls_of_damaged_manifest_lists_the_others(ramdisk: Path, fault: str) -> None:
-    run_of_two(ramdisk, [5, 6])
+    whole_steps(ramdisk, 5, 6, owners=2)
     directory = ramdisk / "run-7" / "process_00000"
     manifest = directory / "slot_0.manifest.json"
     match fault:
         case "flipped":
-            damage(manifest)
+            flip(manifest)
         case "cut":
             manifest.write_bytes(manifest.read_bytes()[:50])
         case "link":
@@ -145,7 +122,7 @@ def test_ls_of_damaged_manifest_lists_the_others(ramdisk: Path, fault: str) -> N
 
 
 def test_ls_of_foreign_files_ignores_them(ramdisk: Path) -> None:
-    run_of_two(ramdisk, [5])
+    whole_steps(ramdisk, 5, owners=2)
     directory = ramdisk / "run-7" / "process_00000"
     (ramdisk / "notes.txt").write_text("not ours")
     (ramdisk / "other").mkdir()
@@ -161,7 +138,7 @@ def test_ls_of_foreign_files_ignores_them(ramdisk: Path) -> None:
 
 
 def test_ls_of_open_process_directory_is_a_fault(ramdisk: Path) -> None:
-    run_of_two(ramdisk, [5])
+    whole_steps(ramdisk, 5, owners=2)
     (ramdisk / "run-7" / "process_00001").chmod(0o755)
     status, found = eckpt_json("ls", "--local-dir", ramdisk)
     assert status == 1
@@ -182,7 +159,7 @@ def test_ls_of_absent_directory_is_a_fault(tmp_path: Path, option: str) -> None:
 
 
 def test_ls_of_absent_run_is_a_fault(ramdisk: Path) -> None:
-    run_of_two(ramdisk, [5])
+    whole_steps(ramdisk, 5, owners=2)
     status, found = eckpt_json("ls", "--local-dir", ramdisk, "--run-id", "other")
     assert status == 1
     assert "no run 'other'" in found["faults"][0]["problem"]
@@ -197,12 +174,7 @@ def test_ls_without_a_place_is_a_wrong_command_line(capsys: pytest.CaptureFixtur
 def test_ls_with_secret_names_unsigned_files(ramdisk: Path) -> None:
     secret = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
     signer = Signer.of(RunSecret("run-7", secret.encode(), given=True))
-    tier = open_tier(ramdisk, signer=signer)
-    tier.reserve(LAYOUT.size_bytes)
-    for owner in range(4):
-        tier.publish_host_state(save_id(5), owner, 4, document(5, owner))
-    complete_save(tier, 5)
-    tier.close()
+    whole_steps(ramdisk, 5, processes=[0], signer=signer)
     run_of = ["ls", "--local-dir", ramdisk]
     assert eckpt_json(*run_of)[0] == 0
     assert eckpt_json(*run_of, env={"ECKPT_SECRET": secret})[0] == 0
@@ -239,7 +211,7 @@ def test_ls_of_storage_looks_at_steps_the_log_lacks(tmp_path: Path) -> None:
     """Without its log, as after a copy of the steps by hand, each marker is looked at."""
     fill(str(tmp_path), [10, 20, 30])
     shutil.rmtree(tmp_path / "host_state" / "log")
-    damage(tmp_path / "host_state" / "20" / "marker.json")
+    flip(tmp_path / "host_state" / "20" / "marker.json")
     before = tree_of(tmp_path)
     status, found = eckpt_json("ls", "--dir", tmp_path)
     assert tree_of(tmp_path) == before
@@ -265,7 +237,7 @@ def test_ls_of_plain_orbax_step_lists_it(tmp_path: Path) -> None:
 
 
 def test_ls_without_json_prints_a_table(ramdisk: Path) -> None:
-    run_of_two(ramdisk, [5, 6])
+    whole_steps(ramdisk, 5, 6, owners=2)
     done = eckpt("ls", "--local-dir", ramdisk)
     lines = done.stdout.splitlines()
     assert lines[0].split() == [
@@ -285,7 +257,7 @@ def test_ls_without_json_prints_a_table(ramdisk: Path) -> None:
 
 @pytest.mark.parametrize("command", [["ls"], ["ls", "5"], ["ls", "10"], ["ls", "--check"]])
 def test_looks_at_own_steps_load_no_jax(ramdisk: Path, tmp_path: Path, command: list[str]) -> None:
-    run_of_two(ramdisk, [5])
+    whole_steps(ramdisk, 5, owners=2)
     save_over(PersistentTier(str(tmp_path)), 10, 7, life(1))
     places = ["--local-dir", ramdisk, "--dir", tmp_path]
     program = [sys.executable, "-c", PROBE, *command, *places]
@@ -294,7 +266,7 @@ def test_looks_at_own_steps_load_no_jax(ramdisk: Path, tmp_path: Path, command: 
 
 
 def test_ls_of_linked_ramdisk_is_a_fault(ramdisk: Path, tmp_path: Path) -> None:
-    run_of_two(ramdisk, [5])
+    whole_steps(ramdisk, 5, owners=2)
     (tmp_path / "link").symlink_to(ramdisk)
     status, found = eckpt_json("ls", "--local-dir", tmp_path / "link")
     assert (status, found["steps"]) == (1, [])
@@ -302,7 +274,7 @@ def test_ls_of_linked_ramdisk_is_a_fault(ramdisk: Path, tmp_path: Path) -> None:
 
 
 def test_ls_on_a_terminal_prints_a_ruled_table(ramdisk: Path) -> None:
-    run_of_two(ramdisk, [5])
+    whole_steps(ramdisk, 5, owners=2)
     ours, theirs = pty.openpty()
     command = [
         sys.executable,

@@ -11,11 +11,10 @@ from persistent_steps import fill, life, save_over
 from tiers_support import (
     LAYOUT,
     LEAVES,
-    complete_save,
-    document,
     open_tier,
     save_id,
     shard_bytes,
+    whole_steps,
 )
 from tiers_support import (
     fill as fill_slot,
@@ -27,14 +26,7 @@ from emergency_ckpt.types import Contents
 
 
 def two_copies(ramdisk: Path, step: int = 5) -> None:
-    tiers = [open_tier(ramdisk, process_index=index) for index in range(2)]
-    for tier in tiers:
-        tier.reserve(LAYOUT.size_bytes)
-        for owner in range(4):
-            tier.publish_host_state(save_id(step), owner, 4, document(step, owner, value="x" * 999))
-        complete_save(tier, step)
-    for tier in tiers:
-        tier.close()
+    whole_steps(ramdisk, step, value="x" * 999)
 
 
 def test_show_of_ram_step_has_every_shard(ramdisk: Path) -> None:

@@ -24,7 +24,7 @@ from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.placement.placement_policies import Striped
 from emergency_ckpt.core.placement.striping import blocks
 from emergency_ckpt.core.shard_layout import Layout, lay_out
-from emergency_ckpt.ram import LocalTier, Signer
+from emergency_ckpt.ram import Signer
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.tools.placement_study import (
     loss_probability,
@@ -33,7 +33,7 @@ from emergency_ckpt.tools.placement_study import (
 )
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer import TransferServer
-from emergency_ckpt.types import Security, Writer
+from emergency_ckpt.types import Security
 
 
 def fill(
@@ -45,15 +45,8 @@ def fill(
     signer: Signer | None = None,
 ) -> Path:
     """One process of ``count`` with ``layout`` of each step, and the host states of all."""
-    tier = LocalTier.open(
-        ramdisk,
-        RUN_ID,
-        Writer(
-            process_index=slice_index, process_count=count, slice_index=slice_index, hostname="h"
-        ),
-        copy_threads=1,
-        signer=signer,
-    )
+    place = {"process_index": slice_index, "process_count": count, "slice_index": slice_index}
+    tier = open_tier(ramdisk, **place, signer=signer)
     tier.reserve(layout.size_bytes)
     for step in steps:
         write_save(tier, step, layout=layout)

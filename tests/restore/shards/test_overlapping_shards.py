@@ -19,16 +19,15 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from tiers_support import publish
 
 from emergency_ckpt.cluster.shard_source import ProcessHoldings, holder_name
 from emergency_ckpt.core.boxes import shape_of
 from emergency_ckpt.core.restore.inventory import Inventory
 from emergency_ckpt.core.restore.plan_types import ProcessPlan, RestorePlan
 from emergency_ckpt.core.restore.restore_plan import plan_restore
-from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import RestoreFailed
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.room import RestoreRoom
@@ -69,15 +68,8 @@ class Host:
 
     def publish(self, boxes: Sequence[Box]) -> None:
         self.tier.protect([SAVE])  # publishing a part does not cost another part
-        layout = lay_out((LEAF,), [(ShardId("w", box), 4 * VALUES[_at(box)].size) for box in boxes])
-        with self.tier.begin_write(SAVE, layout.size_bytes, allow_extra=True) as writer:
-            copies = [
-                (np.ascontiguousarray(VALUES[_at(placed.shard.box)]), placed.offset)
-                for placed in layout.shards
-            ]
-            crcs = writer.copy([(array.reshape(-1).view(np.uint8), at) for array, at in copies])
-            writer.stage(build_contents(SAVE, (LEAF,), layout, crcs))
-            writer.publish()
+        shards = {ShardId("w", box): VALUES[_at(box)] for box in boxes}
+        publish(self.tier, SAVE, (LEAF,), shards, allow_extra=True)
 
 
 def _at(box: Box) -> tuple[slice, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faults import fill_disk
 from orbax.checkpoint import checkpoint_managers as ocm
 from world import LONG_S, World, logged, same, save_all, small_tmpfs
 
@@ -57,17 +58,11 @@ def test_save_full_storage_fails_with_a_hint(world: World) -> None:
         small_tmpfs(disk, 1 << 20),
         world.open_both(dir=str(disk / "run"), persistent_timeout_s=LONG_S) as checkpointer,
     ):
-        _fill(disk / "other")
+        fill_disk(disk / "other")
         assert checkpointer.save(step=2, state=world.state(2))
         checkpointer.wait_until_finished(LONG_S / 4)
         with pytest.raises(SaveFailed, match=r"No space left on device.*make room"):
             checkpointer.check_for_errors()
-
-
-def _fill(path: Path) -> None:
-    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
-        while file.write(bytes(4096)):
-            pass
 
 
 def test_save_after_failures_pauses_and_recovers(world: World, refused: str) -> None:

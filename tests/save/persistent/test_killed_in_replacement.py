@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from persistent_steps import complete_steps, life, save_over, value_of
 from places import JOBS
+from programs import ended
 
 from emergency_ckpt.storage import PersistentTier
 
@@ -37,10 +35,7 @@ def test_step_replaced_by_a_killed_process_is_there(
     directory = tmp_path / "steps"
     save_over(PersistentTier(str(directory)), 2, 2, life(1))
     save_over(PersistentTier(str(directory)), 4, 4, life(1))
-    command = [sys.executable, str(PROGRAM), str(directory), event, end]
-    environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    ended = subprocess.run(command, env=environ, check=False, timeout=250)
-    assert ended.returncode == -signal.SIGKILL
+    assert ended(PROGRAM, directory, event, end, timeout_s=250).returncode == -signal.SIGKILL
     tier = PersistentTier(str(directory))
     assert complete_steps(tier) == [2, 4]
     assert value_of(tier, 4) == value

@@ -7,28 +7,19 @@ more at once. They are counted apart.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fake_gcs import FakeGcs
 from looks import eckpt_json
 from places import JOBS
+from programs import started
 
 PROGRAM = JOBS / "log_costs_program.py"
 STEPS = (5, 200, 5000)
 WORDS = ("start", "restore", "first save", "second save", "removal", "latest_step", "stop")
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture
-def gcs() -> Iterator[FakeGcs]:
-    with FakeGcs(buckets=["bucket"]) as server:
-        yield server
 
 
 def counted(gcs: FakeGcs) -> tuple[list[str], int]:
@@ -46,30 +37,23 @@ def counted(gcs: FakeGcs) -> tuple[list[str], int]:
 def measured(gcs: FakeGcs, ramdisk: Path, steps: int) -> dict[str, tuple[int, int]]:
     """The requests of each word, and its further pages, in a directory of ``steps`` steps."""
     url = f"gs://bucket/run-{steps}"
-    command = [sys.executable, str(PROGRAM), url, str(ramdisk / str(steps)), str(steps)]
-    environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
     found: dict[str, tuple[int, int]] = {}
-    with subprocess.Popen(
-        command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as program:
-        assert program.stdin is not None
-        assert program.stdout is not None
-        program.stdout.readline()  # the directory is filled
+    with started(PROGRAM, url, ramdisk / str(steps), steps) as program:
+        program.line()  # the directory is filled
         for word in WORDS:
             gcs.clear_requests()
-            program.stdin.write(f"{word}\n")
-            program.stdin.flush()
-            said = json.loads(program.stdout.readline())
+            program.say(word)
+            said = json.loads(program.line())
             if word == "restore":
                 assert said["found"] == steps
             if word == "latest_step":
                 assert said["found"] == steps + 2
             requests, pages = counted(gcs)
             found[word] = len(requests), pages
-        program.stdin.close()
+        program.communicate()
     assert program.returncode == 0
     gcs.clear_requests()
-    status, listed = eckpt_json("ls", "--dir", url, env=gcs.environment())
+    status, listed = eckpt_json("ls", "--dir", url)
     assert (status, len(listed["steps"])) == (0, steps + 1)
     requests, pages = counted(gcs)
     found["ls"] = len(requests), pages

@@ -42,7 +42,7 @@ def test_twin_that_has_taken_the_place_stays_whole(seen: dict[str, Any], paused:
 
 @pytest.mark.parametrize("paused", PAUSES)
 def test_older_twin_does_not_touch_a_save_under_way(seen: dict[str, Any], paused: str) -> None:
-    found = seen["older"][paused]
+    found = seen["older_twin"][paused]
     assert "another job with this run's name" in found["error of the twin"]
     assert found["error"] == ""
     assert (found["plain"], found["ours"]) == (1, 1)

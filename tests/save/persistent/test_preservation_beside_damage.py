@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from faults import storage_fails
 from persistent_steps import complete_steps
 from world import World, same, save_all
 
-from emergency_ckpt.errors import PersistentTierError, SaveFailed
-from emergency_ckpt.storage import DirectoryWriter, PersistentTier
+from emergency_ckpt.errors import SaveFailed
 
 STAGES = ["write_document", "write_tensors", "finish", "publish"]
 
@@ -35,10 +33,6 @@ def test_step_before_a_damaged_one_stays_until_a_save_is_whole(
     world: World, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     """Nothing but the step that was restored is sound, and the first save of the life fails."""
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise PersistentTierError("save", "a step", "storage failed")
-
     with world.open_both(keep_last_n=2) as checkpointer:
         save_all(checkpointer, world, 2, 4)
     damage(world, 4)
@@ -46,8 +40,7 @@ def test_step_before_a_damaged_one_stays_until_a_save_is_whole(
     with world.open_both(keep_last_n=1) as checkpointer:
         assert checkpointer.restore(state=world.state(0), host_state={})[0] == 2
         with monkeypatch.context() as patch:
-            owner = DirectoryWriter if stage == "publish" else PersistentTier
-            patch.setattr(owner, stage, fail)
+            storage_fails(patch, stage)
             assert checkpointer.save(step=6, state=world.state(6), host_state={"at": 6})
             checkpointer.wait_until_finished()
         with pytest.raises(SaveFailed, match="storage failed"):

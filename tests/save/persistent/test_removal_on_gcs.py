@@ -3,42 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fake_gcs import FakeGcs, FaultRule
 from places import JOBS
+from programs import printed, started
 
 PROGRAM = JOBS / "removal_program.py"
 STEPS, LEFT = [10, 20, 30], [10, 30]
 WAIT_S = 500.0
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("gcs")]
 
 
-@pytest.fixture
-def gcs() -> Iterator[FakeGcs]:
-    with FakeGcs(buckets=["bucket"]) as server:
-        yield server
-
-
-def start(gcs: FakeGcs, *program: str) -> subprocess.Popen[str]:
-    # The clients read their environment when they are imported.
-    environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, str(PROGRAM), *program]
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
-
-
-def run(gcs: FakeGcs, *program: str) -> Any:
-    with start(gcs, *program) as process:
-        out, _ = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 0
-    return json.loads(out.splitlines()[-1])
+def run(*program: str) -> Any:
+    return json.loads(printed(PROGRAM, *program, timeout_s=WAIT_S).splitlines()[-1])
 
 
 def check(seen: dict[str, Any], before: dict[str, Any]) -> None:
@@ -60,41 +41,40 @@ def check_clean(seen: dict[str, Any]) -> None:
     assert (seen["objects"], seen["beside"], seen["checkpointer"]) == ([], [], False)
 
 
-def test_removal_ending_at_any_request_shows_nothing_by_halves(gcs: FakeGcs) -> None:
-    before = run(gcs, "prepare")
+def test_removal_ending_at_any_request_shows_nothing_by_halves() -> None:
+    before = run("prepare")
     assert before["ours"] == before["whole"] == before["manager"] == STEPS
-    found = run(gcs, "refused")
+    found = run("refused")
     for seen in found:
-        then, through = seen.pop("then"), seen.pop("through")
+        then, error = seen.pop("then"), seen.pop("error")
         check(seen, before)
         removed = then.pop("removed")
         if 20 in seen["whole"]:
             assert (then, removed) == (before, [])
         else:
             check_clean(then)
-        assert not through or (seen["objects"], seen["beside"], removed) == ([], [], [])
+        assert error or (seen["objects"], seen["beside"], removed) == ([], [], [])
     # Claim, announcement, two commit markers, what is below them, what lies beside, the end.
     assert len(found) >= 7
     assert 20 in found[1]["whole"], "the claim alone removes nothing"
 
 
 def test_process_killed_in_a_removal(gcs: FakeGcs) -> None:
-    before = run(gcs, "prepare")
+    before = run("prepare")
     # After claim, announcement and commit markers, when the files themselves are to go.
     gcs.add_fault(FaultRule(kind="delay", delay_s=600, method="[DP]*", skip=4))
-    with start(gcs, "remove") as process:
+    with started(PROGRAM, "remove") as process:
         deadline_s = time.monotonic() + WAIT_S
         while not gcs.fault_states()[0].hit:
             assert process.poll() is None
             assert time.monotonic() < deadline_s
             time.sleep(0.02)
-        process.kill()
     gcs.clear_faults()
-    seen = run(gcs, "look")
+    seen = run("look")
     check(seen, before)
     assert seen["whole"] == seen["manager"] == LEFT
     assert seen["objects"]
-    then = run(gcs, "clean_up")
+    then = run("clean_up")
     assert then["removed"] == [20]
     check_clean(then)
 
@@ -102,8 +82,8 @@ def test_process_killed_in_a_removal(gcs: FakeGcs) -> None:
 COMMITS = {"commit_success.txt", "state/commit_success.txt"}
 
 
-def test_step_set_aside_in_a_bucket_keeps_every_object(gcs: FakeGcs) -> None:
-    seen = run(gcs, "set_aside")
+def test_step_set_aside_in_a_bucket_keeps_every_object() -> None:
+    seen = run("set_aside")
     names = set(seen["before"]["objects"])
     hidden, then = seen["hidden"], seen["then"]
     for each in (hidden, then):
@@ -117,8 +97,8 @@ def test_step_set_aside_in_a_bucket_keeps_every_object(gcs: FakeGcs) -> None:
     assert again["value"] == 21, "before the log lists it"
 
 
-def test_step_of_several_items_leaves_and_returns_whole(gcs: FakeGcs) -> None:
-    saved, aside, back, removed = run(gcs, "several_items")
+def test_step_of_several_items_leaves_and_returns_whole() -> None:
+    saved, aside, back, removed = run("several_items")
     commits = {"commit_success.txt"} | {
         f"{item}/commit_success.txt" for item in ("params", "opt", "metrics")
     }
@@ -132,9 +112,9 @@ def test_step_of_several_items_leaves_and_returns_whole(gcs: FakeGcs) -> None:
     assert (removed["objects"], removed["beside"], removed["manager"]) == ([], [], [10])
 
 
-def test_rollback_ending_at_any_request_keeps_or_hides_a_step(gcs: FakeGcs) -> None:
+def test_rollback_ending_at_any_request_keeps_or_hides_a_step() -> None:
     """It counts, or is aside: from the version that says so on, whatever comes after it."""
-    found = run(gcs, "rolled_back")
+    found = run("rolled_back")
     # Claim, chain, two commit markers, the end.
     assert len(found) >= 5
     counted = [seen["whole"] for seen in found]
@@ -151,8 +131,8 @@ def test_rollback_ending_at_any_request_keeps_or_hides_a_step(gcs: FakeGcs) -> N
 
 
 @pytest.mark.parametrize("write", ["ours", "plain"])
-def test_step_replaced_until_any_request_is_old_or_new(gcs: FakeGcs, write: str) -> None:
-    found = run(gcs, "replaced", write)
+def test_step_replaced_until_any_request_is_old_or_new(write: str) -> None:
+    found = run("replaced", write)
     values = [each["values"] for each in found]
     assert values == [[20, 20, 22]] * values.count([20, 20, 22]) + [[21, 21, 22]] * values.count(
         [21, 21, 22]
@@ -176,9 +156,9 @@ def test_step_replaced_until_any_request_is_old_or_new(gcs: FakeGcs, write: str)
         ("rollback", [[10, 10]]),
     ],
 )
-def test_lost_reply_to_any_change_changes_nothing(gcs: FakeGcs, what: str, values: Any) -> None:
+def test_lost_reply_to_any_change_changes_nothing(what: str, values: Any) -> None:
     """It is asked again, and finds what it did the first time."""
-    found = run(gcs, "unheard", what)
+    found = run("unheard", what)
     assert len(found) > 4
     for seen in found:
         assert (seen["error"], seen["values"]) == ("", values)

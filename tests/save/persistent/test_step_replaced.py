@@ -7,13 +7,12 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 import pytest
+from faults import storage_fails
 from persistent_steps import complete_steps
 from world import STORAGE, World, same, save_all
 
 from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.orbax import checkpoint as face
-from emergency_ckpt.storage import DirectoryWriter, PersistentTier
 
 STAGES = ["write_document", "write_tensors", "finish", "publish"]
 
@@ -39,14 +38,6 @@ def old_plain_life(world: World, *steps: int, **_: Any) -> None:
     with ocp.CheckpointManager(world.persistent) as manager:
         for step in steps:
             manager.save(step, args=ocp.args.StandardSave(world.state(step)))
-
-
-def fail_at(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        raise PersistentTierError("save", "a step", "storage failed")
-
-    owner = DirectoryWriter if stage == "publish" else PersistentTier
-    monkeypatch.setattr(owner, stage, fail)
 
 
 def save_another(ckpt: EmergencyCheckpointer, world: World, step: int) -> None:
@@ -78,7 +69,7 @@ def test_step_of_another_life_outlives_a_failed_save(
 ) -> None:
     write(world, 2, 4)
     with monkeypatch.context() as patch:
-        fail_at(patch, stage)
+        storage_fails(patch, stage)
         fail_to_save(world, 4)
     world.lose_ram()
     assert restored(world) == (4, 4)
@@ -112,7 +103,7 @@ def test_step_passed_over_outlives_a_failed_save(
         assert ckpt.restore(state=world.state(0))[0] == 2
         mend()
         with monkeypatch.context() as patch:
-            fail_at(patch, stage)
+            storage_fails(patch, stage)
             save_another(ckpt, world, step)
             assert ckpt.failed_saves == 1
     world.lose_ram()
@@ -138,7 +129,7 @@ def test_step_replaced_by_a_failed_save_goes_with_retention(
 ) -> None:
     old_life(world, 2, 4)
     with monkeypatch.context() as patch:
-        fail_at(patch, "write_tensors")
+        storage_fails(patch, "write_tensors")
         fail_to_save(world, 4)
     world.lose_ram()
     with world.open_both(**STORAGE, keep_last_n=2) as ckpt:
@@ -156,12 +147,12 @@ def test_step_replaced_then_kept_is_saved_no_second_time(
     """It is the very step that was restored: a forced save of it has nothing to do."""
     old_life(world, 4)
     with monkeypatch.context() as patch:
-        fail_at(patch, "write_tensors")
+        storage_fails(patch, "write_tensors")
         fail_to_save(world, 4)
     world.lose_ram()
     with world.open_both(**STORAGE) as ckpt, monkeypatch.context() as patch:
         assert ckpt.restore(state=world.state(0))[0] == 4
-        fail_at(patch, "write_tensors")
+        storage_fails(patch, "write_tensors")
         ckpt.save(step=4, state=world.state(4), force=True)
         ckpt.wait_until_finished()
         assert ckpt.failed_saves == 0
@@ -174,7 +165,7 @@ def test_restore_of_an_older_step_rolls_a_replaced_one_back(
 ) -> None:
     old_life(world, 2, 4)
     with monkeypatch.context() as patch:
-        fail_at(patch, "publish")
+        storage_fails(patch, "publish")
         fail_to_save(world, 4)
     world.lose_ram()
     with world.open_both(**STORAGE) as ckpt:
@@ -195,7 +186,7 @@ def test_plain_manager_restores_a_step_being_replaced(
 ) -> None:
     write(world, 2, 4, run_id=None)
     with monkeypatch.context() as patch:
-        fail_at(patch, "publish")
+        storage_fails(patch, "publish")
         fail_to_save(world, 4, run_id=None)
     world.lose_ram()
     monkeypatch.setenv("ECKPT_LOCAL_DIR", str(world.ramdisk))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from places import JOBS
+from programs import Program, started
 from twin_program import LEAVES, RUN_ID, state_of
 from world import World
 
@@ -18,60 +17,23 @@ pytestmark = pytest.mark.timeout(300)
 STEP = 4
 
 
-class Life:
+def life(world: World, number: int, point: str) -> AbstractContextManager[Program]:
     """A process with one life of the run."""
-
-    def __init__(self, world: World, number: int, point: str) -> None:
-        ram = world.ramdisk.with_name(f"ram_{number}")
-        words = [str(world.persistent), str(ram), str(number), point]
-        self.process = subprocess.Popen(
-            [sys.executable, str(JOBS / "twin_program.py"), *words],
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def read(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def go_on(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def end(self) -> tuple[str, str]:
-        return self.process.communicate(timeout=120)
-
-
-@pytest.fixture
-def lives() -> Iterator[list[Life]]:
-    found: list[Life] = []
-    yield found
-    for life in found:
-        life.process.kill()
-        life.process.communicate()
+    ram = world.ramdisk.with_name(f"ram_{number}")
+    words = (JOBS / "twin_program.py", world.persistent, ram, number, point)
+    return started(*words, stderr=subprocess.PIPE)
 
 
 @pytest.mark.parametrize("point", ["data", "merge"])
-def test_life_that_hung_does_not_spoil_the_next_ones_step(
-    world: World, lives: list[Life], point: str
-) -> None:
-    first = Life(world, 1, point)
-    lives.append(first)
-    assert [first.read(), first.read()] == ["restored None", f"held {point}"]
-    second = Life(world, 2, "merge")
-    lives.append(second)
-    assert second.read() == "restored 2"
-    assert second.read() == "held merge"
-    first.go_on()
-    said, errors = first.end()
-    assert said == "failed 1\n", errors
-    second.go_on()
-    said, errors = second.end()
-    assert said == "failed 0\n", errors
+def test_life_that_hung_does_not_spoil_the_next_ones_step(world: World, point: str) -> None:
+    with life(world, 1, point) as first:
+        assert [first.line(), first.line()] == ["restored None", f"held {point}"]
+        with life(world, 2, "merge") as second:
+            assert [second.line(), second.line()] == ["restored 2", "held merge"]
+            for each, failed in ((first, 1), (second, 0)):
+                each.say()
+                said, errors = each.communicate(timeout=120)
+                assert said == f"failed {failed}\n", errors
     check(world, life=2)
 
 
