@@ -22,7 +22,7 @@ import emergency_ckpt
 PACKAGE = Path(emergency_ckpt.__file__).parent
 END_OF_SAVE = ("state.snapshot", "SnapshotRecipe.take")
 FIRST_BYTES = {
-    "local": ("ram.tier", "verify"),
+    "local": ("restore.shards", "ShardCollection.collecting"),
     "persistent": ("storage.tier", "read_into"),
 }
 
