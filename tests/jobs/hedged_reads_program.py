@@ -67,10 +67,10 @@ class Reads:
     """A step in a bucket, and reads of it.
 
     Attributes:
-      described: how many requests it took to describe the step.
+      described: how many requests it took to describe the step, with ``rule`` in force.
     """
 
-    def __init__(self, gcs: GcsControl, small_leaves: int = 0) -> None:
+    def __init__(self, gcs: GcsControl, rule: FaultRule, small_leaves: int = 0) -> None:
         self.gcs = gcs
         self.tier = PersistentTier("gs://bucket/run")
         values = np.random.default_rng(0).standard_normal(SHAPE, dtype=np.float32)
@@ -78,8 +78,9 @@ class Reads:
         self.state |= {f"small{n:03}": jax.device_put(values[n]) for n in range(small_leaves)}
         save(self.tier, self.state)
         gcs.clear_requests()
-        self.stored = self.tier.describe(self.tier.find(STEP))
-        self.described = len(gcs.requests())
+        with gcs.fault(rule):
+            self.stored = self.tier.describe(self.tier.find(STEP))
+            self.described = len(gcs.requests())
         self.shards = sorted(BoxTable(describe(self.state, "restore"), 1).shards_of(0))
         self.expected = [np.asarray(self.state[shard.leaf]).tobytes() for shard in self.shards]
 
@@ -109,9 +110,10 @@ class Reads:
 
 def plain(gcs: GcsControl) -> dict[str, Any]:
     """Read the step where each request takes its time, and count."""
-    reads = Reads(gcs, SMALL_LEAVES)
+    rule = FaultRule(kind="delay", delay_s=0.03, target="bucket/*")
+    reads = Reads(gcs, rule, SMALL_LEAVES)
     gcs.clear_requests()
-    found = reads.read(FaultRule(kind="delay", delay_s=0.03, target="bucket/*"), 120.0)
+    found = reads.read(rule, 120.0)
     requests, large_bytes = gcs.requests(), int(np.prod(SHAPE)) * 4
     return {
         **found,
@@ -123,11 +125,12 @@ def plain(gcs: GcsControl) -> dict[str, Any]:
 
 
 def stalled(gcs: GcsControl) -> dict[str, Any]:
-    reads = Reads(gcs)
+    nothing = FaultRule(kind="delay", target="bucket/other")
+    reads = Reads(gcs, nothing)
     media, data = "objects.media", f"bucket/run/{STEP}/*/d/*"
     return {
         "box_bytes": int(np.prod(SHAPE)) * 4,
-        "undisturbed": reads.read(FaultRule(kind="delay", target="bucket/other")),
+        "undisturbed": reads.read(nothing),
         "stalled_node": reads.read(FaultRule(kind="hold", operation=media, target=data, count=1)),
         "stalled_data": reads.read(
             FaultRule(kind="hold", operation=media, target=data, skip=NODES, count=1)
