@@ -71,9 +71,10 @@ def split(
     if limit_bytes is None or volume(box) * item_bytes <= limit_bytes:
         return [box]
     for axis, ((start, stop), chunk) in enumerate(zip(box, chunk_shape, strict=True)):
-        chunks = -(-(stop - start) // max(chunk, 1))
+        step = max(chunk, 1)  # an axis without elements has chunks without any
+        chunks = -(-(stop - start) // step)
         if chunks > 1:
-            middle = start + chunks // 2 * chunk
+            middle = start + chunks // 2 * step
             halves = (
                 (*box[:axis], span, *box[axis + 1 :]) for span in ((start, middle), (middle, stop))
             )

@@ -16,6 +16,7 @@ from emergency_ckpt.core.boxes import (
     intersect,
     is_empty,
     relative,
+    split,
     subtract,
     volume,
     whole,
@@ -49,6 +50,21 @@ def test_intersect_is_the_common_part(pair: tuple[Box, Box]) -> None:
     a, b = pair
     common = intersect(a, b)
     assert (elements(common) if common is not None else set()) == elements(a) & elements(b)
+
+
+@given(BOX, st.lists(st.integers(0, 6), min_size=3, max_size=3), st.integers(0, 130))
+def test_split_gives_whole_chunks_up_to_the_limit(box: Box, chunks: list[int], limit: int) -> None:
+    chunk_shape = chunks[: len(box)]
+    pieces = split(box, chunk_shape, 1, limit)
+    assert sum(map(volume, pieces)) == len(elements(box))
+    assert set[tuple[int, ...]]().union(*map(elements, pieces)) == elements(box)
+    for piece in pieces:
+        for (start, _), (first, _), chunk in zip(piece, box, chunk_shape, strict=True):
+            assert (start - first) % max(chunk, 1) == 0
+        sizes = [stop - start for start, stop in piece]
+        is_one_chunk = all(n <= max(chunk, 1) for n, chunk in zip(sizes, chunk_shape, strict=True))
+        assert volume(piece) <= limit or is_one_chunk
+    assert split(box, chunk_shape, 1, None) == [box]
 
 
 @given(TWO)
