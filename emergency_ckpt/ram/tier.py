@@ -339,7 +339,8 @@ class LocalTier:
         """Return whether a slot on loan to storage may stay so however long storage takes.
 
         Makes the spare slot that this needs, and keeps it from then on: storage comes back with
-        each of its saves. May block for about a second per GiB.
+        each of its saves. False where none can be made: a copy needs none. May block for about a
+        second per GiB.
         """
         with self._saving:
             with self._lock:

@@ -103,8 +103,9 @@ class AdaptiveInterval:
         """As ``TimingRule``; the first save, which measures, is due at once."""
         if status.busy:
             return False
-        interval_s = self.interval_s(status.stall_s, status.save_s)
-        return not status.has_saved or status.since_last_s >= interval_s
+        return not status.has_saved or (
+            status.since_last_s >= self.interval_s(status.stall_s, status.save_s)
+        )
 
 
 def daly_interval_s(cost_s: float, mtbf_s: float) -> float:

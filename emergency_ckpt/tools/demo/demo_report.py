@@ -105,10 +105,15 @@ def bytes_by_tier(moved: RestoreBytes) -> dict[str, int]:
     return {LOCAL: local, "peer": sum(totals.values()), PERSISTENT: persistent}
 
 
-def recovery_problems(scenario: Scenario, process_count: int, faulty: FinishedRun) -> list[str]:
+def recovery_problems(
+    scenario: Scenario,
+    process_count: int,
+    faulty: FinishedRun,
+    recovery: RunRecovery,
+    restore: RestoreBytes,
+) -> list[str]:
     """Return why the recovery is not the one expected of ``scenario``; empty when it is."""
     found: list[str] = []
-    recovery, restore = recovery_of(faulty.events)
     moved, processes = bytes_by_tier(restore), len(restore.bytes_of)
     if not faulty.finished:
         found.append("the job did not finish after the fault")
@@ -152,7 +157,7 @@ def decide_verdict(
 ) -> ScenarioVerdict:
     """Return the result of the ``faulty`` run. ``seconds`` is the time of both runs together."""
     recovery, restore = recovery_of(faulty.events)
-    recovery_faults = recovery_problems(scenario, process_count, faulty)
+    recovery_faults = recovery_problems(scenario, process_count, faulty, recovery, restore)
     equality_faults = equality_problems(baseline, faulty)
     lost = None
     if recovery.last_step is not None and recovery.restored_step is not None:
