@@ -112,7 +112,7 @@ test-slow: $(INSTALLED)
 
 # One incident again: SOAK_FLAGS='--only 123'.
 soak: $(INSTALLED)
-	$(BIN)/python tests/soak/soak.py --minutes $(MINUTES) --seed $(SEED) $(SOAK_FLAGS)
+	$(BIN)/python verification/soak/soak.py --minutes $(MINUTES) --seed $(SEED) $(SOAK_FLAGS)
 
 # The sdist and the wheel of deploy/Dockerfile, each installed into an empty environment. Packages are downloaded.
 test-dist: $(INSTALLED)
@@ -135,14 +135,14 @@ size: $(INSTALLED)
 	$(BIN)/python tests/size.py $(if $(AGAINST),--against $(AGAINST))
 
 simulate: $(INSTALLED)
-	$(BIN)/python tests/simulation/run.py --seeds $(SEEDS) $(SIMULATE_FLAGS)
+	$(BIN)/python verification/simulation/run.py --seeds $(SEEDS) $(SIMULATE_FLAGS)
 
 simulate-mutants: $(INSTALLED)
-	$(BIN)/python tests/simulation/run.py --mutants $(SIMULATE_FLAGS)
+	$(BIN)/python verification/simulation/run.py --mutants $(SIMULATE_FLAGS)
 
 # Some checks alone: MODEL_FLAGS=order-by-clock. 77: there is no Java, or no TLC; the program has printed which.
 model: $(INSTALLED)
-	$(BIN)/python tests/model/run.py $(MODEL_FLAGS)
+	$(BIN)/python verification/model/run.py $(MODEL_FLAGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -6,4 +6,5 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 """Directory from which started processes import ``benchmarks``: their PYTHONPATH."""
 
-sys.path.append(str(ROOT / "tests" / "support"))  # the server of a bucket, and shards in memory
+# The server of a bucket, and shards in memory.
+sys.path += [str(ROOT / "verification"), str(ROOT / "tests" / "support")]

@@ -26,10 +26,11 @@ settings.load_profile("untimed")
 
 
 # Test modules are imported by their paths, so that folders may have the names of packages.
-sys.path[:0] = [str(Path(__file__).parent / name) for name in ("support", "jobs")]
+_ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(_ROOT / name) for name in ("tests/support", "verification", "tests/jobs")]
 # Programs that tests start find the same support, among it the server of a bucket.
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    [sys.path[0], *filter(None, [os.environ.get("PYTHONPATH")])]
+    [*sys.path[:2], *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
 # ruff: noqa: E402 - these import what the lines above must precede

@@ -42,6 +42,10 @@ class Tree:
             path.relative_to(root): ast.parse(path.read_bytes())
             for path in sorted((root / "tests").rglob("*.py"))
         }
+        self.verification = {
+            path.relative_to(root): ast.parse(path.read_bytes())
+            for path in sorted((root / "verification").rglob("*.py"))
+        }
 
     def figures(self) -> dict[str, int | float]:
         """Return each figure by its name."""
@@ -67,6 +71,7 @@ class Tree:
             "settings": self._settings(),
             "commands": self._calls("tools/cli/main.py", "Command"),
             "tests: lines": sum(map(self._lines, self.tests)),
+            "verification: lines": sum(map(self._lines, self.verification)),
             "tests: functions": sum(map(len, map(test_functions, self.tests.values()))),
             "tests: functions below a face, per cent": self._tests_below_a_face(),
         }
@@ -199,7 +204,7 @@ def figures_of(revision: str) -> dict[str, int | float]:
     """Return the figures of a revision, of its files alone."""
     with tempfile.TemporaryDirectory() as folder:
         archive = subprocess.run(
-            ["git", "-C", ROOT, "archive", revision, "emergency_ckpt", "tests"],
+            ["git", "-C", ROOT, "archive", revision],
             check=True, stdout=subprocess.PIPE,
         )  # fmt: skip
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)

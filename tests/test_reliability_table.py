@@ -17,7 +17,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "reliability.md").read_text()
 COLUMNS = ["what went wrong, and why", "introduced by", "mended in", "found by", "tests"]
-ROWS = [line for line in PAGE.splitlines() if line.startswith("| ") and "tests/" in line]
+ROWS = [
+    line
+    for line in PAGE.splitlines()
+    if line.startswith("| ") and re.search("`(tests|verification)/", line)
+]
 DEFECTS = [row for row in ROWS if row.count(" | ") > 1]
 COMMIT = re.compile(r"`([0-9a-f]{7})`")
 
@@ -49,7 +53,9 @@ def history() -> frozenset[str] | None:
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[2:42] for row in ROWS])
 def test_reliability_row_names_tests_that_exist(row: str) -> None:
-    files = re.findall(r"`(tests/[\w/]+\.py)`(?:: ((?:`\w+`(?:, )?)+))?", cells(row)[-1])
+    files = re.findall(
+        r"`((?:tests|verification)/[\w/]+\.py)`(?:: ((?:`\w+`(?:, )?)+))?", cells(row)[-1]
+    )
     assert files
     for file, names in files:
         text = (ROOT / file).read_text()

@@ -8,5 +8,5 @@ from pathlib import Path
 import jax
 
 jax.config.update("jax_platforms", "cpu")
-_TESTS = Path(__file__).parent.parent / "tests"
-sys.path[:0] = [str(_TESTS / "support"), str(_TESTS / "jobs")]
+_ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(_ROOT / name) for name in ("tests/support", "tests/jobs", "verification")]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from memory_coordination import MemoryCoordinator, MemoryService, everywhere
+from places import VERIFICATION
 from programs import printed
 
 from emergency_ckpt.cluster import Cell, Coordinator, LeftProcesses, Round, Rule, Series
 from emergency_ckpt.errors import CheckpointError, CoordinationError, PeerLeft
 
-SCHEDULES = Path(__file__).parents[1] / "simulation" / "round_schedules.py"
+SCHEDULES = VERIFICATION / "simulation" / "round_schedules.py"
 LONG_S = 120.0
 
 

@@ -16,7 +16,7 @@ from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.types import SaveId
 
-sys.path.append(str(Path(__file__).parents[1] / "support"))
+sys.path.append(str(Path(__file__).parents[2] / "verification"))
 from format_reader import read_storage
 
 ROLLED_BACK = continued(None, SaveId(10, life(1), RUN_ID), life(2))

@@ -14,7 +14,8 @@ import jax
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
-sys.path[:0] = [str(Path(__file__).parents[1] / "support")]
+_ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(_ROOT / "tests" / "support"), str(_ROOT / "verification")]
 
 # ruff: noqa: E402 - these import what the lines above must precede
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from memory_coordination import MemoryService
+from places import VERIFICATION
 from programs import printed
 from voting import COUNT, VotingJob, save_id
 
 from emergency_ckpt.errors import CoordinationError
 from emergency_ckpt.save import Ballot, Outcome, Vote
 
-SCHEDULES = Path(__file__).parents[1] / "simulation" / "vote_schedules.py"
+SCHEDULES = VERIFICATION / "simulation" / "vote_schedules.py"
 LONG_S = 60.0
 SOON_S = 1.0
 

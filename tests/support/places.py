@@ -6,6 +6,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
+VERIFICATION = ROOT / "verification"
 JOBS = TESTS / "jobs"
 GOLDEN = TESTS / "golden"
 AXLEARN_DOUBLE = TESTS / "axlearn_double"

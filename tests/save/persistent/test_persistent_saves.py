@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from memory_coordination import MemoryService
 from persistent_steps import complete_steps, life, writer_of
+from places import VERIFICATION
 from programs import printed
 
 from emergency_ckpt.background import Failures
@@ -33,7 +34,7 @@ from emergency_ckpt.transfer import TransferClient
 from emergency_ckpt.types import OrbaxStep, SaveId, ShardId
 from emergency_ckpt.work_progress import WorkProgress
 
-CALLS = Path(__file__).parents[2] / "simulation" / "storage_calls.py"
+CALLS = VERIFICATION / "simulation" / "storage_calls.py"
 LONG_S = 120.0
 LIFE = life(1)
 TOPOLOGY = Topology(4, (0, 0, 1, 1))  # 0 and 1 write; 0 is the scribe of 2, 1 that of 3

@@ -1,7 +1,7 @@
 ------------------------------ MODULE StepLog ------------------------------
 (***************************************************************************)
 (* The step log, the vote in RAM, removal, rollback and a restore: which   *)
-(* step counts, for two lives of a job. tests/model/README.md says what is *)
+(* step counts, for two lives of a job. verification/model/README.md says what is *)
 (* checked, within which bounds, and what it costs.                        *)
 (*                                                                         *)
 (* Life 1 trains, saves in RAM and in storage, and ends at any moment; any *)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from places import VERIFICATION
 from programs import printed
 
-HERE = Path(__file__).parent
+HERE = VERIFICATION / "simulation"
 
 
 def simulate(*arguments: str) -> str:

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-SOAK = Path(__file__).with_name("soak.py")
+from places import VERIFICATION
+
+SOAK = VERIFICATION / "soak" / "soak.py"
 
 
 def test_soak_recovers_and_says_which_seeds(tmp_path: Path) -> None:

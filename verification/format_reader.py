@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 import google_crc32c
 
-PAGE = Path(__file__).parents[2] / "emergency_ckpt" / "FORMAT.md"
+PAGE = Path(__file__).parents[1] / "emergency_ckpt" / "FORMAT.md"
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _LIFE = re.compile(r"([0-9]{12})-")

@@ -1,7 +1,7 @@
 """Versions of the log that the lives of a history wrote, replayed against the actions of the model.
 
-``tests/model/StepLog.tla`` is what TLC has checked. A version that none of its actions allows shows
-that the product does something else.
+``verification/model/StepLog.tla`` is what TLC has checked. A version that none of its actions
+allows shows that the product does something else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Random faults in jobs of real processes, against an oracle: `make soak MINUTES=60`.
 
-    python tests/soak/soak.py --minutes 60 --lanes 2 --out soak_out
-    python tests/soak/soak.py --seed 7 --only 123     one incident again, with those before it
-    python tests/soak/soak.py --put-back order_by_clock     with a known defect: it must be found
+    python verification/soak/soak.py --minutes 60 --lanes 2 --out soak_out
+    python verification/soak/soak.py --seed 7 --only 123     once more, with those before it
+    python verification/soak/soak.py --put-back order_by_clock     a known defect must be found
 
 Each incident is a line of `incidents.jsonl`; `summary.json` has the figures. Exit status 1 when an
 incident was not recovered as it must be.
@@ -25,7 +25,7 @@ from typing import Any
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a fork takes the calling thread only
 _HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(_HERE), str(_HERE.parent / "support")]
+sys.path[:0] = [str(_HERE), str(_HERE.parent), str(_HERE.parents[1] / "tests" / "support")]
 
 from fake_gcs import FakeGcs  # noqa: E402  the path above leads to it
 

@@ -1,6 +1,6 @@
 """Check ``StepLog.tla`` with TLC: `make model`.
 
-    python tests/model/run.py [NAME ...] [--workers 2] [--heap 4g] [--jar tla2tools.jar]
+    python verification/model/run.py [NAME ...] [--workers 2] [--heap 4g] [--jar tla2tools.jar]
 
 NAME: a check, as ``--list`` prints them; all without one. The sound models must hold over their
 whole spaces, and in each defective one TLC must find the violation that is named. Exit status 1

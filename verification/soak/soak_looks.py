@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from soak_truth import LEAVES, part
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 from format_reader import Process, read_ramdisk, read_storage
 
 _DOCUMENTS = re.compile(r"host_state/(\d+)/")

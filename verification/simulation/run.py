@@ -1,9 +1,9 @@
 """Histories of the product's own code under a scheduler that seeds decide: `make simulate`.
 
-    python tests/simulation/run.py --seeds 1000 [--first 1] [--workers 2] [--seconds 60]
-    python tests/simulation/run.py --seed 17 [--verbose]
-    python tests/simulation/run.py --plan tests/simulation/scenarios/NAME.json [--verbose]
-    python tests/simulation/run.py --mutants [NAME ...] [--first 1]
+    python verification/simulation/run.py --seeds 1000 [--first 1] [--workers 2] [--seconds 60]
+    python verification/simulation/run.py --seed 17 [--verbose]
+    python verification/simulation/run.py --plan NAME.json [--verbose]
+    python verification/simulation/run.py --mutants [NAME ...] [--first 1]
 
 A failing seed is printed with the command that runs it again, and its plan is made smaller and
 written below ``--out``. A mutant is found by the simulation, or by the tests that it names. Exit
@@ -29,10 +29,10 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-sys.path.append(str(HERE.parent / "support"))
+sys.path += [str(HERE.parent), str(HERE.parents[1] / "tests" / "support")]
 
 MOST_LIVES_FOR_A_MUTANT = 5000
-_AGAIN = "python tests/simulation/run.py"
+_AGAIN = "python verification/simulation/run.py"
 
 
 def _run_plan(plan: object, *, verbose: bool = False) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
+from places import VERIFICATION
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(VERIFICATION / "simulation"))
 from lives import Lives
 
 sys.path.pop(0)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from places import VERIFICATION
 
-HERE = Path(__file__).parent
+HERE = VERIFICATION / "model"
 sys.path.insert(0, str(HERE))
 
 import replay  # noqa: E402

@@ -1,6 +1,6 @@
 """Run tests of the suite with a known defect in place: at least one must fail.
 
-    python tests/simulation/mutated.py NAME [arguments of pytest]
+    python verification/simulation/mutated.py NAME [arguments of pytest]
 
 Without arguments it runs the tests that ``mutants.py`` names. It prints those that failed. Exit
 status 1 when none did. Other processes that a test starts do not have the defect.
