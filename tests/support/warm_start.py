@@ -29,6 +29,7 @@ from types import SimpleNamespace
 from typing import Any
 
 JOBS = Path(__file__).parent.parent / "jobs"
+_PATHS = (JOBS, Path(__file__).parent, JOBS.parents[1] / "verification")
 COLD_VARIABLE = "ECKPT_TEST_COLD"
 """Set: every program starts its own interpreter."""
 
@@ -74,7 +75,7 @@ class _Server:
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
-        paths = os.pathsep.join(map(str, (JOBS, Path(__file__).parent)))
+        paths = os.pathsep.join(map(str, _PATHS))
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", __file__, str(theirs.fileno())],
