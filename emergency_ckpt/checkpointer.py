@@ -22,6 +22,7 @@ from emergency_ckpt.restore.request import CompleteSteps, RestoreReport
 from emergency_ckpt.restore.steps import StepCatalog
 from emergency_ckpt.resume import Resume
 from emergency_ckpt.start import check_joined
+from emergency_ckpt.state.link import Link, find_link
 from emergency_ckpt.state.tree import PyTree
 from emergency_ckpt.types import OrbaxStep
 
@@ -55,12 +56,16 @@ class EmergencyCheckpointer:
 
     _buffers: ClassVar[Buffers] = Buffers()
     """No setting: tests and benchmarks have a class with others."""
+    _link: ClassVar[Link | None] = None
+    """That of this machine; tests have a class with a fake one."""
 
     def __init__(self, config: Config | None = None, **settings: Unpack[Settings]) -> None:
         check_joined(jax.process_count())
         self._config, start = agreed_config(config or Config(), settings)
         process = (jax.process_index(), jax.process_count())
-        self._opened = opened = Opened(self._config, start, process, self._buffers)
+        self._opened = opened = Opened(
+            self._config, start, process, self._buffers, self._link or find_link()
+        )
         self._left_processes, self._failures = opened.left_processes, opened.failures
         self._prefetches = opened.prefetches
         self._saver, self._steps = opened.saver, opened.steps

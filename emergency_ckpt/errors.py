@@ -94,6 +94,10 @@ class MemoryLimitReached(RamdiskFull):
     """The ramdisk has room, but the job may not take as much memory: the kernel would kill it."""
 
 
+class MappingRefused(LocalTierError):
+    """Host memory cannot be mapped for the devices' DMA; saves and restores go on without it."""
+
+
 class SlotBusy(LocalTierError):
     """No slot may be written now: each is lent to JAX arrays or holds the last complete step."""
 

@@ -48,6 +48,7 @@ from emergency_ckpt.start import (
     config_warnings,
     device_warnings,
 )
+from emergency_ckpt.state.link import Link
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import PERSISTENT
@@ -107,10 +108,10 @@ class Opened:
     """
 
     def __init__(
-        self, config: Config, start: str, process: tuple[int, int], buffers: Buffers
+        self, config: Config, start: str, process: tuple[int, int], buffers: Buffers, link: Link
     ) -> None:
-        """``start``: the name of this start."""
-        self.config, self.process, self.buffers = config, process, buffers
+        """``start``: the name of this start. ``link``: between its devices and host memory."""
+        self.config, self.process, self.buffers, self.link = config, process, buffers, link
         self.failures = Failures()
         self.events = _sink(config, process[0])
         try:
@@ -124,6 +125,7 @@ class Opened:
         devices = device_warnings(jax.local_device_count(), os.environ)
         for text in [*config_warnings(config, process[0]), *devices]:
             events.emit("start.warning", text=text)
+        events.emit("start.link", **dataclasses.asdict(self.link.facts))
         self._storage: _Storage | None = None
         self.member = member = Membership(config, process, start, events, self._look_at_storage)
         if process[0] != 0:

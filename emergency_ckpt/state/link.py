@@ -1,0 +1,256 @@
+"""The link: what the devices of this process can do with host memory, found out once a process.
+
+Three abilities, each with a fallback:
+
+=====================  ===========================================  ===============================
+ability                way                                          fallback
+=====================  ===========================================  ===============================
+map host memory        JAX's ``client.dma_map`` (from jax 0.10.2)   none: ``Link.mapper`` is None
+read an array          ``Dma``: straight into mapped memory         "pinned_host", then "pageable"
+write to a device      ``device_put`` of views of mapped memory     the same through JAX's staging
+=====================  ===========================================  ===============================
+
+A ``Link`` is used by three:
+
+- Owners of memory (slots) take ``mapper`` and keep a ``state.mapped.MappedMemory`` of theirs.
+- A restore calls ``write`` with views of that memory: one call for many arrays.
+- A save (``state.staging``) reads by ``way``: "views" (CPU: a view replaces the transfer), "direct"
+  (``dma``, into memory that is mapped), "pinned_host" or "pageable" (JAX's own transfers).
+
+``find_link`` probes before it trusts: a way whose bytes differ from what was sent is not used, and
+``LinkFacts.why`` says so. A TPU was never measured: JAX's own transfers serve it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from emergency_ckpt.errors import CheckpointError, MappingRefused
+from emergency_ckpt.state.mapped import MappedMemory, Mapper, cut_into_pieces
+
+Way = Literal["views", "direct", "pinned_host", "pageable"]
+"""How the bytes of an array leave its device."""
+
+_PROBE_BYTES = 8 << 20
+_ALIGNMENT_BYTES = 64
+"""Of memory that JAX takes for an array's own on CPU."""
+_MAP_HINT = (
+    "raise the limit of locked memory (`ulimit -l unlimited`, systemd's LimitMEMLOCK, or the"
+    " container's), and the memory of its cgroup"
+)
+
+
+class DmaCopy(Protocol):
+    """One copy that a device's DMA has begun. Thread-safe."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the bytes are there, or the copy has failed: ``wait`` does not block."""
+        ...
+
+    def wait(self) -> int:
+        """Wait for the end; return the number of bytes copied. Raises what made it fail."""
+        ...
+
+
+class Dma(Protocol):
+    """Copies bytes of an array's own buffer into mapped host memory. Thread-safe.
+
+    It holds no reference: the caller keeps the array, and its bytes as they are, until the end.
+    """
+
+    def copy(self, source: jax.Array, offset: int, target: int, nbytes: int) -> DmaCopy:
+        """Begin to copy ``nbytes`` from ``offset`` in the buffer to the address ``target``.
+
+        ``source``: computed, on one device, in its default memory, in a linear layout. The target
+        lies in one mapped piece. Does not block.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkFacts:
+    """The result of the probe, for ``start.link``, ``eckpt doctor`` and the report of a restore.
+
+    Attributes:
+      platform, device: of JAX's first local device: "gpu", "NVIDIA H200".
+      way: by which arrays are read, where nothing is said against it: ``Link.way``.
+      maps: host memory is mapped for DMA.
+      why: what stands against mapping or reading directly; empty when nothing does.
+      gb_s: GB/s of the probe into mapped memory; 0 where nothing was probed.
+    """
+
+    platform: str
+    device: str
+    way: Way
+    maps: bool
+    why: str = ""
+    gb_s: float = 0.0
+
+
+class Link:
+    """The devices of this process and what they can do with host memory. Thread-safe.
+
+    Attributes:
+      mapper: maps host memory for all of them; None where nothing can be mapped.
+      dma: reads arrays straight into mapped memory; None where that is not known to work.
+      way: by which an array leaves its device where nothing else is said.
+    """
+
+    def __init__(
+        self, facts: LinkFacts, mapper: Mapper | None = None, dma: Dma | None = None
+    ) -> None:
+        self.facts = facts
+        self.mapper = mapper
+        self.dma = dma
+        self.way: Way = facts.way
+
+    def write(
+        self, views: Sequence[npt.NDArray[Any]], targets: Sequence[jax.sharding.Sharding]
+    ) -> list[jax.Array]:
+        """Return one array on one device for each C-contiguous view, all begun in one call.
+
+        ``targets``: a sharding of one device for each, whose memory kind is kept. Does not wait for
+        the transfers: the memory of the views may be written or unmapped once the results are ready
+        (``jax.block_until_ready``), and then no result refers to it, on CPU either. Views of mapped
+        memory that lie within one mapped piece are sent from where they are.
+        """
+        own = [
+            view if _leaves_the_host(target) else _private_copy(view)
+            for view, target in zip(views, targets, strict=True)
+        ]
+        with jax.enable_x64(True), jax.transfer_guard("allow"):
+            return jax.device_put(own, list(targets))
+
+
+def _leaves_the_host(target: jax.sharding.Sharding) -> bool:
+    """Return whether an array there cannot be the memory that it is made from."""
+    (device,) = target.device_set
+    kind = target.memory_kind
+    return device.platform != "cpu" and kind in (None, device.default_memory().kind)
+
+
+def _private_copy(view: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a copy that JAX may take for the array's own memory: nobody else has it.
+
+    Not by ``may_alias=False``: jax 0.10 takes numpy's memory on CPU all the same.
+    """
+    memory = np.empty(view.nbytes + _ALIGNMENT_BYTES, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT_BYTES
+    copy = memory[start : start + view.nbytes].view(view.dtype).reshape(view.shape)
+    np.copyto(copy, view)
+    return copy
+
+
+class ClientMapper:
+    """Maps by JAX's own client, so that JAX knows memory that is mapped and stages nothing of it.
+
+    The call holds the GIL, for about 0.04 s a GiB.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def map(self, address: int, nbytes: int) -> None:
+        try:
+            self._client.dma_map(address, nbytes)
+        except Exception as error:
+            raise MappingRefused(
+                "map", f"{nbytes} bytes of host memory", str(error), hint=_MAP_HINT
+            ) from error
+
+    def unmap(self, address: int) -> None:
+        self._client.dma_unmap(address)
+
+
+_lock = threading.Lock()
+_found: Link | None = None
+
+
+def find_link() -> Link:
+    """Return the link of this process, found out at the first call. Blocks then, for a moment.
+
+    Initialises JAX's backend if nobody has: not for a look at a machine where a job runs.
+    """
+    global _found  # noqa: PLW0603 - once a process
+    with _lock:
+        if _found is None:
+            with jax.transfer_guard("allow"):
+                _found = probe(jax.local_devices())
+        return _found
+
+
+def probe(devices: Sequence[Any], mapper: Mapper | None = None, dma: Dma | None = None) -> Link:
+    """Return the link of ``devices``, of which each ability was tried.
+
+    ``mapper``, ``dma``: those to try; None for those of the platform.
+    """
+    device = devices[0]
+    facts = LinkFacts(device.platform, device.device_kind, "views", maps=False)
+    if device.platform == "cpu" and mapper is None:
+        return Link(dataclasses.replace(facts, why="arrays on CPU are host memory"))
+    own_way = _way_of_jax(device)
+    facts = dataclasses.replace(facts, way=own_way)
+    if mapper is None:
+        if not hasattr(device.client, "dma_map"):
+            why = "this JAX cannot map host memory (jax 0.10.2 and later can)"
+            return Link(dataclasses.replace(facts, why=why))
+        mapper = ClientMapper(device.client)
+    memory = mmap.mmap(-1, _PROBE_BYTES)
+    landed = np.frombuffer(memory, np.uint8)
+    mapped = MappedMemory(mapper, landed.ctypes.data, _PROBE_BYTES)
+    try:
+        for offset, nbytes in cut_into_pieces(_PROBE_BYTES):
+            mapped.map(offset, nbytes)
+    except MappingRefused as error:
+        return Link(dataclasses.replace(facts, why=error.problem))
+    try:
+        facts = dataclasses.replace(facts, maps=mapped.mapped_bytes == _PROBE_BYTES)
+        if dma is None:
+            return Link(
+                dataclasses.replace(facts, why=f"no direct read of {device.platform}"), mapper
+            )
+        why, gb_s = _try_dma(devices, dma, landed)
+        facts = dataclasses.replace(facts, why=why, gb_s=gb_s, way=own_way if why else "direct")
+        return Link(facts, mapper, None if why else dma)
+    finally:
+        mapped.unmap(_PROBE_TIMEOUT_S)
+
+
+_PROBE_TIMEOUT_S = 30.0
+
+
+def _way_of_jax(device: Any) -> Way:
+    """Return the better of JAX's own transfers: a TPU's pinned memory grows and is never freed."""
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    return "pinned_host" if "pinned_host" in kinds and device.platform == "gpu" else "pageable"
+
+
+def _try_dma(devices: Sequence[Any], dma: Dma, landed: npt.NDArray[np.uint8]) -> tuple[str, float]:
+    """Return why ``dma`` is not to be used, or nothing; and the GB/s of the slowest device."""
+    sent = np.random.default_rng(0).integers(0, 256, landed.nbytes, np.uint8)
+    slowest = float("inf")
+    for device in devices:
+        seconds = 0.0
+        array = jax.block_until_ready(jax.device_put(sent, device))
+        for _ in range(2):  # the second is timed: the first makes streams
+            landed[:] = 0
+            began_s = time.perf_counter()
+            try:
+                copied = dma.copy(array, 0, landed.ctypes.data, landed.nbytes).wait()
+            except (CheckpointError, OSError, RuntimeError) as error:
+                return f"a direct read of {device} failed: {error}", 0.0
+            seconds = time.perf_counter() - began_s
+            if copied != landed.nbytes or not np.array_equal(landed, sent):
+                return f"a direct read of {device} gave other bytes", 0.0
+        slowest = min(slowest, landed.nbytes / 1e9 / seconds)
+    return "", slowest

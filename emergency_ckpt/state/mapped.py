@@ -1,0 +1,197 @@
+"""Host memory that devices read and write by DMA: what of it is mapped, and who uses it.
+
+No JAX here: ``ram`` maps its slots with a ``Mapper`` that the start hands down from ``state.link``.
+
+The owner of a slot (or of any other memory):
+
+1. ``MappedMemory(link.mapper, address, nbytes)``: nothing is mapped yet. ``mapper`` None: this link
+   maps nothing, and all below does nothing.
+2. ``map`` for each range of ``cut_into_pieces``, in a background thread. ``MappingRefused`` says
+   what to raise; what is mapped by then stays, and the rest of the memory works by the fallback.
+3. Readers and writers hold ``transfer`` while a device may touch the memory.
+4. ``unmap`` before the file shrinks, goes or is handed on. It waits for the transfers that run and
+   refuses new ones, so memory is never unmapped under a transfer.
+
+In a forked child all of it does nothing: the devices, and what they have mapped, are the parent's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Generator, Iterable
+from typing import Protocol
+
+from emergency_ckpt.errors import DeadlineExceeded, LocalTierError
+
+PIECE_BYTES = 1 << 30
+"""Of one call that maps: it may hold the GIL, for about 0.04 s."""
+
+
+class Mapper(Protocol):
+    """Maps host memory for DMA to and from all devices of this process. Thread-safe."""
+
+    def map(self, address: int, nbytes: int) -> None:
+        """Map whole pages from ``address`` on, none of which may be mapped already.
+
+        Blocks. MappingRefused, with what to raise, where the system or the device does not allow
+        it; nothing is mapped then.
+        """
+        ...
+
+    def unmap(self, address: int) -> None:
+        """Unmap what one ``map`` mapped from ``address`` on; no transfer may use it. Blocks."""
+        ...
+
+
+def cut_into_pieces(
+    nbytes: int, shards: Iterable[tuple[int, int]] = (), piece_bytes: int = PIECE_BYTES
+) -> list[tuple[int, int]]:
+    """Return (offset, nbytes) of the ranges to map: whole pages that follow each other.
+
+    Each has at most ``piece_bytes``, or one page. ``shards``: (offset, nbytes) of what the memory
+    will hold. JAX takes an array from mapped memory without a copy only where one range has all of
+    it, so a range ends where it cuts the smallest shard, and cuts none where it can be done.
+    """
+    page = mmap.PAGESIZE
+    end = -(-nbytes // page) * page
+    most = max(piece_bytes // page * page, page)
+    places = sorted(shards)
+    starts = [offset for offset, _ in places]
+
+    def cut_bytes(at: int) -> int:
+        """Return the bytes of the shard that a range which ends at ``at`` would cut."""
+        index = bisect_right(starts, at) - 1
+        offset, size = places[index] if index >= 0 else (at, 0)
+        return size if offset < at < offset + size else 0
+
+    pieces: list[tuple[int, int]] = []
+    begin = 0
+    while begin < end:
+        stop = min(begin + most, end)
+        if stop < end:
+            least = begin + max(most // 2, page)
+            first, last = bisect_right(starts, least - page), bisect_right(starts, stop)
+            near = {starts[i] // page * page for i in range(first, last)}
+            near |= {-(-sum(places[i]) // page) * page for i in range(max(first - 1, 0), last)}
+            ends = {stop, *(at for at in near if least <= at <= stop)}
+            stop = min(ends, key=lambda at: (cut_bytes(at), -at))
+        pieces.append((begin, stop - begin))
+        begin = stop
+    return pieces
+
+
+class MappedMemory:
+    """One range of host memory, and what of it is mapped for DMA. Thread-safe.
+
+    It keeps no memory alive: the owner does, until ``unmap`` has returned.
+    """
+
+    def __init__(self, mapper: Mapper | None, address: int, nbytes: int) -> None:
+        """``address``: of the first byte, at a page."""
+        self.address = address
+        self.nbytes = nbytes
+        self._mapper = mapper
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+        self._pieces: list[tuple[int, int]] = []  # (offset, end), in order
+        self._transfers = 0
+        self._is_ending = False
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Return the number of bytes that are mapped."""
+        with self._changed:
+            return sum(end - offset for offset, end in self._pieces)
+
+    def map(self, offset: int, nbytes: int) -> None:
+        """Map this range, once; nothing happens where it is mapped, or after ``unmap`` began.
+
+        Blocks. MappingRefused as ``Mapper.map``; ValueError for a range that is not inside, or that
+        is mapped in part. One thread at a time.
+        """
+        if self._mapper is None or not nbytes or self._is_foreign:
+            return
+        if offset < 0 or offset + nbytes > -(-self.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE:
+            raise ValueError(f"{nbytes} bytes at {offset} are not in {self.nbytes}")
+        with self._changed:
+            if self._is_ending or (offset, offset + nbytes) in self._pieces:
+                return
+            if any(begin < offset + nbytes and offset < end for begin, end in self._pieces):
+                raise ValueError(f"{nbytes} bytes at {offset} are mapped in part")
+            self._transfers += 1  # ``unmap`` waits for this call too
+        try:
+            self._mapper.map(self.address + offset, nbytes)
+            with self._changed:
+                self._pieces = sorted([*self._pieces, (offset, offset + nbytes)])
+        finally:
+            self._end_transfer()
+
+    def parts(self, offset: int, nbytes: int) -> list[tuple[int, int]] | None:
+        """Return this range cut where mapped pieces meet, or None where some of it is not mapped.
+
+        A copy by the device must not cross from one piece into the next, and JAX takes an array
+        from where it is only where there is one part.
+        """
+        found: list[tuple[int, int]] = []
+        at, stop = offset, offset + nbytes
+        with self._changed:
+            for begin, end in self._pieces:
+                if begin <= at < min(end, stop):
+                    found.append((at, min(end, stop) - at))
+                    at = min(end, stop)
+        return found if at == stop else None
+
+    @contextlib.contextmanager
+    def transfer(self) -> Generator[bool]:
+        """Hold the memory mapped while a device may touch it; gives whether it may begin.
+
+        False after ``unmap`` began, and in a forked child.
+        """
+        with self._changed:
+            may_begin = not self._is_ending and not self._is_foreign
+            self._transfers += may_begin
+        try:
+            yield may_begin
+        finally:
+            if may_begin:
+                self._end_transfer()
+
+    def unmap(self, timeout_s: float) -> None:
+        """Refuse new transfers, wait for those that run, and unmap all. Idempotent. Blocks.
+
+        DeadlineExceeded where transfers have not ended in time: all stays mapped, and the memory
+        must stay too; LocalTierError where the device refuses.
+        """
+        if self._mapper is None or self._is_foreign:
+            return
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            self._is_ending = True
+            if not self._changed.wait_for(
+                lambda: self._transfers == 0, max(0.0, deadline_s - time.monotonic())
+            ):
+                raise DeadlineExceeded(
+                    "unmap", f"{self.nbytes} bytes of host memory", "a device still uses them"
+                )
+            while self._pieces:
+                try:
+                    self._mapper.unmap(self.address + self._pieces[-1][0])
+                except Exception as error:
+                    raise LocalTierError(
+                        "unmap", f"{self.nbytes} bytes of host memory", str(error)
+                    ) from error
+                self._pieces.pop()
+
+    @property
+    def _is_foreign(self) -> bool:
+        return os.getpid() != self._process
+
+    def _end_transfer(self) -> None:
+        with self._changed:
+            self._transfers -= 1
+            self._changed.notify_all()

@@ -1,0 +1,136 @@
+"""Host memory that is mapped for DMA in pieces: what refuses, fails in the middle, or is forked."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+import pytest
+from fake_link import FakeMachine
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emergency_ckpt.errors import DeadlineExceeded, MappingRefused
+from emergency_ckpt.state.mapped import MappedMemory, cut_into_pieces
+
+PAGE = mmap.PAGESIZE
+ADDRESS = 1 << 40
+"""Of memory that is only mapped, never touched."""
+
+
+def memory_of(machine: FakeMachine, pages: int) -> MappedMemory:
+    return MappedMemory(machine, ADDRESS, pages * PAGE)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 5 * PAGE), max_size=30),
+    tail=st.integers(0, 3 * PAGE),
+    pages=st.integers(1, 4),
+)
+def test_pieces_are_whole_pages_that_cover_all_and_are_no_larger(
+    sizes: list[int], tail: int, pages: int
+) -> None:
+    shards: list[tuple[int, int]] = []
+    end = 0
+    for size in sizes:
+        offset = -(-end // 64) * 64
+        shards.append((offset, size))
+        end = offset + size
+    pieces = cut_into_pieces(end + tail, shards, pages * PAGE)
+    at = 0
+    for offset, nbytes in pieces:
+        assert offset == at
+        assert 0 < nbytes <= pages * PAGE
+        assert nbytes % PAGE == 0
+        at += nbytes
+    assert at == -(-(end + tail) // PAGE) * PAGE
+
+
+def test_pieces_end_where_shards_do_or_where_the_smallest_is_cut() -> None:
+    aligned = [(i * 3 * PAGE, 3 * PAGE) for i in range(4)]
+    assert cut_into_pieces(12 * PAGE, aligned, 7 * PAGE) == [(0, 6 * PAGE), (6 * PAGE, 6 * PAGE)]
+    half = PAGE // 2
+    shards = [(0, 3 * PAGE + half), (3 * PAGE + half, PAGE), (4 * PAGE + half, 4 * PAGE)]
+    assert cut_into_pieces(9 * PAGE, shards, 5 * PAGE)[0] == (0, 4 * PAGE)
+
+
+def test_mapping_that_fails_in_the_middle_keeps_what_is_mapped() -> None:
+    machine = FakeMachine()
+    machine.limit_bytes = 3 * PAGE
+    memory = memory_of(machine, 4)
+    memory.map(0, 2 * PAGE)
+    with pytest.raises(MappingRefused):
+        memory.map(2 * PAGE, 2 * PAGE)
+    assert memory.mapped_bytes == 2 * PAGE
+    assert memory.parts(PAGE, PAGE) == [(PAGE, PAGE)]
+    assert memory.parts(PAGE, 2 * PAGE) is None
+    memory.unmap(10.0)
+    assert not machine.mapped
+
+
+def test_parts_end_where_pieces_meet() -> None:
+    memory = memory_of(FakeMachine(), 4)
+    memory.map(0, 2 * PAGE)
+    memory.map(2 * PAGE, 2 * PAGE)
+    assert memory.parts(100, 3 * PAGE) == [(100, 2 * PAGE - 100), (2 * PAGE, PAGE + 100)]
+    assert memory.parts(100, 50) == [(100, 50)]
+
+
+def test_range_is_mapped_once() -> None:
+    machine = FakeMachine()
+    memory = memory_of(machine, 4)
+    memory.map(0, PAGE)
+    memory.map(0, PAGE)
+    with pytest.raises(ValueError, match="in part"):
+        memory.map(0, 2 * PAGE)
+    with pytest.raises(ValueError, match="not in"):
+        memory.map(3 * PAGE, 2 * PAGE)
+    assert machine.mapped == {ADDRESS: PAGE}
+
+
+def test_after_unmap_nothing_is_mapped_or_begun() -> None:
+    machine = FakeMachine()
+    memory = memory_of(machine, 4)
+    memory.map(0, PAGE)
+    memory.unmap(10.0)
+    memory.unmap(10.0)
+    memory.map(0, PAGE)
+    with memory.transfer() as may_begin:
+        assert not may_begin
+    assert not machine.mapped
+
+
+def test_unmap_gives_up_while_a_transfer_runs_and_keeps_all() -> None:
+    machine = FakeMachine()
+    memory = memory_of(machine, 4)
+    memory.map(0, PAGE)
+    with memory.transfer(), pytest.raises(DeadlineExceeded):
+        memory.unmap(0.01)
+    assert machine.mapped == {ADDRESS: PAGE}
+    memory.unmap(10.0)
+    assert not machine.mapped
+
+
+@pytest.mark.filterwarnings("ignore:os.fork")
+def test_forked_child_leaves_the_mapping_alone() -> None:
+    machine = FakeMachine()
+    memory = memory_of(machine, 4)
+    memory.map(0, PAGE)
+    child = os.fork()
+    if child == 0:
+        with memory.transfer() as may_begin:
+            pass
+        memory.unmap(10.0)
+        memory.map(PAGE, PAGE)
+        os._exit(0 if machine.mapped == {ADDRESS: PAGE} and not may_begin else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    memory.unmap(10.0)
+    assert not machine.mapped
+
+
+def test_without_a_mapper_nothing_is_mapped() -> None:
+    memory = MappedMemory(None, ADDRESS, 4 * PAGE)
+    memory.map(0, PAGE)
+    assert memory.mapped_bytes == 0
+    assert memory.parts(0, PAGE) is None
+    memory.unmap(10.0)
