@@ -21,7 +21,7 @@ WERROR ?= OFF
 NATIVE_SOURCES = CMakeLists.txt $(wildcard native/engine/* native/glue/*)
 CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 
-.PHONY: help size demo test test-tf tf-tests test-dist test-slurm test-ray test-slow soak soak-kill fuzz simulate simulate-mutants model check bench bench-continuous bench-faults bench-goodput bench-scale bench-recovery bench-dcn clean
+.PHONY: help size demo test test-tf tf-tests test-dist test-slurm test-ray test-slow soak soak-kill fuzz simulate simulate-mutants kill-matrix model check bench bench-continuous bench-faults bench-goodput bench-scale bench-recovery bench-dcn clean
 
 help:
 	@echo "make demo    train on a simulated job, lose a slice, and recover"
@@ -39,6 +39,8 @@ help:
 	@echo "make soak-kill   SIGKILL at every point of a persistent save (about half an hour)"
 	@echo "make simulate   run SEEDS (200) histories of a job under a scheduler that each seed decides; SIMULATE_FLAGS"
 	@echo "make simulate-mutants   put known defects back, one at a time: the simulation must find each"
+	@echo "make kill-matrix   put the defects of the reliability record back, one at a time: which tests notice? KILL_FLAGS;"
+	@echo "             hours, and goes on where it was interrupted"
 	@echo "make model   check the model of the step log with TLC, and find each defect in it; needs Java, else 77 (twelve minutes)"
 	@echo "make fuzz    fuzz every decoder for FUZZ_SECONDS (60) each"
 	@echo "make size    count lines, classes, settings, commands, calls of a save and a restore; AGAINST=REVISION"
@@ -140,6 +142,10 @@ simulate: $(INSTALLED)
 simulate-mutants: $(INSTALLED)
 	$(BIN)/python verification/simulation/run.py --mutants $(SIMULATE_FLAGS)
 
+# One mutant: KILL_FLAGS='--only NAME'. Ten, drawn anew: KILL_FLAGS='--sample 10 --seed 7'.
+kill-matrix: $(INSTALLED)
+	$(BIN)/python verification/kill_matrix/matrix.py $(KILL_FLAGS)
+
 # Some checks alone: MODEL_FLAGS=order-by-clock. 77: there is no Java, or no TLC; the program has printed which.
 model: $(INSTALLED)
 	$(BIN)/python verification/model/run.py $(MODEL_FLAGS)
@@ -150,6 +156,7 @@ check: $(INSTALLED)
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python verification/kill_matrix/matrix.py --check
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.compare --minutes 10 $(BENCH_FLAGS)
@@ -162,7 +169,7 @@ bench-dcn: $(INSTALLED)
 	$(BIN)/python -m benchmarks.dcn $(BENCH_FLAGS) || test $$? -eq 77
 
 clean:
-	rm -rf build demo_out bench_out faults_out fuzz_out simulation_out soak_out
+	rm -rf build demo_out bench_out faults_out fuzz_out simulation_out soak_out kill_matrix_out
 
 include native/native.mk
 native-test native-asan native-tsan native-bench native-fuzz: $(INSTALLED)

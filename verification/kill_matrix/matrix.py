@@ -1,0 +1,312 @@
+"""Put the defects of the reliability record back, one at a time: which tests notice?
+
+    python verification/kill_matrix/matrix.py [--only NAME ...] [--sample 10 --seed 1] [--whole]
+    python verification/kill_matrix/matrix.py --check
+    python verification/kill_matrix/matrix.py --table
+
+Each mutant meets the strong part of the suite, up to the first test that fails, and what
+survives that meets the tests that the record names. ``--whole``: every file of the suite, past the
+first failure. Results are kept in ``results.json``; a run that is begun again goes on behind them.
+Exit status 1 when a mutant of this run survived.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+# ruff: noqa: E402 - these stand beside this file
+from defects import ROOT, Mutant, faults, load
+from workplace import Workplace
+
+RESULTS = HERE / "results.json"
+SIMULATION = "verification/simulation/run.py"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Test files that run together. ``again``: a failure counts only where it goes without it."""
+
+    name: str
+    files: tuple[str, ...]
+    again: bool = False
+    selected: str = ""
+
+
+STRONG = (
+    Stage(
+        "in-process",
+        (
+            "tests/core",
+            "tests/ram/test_format.py",
+            "tests/transfer/test_transfer_wire.py",
+            "tests/fuzz/test_decoders.py",
+            "tests/state",
+            "tests/cluster/test_coordinators_in_memory.py",
+            "tests/storage/test_item_is_orbaxs.py",
+            "tests/transfer/test_transfer_authentication.py",
+            "tests/transfer/test_transfer_before_proof.py",
+            "tests/test_tier_conformance.py",
+            "tests/verification/test_format_reader.py",
+            "tests/transfer/test_transfer_sessions.py",
+        ),
+    ),
+    Stage("simulation", (SIMULATION,)),
+    Stage("faces", ("tests/axlearn", "tests/maxtext", "tests/orbax"), again=True),
+    Stage("job: restore", ("tests/system/test_restore.py",), again=True),
+    Stage("job: preemption", ("tests/system/test_preemption.py",), True, "test_all_save_one_step"),
+    Stage(
+        "job: kill points",
+        ("tests/system/test_kill_points.py",),
+        True,
+        "(killed_in_a_save and (staged-ahead-0 or state_published-ahead-0))"
+        " or (killed_in_a_restore and planned)",
+    ),
+    Stage("job: bucket", ("tests/system/test_gcs_job.py",), again=True),
+)
+_LONGEST_TEST_S = 300
+_LONGEST_STAGE_S = 1800
+
+
+def expanded(paths: Iterable[str]) -> list[str]:
+    """Return the test files of files and folders, in order."""
+    files: list[str] = []
+    for path in paths:
+        below = sorted((ROOT / path).rglob("test_*.py")) if (ROOT / path).is_dir() else []
+        files += [str(each.relative_to(ROOT)) for each in below] or [path]
+    return [file for file in files if (ROOT / file).is_file()]
+
+
+class Matrix:
+    """Runs mutants in a workplace, and keeps what came of them."""
+
+    def __init__(self, place: Workplace, out: Path, seeds: int, whole: bool) -> None:
+        self._place = place
+        self._out = out
+        self._seeds = seeds
+        self._whole = whole
+        self._entered: dict[str, list[str]] = {}
+        self._cpu_s = 0.0
+
+    # Which functions a test file enters.
+
+    def note_entered(self) -> None:
+        """Run the strong part without a defect, and note which functions each file enters.
+
+        A file that enters no changed function cannot see a defect, and is left out. Kept below
+        ``out`` for this state of the tree.
+        """
+        kept = self._out / f"entered-{self._place.state}.json"
+        if kept.is_file():
+            self._entered = json.loads(kept.read_text())
+        for stage in STRONG:
+            files = [file for file in expanded(stage.files) if file not in self._entered]
+            if not files:
+                continue
+            notes = self._out.resolve() / "entered.txt"
+            notes.unlink(missing_ok=True)
+            more = {"KILL_MATRIX_ENTERED": str(notes), "KILL_MATRIX_FILE": ""}
+            done = self._run(stage, files, None, more)
+            print(f"{stage.name}: {done['cpu_s']:.0f} s of CPU", *done["failed"], flush=True)
+            entered: dict[str, set[str]] = {}
+            for line in notes.read_text().splitlines():
+                file, _, function = line.partition("\t")
+                entered.setdefault(file, set()).add(function)
+            # What runs while modules are imported, or in a stage of one file, is of each file.
+            of_all = entered.get("", set())
+            broken = {name.partition("::")[0] for name in done["failed"]}
+            for file in files:
+                if file not in broken:
+                    self._entered[file] = sorted(of_all | entered.get(file, set()))
+            kept.write_text(json.dumps(self._entered))
+
+    def _sees(self, file: str, functions: set[str]) -> bool:
+        return file not in self._entered or not functions.isdisjoint(self._entered[file])
+
+    # Runs.
+
+    def _run(
+        self, stage: Stage, files: Sequence[str], mutant: Mutant | None, more: dict[str, str]
+    ) -> dict[str, Any]:
+        in_process = mutant.in_process if mutant else ""
+        if files == [SIMULATION]:
+            done = self._simulate(in_process, more)
+        else:
+            selected = ["-k", stage.selected] if stage.selected else []
+            first = [] if self._whole or mutant is None else ["-x"]
+            limits = [f"--timeout={_LONGEST_TEST_S}", "--hypothesis-seed=0"]
+            done = self._place.pytest(
+                {
+                    "arguments": ["--tb=short", *limits, *first, *selected, *files],
+                    "in_process": in_process,
+                    "environment": more,
+                    "log": str(self._out / "pytest.log"),
+                    "limit_s": _LONGEST_STAGE_S,
+                }
+            )
+        self._cpu_s += done["cpu_s"]
+        return done
+
+    def _simulate(self, in_process: str, more: dict[str, str]) -> dict[str, Any]:
+        began = resource.getrusage(resource.RUSAGE_CHILDREN)
+        names = [in_process] if in_process else []
+        seeds = ["--first", "1", "--seeds", str(self._seeds), "--work", *names]
+        worker = subprocess.Popen(
+            [str(self._place.python), SIMULATION, *seeds],
+            cwd=self._place.tree,
+            env={**self._place.environment(), **more},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        assert worker.stdout is not None
+        failed: list[str] = []
+        ended = False
+        for line in worker.stdout:
+            told = json.loads(line) if line.startswith("{") else {}
+            ended = ended or "cpu_s" in told
+            if "seed" in told:
+                failed.append(f"{SIMULATION} --seed {told['seed']}: {told['failure'][:120]}")
+                os.killpg(worker.pid, signal.SIGKILL)
+                break
+        worker.wait()
+        if not failed and not ended:
+            failed.append(f"{SIMULATION}: it ended early")
+        spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_s = spent.ru_utime + spent.ru_stime - began.ru_utime - began.ru_stime
+        return {"status": bool(failed), "failed": failed, "cpu_s": cpu_s}
+
+    def judge(self, mutant: Mutant, kept: dict[str, Any]) -> dict[str, Any]:
+        """Return what is known of a mutant: ``kept``, and what had not been run."""
+        now = {"digest": mutant.digest, "tree": self._place.state}
+        same = all(kept.get(name) == value for name, value in now.items())
+        result = kept if same else {**now, "killed": {}, "passed": [], "not_entered": 0}
+        functions = mutant.functions(self._place.tree)
+        result["not_entered"] = 0
+        began_s = self._cpu_s
+        strong = [file for stage in STRONG for file in expanded(stage.files)]
+        for stage in (*STRONG, *self._rest(mutant, strong)):
+            if result["killed"] and not self._whole:
+                break
+            files = [file for file in expanded(stage.files) if self._sees(file, functions)]
+            result["not_entered"] += len(expanded(stage.files)) - len(files)
+            files = [f for f in files if f not in result["passed"] and f not in result["killed"]]
+            # A defect of this process alone does not reach the processes of a job.
+            if files and not (mutant.in_process and stage.name.startswith("job")):
+                self._meet(stage, files, mutant, result)
+        result["cpu_s"] = round(kept.get("cpu_s", 0) * same + self._cpu_s - began_s, 1)
+        return result
+
+    def _rest(self, mutant: Mutant, strong: list[str]) -> list[Stage]:
+        named = [file for file in mutant.record_tests if file not in strong]
+        stages = [Stage(f"record: {file}", (file,), again=True) for file in expanded(named)]
+        if self._whole:
+            others = [f for f in expanded(["tests"]) if f not in strong and f not in named]
+            stages += [Stage(f"rest: {file}", (file,), again=True) for file in others]
+        return stages
+
+    def _meet(self, stage: Stage, files: list[str], mutant: Mutant, result: dict[str, Any]) -> None:
+        with self._place.changed(mutant):
+            done = self._run(stage, files, mutant, {})
+        failed = done["failed"]
+        if not failed and done["status"] not in (0, 5):
+            failed = [f"{files[0]}: pytest ended with {done['status']}"]
+        if failed and stage.again:
+            names = [name for name in failed if "::" in name] or files
+            if self._run(stage, names, None, {})["failed"]:
+                result.setdefault("unsure", []).extend(failed)
+                return
+        for name in failed:
+            file = name.partition("::")[0].partition(" ")[0].partition(":")[0]
+            result["killed"].setdefault(file, name.removeprefix(f"{file}::"))
+        if not failed:
+            result["passed"] = sorted({*result["passed"], *files})
+
+
+def read_results() -> dict[str, Any]:
+    """Return what earlier runs found, by mutant."""
+    return json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+
+
+def table(mutants: Sequence[Mutant], results: dict[str, Any]) -> str:
+    """Return what is known as Markdown: each mutant with the files that notice it."""
+    lines = ["| defect put back | noticed by |", "|---|---|"]
+    for mutant in mutants:
+        result = results.get(mutant.name)
+        if result is None or result["digest"] != mutant.digest:
+            noticed = "not run"
+        else:
+            noticed = ", ".join(f"`{file}`" for file in result["killed"]) or "nothing that was run"
+        lines.append(f"| `{mutant.name}` | {noticed} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="see that each edit still applies")
+    parser.add_argument("--table", action="store_true", help="print what earlier runs found")
+    parser.add_argument("--only", nargs="+", default=[], help="names of mutants")
+    parser.add_argument("--sample", type=int, help="so many mutants, drawn by --seed, run anew")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=40, help="histories of the simulation")
+    parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("kill_matrix_out"))
+    arguments = parser.parse_args()
+    wrong = list(faults())
+    print("\n".join(wrong), end="\n" if wrong else "")
+    if arguments.check or wrong:
+        return 1 if wrong else 0
+    _, mutants = load()
+    if arguments.table:
+        print(table(mutants, read_results()))
+        return 0
+    unknown = set(arguments.only) - {each.name for each in mutants}
+    if unknown:
+        parser.error(f"no such mutant: {', '.join(sorted(unknown))}")
+    chosen = [each for each in mutants if not arguments.only or each.name in arguments.only]
+    if arguments.sample:
+        chosen = random.Random(arguments.seed).sample(chosen, arguments.sample)
+    return _run_all(chosen, arguments)
+
+
+def _run_all(chosen: list[Mutant], arguments: argparse.Namespace) -> int:
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    survived: list[str] = []
+    with Workplace() as place:
+        matrix = Matrix(place, arguments.out.resolve(), arguments.seeds, arguments.whole)
+        if not arguments.sample:
+            matrix.note_entered()
+        for mutant in chosen:
+            began_s = time.monotonic()
+            kept = {} if arguments.sample else read_results().get(mutant.name, {})
+            result = matrix.judge(mutant, kept)
+            killers = ", ".join(f"{file}: {test}" for file, test in result["killed"].items())
+            seconds = time.monotonic() - began_s
+            print(f"{mutant.name}: {killers or 'SURVIVED'} ({seconds:.0f} s)", flush=True)
+            survived += [] if killers else [mutant.name]
+            if not arguments.sample:
+                RESULTS.write_text(
+                    json.dumps({**read_results(), mutant.name: result}, indent=1, sort_keys=True)
+                    + "\n"
+                )
+    print(f"{len(chosen)} mutants, {len(survived)} survived: {' '.join(survived)}")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
