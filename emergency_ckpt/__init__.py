@@ -9,14 +9,12 @@ from emergency_ckpt.faces import face_of
 
 if TYPE_CHECKING:
     from emergency_ckpt.checkpointer import CheckpointerConfig, EmergencyCheckpointer
-    from emergency_ckpt.core.save.timing import AdaptiveInterval
     from emergency_ckpt.events import Event
     from emergency_ckpt.restore.request import RestoreReport
 
     __version__: str
 
 __all__ = [
-    "AdaptiveInterval",
     "CheckpointerConfig",
     "EmergencyCheckpointer",
     "Event",
@@ -27,7 +25,6 @@ __all__ = [
 _find = face_of(
     __name__,
     {
-        "AdaptiveInterval": "core.save.timing",
         "CheckpointerConfig": "checkpointer",
         "EmergencyCheckpointer": "checkpointer",
         "Event": "events",

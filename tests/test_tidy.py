@@ -27,6 +27,7 @@ FACES = {"CheckpointManager", "CheckpointManagerOptions", "EmergencyCheckpointer
 
 # Public names that only users call.
 CALLED_BY_USERS = {
+    "extras/pace.py": {"AdaptiveInterval"},
     "axlearn/adapter.py": {"checkpoint_paths", "ckpt_dir"},
     "checkpointer.py": {"failed_saves"},
     "maxtext.py": {"create_checkpoint_manager", "from_maxtext"},

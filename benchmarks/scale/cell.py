@@ -28,10 +28,11 @@ from emergency_ckpt.cluster.coordination import JaxCoordinator, namespace
 from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.cluster.round import Series, run_on_all
 from emergency_ckpt.config.settings import Config
-from emergency_ckpt.core.placement.placement_policies import parse_policy, place
+from emergency_ckpt.core.placement.placement_policies import place
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, selected
 from emergency_ckpt.core.stall import time_limits
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.extensions import parse_placement
 from emergency_ckpt.restore.dialogue import Answer, RestoreDialogue, Status
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.leader import RestoreLeader
@@ -159,7 +160,7 @@ def build(directory: Path, cell: Cell) -> None:
     places: dict[str, tuple[int, int]] = {}
     digests = [""] * cell.shape.process_count
     with (directory / "manifests").open("wb") as file:
-        for encoded, processes in manifests(cell.shape, parse_policy(cell.placement)):
+        for encoded, processes in manifests(cell.shape, parse_placement(cell.placement)):
             digest = contents_digest(encoded)
             places[digest] = (file.tell(), len(encoded))
             file.write(encoded)
@@ -179,7 +180,7 @@ def read_places(directory: Path) -> tuple[dict[str, tuple[int, int]], list[str]]
 def lead(directory: Path, cell: Cell) -> dict[str, Any]:
     """Measure a save's vote and a restore of the job at its leader and between processes."""
     places, digests = read_places(directory)
-    shape, policy = cell.shape, parse_policy(cell.placement)
+    shape, policy = cell.shape, parse_placement(cell.placement)
     place_s, _ = _cpu_s(
         lambda: place(policy, shape.topology, 1 % shape.process_count, shape.held())
     )

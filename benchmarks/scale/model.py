@@ -6,8 +6,12 @@ from collections.abc import Collection, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from emergency_ckpt.core.placement.placement_policies import PlacementPolicy, Topology, place_on
-from emergency_ckpt.core.placement.striping import HeldLeaves
+from emergency_ckpt.core.placement.placement_policies import (
+    HeldLeaves,
+    PlacementPolicy,
+    Topology,
+    place_on,
+)
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
 from emergency_ckpt.core.restore.plan_types import TargetSet
 from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes

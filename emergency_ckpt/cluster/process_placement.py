@@ -14,11 +14,10 @@ import numpy as np
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.boxes import covers, whole
 from emergency_ckpt.core.placement.placement_policies import (
-    AllButPrimary,
+    HeldLeaves,
     PlacementPolicy,
     RetainedShards,
     SingleCopies,
-    Striped,
     Topology,
     buddies,
     place,
@@ -26,7 +25,6 @@ from emergency_ckpt.core.placement.placement_policies import (
     single_copies,
     writers,
 )
-from emergency_ckpt.core.placement.striping import HeldLeaves
 from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.errors import ConfigError, InvalidState
@@ -180,7 +178,7 @@ class ProcessPlacement:
 def copies_in_ram(policy: PlacementPolicy, topology: Topology) -> int:
     """Return the number of slices that keep each shard in RAM."""
     slices = len(topology.slices)
-    if isinstance(policy, AllButPrimary):
+    if policy.copies is None:
         return slices if slices <= 2 else slices - 1
     return min(policy.copies, slices)
 
@@ -218,7 +216,7 @@ def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> 
     held = table.shards_of(me)
     # Fewer copies than slices must not grow to more in a restore; where the primary alone stores
     # nothing, what it has fetched is one copy more.
-    retained = None if isinstance(config.placement, AllButPrimary) else RetainedShards(stored, held)
+    retained = None if config.placement.copies is None else RetainedShards(stored, held)
     return ProcessPlacement(
         tree=tree,
         topology=topology,
@@ -243,7 +241,7 @@ def single_copy_text(config: Config, placement: ProcessPlacement) -> str:
             "the job is one process, so each part of the state has one copy in RAM, on this host."
             f" The loss of the host costs every step in RAM, and the job goes back to {back}"
         )
-    if slices > 1 and isinstance(config.placement, Striped) and config.placement.copies == 1:
+    if slices > 1 and config.placement.copies == 1:
         why = "placement keeps one copy"
     elif slices > 1:
         why = f"they are split across the {slices} slices, as in leaf {single.leaf!r}"

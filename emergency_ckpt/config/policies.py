@@ -18,7 +18,6 @@ from typing import Any, Protocol, cast
 from emergency_ckpt.core.save.retention_rules import StepRecord, wanted_by_fields
 from emergency_ckpt.core.save.save_rules import StepRules
 from emergency_ckpt.core.save.timing import (
-    AdaptiveInterval,
     Continuous,
     EverySeconds,
     TimingRule,
@@ -33,7 +32,7 @@ class SavePolicy(Protocol):
     def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool: ...
 
 
-SaveRule = int | datetime.timedelta | SavePolicy | AdaptiveInterval
+SaveRule = int | datetime.timedelta | SavePolicy | TimingRule
 SaveEvery = SaveRule | Sequence[SaveRule]
 """When a tier saves: a number of steps, a time, a policy, or several, of which one is enough."""
 
@@ -156,8 +155,8 @@ def plan_saves(every: object) -> SavePlan:
         elif kind is ocm.ContinuousCheckpointingPolicy:
             minimum = cast("ocm.ContinuousCheckpointingPolicy", part).minimum_interval_secs
             timing.append(Continuous(minimum_interval_s=float(minimum or 0.0)))
-        elif kind is AdaptiveInterval:
-            timing.append(cast("AdaptiveInterval", part))
+        elif isinstance(part, TimingRule):
+            timing.append(part)
         else:
             unknown = everywhere if is_asked_everywhere else asked
             unknown.append(UserPolicy(cast("SavePolicy", part)))
@@ -169,11 +168,7 @@ def plan_text(plan: SavePlan | None) -> str:
     if plan is None:
         return "off"
     texts = ["every step" if n == 1 else f"every {n} steps" for n in plan.rules.intervals if n > 0]
-    for rule in plan.timing:
-        if isinstance(rule, EverySeconds):
-            texts.append(f"every {rule.interval_s:g} s")
-        else:
-            texts.append("continuously" if isinstance(rule, Continuous) else "adaptively")
+    texts += [rule.words for rule in plan.timing]
     if plan.asked or plan.everywhere or plan.rules.steps or plan.rules.initial:
         texts.append("as its policy asks")
     return "saved " + (" and ".join(texts) or "at a preemption")

@@ -29,7 +29,6 @@ from emergency_ckpt.core.placement.placement_policies import (
     PersistentWriters,
     PlacementPolicy,
     StorageCompression,
-    parse_policy,
 )
 from emergency_ckpt.core.restore.majority import OnDivergence
 from emergency_ckpt.core.save.retention_rules import NonFinite
@@ -40,6 +39,7 @@ from emergency_ckpt.core.stall import TimeLimits, time_limits
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.event_log.log_writer import launcher_directory
 from emergency_ckpt.events import Listener
+from emergency_ckpt.extensions import parse_placement
 from emergency_ckpt.files import resolved
 from emergency_ckpt.types import Requirement, Security, TierName
 
@@ -69,7 +69,7 @@ def as_text(path: Any) -> Any:
 def as_policy(placement: Any) -> Any:
     """Return the placement policy of a text; an invalid text as it is, for the validation."""
     with contextlib.suppress(ConfigError):
-        return parse_policy(placement) if isinstance(placement, str) else placement
+        return parse_placement(placement) if isinstance(placement, str) else placement
     return placement
 
 
@@ -105,9 +105,9 @@ class Config:
     local_save_every: SaveEvery = setting(10, tier="local", basic=True)
     """When to save to the local tier: every so many steps; a ``datetime.timedelta`` for so much
     time of the leader's clock; a policy, which is an object of Orbax's ``SaveDecisionPolicy``, a
-    user's own subclass, or ``AdaptiveInterval``; or a list of these, of which one that is due is
-    enough. 0: the tier is off. What depends on clocks or on a save in progress is decided by the
-    leader, and the processes agree on the step in the background."""
+    user's own subclass, or ``extras.pace.AdaptiveInterval``; or a list of these, of which one that
+    is due is enough. 0: the tier is off. What depends on clocks or on a save in progress is decided
+    by the leader, and the processes agree on the step in the background."""
     save_every: SaveEvery = setting(1000, tier="persistent", needs="dir", basic=True)
     """The same for the persistent tier."""
     local_keep_last_n: int = setting(1, tier="local", least=1, most=64, basic=True)
@@ -162,8 +162,8 @@ class Config:
     Both write an ordinary Orbax step."""
     placement: PlacementPolicy = setting(AllButPrimary(), tier="local", basic=True)
     """Choice of the slices that store each shard in the local tier, as a policy or its text.
-    ``"all_but_primary"``: every slice but the first stores all shards. ``"striped(2)"``: two slices
-    store each shard, so a process transfers and stores less. See ``eckpt plan``."""
+    ``"all_but_primary"``: every slice but the first stores all shards. ``"striped(2)"``, an extra:
+    two slices store each shard, so a process transfers and stores less. See ``eckpt plan``."""
     host_state_buddies: int | None = setting(None, tier="local")
     """Number of processes on other slices that store a copy of a host state; None: one on every
     other slice."""

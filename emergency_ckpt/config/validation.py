@@ -24,9 +24,9 @@ from emergency_ckpt.config.policies import parts_of
 from emergency_ckpt.config.table import LONGEST_TIME_S, is_complete, settings_table
 from emergency_ckpt.core.address import split_holder
 from emergency_ckpt.core.limits import NAME_PATTERN
-from emergency_ckpt.core.placement.placement_policies import AllButPrimary, Striped
+from emergency_ckpt.core.placement.placement_policies import PlacementPolicy
 from emergency_ckpt.core.save.notice_rules import notice_problems
-from emergency_ckpt.core.save.timing import AdaptiveInterval
+from emergency_ckpt.core.save.timing import TimingRule
 from emergency_ckpt.core.step_names import METRICS, is_format, is_item_name, steps_by_kind
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.event_log.log_writer import NO_LOG
@@ -177,8 +177,8 @@ def _snapshot_problems(mode: str, device_copy_bytes: int) -> list[str]:
 
 def _placement_problems(placement: object) -> list[str]:
     return _line(
-        not isinstance(placement, AllButPrimary | Striped),
-        f"placement must be 'all_but_primary' or 'striped(<copies>)', not {placement!r}",
+        not isinstance(placement, PlacementPolicy) or isinstance(placement, type),
+        f"placement must be 'all_but_primary', 'striped(<copies>)' or a policy, not {placement!r}",
     )
 
 
@@ -252,8 +252,8 @@ def save_problems(name: str, every: object) -> list[str]:
         elif part is None or isinstance(part, int | float | str):
             if not is_complete(part, 0):
                 problems.append(f"{name} must be {_SAVE_EVERY}, not {part!r}")
-        elif isinstance(part, AdaptiveInterval):
-            problems += _field_problems(name, part)
+        elif isinstance(part, TimingRule) and not isinstance(part, type):
+            continue
         else:
             problems += _object_problems(name, part, "should_save") or _field_problems(name, part)
     return problems

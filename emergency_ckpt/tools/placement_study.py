@@ -17,10 +17,10 @@ from emergency_ckpt.core.placement.placement_policies import (
     ALL_BUT_PRIMARY,
     AllButPrimary,
     PlacementPolicy,
-    Striped,
     Topology,
 )
 from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.extras.striped import Striped
 
 Polynomial = tuple[int, ...]
 """Coefficients, the constant first: the number of sets of each size."""
@@ -76,7 +76,7 @@ def _lost(harmless: Polynomial, slices: int, hosts_per_slice: int, lost_hosts: i
 
 def _fatal_sets(policy: PlacementPolicy, slices: int) -> Polynomial:
     """Return, by size, the number of sets of slices that hold every copy of a shard."""
-    if not isinstance(policy, AllButPrimary):
+    if policy.copies is not None:
         return _including(slices, min(policy.copies, slices))
     if slices <= 2:
         return _including(slices, slices)

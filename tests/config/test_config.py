@@ -16,8 +16,8 @@ from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
 from emergency_ckpt.config import Config, run_id_of, settings_table
-from emergency_ckpt.core.placement.placement_policies import Striped
 from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.extras.striped import Striped
 
 SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
 MUST_AGREE: dict[str, Any] = {
@@ -187,8 +187,14 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"local_dir": "relative"}, "local_dir 'relative' is not an absolute path"),
         ({"local_dir": None}, "local_dir must be a text, not None"),
         ({"dir": ""}, "dir is empty"),
-        ({"placement": "striped(0)"}, "placement must be 'all_but_primary' or 'striped(<copies>)'"),
-        ({"placement": 2}, "placement must be 'all_but_primary' or 'striped(<copies>)', not 2"),
+        (
+            {"placement": "striped(0)"},
+            "placement must be 'all_but_primary', 'striped(",
+        ),
+        (
+            {"placement": 2},
+            "placement must be 'all_but_primary', 'striped(",
+        ),
         ({"dir": 7}, "dir must be a text, not 7"),
         ({"run_id": "../escape"}, "run_id '../escape' may only have"),
         ({"run_id": ".hidden"}, "run_id '.hidden' may only have"),

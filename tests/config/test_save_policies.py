@@ -23,7 +23,8 @@ from emergency_ckpt.config.validation import (
 )
 from emergency_ckpt.core.save.retention_rules import StepRecord
 from emergency_ckpt.core.save.save_rules import StepRules, is_due
-from emergency_ckpt.core.save.timing import AdaptiveInterval, Continuous, EverySeconds, TierStatus
+from emergency_ckpt.core.save.timing import Continuous, EverySeconds, TierStatus
+from emergency_ckpt.extras.pace import AdaptiveInterval
 
 IDLE = TierStatus(False, True, 1.0, 0.0, 0.0, 1.0)
 

@@ -16,7 +16,7 @@ from looks import USAGE_EXIT_CODE, eckpt_here
         ({"host_state": "5Mi"}, "on each host, for 2 slots of its part of 60Gi with all_but"),
         ({"ramdisk": "60Gi", "keep_steps": "2"}, "need: 90Gi on each host, for 3 slots"),
         ({"ramdisk": "39Gi", "placement": "striped(2)"}, "need: 40Gi on each host"),
-        ({"placement": "striped(0)"}, "placement must be 'all_but_primary' or 'striped(<copies>)'"),
+        ({"placement": "striped(0)"}, "placement 'striped(0)': the number of copies is 1 or more"),
         ({"memory": "60Gi"}, "--memory 60Gi must be more than --ramdisk 60Gi"),
         ({"hosts": "3"}, "--hosts 3 is more than the topology has: 2x4 of v5e has 2 hosts"),
         ({"hosts": "1"}, "--hosts 1 is fewer than the topology has"),

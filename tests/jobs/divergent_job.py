@@ -13,7 +13,7 @@ from job_process import JobProcess, mesh_of, programs_of, run_program
 from restoring import lose, newest_manifest, process_dir, restore, train
 
 from emergency_ckpt import _native
-from emergency_ckpt.core.placement.placement_policies import Striped
+from emergency_ckpt.extras.striped import Striped
 from emergency_ckpt.ram.manifest import decode_manifest, encode_contents, wrap_contents
 
 LEAF = "bytes"

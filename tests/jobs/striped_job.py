@@ -22,7 +22,7 @@ from job_process import (
 )
 from restoring import damage_newest, lose, process_dir, restore, train
 
-from emergency_ckpt.core.placement.placement_policies import Striped
+from emergency_ckpt.extras.striped import Striped
 
 
 def two_copies(**settings: Any) -> dict[str, Any]:

@@ -17,12 +17,12 @@ import msgspec
 from emergency_ckpt.cluster import coordination
 from emergency_ckpt.core.address import parse_address
 from emergency_ckpt.core.keys import StepSigning
-from emergency_ckpt.core.placement.placement_policies import parse_policy
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.step_log import Entry, problem_of
 from emergency_ckpt.core.timeline import Ancestor, Timeline
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.event_log import decode_line
+from emergency_ckpt.extensions import parse_placement
 from emergency_ckpt.ram import manifest, signatures
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.save.persistent.rounds import report_of
@@ -261,7 +261,7 @@ TARGETS: Mapping[str, Target] = {
     "number": Target(lambda data: coordination.number_of(data, "number"), [b"17"]),
     "reason": Target(coordination.reason_of, [b"a reason"]),
     "address": Target(_as_text(parse_address), [b"host:80", b"[::1]:80"]),
-    "policy": Target(_as_text(parse_policy), [b"striped(2)", b"all_but_primary"]),
+    "policy": Target(_as_text(parse_placement), [b"striped(2)", b"all_but_primary"]),
     "fault": Target(_as_text(parse_fault), [b"step=3 kill=process:1 lose-ram"]),
     "event_line": Target(decode_line, [_LINE], (ValueError,)),
 }

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from emergency_ckpt.core.boxes import volume
 from emergency_ckpt.core.placement.placement_policies import (
     AllButPrimary,
+    HeldLeaves,
     PlacementPolicy,
     Topology,
     buddies,
     place,
 )
-from emergency_ckpt.core.placement.striping import HeldLeaves
 from emergency_ckpt.core.restore.inventory import (
     HeldHostState,
     HeldTensors,

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from emergency_ckpt.core.placement.placement_policies import (
     AllButPrimary,
+    HeldLeaves,
     PlacementPolicy,
-    Striped,
     Topology,
     place_on,
 )
-from emergency_ckpt.core.placement.striping import HeldLeaves
 from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.extras.striped import Striped
 from emergency_ckpt.tools.placement_study import (
     loss_probability,
     slices_that_may_fail,

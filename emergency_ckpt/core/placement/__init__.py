@@ -2,7 +2,7 @@
 
 1. ``placement_policies.place`` takes, for each group of equal leaves, the boxes that each process
    holds, and returns the shards that this process stores; every process computes it alone.
-2. ``striping`` deals each shard to ``copies`` slices.
+2. A ``PlacementPolicy`` is the choice: ``AllButPrimary``, or an extra such as ``extras.striped``.
 3. ``placement_policies`` names the ``writers`` of the persistent tier, the shards that a restore
    keeps (``RetainedShards``), and the ``buddies`` on other slices that keep a copy of a host
    state.

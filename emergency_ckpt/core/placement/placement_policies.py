@@ -4,15 +4,12 @@ processes that write the persistent tier.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, assert_never
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from emergency_ckpt.core.boxes import intersect, volume
-from emergency_ckpt.core.placement.striping import HeldLeaves, Striping
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.types import Box, ShardId
 
@@ -60,6 +57,55 @@ class Topology:
         return self.members[self.slice_of[process]].index(process)
 
 
+Holders = tuple[int, ...]
+"""Processes whose devices hold a box, sorted."""
+
+
+@dataclass(frozen=True)
+class HeldLeaves:
+    """Leaves of one shape that are sharded alike over the job.
+
+    Attributes:
+      shape: of the whole arrays.
+      item_bytes: bytes of one element, by leaf path.
+      holders: processes that hold each distinct box.
+    """
+
+    shape: tuple[int, ...]
+    item_bytes: Mapping[str, int]
+    holders: Mapping[Box, Holders]
+
+
+@runtime_checkable
+class PlacementPolicy(Protocol):
+    """A rule that chooses, for each shard, the processes that store it. Pure.
+
+    Every process computes the same answer from the same arguments.
+
+    Attributes:
+      copies: number of slices that store each shard; None: as many as hold it, but for the primary.
+    """
+
+    @property
+    def copies(self) -> int | None: ...
+
+    def stored_by(
+        self, topology: Topology, processes: Collection[int], held: Sequence[HeldLeaves]
+    ) -> Mapping[int, Sequence[ShardId]]:
+        """Return the shards that each of ``processes`` stores, in any order.
+
+        Together all processes must store every box that any of them holds. The result may have
+        other processes too.
+        """
+        ...
+
+    def copies_of(
+        self, topology: Topology, leaves: HeldLeaves, holders: Holders
+    ) -> Mapping[str, int]:
+        """Return how many processes store a box that ``holders`` hold, by leaf path."""
+        ...
+
+
 @dataclass(frozen=True)
 class AllButPrimary:
     """Each shard is stored on every slice but the primary, which writes the persistent tier.
@@ -68,50 +114,37 @@ class AllButPrimary:
     single copy would not survive a failure.
     """
 
+    @property
+    def copies(self) -> None:
+        """None: as many as hold the shard."""
 
-@dataclass(frozen=True)
-class Striped:
-    """Each shard is stored on ``copies`` of the slices that have it, never twice on one slice.
+    def stored_by(
+        self, topology: Topology, processes: Collection[int], held: Sequence[HeldLeaves]
+    ) -> Mapping[int, Sequence[ShardId]]:
+        """As ``PlacementPolicy``."""
+        stored: dict[int, list[ShardId]] = {}
+        among = frozenset(processes)
+        for leaves in held:
+            for box, holders in leaves.holders.items():
+                if not (asked := among.intersection(holders)):
+                    continue
+                shards = [ShardId(path, box) for path in leaves.item_bytes]
+                slices = slices_of(topology, holders)
+                for process in asked:
+                    if _stores(topology, process, slices):
+                        stored.setdefault(process, []).extend(shards)
+        return stored
 
-    A process stores ``copies / slices`` of its part of the state, and fetches the rest from peers
-    when it restores. The RAM tier survives the loss of any ``copies - 1`` slices. With as many
-    copies as slices, or more, every slice stores everything.
+    def copies_of(
+        self, topology: Topology, leaves: HeldLeaves, holders: Holders
+    ) -> Mapping[str, int]:
+        """As ``PlacementPolicy``."""
+        slices = slices_of(topology, holders)
+        copies = sum(_stores(topology, process, slices) for process in holders)
+        return dict.fromkeys(leaves.item_bytes, copies)
 
-    Attributes:
-      everywhere_below_bytes: a leaf with fewer bytes in all is stored by every process that holds
-        a part of it, because fetching it would take longer than keeping it.
-
-    Raises:
-      ConfigError: fewer than one copy, negative bytes, or a value that is no whole number.
-    """
-
-    copies: int
-    everywhere_below_bytes: int = 64 * 1024
-
-    def __post_init__(self) -> None:
-        numbers: tuple[object, ...] = (self.copies, self.everywhere_below_bytes)
-        whole = all(type(number) is int for number in numbers)
-        if not whole or self.copies < 1 or self.everywhere_below_bytes < 0:
-            raise ConfigError([f"{self} is no placement: at least one copy, no negative size"])
-
-
-PlacementPolicy = AllButPrimary | Striped
 
 ALL_BUT_PRIMARY = "all_but_primary"
-
-
-def parse_policy(text: str) -> PlacementPolicy:
-    """Return the policy named by ``"all_but_primary"`` or ``"striped(<copies>)"``.
-
-    Raises:
-      ConfigError: anything else.
-    """
-    if text == ALL_BUT_PRIMARY:
-        return AllButPrimary()
-    match = re.fullmatch(r"striped\(([1-9][0-9]{0,5})\)", text)
-    if match:
-        return Striped(int(match[1]))
-    raise ConfigError([f"placement must be 'all_but_primary' or 'striped(<copies>)', got {text!r}"])
 
 
 def place(
@@ -131,39 +164,8 @@ def place_on(
     held: Sequence[HeldLeaves],
 ) -> dict[int, tuple[ShardId, ...]]:
     """Return ``place`` of each of ``processes``, with less work than one call for each."""
-    match policy:
-        case AllButPrimary():
-            stored = _all_but_primary(topology, frozenset(processes), held)
-        case Striped():
-            stored = _striping(policy, topology, held).stored_by(processes)
-        case _:
-            assert_never(policy)
+    stored = policy.stored_by(topology, processes, held)
     return {process: tuple(sorted(stored.get(process, ()))) for process in processes}
-
-
-def _striping(policy: Striped, topology: Topology, held: Sequence[HeldLeaves]) -> Striping:
-    return Striping(
-        topology.slice_of,
-        held,
-        copies=policy.copies,
-        everywhere_below_bytes=policy.everywhere_below_bytes,
-    )
-
-
-def _all_but_primary(
-    topology: Topology, among: frozenset[int], held: Iterable[HeldLeaves]
-) -> dict[int, list[ShardId]]:
-    stored: dict[int, list[ShardId]] = {}
-    for leaves in held:
-        for box, holders in leaves.holders.items():
-            if not (asked := among.intersection(holders)):
-                continue
-            shards = [ShardId(path, box) for path in leaves.item_bytes]
-            slices = _slices(topology, holders)
-            for process in asked:
-                if _stores(topology, process, slices):
-                    stored.setdefault(process, []).extend(shards)
-    return stored
 
 
 class SingleCopies(NamedTuple):
@@ -181,24 +183,14 @@ def single_copies(
     once = total = 0
     leaf = ""
     for leaves in held:
-        elements = math.prod(leaves.shape)
         for box, holders in leaves.holders.items():
-            items, nbytes = leaves.item_bytes, volume(box) * sum(leaves.item_bytes.values())
-            total += nbytes
-            slices = _slices(topology, holders)
-            match policy:
-                case AllButPrimary():
-                    copies = sum(_stores(topology, process, slices) for process in holders)
-                case Striped():
-                    copies = min(policy.copies, len(slices))
-                    if len(holders) > 1:  # else small leaves have one copy too
-                        least = policy.everywhere_below_bytes
-                        items = {path: n for path, n in items.items() if elements * n >= least}
-                case _:
-                    assert_never(policy)
-            if copies == 1 and nbytes and items:
-                once += volume(box) * sum(items.values())
-                leaf = leaf or min(items)
+            elements = volume(box)
+            total += elements * sum(leaves.item_bytes.values())
+            for path, copies in policy.copies_of(topology, leaves, holders).items():
+                nbytes = elements * leaves.item_bytes[path]
+                if copies == 1 and nbytes:
+                    once += nbytes
+                    leaf = min(leaf or path, path)
     return SingleCopies(once, total, leaf)
 
 
@@ -209,12 +201,13 @@ def replicated_bytes(topology: Topology, held: Iterable[HeldLeaves]) -> tuple[in
         for box, holders in leaves.holders.items():
             nbytes = volume(box) * sum(leaves.item_bytes.values())
             total += nbytes
-            if len(_slices(topology, holders)) == len(topology.slices):
+            if len(slices_of(topology, holders)) == len(topology.slices):
                 replicated += nbytes
     return replicated, total
 
 
-def _slices(topology: Topology, processes: Iterable[int]) -> set[int]:
+def slices_of(topology: Topology, processes: Iterable[int]) -> set[int]:
+    """Return the slices of ``processes``."""
     return {topology.slice_of[process] for process in processes}
 
 

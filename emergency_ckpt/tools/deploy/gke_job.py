@@ -9,9 +9,10 @@ from typing import Literal, get_args
 
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.limits import NAME_PATTERN
-from emergency_ckpt.core.placement.placement_policies import ALL_BUT_PRIMARY, parse_policy
+from emergency_ckpt.core.placement.placement_policies import ALL_BUT_PRIMARY
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.event_log.log_writer import LOG_BYTES
+from emergency_ckpt.extensions import parse_placement
 from emergency_ckpt.tools.deploy.quantity import format_quantity
 from emergency_ckpt.tools.deploy.tpus import (
     ACCELERATORS,
@@ -221,7 +222,7 @@ def tolerations_of(job: GkeJob) -> list[dict[str, str]]:
 
 def held_on_host(job: GkeJob) -> int:
     """Return the bytes of a host's slots and host states. ConfigError: the placement is none."""
-    share = stored_share(parse_policy(job.placement), job.slices)
+    share = stored_share(parse_placement(job.placement), job.slices)
     slots = SLOTS - 1 + job.keep_steps  # one is written while those that are kept stay whole
     slot = math.ceil(job.state_bytes / job.hosts * share)
     return math.ceil(held_bytes(slot, job.host_state_bytes, job.slices - 1, slots))

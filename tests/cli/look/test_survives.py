@@ -21,9 +21,8 @@ from tiers_support import (
 
 from emergency_ckpt.cluster import ProcessHoldings
 from emergency_ckpt.core.keys import RunSecret
-from emergency_ckpt.core.placement.placement_policies import Striped
-from emergency_ckpt.core.placement.striping import blocks
 from emergency_ckpt.core.shard_layout import Layout, lay_out
+from emergency_ckpt.extras.striped import Striped, blocks
 from emergency_ckpt.ram import Signer
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.tools.placement_study import (

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from emergency_ckpt.core.placement.placement_policies import (
     AllButPrimary,
-    Striped,
+    HeldLeaves,
     Topology,
     buddies,
-    parse_policy,
     place,
     place_on,
     single_copies,
 )
-from emergency_ckpt.core.placement.striping import HeldLeaves
 from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.extensions import parse_placement
+from emergency_ckpt.extras.striped import Striped
 from emergency_ckpt.types import ShardId
 
 TOPOLOGIES = st.lists(st.integers(0, 4), min_size=1, max_size=14).map(
@@ -102,10 +102,10 @@ def test_place_returns_each_shard_once_and_sorted() -> None:
 
 
 def test_policies_are_parsed() -> None:
-    assert parse_policy("all_but_primary") == AllButPrimary()
-    assert parse_policy("striped(2)") == Striped(2)
-    with pytest.raises(ConfigError, match="placement must be"):
-        parse_policy("striped(0)")
+    assert parse_placement("all_but_primary") == AllButPrimary()
+    assert parse_placement("striped(2)") == Striped(2)
+    with pytest.raises(ConfigError, match="number of copies"):
+        parse_placement("striped(0)")
 
 
 @given(TOPOLOGIES, st.none() | st.integers(0, 5))

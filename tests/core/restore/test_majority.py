@@ -10,7 +10,6 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from planner_world import Layout, PlannerWorld
 
-from emergency_ckpt.core.placement.placement_policies import Striped
 from emergency_ckpt.core.restore.inventory import (
     HeldTensors,
     HolderInventory,
@@ -20,6 +19,7 @@ from emergency_ckpt.core.restore.inventory import (
 from emergency_ckpt.core.restore.majority import STORAGE_VOTE, MajorityResult, name_outvoted, settle
 from emergency_ckpt.core.restore.plan_types import ProcessPlan, RestorePlan, selected
 from emergency_ckpt.core.restore.restore_plan import plan_restore
+from emergency_ckpt.extras.striped import Striped
 from emergency_ckpt.types import SaveId, ShardId
 
 W = ShardId("w", ((0, 8), (0, 2)))

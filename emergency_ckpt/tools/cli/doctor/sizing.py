@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from emergency_ckpt.core.limits import SMALL_FILES_BYTES
-from emergency_ckpt.core.placement.placement_policies import parse_policy
 from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.extensions import parse_placement
 from emergency_ckpt.tools.placement_study import held_bytes, stored_share
 
 GIB = 1 << 30
@@ -61,7 +61,7 @@ def check_size(args: argparse.Namespace, command: str) -> None:
         problems.append(f"--state-gib must be above 0 and below {MOST_GIB}, not {args.state_gib}")
     if problems:
         raise ConfigError(problems, target=command)
-    parse_policy(args.placement)
+    parse_placement(args.placement)
 
 
 def given_bytes(args: argparse.Namespace) -> int | None:
@@ -71,5 +71,5 @@ def given_bytes(args: argparse.Namespace) -> int | None:
 
 def slot_bytes(args: argparse.Namespace, state_bytes: int) -> int:
     """Return the bytes of one slot of one process, of a state of ``state_bytes`` per replica."""
-    share = stored_share(parse_policy(args.placement), args.slices) / args.hosts_per_slice
+    share = stored_share(parse_placement(args.placement), args.slices) / args.hosts_per_slice
     return round(state_bytes * share)

@@ -1,5 +1,8 @@
 """Striped placement: each shard on some of the slices that have it, in groups, with even bytes.
 
+``placement=Striped(2)``, or the text ``"striped(2)"``. A process then transfers and stores less at
+a save, and fetches more from its peers at a restore.
+
 Groups, not rings: with two copies on four slices the pairs are {0, 1} and {2, 3}. Only two pairs of
 hosts at each position are then fatal when they fail together; in a ring it would be four.
 """
@@ -9,27 +12,72 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
+from math import prod
 
 from emergency_ckpt.core.boxes import volume
+from emergency_ckpt.core.placement.placement_policies import (
+    HeldLeaves,
+    Holders,
+    Topology,
+    slices_of,
+)
+from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.types import Box, ShardId
-
-Holders = tuple[int, ...]
-"""Processes whose devices hold a box, sorted."""
 
 
 @dataclass(frozen=True)
-class HeldLeaves:
-    """Leaves of one shape that are sharded alike over the job.
+class Striped:
+    """Each shard is stored on ``copies`` of the slices that have it, never twice on one slice.
+
+    A process stores ``copies / slices`` of its part of the state, and fetches the rest from peers
+    when it restores. The RAM tier survives the loss of any ``copies - 1`` slices. With as many
+    copies as slices, or more, every slice stores everything.
 
     Attributes:
-      shape: of the whole arrays.
-      item_bytes: bytes of one element, by leaf path.
-      holders: processes that hold each distinct box.
+      everywhere_below_bytes: a leaf with fewer bytes in all is stored by every process that holds
+        a part of it, because fetching it would take longer than keeping it.
+
+    Raises:
+      ConfigError: fewer than one copy, negative bytes, or a value that is no whole number.
     """
 
-    shape: tuple[int, ...]
-    item_bytes: Mapping[str, int]
-    holders: Mapping[Box, Holders]
+    copies: int
+    everywhere_below_bytes: int = 64 * 1024
+
+    def __post_init__(self) -> None:
+        numbers: tuple[object, ...] = (self.copies, self.everywhere_below_bytes)
+        whole = all(type(number) is int for number in numbers)
+        if not whole or self.copies < 1 or self.everywhere_below_bytes < 0:
+            raise ConfigError([f"{self} is no placement: at least one copy, no negative size"])
+
+    def stored_by(
+        self, topology: Topology, processes: Collection[int], held: Sequence[HeldLeaves]
+    ) -> Mapping[int, Sequence[ShardId]]:
+        """As ``PlacementPolicy``."""
+        striping = Striping(
+            topology.slice_of,
+            held,
+            copies=self.copies,
+            everywhere_below_bytes=self.everywhere_below_bytes,
+        )
+        return striping.stored_by(processes)
+
+    def copies_of(
+        self, topology: Topology, leaves: HeldLeaves, holders: Holders
+    ) -> Mapping[str, int]:
+        """As ``PlacementPolicy``."""
+        elements, copies = prod(leaves.shape), min(self.copies, len(slices_of(topology, holders)))
+        return {
+            path: len(holders) if elements * nbytes < self.everywhere_below_bytes else copies
+            for path, nbytes in leaves.item_bytes.items()
+        }
+
+
+def from_text(argument: str) -> Striped:
+    """Return the policy of the text ``"striped(<copies>)"``. ConfigError: not such a number."""
+    if not (argument.isascii() and argument.isdigit() and len(argument) < 7 and int(argument)):
+        raise ConfigError([f"placement 'striped({argument})': the number of copies is 1 or more"])
+    return Striped(int(argument))
 
 
 def blocks(slices: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
