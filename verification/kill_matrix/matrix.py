@@ -13,6 +13,7 @@ Exit status 1 when a mutant of this run survived.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import random
@@ -94,8 +95,11 @@ def expanded(paths: Iterable[str]) -> list[str]:
 class Matrix:
     """Runs mutants in a workplace, and keeps what came of them."""
 
-    def __init__(self, place: Workplace, out: Path, seeds: int, whole: bool) -> None:
+    def __init__(
+        self, place: Workplace, strong: Sequence[Stage], out: Path, seeds: int, whole: bool
+    ) -> None:
         self._place = place
+        self._strong = strong
         self._out = out
         self._seeds = seeds
         self._whole = whole
@@ -111,18 +115,19 @@ class Matrix:
         ``out`` for this state of the tree.
         """
         kept = self._out / f"entered-{self._place.state}.json"
-        if kept.is_file():
-            self._entered = json.loads(kept.read_text())
-        for stage in STRONG:
+        for stage in self._strong:
+            if kept.is_file():  # another run may have added to it
+                self._entered |= json.loads(kept.read_text())
             files = [file for file in expanded(stage.files) if file not in self._entered]
             if not files:
                 continue
-            notes = self._out.resolve() / "entered.txt"
+            notes = self._out / f"entered-{os.getpid()}.txt"
             notes.unlink(missing_ok=True)
             more = {"KILL_MATRIX_ENTERED": str(notes), "KILL_MATRIX_FILE": ""}
             done = self._run(stage, files, None, more)
             print(f"{stage.name}: {done['cpu_s']:.0f} s of CPU", *done["failed"], flush=True)
             entered: dict[str, set[str]] = {}
+            assert notes.is_file(), (self._out / f"pytest-{os.getpid()}.log").read_text()[-2000:]
             for line in notes.read_text().splitlines():
                 file, _, function = line.partition("\t")
                 entered.setdefault(file, set()).add(function)
@@ -132,7 +137,9 @@ class Matrix:
             for file in files:
                 if file not in broken:
                     self._entered[file] = sorted(of_all | entered.get(file, set()))
-            kept.write_text(json.dumps(self._entered))
+            notes.unlink()
+            before = json.loads(kept.read_text()) if kept.is_file() else {}
+            kept.write_text(json.dumps(before | self._entered))
 
     def _sees(self, file: str, functions: set[str]) -> bool:
         return file not in self._entered or not functions.isdisjoint(self._entered[file])
@@ -154,7 +161,7 @@ class Matrix:
                     "arguments": ["--tb=short", *limits, *first, *selected, *files],
                     "in_process": in_process,
                     "environment": more,
-                    "log": str(self._out / "pytest.log"),
+                    "log": str(self._out / f"pytest-{os.getpid()}.log"),
                     "limit_s": _LONGEST_STAGE_S,
                 }
             )
@@ -200,7 +207,7 @@ class Matrix:
         result["not_entered"] = 0
         began_s = self._cpu_s
         strong = [file for stage in STRONG for file in expanded(stage.files)]
-        for stage in (*STRONG, *self._rest(mutant, strong)):
+        for stage in (*self._strong, *self._rest(mutant, strong)):
             if result["killed"] and not self._whole:
                 break
             files = [file for file in expanded(stage.files) if self._sees(file, functions)]
@@ -243,17 +250,42 @@ def read_results() -> dict[str, Any]:
     return json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
 
 
+def keep_result(name: str, result: dict[str, Any]) -> None:
+    """Add a result to the file; several runs may do so at a time."""
+    with RESULTS.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        text = json.dumps({**read_results(), name: result}, indent=1, sort_keys=True)
+        RESULTS.write_text(f"{text}\n")
+
+
 def table(mutants: Sequence[Mutant], results: dict[str, Any]) -> str:
-    """Return what is known as Markdown: each mutant with the files that notice it."""
-    lines = ["| defect put back | noticed by |", "|---|---|"]
+    """Return what is known as Markdown: the counts, and each mutant with the files that noticed."""
+    strong = {file for stage in STRONG for file in expanded(stage.files)}
+    known = {each.name: results[each.name] for each in mutants if _counts(each, results)}
+    killed = {name: set(result["killed"]) for name, result in known.items()}
+    by_strong = sum(not files.isdisjoint(strong) for files in killed.values())
+    survived = [name for name, files in killed.items() if not files]
+    lines = [
+        f"{len(mutants)} mutants stand, {len(known)} were run: {by_strong} are killed by the strong"
+        f" part, {len(known) - by_strong - len(survived)} by tests that the record names alone,"
+        f" {len(survived)} by nothing that was run.",
+        "",
+        "| defect put back | noticed by |",
+        "|---|---|",
+    ]
     for mutant in mutants:
-        result = results.get(mutant.name)
-        if result is None or result["digest"] != mutant.digest:
-            noticed = "not run"
-        else:
-            noticed = ", ".join(f"`{file}`" for file in result["killed"]) or "nothing that was run"
-        lines.append(f"| `{mutant.name}` | {noticed} |")
-    return "\n".join(lines)
+        files = ", ".join(f"`{file}`" for file in sorted(killed.get(mutant.name, ())))
+        nothing = "**nothing that was run**" if mutant.name in known else "not run"
+        lines.append(f"| `{mutant.name}` | {files or nothing} |")
+    idle = strong.union(*(result["passed"] for result in known.values())).difference(
+        *killed.values()
+    )
+    lines += ["", "Ran beside a mutant or stood in the strong part, and killed none of these:", ""]
+    return "\n".join([*lines, *(f"- `{file}`" for file in sorted(idle))])
+
+
+def _counts(mutant: Mutant, results: dict[str, Any]) -> bool:
+    return results.get(mutant.name, {}).get("digest") == mutant.digest
 
 
 def main() -> int:
@@ -264,7 +296,9 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="so many mutants, drawn by --seed, run anew")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=40, help="histories of the simulation")
-    parser.add_argument("--whole", action="store_true")
+    names = [each.name for each in STRONG]
+    parser.add_argument("--stages", nargs="+", choices=names, help="of the strong part; all")
+    parser.add_argument("--whole", action="store_true", help="every test, past the first killer")
     parser.add_argument("--out", type=Path, default=Path("kill_matrix_out"))
     arguments = parser.parse_args()
     wrong = list(faults())
@@ -288,7 +322,8 @@ def _run_all(chosen: list[Mutant], arguments: argparse.Namespace) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     survived: list[str] = []
     with Workplace() as place:
-        matrix = Matrix(place, arguments.out.resolve(), arguments.seeds, arguments.whole)
+        strong = [each for each in STRONG if each.name in (arguments.stages or [each.name])]
+        matrix = Matrix(place, strong, arguments.out.resolve(), arguments.seeds, arguments.whole)
         if not arguments.sample:
             matrix.note_entered()
         for mutant in chosen:
@@ -300,10 +335,7 @@ def _run_all(chosen: list[Mutant], arguments: argparse.Namespace) -> int:
             print(f"{mutant.name}: {killers or 'SURVIVED'} ({seconds:.0f} s)", flush=True)
             survived += [] if killers else [mutant.name]
             if not arguments.sample:
-                RESULTS.write_text(
-                    json.dumps({**read_results(), mutant.name: result}, indent=1, sort_keys=True)
-                    + "\n"
-                )
+                keep_result(mutant.name, result)
     print(f"{len(chosen)} mutants, {len(survived)} survived: {' '.join(survived)}")
     return 1 if survived else 0
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import entered_hook
 import google.cloud.storage  # noqa: F401
-import hypothesis  # noqa: F401
+import hypothesis
 import jax
 import jax.experimental.multihost_utils
 import numpy as np  # noqa: F401
@@ -76,6 +76,10 @@ def _child(order: dict[str, Any], answer: Path) -> None:
     os.environ.update(order["environment"])
     if "KILL_MATRIX_ENTERED" in os.environ:
         entered_hook.start()
+        # A traced example costs several times as much, and most functions are entered early.
+        most: Any = hypothesis.settings.max_examples
+        fewer = property(lambda each: min(20, most.fget(each)))
+        type.__setattr__(hypothesis.settings, "max_examples", fewer)
     status = pytest.main(order["arguments"], plugins=[_Notes(order["in_process"], answer)])
     sys.stdout.flush()
     sys.stderr.flush()
