@@ -19,6 +19,7 @@ class Device:
     """One device of one process."""
 
     platform = "cpu"
+    device_kind = "simulated"
 
     def __init__(self, process_index: int, slice_index: int) -> None:
         self.id = process_index
