@@ -112,10 +112,6 @@ class NewerFormat(CorruptData):
     """A file has a format that a later version of this package writes."""
 
 
-class NotSigned(CorruptData):
-    """A file on the ramdisk is intact but not signed with the secret of this run."""
-
-
 class HostStateError(CheckpointError):
     """A process's non-tensor state cannot be stored or restored."""
 

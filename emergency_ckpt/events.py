@@ -228,7 +228,6 @@ _WARNINGS = frozenset(
         "restore.quarantined",
         "restore.replanned",
         "restore.suspect",
-        "restore.unsigned",
         "restore.without_host_state",
         "restore.persistent_unreachable",
         "persistent.waiting",

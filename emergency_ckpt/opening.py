@@ -25,7 +25,6 @@ from emergency_ckpt.cluster.round import run_on_all
 from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.cluster.timelines import SOON_S, StoredChain, Timelines
 from emergency_ckpt.config import Config, run_id_of
-from emergency_ckpt.core.keys import RunSecret, step_signing
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import ConfigError, RestoreFailed
 from emergency_ckpt.event_log.log_writer import NO_LOG, life_of, open_event_log
@@ -129,7 +128,7 @@ class Opened:
         self._storage: _Storage | None = None
         self.member = member = Membership(config, process, start, events, self._look_at_storage)
         if process[0] != 0:
-            self._storage = self._open_storage(member.secret)
+            self._storage = self._open_storage()
         events.locate(incarnation=member.incarnation)
         self.watch = _watch_notices(config, member.coordinator, events)
         signs = PeerSigns(member.peers.address_of, member.client)
@@ -185,7 +184,7 @@ class Opened:
 
     # Storage.
 
-    def _open_storage(self, secret: RunSecret) -> _Storage | None:
+    def _open_storage(self) -> _Storage | None:
         """Return the persistent directory; None without one. Does not block."""
         config = self.config
         if config.dir is None:
@@ -196,7 +195,6 @@ class Opened:
             buffer_bytes=self.buffers.storage_bytes,
             orbax_item=config.orbax_item,
             compression=config.storage_compression,
-            signing=step_signing(secret, required="signed" in config.require),
             step_name=config.step_name,
         )
         writer = self._writer_of(tier)
@@ -228,9 +226,9 @@ class Opened:
     def _saves_to_storage(self) -> bool:
         return PERSISTENT in self.config.save_plans()
 
-    def _look_at_storage(self, secret: RunSecret) -> Known:
+    def _look_at_storage(self) -> Known:
         """Return what storage knows of the run: at the leader of a start. Blocks for storage."""
-        self._storage = storage = self._open_storage(secret)
+        self._storage = storage = self._open_storage()
         if storage is None or storage.claim is None:
             return Known()
         # The probe makes the directory where it must be there.

@@ -11,7 +11,6 @@ import binascii
 import dataclasses
 import functools
 import hashlib
-import hmac
 import itertools
 import json
 import math
@@ -72,14 +71,6 @@ def raw_fields(data: bytes) -> dict[str, bytes]:
 
 def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _key(secret: bytes, *fields: str) -> bytes:
-    """HKDF-SHA256 of one block, without salt."""
-    texts = [field.encode() for field in ("emergency_ckpt key", *fields)]
-    info = b"".join(struct.pack(">I", len(text)) + text for text in texts)
-    extracted = hmac.digest(bytes(32), secret, "sha256")
-    return hmac.digest(extracted, info + b"\x01", "sha256")
 
 
 def _digested(data: bytes, kind: str, fields: set[str] | None = None) -> dict[str, bytes]:
@@ -195,17 +186,16 @@ def item_bytes() -> Mapping[str, int]:
     return {name: int(size) for size, row in rows for name in re.findall(r"`(\w+)`", row)}
 
 
-def read_ramdisk(local_dir: Path, run_id: str, secret: bytes | None = None) -> list[Process]:
+def read_ramdisk(local_dir: Path, run_id: str) -> list[Process]:
     """Return the process directories of a run. Nobody may write meanwhile."""
     run = local_dir / run_id
     found = sorted(run.iterdir()) if run.is_dir() else []
-    return [read_process(path, run_id, secret) for path in found if path.is_dir()]
+    return [read_process(path, run_id) for path in found if path.is_dir()]
 
 
-def read_process(path: Path, run_id: str, secret: bytes | None = None) -> Process:
+def read_process(path: Path, run_id: str) -> Process:
     """Return what one process directory holds that may be used."""
     found = Process(path)
-    key = None if secret is None else _key(secret, "ramdisk", run_id)
     for below, read in (
         ("ledger.json", _read_ledger),
         ("slot_*.manifest.json", _read_slot),
@@ -215,31 +205,13 @@ def read_process(path: Path, run_id: str, secret: bytes | None = None) -> Proces
             name = file.relative_to(path).as_posix()
             try:
                 _require(file.is_file() and not file.is_symlink(), "not a file")
-                data, doubt = open_signed(name, file.read_bytes(), key)
-                read(found, file, data, run_id, doubt)
-                _require(not doubt, doubt)
+                read(found, file, file.read_bytes(), run_id)
             except (ValueError, KeyError, TypeError, NewerFormat, RecursionError) as error:
                 found.faults.append(f"{name}: {error}")
     return found
 
 
-def open_signed(name: str, data: bytes, key: bytes | None) -> tuple[bytes, str]:
-    """Return the file itself, and why its writer is unknown. Damaged when it was altered."""
-    fields = raw_fields(data)
-    if "file" not in fields:
-        return data, "" if key is None else "it is not signed"
-    _require(set(fields) == {"file", "format", "key", "mac"}, "no signed file")
-    _require(fields["format"] == b"1", f"format {fields['format']!r} of a signed file")
-    if key is None:
-        return fields["file"], ""
-    if json.loads(fields["key"]) != hmac.digest(key, b"key id", "sha256")[:8].hex():
-        return fields["file"], "it was signed with another secret"
-    mac = hmac.digest(key, name.encode() + b"\0" + fields["file"], "sha256").hex()
-    _require(json.loads(fields["mac"]) == mac, "its signature is wrong")
-    return fields["file"], ""
-
-
-def _read_ledger(found: Process, file: Path, data: bytes, run_id: str, doubt: str) -> None:
+def _read_ledger(found: Process, file: Path, data: bytes, run_id: str) -> None:
     del file
     ledger = json.loads(_digested(data, "ledger")["ledger"])
     fields = {"incarnation", "chain", "complete"}
@@ -254,10 +226,10 @@ def _read_ledger(found: Process, file: Path, data: bytes, run_id: str, doubt: st
     if ledger["chain"] is not None:
         check_chain(ledger["chain"])
     found.complete = complete
-    found.ledger = None if doubt else ledger
+    found.ledger = ledger
 
 
-def _read_slot(found: Process, file: Path, data: bytes, run_id: str, doubt: str) -> None:
+def _read_slot(found: Process, file: Path, data: bytes, run_id: str) -> None:
     _require(re.fullmatch(r"slot_\d{1,2}\.manifest\.json", file.name), "no name of a manifest")
     body = raw_fields(_digested(data, "manifest")["manifest"])
     _require(set(body) == {"contents", "contents_digest", "writer"}, "no manifest")
@@ -286,8 +258,7 @@ def _read_slot(found: Process, file: Path, data: bytes, run_id: str, doubt: str)
         read.append(Shard(leaves[shard["leaf"]]["path"], box, part, is_sound))
         if not is_sound:
             found.faults.append(f"{slot.name}: CRC32C of {read[-1].path} {box} differs")
-    if not doubt:
-        found.slots.append(Slot(int(slot.stem[5:]), save, leaves, read, writer))
+    found.slots.append(Slot(int(slot.stem[5:]), save, leaves, read, writer))
 
 
 def _rises(values: Sequence[Any]) -> bool:
@@ -316,12 +287,11 @@ def _check_shard(shard: Mapping[str, Any], leaves: Sequence[Mapping[str, Any]], 
     return shard["offset"] + shard["nbytes"]
 
 
-def _read_host_state(found: Process, file: Path, data: bytes, run_id: str, doubt: str) -> None:
+def _read_host_state(found: Process, file: Path, data: bytes, run_id: str) -> None:
     state = _host_state(data, file.name)
     _require(file.parent.name == f"{state.save.incarnation}-{state.save.step}", "of another save")
     _require(state.save.run_id == run_id, "it is of another run")
-    if not doubt:
-        found.host_states.append(state)
+    found.host_states.append(state)
 
 
 def _host_state(data: bytes, name: str) -> HostState:
@@ -443,20 +413,16 @@ class Storage:
         return [each for each in self.steps if each.counts]
 
 
-def read_storage(
-    files: Files, *, is_bucket: bool = False, secret: bytes | None = None, require: bool = False
-) -> Storage:
-    """Return what a persistent directory holds. ``require``: as "signed" in ``require``."""
-    return _StorageReader(files, is_bucket, secret, require).read()
+def read_storage(files: Files, *, is_bucket: bool = False) -> Storage:
+    """Return what a persistent directory holds."""
+    return _StorageReader(files, is_bucket).read()
 
 
 class _StorageReader:
-    def __init__(self, files: Files, is_bucket: bool, secret: bytes | None, require: bool) -> None:
+    def __init__(self, files: Files, is_bucket: bool) -> None:
         self._files = files
         self._names = frozenset(files.names())
         self._is_bucket = is_bucket
-        self._key = None if secret is None else _key(secret, "persistent step", "")
-        self._require_signed = require
         self._greatest = 0
 
     def read(self) -> Storage:
@@ -479,21 +445,12 @@ class _StorageReader:
     def _is_in(self, folder: str) -> bool:
         return any(name.startswith(f"{folder}/") for name in self._names)
 
-    def _signed(self, data: bytes, kind: str) -> bytes:
+    def _value(self, data: bytes, kind: str) -> bytes:
         """Return the bytes of the value of a file. Damaged, NewerFormat."""
         try:
-            signature = json.loads(raw_fields(data).get("signature", b"null"))
-            fields = {"format", "digest", kind} | ({"signature"} if signature else set())
-            value = _digested(data, kind, fields)[kind]
+            return _digested(data, kind, {"format", "digest", kind})[kind]
         except (ValueError, RecursionError) as error:
             raise Damaged(str(error)) from error
-        if self._key is not None:
-            name = hmac.digest(self._key, b"name of the key", "sha256")[:8].hex()
-            mac = hmac.digest(self._key, kind.encode() + b" " + value, "sha256").hex()
-            is_known = signature is not None and signature["key"] == name
-            _require(not is_known or signature["mac"] == mac, "it was altered after it was signed")
-            _require(is_known or not self._require_signed, "not signed with the secret")
-        return value
 
     # The log.
 
@@ -540,7 +497,7 @@ class _StorageReader:
         _require(data is not None, f"version {number} is gone")
         assert data is not None
         _require(len(data) <= 64 << 20, "it is too large")
-        given = json.loads(self._signed(data, "version"))
+        given = json.loads(self._value(data, "version"))
         defaults: dict[str, Any] = {"writer": "", "chain": None, "steps": [], "base": 0, "left": []}
         defaults |= {"before": 0, "greatest": 0}
         needed = {"number", "run_id", "from_dir", "incarnation"}
@@ -694,7 +651,7 @@ class _StorageReader:
         """Return ``step`` as its marker has it."""
         step.problem = ""
         try:
-            fields = json.loads(self._signed(data, "marker"))
+            fields = json.loads(self._value(data, "marker"))
             save = _save_of(fields["save"])
             _require(save.step == step.step, "its marker is of another step")
             expected = fields["tensors"]["metadata"], fields["tensors"]["manifest"]
@@ -757,8 +714,7 @@ class _StorageReader:
                 digest.update(manifest)
                 break
         incarnation = f"{self._greatest:012d}-orbax-{digest.hexdigest()[:16]}"
-        problem = "not signed" if self._key is not None and self._require_signed else ""
-        return StoredStep(number, incarnation, "", folder, str(number), problem=problem)
+        return StoredStep(number, incarnation, "", folder, str(number))
 
 
 def _entry(given: Mapping[str, Any]) -> dict[str, Any]:

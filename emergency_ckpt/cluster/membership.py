@@ -14,13 +14,10 @@ from emergency_ckpt.cluster.secret_agreement import MADE_UP, agree_secret, forge
 from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.cluster.start_agreement import settings_digest
 from emergency_ckpt.config import Config
-from emergency_ckpt.core.keys import RunSecret
-from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.files import resolved
 from emergency_ckpt.ram.old_lives import greatest_number
 from emergency_ckpt.ram.other_runs import GRACE_S, LeftRun, OtherRuns
-from emergency_ckpt.ram.signatures import Signer
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
@@ -53,14 +50,13 @@ class Membership:
         process: tuple[int, int],
         start: str,
         events: EventSink,
-        stored: Callable[[RunSecret], Known],
+        stored: Callable[[], Known],
     ) -> None:
         """Join the job.
 
         Args:
           start: the result of ``agree_settings``; compared once more.
-          stored: called at the leader with the run's secret, once all have come: what storage
-            knows of the run.
+          stored: called at the leader, once all have come: what storage knows of the run.
         """
         me, count = process
         self._events = events
@@ -85,10 +81,6 @@ class Membership:
         self.secret, self.coordinator, self._start = agreed.secret, agreed.coordinator, agreed.start
         if agreed.is_made_up and me == 0:
             events.emit("start.warning", text=MADE_UP)
-        if "signed" in config.require and not self.secret.given:
-            raise ConfigError(
-                ["require has 'signed', but no secret is given (secret_file or ECKPT_SECRET)"]
-            )
         self.client = TransferClient(
             run_id=run_id,
             secret=self.secret.value,
@@ -100,7 +92,7 @@ class Membership:
                 self.coordinator,
                 self._start_serving,
                 config.start_timeout_s,
-                lambda: stored(self.secret),
+                stored,
             )
         except BaseException:
             self.leave()
@@ -140,7 +132,6 @@ class Membership:
             slots=config.local_keep_last_n + 1,
             start=self._start,
             wait_s=self._wait_s,
-            signer=Signer.of(self.secret),
             other_runs=OtherRuns(local_dir, self._run_id, GRACE_S, self._tell_removed),
             keeps_finite=config.non_finite == "keep",
         )
@@ -160,7 +151,7 @@ class Membership:
         self._server.start()
         held = self.holdings.inventory()
         # Directories that this process may adopt only when all have come know of incarnations too.
-        nearby = greatest_number(local_dir / self._run_id, Signer.of(self.secret))
+        nearby = greatest_number(local_dir / self._run_id)
         self.known = Known(max(held.greatest, nearby), held.newest_step, held.known_complete)
         return self._server.contact, self.known
 

@@ -209,9 +209,7 @@ class Config:
     ends with PeerUnreachable when a neighbour of this process does not answer within half of
     ``start_timeout_s``, as behind a firewall. "storage": the start ends with an error when a small
     file cannot be written, read and removed in ``dir``; a job that does not save there makes no
-    test. "signed": only steps that were signed with this job's secret are restored; without it, an
-    unsigned step of ``dir``, such as one of plain Orbax, is reported by the event
-    ``restore.unsigned``. Needs ``secret_file`` or ECKPT_SECRET. See docs/security.md."""
+    test."""
     storage_compression: StorageCompression = setting("none", tier="persistent")
     """Compression of the arrays in new steps. ``"zstd"``, the default of plain Orbax, saves some 8%
     of the bytes of float32 weights and takes several times as long to write and to read. Steps of

@@ -37,13 +37,11 @@ from emergency_ckpt.faces import face_of
 if TYPE_CHECKING:
     from emergency_ckpt.ram.manifest import build_contents, contents_digest
     from emergency_ckpt.ram.other_runs import OtherRuns, left_runs, remove_run
-    from emergency_ckpt.ram.signatures import Signer
     from emergency_ckpt.ram.tier import LocalTier
 
 __all__ = [
     "LocalTier",
     "OtherRuns",
-    "Signer",
     "build_contents",
     "contents_digest",
     "left_runs",
@@ -54,7 +52,6 @@ __getattr__ = face_of(
     __name__,
     {
         "LocalTier": "tier",
-        "Signer": "signatures",
         "OtherRuns": "other_runs",
         "left_runs": "other_runs",
         "remove_run": "other_runs",

@@ -21,7 +21,6 @@ from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
     HostStateError,
-    NotSigned,
     RamdiskFull,
 )
 from emergency_ckpt.ram.deletion import HOST_STATE_DIRECTORY
@@ -29,9 +28,7 @@ from emergency_ckpt.ram.process_files import (
     ProcessFiles,
     held_host_state,
     save_directory,
-    signed_name,
 )
-from emergency_ckpt.ram.signatures import signed
 from emergency_ckpt.state.host_state import decode_of, document_name
 from emergency_ckpt.types import SaveId
 
@@ -50,12 +47,8 @@ class HostStateStore:
         place: ProcessFiles,
         report: Callable[[str, CheckpointError], None],
     ) -> None:
-        """Scan the directory; report each damaged document and remove it.
-
-        One that is not signed as it should be is reported, and removed once a save is complete.
-        """
+        """Scan the directory; report each damaged document and remove it."""
         self._place = place
-        self._unbelieved: list[str] = []
         self._lock = threading.Lock()
         self._held: dict[Key, HeldHostState] = {}
         self._in_memory: dict[Key, bytes] = {}
@@ -66,11 +59,8 @@ class HostStateStore:
                 self._held[found.save, found.owner, found.count] = found
                 continue
             report(name, found)
-            if isinstance(found, NotSigned):
-                self._unbelieved.append(name)
-            else:
-                with contextlib.suppress(OSError):  # it stays, and is damaged at the next scan too
-                    self._remove_file(name)
+            with contextlib.suppress(OSError):  # it stays, and is damaged at the next scan too
+                self._remove_file(name)
         for name in os.listdir(self._dir_fd):
             try:
                 self._tidy(name)
@@ -121,9 +111,7 @@ class HostStateStore:
             except OSError as error:
                 raise files.local_error("publish", save_directory(save), error) from error
             try:
-                name = document_name(owner, count)
-                file = signed(signed_name(save_directory(save), name), data, self._place.signer)
-                files.write_atomic(name, save_fd, file)
+                files.write_atomic(document_name(owner, count), save_fd, data)
             finally:
                 os.close(save_fd)
             self._held[key] = entry
@@ -152,7 +140,6 @@ class HostStateStore:
                 if key[0] != save and key[0].step <= save.step and key[0] not in still_published
             ]
             self._remove(outdated)
-            self._remove_unbelieved()
 
     def remove_if(self, unwanted: Callable[[HeldHostState], bool]) -> None:
         """Remove the documents for which ``unwanted`` is true."""
@@ -190,17 +177,6 @@ class HostStateStore:
         self._dir_fd = dir_fd
         self._held.clear()
         self._in_memory.clear()
-
-    def _remove_unbelieved(self) -> None:
-        """Remove documents that the scan did not trust, unless this process replaced them."""
-        held = {_name_of(key) for key in self._held}
-        for name in self._unbelieved:
-            if name in held:
-                continue
-            with contextlib.suppress(OSError):  # removed meanwhile
-                self._remove_file(name)
-                os.rmdir(name.partition("/")[0], dir_fd=self._dir_fd)
-        self._unbelieved.clear()
 
     def _make_room(self, save: SaveId, size_bytes: int) -> None:
         """Remove saves older than ``save`` until one more document is within the bounds."""

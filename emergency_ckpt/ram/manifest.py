@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from emergency_ckpt.core.digested_file import Versioned
 from emergency_ckpt.core.limits import (
     MAX_DIMENSIONS,
     MAX_INT,
@@ -25,7 +26,6 @@ from emergency_ckpt.core.limits import (
     MAX_SHARDS,
 )
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES, Layout
-from emergency_ckpt.core.signed_file import Versioned
 from emergency_ckpt.core.timeline import check_save
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.json_decoders import decoder_of

@@ -14,7 +14,6 @@ from emergency_ckpt.core.timeline import number_of
 from emergency_ckpt.errors import CheckpointError, CorruptData, LocalTierError
 from emergency_ckpt.ram.locks import Holder, process_directories
 from emergency_ckpt.ram.process_files import NUMBERS, ProcessFiles
-from emergency_ckpt.ram.signatures import Signer
 
 SETTLE_S = 5.0
 """Time for the writer of an invalid record to replace it, in seconds."""
@@ -71,15 +70,12 @@ def _error(holder: Holder, run_id: str, waited_s: float) -> LocalTierError:
     )
 
 
-def greatest_number(run_dir: Path, signer: Signer | None = None) -> int:
+def greatest_number(run_dir: Path) -> int:
     """Return the greatest number of a life on record in any directory of a run on this ramdisk."""
     numbers = [0]
     for path in process_directories(run_dir):
-        with (
-            contextlib.suppress(OSError, CorruptData),
-            ProcessFiles.opened(path, signer=signer) as place,
-        ):
-            numbers.append(number_of(place.ledger()[0].incarnation))
+        with contextlib.suppress(OSError, CorruptData), ProcessFiles.opened(path) as place:
+            numbers.append(number_of(place.ledger().incarnation))
     return max(numbers)
 
 
@@ -92,6 +88,6 @@ def _newest_step(holder: Holder) -> int | None:
                 published = place.manifest(number)
                 steps += [published.save.step] if published else []
         with contextlib.suppress(CheckpointError):
-            complete = place.ledger()[0].complete
+            complete = place.ledger().complete
             steps += [complete.step] if complete else []
     return max(steps, default=None)

@@ -18,7 +18,6 @@ from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
     LocalTierError,
-    NotSigned,
     RamdiskFull,
 )
 from emergency_ckpt.ram.deletion import LEDGER, QUARANTINE_DIRECTORY
@@ -32,7 +31,6 @@ from emergency_ckpt.ram.process_files import (
     file_name,
     manifest_name,
 )
-from emergency_ckpt.ram.signatures import Signer, check_believed, signed
 from emergency_ckpt.ram.slot_choice import adds_nothing
 from emergency_ckpt.ram.slots import MemorySlot, Slot, make_slot, open_slot
 from emergency_ckpt.types import SaveId, Writer
@@ -57,16 +55,13 @@ class ProcessDirectory:
         self,
         claim: Claim,
         run_id: str,
-        signer: Signer | None = None,
     ) -> None:
         """Scan the directory. A damaged file does not raise: it is quarantined with a record.
 
-        With a ``signer`` an unsigned file is not used. If it is otherwise valid, it stays until a
-        save needs the room, because the user may have given another secret by mistake.
         OSError when the directory itself cannot be read or written.
         """
         self.claim = claim
-        self.files = ProcessFiles(claim.dir_fd, run_id, signer)
+        self.files = ProcessFiles(claim.dir_fd, run_id)
         self.slots: list[Slot] = []
         self.in_memory: list[Slot] = []
         self.quarantined: list[QuarantineRecord] = []
@@ -76,15 +71,12 @@ class ProcessDirectory:
         files.remove_temporaries(self._quarantine_fd)
         self._next_record = len(os.listdir(self._quarantine_fd))
         self.host_states = HostStateStore(self.files, self._report)
-        self._doubts_ledger = False
         self._scan_ledger()
         self._scan_slots()
 
     def note_incarnation(self, incarnation: str) -> None:
         """Record that the job has begun a life. A failure is logged: a later record has it too."""
         self.ledger = msgspec.structs.replace(self.ledger, incarnation=incarnation)
-        if self._doubts_ledger:
-            return  # it stays as long as its steps may: the user may have given another secret
         try:
             self._record(self.ledger)
         except (CheckpointError, OSError) as error:
@@ -133,14 +125,12 @@ class ProcessDirectory:
         self._record(msgspec.structs.replace(self.ledger, complete=save))
 
     def _record(self, ledger: Ledger) -> None:
-        file = signed(LEDGER, LEDGER_FILE.encode(ledger), self.files.signer)
-        files.write_atomic(LEDGER, self.claim.dir_fd, file)
+        files.write_atomic(LEDGER, self.claim.dir_fd, LEDGER_FILE.encode(ledger))
         self.ledger = ledger
-        self._doubts_ledger = False
 
     def sibling(self, claim: Claim) -> ProcessDirectory:
         """Scan another directory of this run. OSError."""
-        return ProcessDirectory(claim, self.files.run_id, self.files.signer)
+        return ProcessDirectory(claim, self.files.run_id)
 
     def follow(self, timeline: Timeline) -> None:
         """Record ``timeline``, and unpublish what was rolled back.
@@ -345,10 +335,8 @@ class ProcessDirectory:
 
     def _scan_ledger(self) -> None:
         try:
-            self.ledger, doubt = self.files.ledger()
-            check_believed(LEDGER, doubt)
+            self.ledger = self.files.ledger()
         except CorruptData as error:
-            self._doubts_ledger = isinstance(error, NotSigned)
             self._report(LEDGER, error)
 
     def _scan_slots(self) -> None:
@@ -359,8 +347,7 @@ class ProcessDirectory:
             if problem is not None:
                 self._report(manifest_name(number), problem)
             holds_a_save = slot is not None and slot.published is not None
-            stays = slot is not None and isinstance(problem, NotSigned)
-            usable = holds_a_save or stays or self._removed(manifest_name(number))
+            usable = holds_a_save or self._removed(manifest_name(number))
             if slot is not None and usable:
                 self.slots.append(slot)
             else:

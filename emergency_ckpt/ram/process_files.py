@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from emergency_ckpt import files
+from emergency_ckpt.core.digested_file import DigestedFile
 from emergency_ckpt.core.limits import (
     MAX_HOST_STATE_BYTES,
     MAX_HOST_STATE_DOCUMENTS,
@@ -25,18 +26,11 @@ from emergency_ckpt.core.limits import (
     NAME_PATTERN,
 )
 from emergency_ckpt.core.restore.inventory import HeldHostState, RestoredSave
-from emergency_ckpt.core.signed_file import SignedFile
 from emergency_ckpt.core.timeline import Timeline, check_save, newest, problem_of
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.ram.deletion import HOST_STATE_DIRECTORY, LEDGER
 from emergency_ckpt.ram.manifest import decode_manifest, end_of
 from emergency_ckpt.ram.ownership import open_process_directory
-from emergency_ckpt.ram.signatures import (
-    OVERHEAD_BYTES,
-    Signer,
-    check_believed,
-    open_signed,
-)
 from emergency_ckpt.state.host_state import HostStateDocument, decode, document_name
 from emergency_ckpt.types import Contents, SaveId, Writer
 
@@ -89,50 +83,37 @@ def newest_chain(ledgers: Iterable[Ledger]) -> Timeline | None:
     return newest(*(each.chain for each in ledgers), complete=complete)
 
 
-LEDGER_FILE = SignedFile("ledger", Ledger, limit_bytes=MAX_LEDGER_BYTES)
-"""Signed, if at all, as every file of a process directory is (``signatures``)."""
+LEDGER_FILE = DigestedFile("ledger", Ledger, limit_bytes=MAX_LEDGER_BYTES)
 
 
 class ProcessFiles:
-    """The published files of one process directory.
+    """The published files of one process directory. CorruptData is raised for a damaged file."""
 
-    CorruptData is raised for a damaged file, NotSigned for one that is valid but not signed with
-    the secret of ``signer``. Without a ``signer`` every file is believed.
-    """
-
-    def __init__(self, dir_fd: int, run_id: str, signer: Signer | None = None) -> None:
+    def __init__(self, dir_fd: int, run_id: str) -> None:
         """``dir_fd`` stays the caller's, who keeps it open as long as this is used."""
         self.dir_fd = dir_fd
         self.run_id = run_id
-        self.signer = signer
 
     @classmethod
     @contextlib.contextmanager
-    def opened(
-        cls, path: Path, owner_uid: int | None = None, signer: Signer | None = None
-    ) -> Generator[ProcessFiles]:
+    def opened(cls, path: Path, owner_uid: int | None = None) -> Generator[ProcessFiles]:
         """Open ``<local_dir>/<run id>/<process directory>``. OSError, files.NotOwn.
 
         ``owner_uid``: the user that it must belong to; None for the effective user.
         """
         dir_fd = open_process_directory(path, owner_uid)
         try:
-            yield cls(dir_fd, path.parent.name, signer)
+            yield cls(dir_fd, path.parent.name)
         finally:
             os.close(dir_fd)
 
-    def ledger(self) -> tuple[Ledger, str]:
-        """Return the ledger, empty without one, and why it is not trusted (or "").
-
-        Of an untrusted one only ``complete`` is left: it prevents a silent fresh start. It can only
-        cause an error, and an attacker who can write it could as well delete everything.
-        """
+    def ledger(self) -> Ledger:
+        """Return the ledger, which is empty without a file."""
         try:
-            read = files.read_bounded(LEDGER, self.dir_fd, MAX_LEDGER_BYTES + OVERHEAD_BYTES)
+            file = files.read_bounded(LEDGER, self.dir_fd, MAX_LEDGER_BYTES)
         except FileNotFoundError:
-            return Ledger(), ""
-        file, doubt = open_signed(LEDGER, read, self.signer)
-        ledger, _, _ = LEDGER_FILE.decode(file, LEDGER)
+            return Ledger()
+        ledger = LEDGER_FILE.decode(file, LEDGER)
         problem = "" if ledger.chain is None else problem_of(ledger.chain)
         restored = ledger.restored if isinstance(ledger.restored, RestoredSave) else None
         if restored is not None and not 0 < restored.lives <= MAX_INCARNATION_NUMBER:
@@ -146,23 +127,21 @@ class ProcessFiles:
             problem = "its incarnation is not a plain name"
         if problem:
             raise CorruptData("decode", LEDGER, problem)
-        return (Ledger(complete=ledger.complete) if doubt else ledger), doubt
+        return ledger
 
     def manifest(self, number: int) -> Published | None:
         """Return the contents of a slot's manifest, or None without one."""
         name = manifest_name(number)
         try:
-            data = files.read_bounded(name, self.dir_fd, MAX_MANIFEST_BYTES + OVERHEAD_BYTES)
+            file = files.read_bounded(name, self.dir_fd, MAX_MANIFEST_BYTES)
         except FileNotFoundError:
             return None
-        file, doubt = open_signed(name, data, self.signer)
         manifest, encoded = decode_manifest(file)
         found = manifest.contents.save.run_id
         if found != self.run_id:
             raise CorruptData(
                 "open", name, "another run's manifest", expected=self.run_id, actual=found
             )
-        check_believed(name, doubt)
         return Published(
             digest=manifest.contents_digest,
             encoded=encoded,
@@ -233,19 +212,13 @@ class ProcessFiles:
         finally:
             os.close(parent_fd)
         try:
-            data, doubt = self._open_document(save_name, name, save_fd)
+            return files.read_bounded(name, save_fd, MAX_HOST_STATE_BYTES)
         finally:
             os.close(save_fd)
-        check_believed(signed_name(save_name, name), doubt)
-        return data
-
-    def _open_document(self, save_name: str, name: str, save_fd: int) -> tuple[bytes, str]:
-        read = files.read_bounded(name, save_fd, MAX_HOST_STATE_BYTES + OVERHEAD_BYTES)
-        return open_signed(signed_name(save_name, name), read, self.signer)
 
     def _describe(self, save_name: str, name: str, save_fd: int) -> HeldHostState:
         """CorruptData when a document contradicts its names."""
-        data, doubt = self._open_document(save_name, name, save_fd)
+        data = files.read_bounded(name, save_fd, MAX_HOST_STATE_BYTES)
         document = decode(data)
         named = (save_directory(document.save), document_name(document.owner, document.count))
         if named != (save_name, name) or document.save.run_id != self.run_id:
@@ -256,7 +229,6 @@ class ProcessFiles:
                 expected=(save_name, name, self.run_id),
                 actual=(*named, document.save.run_id),
             )
-        check_believed(name, doubt)
         return held_host_state(document, len(data))
 
 
@@ -273,11 +245,6 @@ def manifest_name(number: int) -> str:
 def save_directory(save: SaveId) -> str:
     """Return the name of the directory with the documents of a save."""
     return f"{save.incarnation}-{save.step}"
-
-
-def signed_name(save_name: str, file_name: str) -> str:
-    """Return the path of a document below the process directory, as it is signed."""
-    return f"{HOST_STATE_DIRECTORY}/{save_name}/{file_name}"
 
 
 def held_host_state(document: HostStateDocument, size_bytes: int) -> HeldHostState:

@@ -24,7 +24,6 @@ from emergency_ckpt.ram.manifest import (
 )
 from emergency_ckpt.ram.process_directory import ProcessDirectory
 from emergency_ckpt.ram.process_files import Published, manifest_name
-from emergency_ckpt.ram.signatures import signed
 from emergency_ckpt.ram.slots import Slot
 from emergency_ckpt.state.dtypes import ValuePattern
 from emergency_ckpt.state.lending import Loan
@@ -213,7 +212,7 @@ class SlotWriter:
         name = manifest_name(self._slot.number)
         temporary = ""
         if not self._slot.in_memory:
-            data = signed(name, wrap_contents(encoded, self._writer), self._place.files.signer)
+            data = wrap_contents(encoded, self._writer)
             temporary = files.write_temporary(name, self._slot.claim.dir_fd, data)
         digest = contents_digest(encoded)
         self._staged = (temporary, Published(digest=digest, encoded=encoded, contents=contents))

@@ -45,7 +45,6 @@ from emergency_ckpt.ram.other_runs import OtherRuns
 from emergency_ckpt.ram.prefault import Prefaulter
 from emergency_ckpt.ram.process_directory import ProcessDirectory, QuarantineRecord
 from emergency_ckpt.ram.process_files import Published, file_name, newest_chain
-from emergency_ckpt.ram.signatures import Signer
 from emergency_ckpt.ram.slot_choice import (
     SLOTS_AT_REST,
     SlotChoice,
@@ -121,7 +120,6 @@ class LocalTier:
         start: str = "",
         wait_s: float = 0.0,
         other_runs: OtherRuns | None = None,
-        signer: Signer | None = None,
         keeps_finite: bool = False,
     ) -> LocalTier:
         """Claim ``<local_dir>/<run_id>/<process directory>/`` and scan what it holds.
@@ -130,8 +128,7 @@ class LocalTier:
         process owns, else makes one. Waits up to ``wait_s`` seconds for a directory that a process
         of another ``start`` holds. Damaged files are quarantined, never raised. Until the first
         ``protect`` or ``note_complete`` every save found is protected. ``slots``: number of slots
-        at rest, one more than the complete steps to keep. ``signer``: signs published files;
-        unsigned files are then not used. ``keeps_finite``: see ``pinned``.
+        at rest, one more than the complete steps to keep. ``keeps_finite``: see ``pinned``.
 
         ConfigError for an invalid run id; LocalTierError when the ramdisk cannot be used, or an
         earlier life of the run still holds it. The claim ends with ``close`` or with the process.
@@ -143,7 +140,7 @@ class LocalTier:
             wait_s,
         )
         try:
-            own = ProcessDirectory(claim, run_id, signer)
+            own = ProcessDirectory(claim, run_id)
         except OSError as error:
             claim.release()
             raise files.local_error("open", str(claim.path), error) from error

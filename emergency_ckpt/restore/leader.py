@@ -488,8 +488,6 @@ class RestoreLeader:
         view = tier.found.view(deadline_s)
         for fault in view.log.faults:
             self._events.emit("persistent.log_damaged", reason=str(fault)[:500])
-        if view.log.doubt:
-            self._events.emit("restore.note", text=f"the step log: {view.log.doubt}")
         holders, known = self._inventory.holders, self._inventory.timeline
         self._replace(timeline=newest_timeline(holders, known, view.table))
         steps = {each.step: each for each in view.steps}
@@ -590,8 +588,6 @@ class RestoreLeader:
         # One answer, however many arrays there are.
         limit_s = min((self._end_s - now_s) / 3, _DESCRIBED_IN_STALLS * self._limits.stall_s)
         stored = persistent.describe(found, now_s + limit_s)
-        if stored.doubt and not self._loads[plan.step]:
-            self._events.emit("restore.unsigned", step=plan.step, reason=stored.doubt)
         if stored.marker is not None and not all(stored.marker.empty):
             self._warn_left_out(plan.step)
         arrays, mismatches = match_leaves(

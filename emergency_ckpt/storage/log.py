@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from emergency_ckpt.core.keys import StepSigning
+from emergency_ckpt.core.digested_file import DigestedFile
 from emergency_ckpt.core.limits import MAX_LOG_BYTES, MAX_VERSION
-from emergency_ckpt.core.signed_file import SignedFile
 from emergency_ckpt.core.step_log import Entry, Key, Table, problem_of
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CorruptData, NewerFormat, PersistentTierError
@@ -70,7 +69,7 @@ class Version(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         )
 
 
-_FILE = SignedFile("version", Version, limit_bytes=MAX_LOG_BYTES)
+_FILE = DigestedFile("version", Version, limit_bytes=MAX_LOG_BYTES)
 _NAME = re.compile(r"([0-9]{12})\.json", re.ASCII)
 _HINT = f"{LOG_FOLDER}/newest"
 """On a file system, a number that the newest version has reached. Nothing depends on it but where
@@ -79,25 +78,18 @@ _NUMBER = re.compile(rb"[0-9]{1,12}")
 _PAUSE_S = 0.5
 
 
-def encode_version(version: Version, signing: StepSigning) -> bytes:
+def encode_version(version: Version) -> bytes:
     """Return the bytes of a version. CorruptData when it is too large."""
-    return _FILE.encode(version, signing)
+    return _FILE.encode(version)
 
 
-def decode_version(
-    data: bytes, number: int, target: str, signing: StepSigning
-) -> tuple[Version, str, bool]:
-    """Return version ``number``, why its writer is unknown, and whether it is signed.
-
-    CorruptData when it is damaged, or another version.
-    """
-    version, doubt, is_signed = _FILE.decode(data, target, signing)
-    problem = signing.rejection_reason(doubt)
+def decode_version(data: bytes, number: int, target: str) -> Version:
+    """Return version ``number``. CorruptData when it is damaged, or another version."""
+    version = _FILE.decode(data, target)
     if version.number != number or not 0 <= version.base < number:
         problem = f"it is version {version.number}, with the base {version.base}"
-    if problem:
         raise CorruptData("decode", target, problem)
-    return version, doubt, is_signed
+    return version
 
 
 class LogRead(NamedTuple):
@@ -107,21 +99,17 @@ class LogRead(NamedTuple):
       number: of the newest version; 0 without any.
       table: of the newest version that can be used, or None.
       faults: of newer versions, which cannot.
-      doubt: why the writer of ``table`` is unknown although steps are signed, or "".
       listed: the numbers that were listed.
       base: the newest whole version that ``table`` is made of, or is.
       before: the number of the base before that; 0 without one.
-      is_signed: the file of ``table`` has a signature, of whatever key.
     """
 
     number: int = 0
     table: Table | None = None
     faults: tuple[CorruptData, ...] = ()
-    doubt: str = ""
     listed: tuple[int, ...] = ()
     base: Table | None = None
     before: int = 0
-    is_signed: bool = False
 
 
 class StepLog:
@@ -130,9 +118,8 @@ class StepLog:
     The ``KEPT`` newest versions have no gaps.
     """
 
-    def __init__(self, storage: StorageDirectory, signing: StepSigning) -> None:
+    def __init__(self, storage: StorageDirectory) -> None:
         self._storage = storage
-        self._signing = signing
 
     @property
     def target(self) -> str:
@@ -198,7 +185,7 @@ class StepLog:
                 raise
             except CorruptData as error:
                 faults.append(error)
-        return LogRead(newest, None, tuple(faults), "", tuple(numbers))
+        return LogRead(newest, None, tuple(faults), tuple(numbers))
 
     def _version(self, number: int, deadline_s: float) -> LogRead | None:
         """Return the log as of version ``number``; None: it is gone.
@@ -209,22 +196,22 @@ class StepLog:
         if data is None:
             return None
         target = f"{self._storage.path}/{_below(number)}"
-        version, doubt, is_signed = decode_version(data, number, target, self._signing)
+        version = decode_version(data, number, target)
         base: Table | None = None
         if version.base:
             data = self._data(version.base, deadline_s)
             below = f"{self._storage.path}/{_below(version.base)}"
             if data is None:
                 raise CorruptData("read", target, f"its base {below} is gone")
-            whole, of_base, _ = decode_version(data, version.base, below, self._signing)
+            whole = decode_version(data, version.base, below)
             if whole.base:
                 raise CorruptData("read", target, f"its base {below} is not whole")
-            base, doubt = whole.table(None), doubt or of_base
+            base = whole.table(None)
         table = version.table(base)
         problem = problem_of(table)
         if problem:
             raise CorruptData("decode", target, problem)
-        return LogRead(number, table, (), doubt, (), base or table, version.before, is_signed)
+        return LogRead(number, table, (), (), base or table, version.before)
 
     def is_newest(self, number: int, deadline_s: float | None = None) -> bool:
         """Return whether no version comes after ``number``. One request of an object store.
@@ -266,7 +253,7 @@ class StepLog:
             last = f"{self._storage.path}/{_below(MAX_VERSION)}"
             raise PersistentTierError("write", last, "its number is the highest", hint="remove it")
         version, base = _version_of(table, after)
-        below, data = _below(table.number), encode_version(version, self._signing)
+        below, data = _below(table.number), encode_version(version)
         is_new = self._storage.put_first(below, data, deadline_s)
         # The answer to a create that succeeded may have been lost.
         if not is_new and self._storage.bytes_of(below, deadline_s) != data:

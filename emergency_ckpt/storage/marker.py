@@ -8,9 +8,8 @@ from typing import TypeVar
 
 import msgspec
 
-from emergency_ckpt.core.keys import StepSigning
+from emergency_ckpt.core.digested_file import DigestedFile, Versioned
 from emergency_ckpt.core.limits import MAX_ITEMS, MAX_MARKER_BYTES
-from emergency_ckpt.core.signed_file import NO_SIGNING, SignedFile, Versioned
 from emergency_ckpt.core.step_names import is_item_name, leaves_by_item
 from emergency_ckpt.core.timeline import check_save
 from emergency_ckpt.errors import CorruptData
@@ -69,7 +68,7 @@ class StepMarker(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     items: tuple[str, ...] = _UNNAMED
 
 
-_FILE = SignedFile("marker", StepMarker, limit_bytes=MAX_MARKER_BYTES)
+_FILE = DigestedFile("marker", StepMarker, limit_bytes=MAX_MARKER_BYTES)
 
 
 class BoxChecksum(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -119,10 +118,9 @@ def build_marker(
     leaves: Iterable[LeafSpec],
     checksums: bytes,
     tensors: TensorsId,
-    signing: StepSigning = NO_SIGNING,
     items: tuple[str, ...] = (ITEM,),
 ) -> bytes:
-    """Return the bytes of ``marker.json``, signed when ``signing`` has a key.
+    """Return the bytes of ``marker.json``.
 
     ``documents``: (SHA-256 in hex, is empty) of every process's host state, by process index.
     """
@@ -136,18 +134,12 @@ def build_marker(
         tensors=tensors,
         items=_UNNAMED if items == _UNNAMED else items,  # left out if it is the very default
     )
-    return _FILE.encode(marker, signing)
+    return _FILE.encode(marker)
 
 
-def check_marker(
-    data: bytes, step: int, target: str, signing: StepSigning
-) -> tuple[StepMarker, str]:
-    """Return the marker of ``step`` from its file, and the reason not to trust its writer, or "".
-
-    Without a key in ``signing`` the reason is "". CorruptData, also when a marker signed with that
-    key was altered.
-    """
-    marker, doubt, _ = _FILE.decode(data, target, signing)
+def check_marker(data: bytes, step: int, target: str) -> StepMarker:
+    """Return the marker of ``step`` from its file. CorruptData when it is damaged, or another's."""
+    marker = _FILE.decode(data, target)
     try:
         check_save(marker.save)
     except CorruptData as error:
@@ -155,7 +147,7 @@ def check_marker(
     has_items = _has_valid_items(marker)
     if marker.save.step != step or len(marker.empty) != len(marker.digests) or not has_items:
         raise CorruptData("decode", target, "the marker contradicts itself")
-    return marker, doubt
+    return marker
 
 
 def _has_valid_items(marker: StepMarker) -> bool:

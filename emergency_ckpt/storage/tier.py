@@ -24,13 +24,11 @@ import msgspec
 import numpy.typing as npt
 from etils import epath
 
-from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_MARKER_BYTES
 from emergency_ckpt.core.placement.placement_policies import StorageCompression
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.shard_layout import state_size_bytes
-from emergency_ckpt.core.signed_file import NO_SIGNING
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.step_names import leaves_by_item
 from emergency_ckpt.core.timeline import Timeline
@@ -85,7 +83,6 @@ class StoredStep(NamedTuple):
       leaves: the arrays by path, from Orbax's metadata.
       crcs: CRC32C at capture time of the saved boxes.
       incarnation: of the save; for a step of plain Orbax see ``core.restore.inventory``.
-      doubt: as in ``PersistentStep``.
       documents: its folder below ``host_state``.
     """
 
@@ -94,7 +91,6 @@ class StoredStep(NamedTuple):
     leaves: dict[str, StoredLeaf]
     crcs: dict[ShardId, int]
     incarnation: str
-    doubt: str = ""
     documents: str = ""
 
 
@@ -111,7 +107,6 @@ class PersistentTier:
         ``state``), and in those of plain Orbax (None: see ``describe_plain``).
       buffer_bytes: maximum number of bytes that a process transfers to or from storage at once.
       compression: of the arrays that are written; steps of either kind are read.
-      signing: the key for markers, and the rule for unsigned ones.
       step_name: as in ``StorageDirectory``.
 
     Attributes:
@@ -130,16 +125,14 @@ class PersistentTier:
         buffer_bytes: int = Buffers.storage_bytes,
         orbax_item: str | None = None,
         compression: StorageCompression = "none",
-        signing: StepSigning = NO_SIGNING,
         step_name: str = "0",
     ) -> None:
         self.storage = StorageDirectory(directory, timeout_s, step_name)
-        self.found = StoredSteps(self.storage, signing)
+        self.found = StoredSteps(self.storage)
         self._directory = self.storage.path
         self._buffer_bytes = buffer_bytes
         self._orbax_item = orbax_item
         self._compression: StorageCompression = compression
-        self._signing = signing
         self._written: list[str] = []  # its last databases on a file system
         self.writer: DirectoryWriter | None = None
 
@@ -151,7 +144,6 @@ class PersistentTier:
             buffer_bytes=self._buffer_bytes,
             orbax_item=self._orbax_item,
             compression=self._compression,
-            signing=self._signing,
             step_name=self.storage.step_name,
         )
 
@@ -289,7 +281,6 @@ class PersistentTier:
             leaves,
             crcs,
             found.step.incarnation,
-            found.step.doubt,
             place.documents,
         )
 
@@ -549,7 +540,7 @@ class PersistentTier:
         tensors = self.found.inspection.tensors_id(save, items)
         checksums = encode_checksums(leaves, crcs)
         self._put_new(save.step, CHECKSUMS_NAME, checksums)
-        marker = build_marker(save, documents, leaves, checksums, tensors, self._signing, items)
+        marker = build_marker(save, documents, leaves, checksums, tensors, items)
         self._put_new(save.step, MARKER_NAME, marker)
         name = self.storage.name_of(save.step)
         return Entry(

@@ -29,7 +29,6 @@ from emergency_ckpt.ram.locks import (
 from emergency_ckpt.ram.manifest import end_of
 from emergency_ckpt.ram.ownership import open_local_dir
 from emergency_ckpt.ram.process_files import ProcessFiles, file_name, newest_chain
-from emergency_ckpt.ram.signatures import Signer
 from emergency_ckpt.tools.survey.places import Places
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, RamCopy, read_folder, version_of
 from emergency_ckpt.types import Contents, SaveId
@@ -43,8 +42,7 @@ class ReadOnlyRamdisk:
     inventory.
 
     ConfigError for an invalid run id, LocalTierError when ``local_dir`` is no directory of
-    ``owner_uid`` (None: the effective user). Process directories of other users are not served,
-    nor, with a ``signer``, unsigned files.
+    ``owner_uid`` (None: the effective user). Process directories of other users are not served.
     """
 
     def __init__(
@@ -52,7 +50,6 @@ class ReadOnlyRamdisk:
         local_dir: Path,
         run_id: str,
         owner_uid: int | None = None,
-        signer: Signer | None = None,
     ) -> None:
         check_run_id(run_id)
         try:
@@ -64,7 +61,6 @@ class ReadOnlyRamdisk:
         except OSError as error:
             raise files.local_error("serve", str(local_dir), error) from error
         self._places = Places((local_dir,), run_id=run_id, owner_uid=owner_uid)
-        self._signer = signer
         self.address = ""
         self._run_dir = local_dir / run_id
         self._lock = threading.Lock()
@@ -187,7 +183,7 @@ class ReadOnlyRamdisk:
         try:
             claim = read_claim(path, self._places.owner_uid)
             if claim is not None:
-                self._directories[path] = _Directory(claim, self._places, self._signer)
+                self._directories[path] = _Directory(claim, self._places)
         except OSError as error:
             if claim is not None:
                 claim.release()
@@ -203,10 +199,10 @@ class ReadOnlyRamdisk:
 class _Directory:
     """One process directory under a reader's lock, read again when one of its files changed."""
 
-    def __init__(self, claim: ReaderClaim, places: Places, signer: Signer | None) -> None:
+    def __init__(self, claim: ReaderClaim, places: Places) -> None:
         self._claim = claim
         self._places = places
-        self._files = ProcessFiles(claim.dir_fd, claim.path.parent.name, signer)
+        self._files = ProcessFiles(claim.dir_fd, claim.path.parent.name)
         self._mappings: dict[_Slot, Mapping] = {}
         self.folder = self._read()
 

@@ -17,9 +17,7 @@ from looks import eckpt_here, eckpt_json, tree_of
 from quarters import W, save_quarters
 from tiers_support import RUN_ID
 
-from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.restore.inventory import HolderInventory
-from emergency_ckpt.ram import Signer
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer import TransferServer
@@ -32,11 +30,6 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> bytes:
     secret = generate_secret()
     monkeypatch.setenv(SECRET_VARIABLE, secret.decode())
     return secret
-
-
-@pytest.fixture
-def signer(secret: bytes) -> Signer:
-    return Signer.of(RunSecret(RUN_ID, secret, given=True))
 
 
 @pytest.fixture(params=["aead", "crc"])
@@ -53,22 +46,21 @@ def serve(secret: bytes, request: pytest.FixtureRequest) -> Iterator[Serve]:
 
 
 @pytest.fixture
-def quarters(ramdisk: Path, signer: Signer) -> list[Path]:
+def quarters(ramdisk: Path) -> list[Path]:
     """Four quarters of a leaf: two on the first host, one on each of the two others."""
     hosts = [ramdisk / name for name in ("a", "b", "c")]
     for host, held in zip(hosts, ({0: [0, 1]}, {1: [2]}, {2: [3, 0]}), strict=True):
-        save_quarters(host, held, signer)
+        save_quarters(host, held)
     return hosts
 
 
 def test_drain_fetches_what_only_peers_have(
     quarters: list[Path],
-    signer: Signer,
     serve: Serve,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    peers = [serve(ReadOnlyRamdisk(host, RUN_ID, signer=signer)) for host in quarters[1:]]
+    peers = [serve(ReadOnlyRamdisk(host, RUN_ID)) for host in quarters[1:]]
     before = tree_of(*quarters)
     words = [
         "export",
@@ -95,14 +87,13 @@ def test_drain_fetches_what_only_peers_have(
 
 def test_drain_takes_a_peers_copy_for_a_damaged_one(
     quarters: list[Path],
-    signer: Signer,
     serve: Serve,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (slot,) = quarters[0].rglob("slot_*.bin")  # with quarter 0, which the last host has too
     flip(slot, 0)
-    peers = [serve(ReadOnlyRamdisk(host, RUN_ID, signer=signer)) for host in quarters[1:]]
+    peers = [serve(ReadOnlyRamdisk(host, RUN_ID)) for host in quarters[1:]]
     words = [
         "export",
         "--drain",

@@ -15,8 +15,6 @@ from programs import Program, serving
 from quarters import save_quarters
 from tiers_support import RUN_ID, open_tier
 
-from emergency_ckpt.core.keys import RunSecret
-from emergency_ckpt.ram import Signer
 from emergency_ckpt.run_secret import generate_secret
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer import TransferServer
@@ -37,15 +35,10 @@ def secret(tmp_path: Path) -> bytes:
 
 
 @pytest.fixture
-def signer(secret: bytes) -> Signer:
-    return Signer.of(RunSecret(RUN_ID, secret, given=True))
-
-
-@pytest.fixture
-def start(ramdisk: Path, tmp_path: Path, signer: Signer) -> Iterator[Start]:
+def start(ramdisk: Path, tmp_path: Path) -> Iterator[Start]:
     """Starts a server on each of three hosts, of which none has a whole step."""
     for host, held in enumerate(({0: [0, 1]}, {1: [2]}, {2: [3, 0]})):
-        save_quarters(ramdisk / str(host), held, signer)
+        save_quarters(ramdisk / str(host), held)
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
     addresses = [f"127.0.0.{2 + host}:{port}" for host in range(HOSTS)]
@@ -103,9 +96,9 @@ def test_servers_that_stop_beside_a_job_drain_nothing(
 
 
 def test_servers_without_a_job_for_long_drain_once(
-    start: Start, tmp_path: Path, ramdisk: Path, signer: Signer
+    start: Start, tmp_path: Path, ramdisk: Path
 ) -> None:
-    process = open_tier(ramdisk / "0", process_index=0, signer=signer)  # holds its lock
+    process = open_tier(ramdisk / "0", process_index=0)  # holds its lock
     servers = start("--drain-after", "3")
     process.close()
     lines = [servers[0].line() for _ in range(2)]

@@ -297,7 +297,7 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"host_state_remap": "x"}, "host_state_remap must be a function"),
         (
             {"require": {"peer"}},
-            "require must be a set of 'secret', 'signed', 'storage' or 'peers'",
+            "require must be a set of 'secret', 'storage' or 'peers'",
         ),
         ({"require": "peers"}, "or 'peers', not 'peers'"),
         ({"require": [["peers"]]}, "require must be a set of"),

@@ -11,14 +11,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 from state_samples import on_host
 
-from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.timeline import Timeline, number_of
 from emergency_ckpt.state import BoxTable, describe, host_state
 from emergency_ckpt.storage import DirectoryWriter, PersistentTier
 from emergency_ckpt.storage.item.array_writes import DATA_FILE_BYTES
 from emergency_ckpt.storage.log import KEPT, LOG_FOLDER
-from emergency_ckpt.storage.marker import NO_SIGNING, OURS
+from emergency_ckpt.storage.marker import OURS
 from emergency_ckpt.storage.meetings import BEGUN, WRITTEN, Meet, meet_nobody
 from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE
 from emergency_ckpt.storage.steps.inspection import FoundStep
@@ -44,11 +43,10 @@ def fill(
     steps: Iterable[int],
     *,
     metrics: Callable[[int], Any] | None = None,
-    signing: StepSigning = NO_SIGNING,
     incarnation: str = life(1),
 ) -> PersistentTier:
     """A tier with ``steps``, which plain Orbax reads too: ``w`` is the step, four times."""
-    tier = PersistentTier(directory, signing=signing)
+    tier = PersistentTier(directory)
     tier.create()
     with ocp.CheckpointManager(directory) as manager:
         for step in steps:

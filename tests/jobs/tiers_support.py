@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from emergency_ckpt.core.shard_layout import Layout, lay_out
-from emergency_ckpt.ram import LocalTier, OtherRuns, Signer, build_contents
+from emergency_ckpt.ram import LocalTier, OtherRuns, build_contents
 from emergency_ckpt.ram.slot_choice import SLOTS_AT_REST
 from emergency_ckpt.ram.tier import SlotWriter
 from emergency_ckpt.state import host_state
@@ -51,7 +51,6 @@ def open_tier(
     start: str = "this start",
     wait_s: float = 0.0,
     other_runs: OtherRuns | None = None,
-    signer: Signer | None = None,
     keeps_finite: bool = False,
 ) -> LocalTier:
     """Open a tier, which ``close_tiers`` closes where its owner has not."""
@@ -64,7 +63,6 @@ def open_tier(
         start=start,
         wait_s=wait_s,
         other_runs=other_runs,
-        signer=signer,
         keeps_finite=keeps_finite,
     )
     _opened.append(tier)
@@ -149,13 +147,12 @@ def whole_steps(
     processes: Iterable[int] = range(2),
     owners: int = 4,
     value: object = 17,
-    signer: Signer | None = None,
 ) -> list[Path]:
     """Save steps on each of some processes, all bytes on each; return their directories.
 
     Each has the host states of so many ``owners`` of the four.
     """
-    tiers = {each: open_tier(ramdisk, process_index=each, signer=signer) for each in processes}
+    tiers = {each: open_tier(ramdisk, process_index=each) for each in processes}
     for process, tier in tiers.items():
         tier.reserve(LAYOUT.size_bytes)
         for step in steps:

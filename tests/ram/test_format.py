@@ -13,7 +13,6 @@ from golden_example import (
     host_state_document,
     ledger,
     log_version,
-    signer,
     slot_bytes,
     writer,
 )
@@ -23,16 +22,13 @@ import emergency_ckpt
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.ram.manifest import decode_manifest, encode_contents, wrap_contents
 from emergency_ckpt.ram.process_files import LEDGER_FILE
-from emergency_ckpt.ram.signatures import open_signed
 from emergency_ckpt.state import dtype_named, host_state
 from emergency_ckpt.storage.log import decode_version, encode_version
-from emergency_ckpt.storage.marker import NO_SIGNING
 
 MANIFEST = (GOLDEN / "manifest_v1.json").read_bytes()
 SLOT = (GOLDEN / "slot_v1.bin").read_bytes()
 DOCUMENT = (GOLDEN / "process_00003_of_00008_v1.json").read_bytes()
-SIGNED = (GOLDEN / "slot_0.manifest_v2.json").read_bytes()
-SIGNED_LEDGER = (GOLDEN / "ledger_v2.json").read_bytes()
+LEDGER = (GOLDEN / "ledger_v1.json").read_bytes()
 
 
 def specification() -> str:
@@ -61,12 +57,9 @@ def test_code_reads_the_golden_bytes() -> None:
     assert value["table"].tolist() == [1, 2]
 
 
-def test_code_signs_and_reads_the_golden_bytes() -> None:
-    assert signer().sign("slot_0.manifest.json", MANIFEST) == SIGNED
-    assert open_signed("slot_0.manifest.json", SIGNED, signer()) == (MANIFEST, "")
-    assert signer().sign("ledger.json", LEDGER_FILE.encode(ledger())) == SIGNED_LEDGER
-    file, _ = open_signed("ledger.json", SIGNED_LEDGER, signer())
-    assert LEDGER_FILE.decode(file, "ledger.json") == (ledger(), "", False)
+def test_code_writes_and_reads_the_golden_ledger() -> None:
+    assert LEDGER_FILE.encode(ledger()) == LEDGER
+    assert LEDGER_FILE.decode(LEDGER, "ledger.json") == ledger()
 
 
 def test_worked_example_is_the_golden_one() -> None:
@@ -74,14 +67,14 @@ def test_worked_example_is_the_golden_one() -> None:
     dumps = [text for kind, text in blocks if kind == "hexdump"]
     documents = [text.encode() for kind, text in blocks if kind == "json"]
     assert [bytes.fromhex("".join(line[6:] for line in dumps[0].splitlines()))] == [SLOT]
-    assert documents == [MANIFEST, DOCUMENT, SIGNED_LEDGER]
+    assert documents == [MANIFEST, DOCUMENT, LEDGER]
 
 
 def test_specification_shows_the_version_that_is_written() -> None:
     (example,) = re.findall(r"```json version\n(.*?)\n```", specification(), re.DOTALL)
     assert (GOLDEN / "log_version_v1.json").read_text("utf-8") == example
-    assert encode_version(log_version(), NO_SIGNING) == example.encode()
-    version, _, _ = decode_version(example.encode(), 14, "version", NO_SIGNING)
+    assert encode_version(log_version()) == example.encode()
+    version = decode_version(example.encode(), 14, "version")
     assert version == log_version()
 
 

@@ -12,7 +12,7 @@ import pytest
 from forgery import write_sealed
 from looks import Tree, tree_of
 from persistent_steps import complete_steps
-from world import OTHER_SECRET, SECRET, STORAGE, World, restored, save_all
+from world import STORAGE, World, restored, save_all
 
 from emergency_ckpt.errors import NewerFormat, PersistentTierError
 from emergency_ckpt.storage import PersistentTier
@@ -142,49 +142,6 @@ def test_version_of_100_mib_is_not_used(saved: World) -> None:
         assert ckpt.restore(state=saved.state(0))[0] == 4
         save_all(ckpt, saved, 5)
     assert PersistentTier(str(saved.persistent)).found.log.read().faults == ()
-
-
-@pytest.fixture
-def signed(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setenv("ECKPT_SECRET", SECRET)
-    with world.open_both(**STORAGE) as ckpt:
-        save_all(ckpt, world, 2, 4)
-    world.lose_ram()
-    world.events.clear()
-    return world
-
-
-@pytest.mark.parametrize("required", [False, True])
-def test_version_signed_with_another_secret_is_named(
-    signed: World, monkeypatch: pytest.MonkeyPatch, required: bool
-) -> None:
-    """Taken, as unsigned ones are, and refused where all must be signed. Nothing is lost."""
-    monkeypatch.setenv("ECKPT_SECRET", OTHER_SECRET)
-    with signed.open_both(**STORAGE) as ckpt:
-        ckpt.restore(2, state=signed.state(0))
-    signed.lose_ram()
-    monkeypatch.setenv("ECKPT_SECRET", SECRET)
-    signed.events.clear()
-    reason = "it is signed with another secret"
-    if required:
-        assert restored(signed, require={"signed"}) == 4
-        assert any(reason in each for each in damage_named(signed))
-    else:
-        assert restored(signed) == 2
-        notes = [e.fields["text"] for e in signed.events if e.name == "restore.note"]
-        assert f"the step log: {reason}" in notes
-    signed.lose_ram()
-    assert restored(signed, 4) == 4
-
-
-@pytest.mark.parametrize("required", [False, True])
-def test_version_altered_after_it_was_signed_is_refused(signed: World, required: bool) -> None:
-    newest = signed.versions()[-1]
-    file = json.loads(newest.read_bytes())
-    file["version"]["steps"] = file["version"]["steps"][:1]
-    write_sealed(newest, "version", file["version"], signature=file["signature"])
-    assert restored(signed, require={"signed"} if required else ()) == 4
-    assert any("it was altered after it had been signed" in r for r in damage_named(signed))
 
 
 def test_log_that_is_a_link_elsewhere_is_read_as_any_folder(saved: World) -> None:

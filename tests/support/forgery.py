@@ -1,4 +1,4 @@
-"""What somebody can write into a ramdisk who knows the formats and not the secret."""
+"""What somebody can write who knows the formats."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ def resealed(file: dict[str, Any]) -> dict[str, Any]:
     return file
 
 
-def inner(path: Path) -> dict[str, Any]:
-    """The file without a signature, if it has one."""
-    file = json.loads(path.read_bytes())
-    return file.get("file", file)
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_bytes())
 
 
 def write(path: Path, file: object) -> None:
@@ -35,16 +33,11 @@ def write(path: Path, file: object) -> None:
     path.write_bytes(canonical(file))
 
 
-def write_inside(path: Path, file: object) -> None:
-    """Put ``file`` under the signature that is there."""
-    write(path, {**json.loads(path.read_bytes()), "file": file})
-
-
 def make_up_step(directory: Path, step: int) -> None:
     """In a process directory: a whole save of ``step``, sound in itself, from the newest there."""
     manifests = {step_of(path): path for path in directory.glob("slot_?.manifest.json")}
     newest = max(manifests)
-    file = inner(manifests[newest])
+    file = read(manifests[newest])
     file["manifest"]["contents"]["save"]["step"] = step
     number = max(int(path.name[5]) for path in directory.glob("slot_?.bin")) + 1
     made_up = directory / f"slot_{number}.manifest.json"
@@ -52,7 +45,7 @@ def make_up_step(directory: Path, step: int) -> None:
     shutil.copy(_slot(manifests[newest]), _slot(made_up))
     _slot(made_up).chmod(0o600)
     for state in directory.glob(f"host_state/*-{newest}/*.json"):
-        document = inner(state)
+        document = read(state)
         document["save"]["step"] = step
         name = f"{document['save']['incarnation']}-{step}"
         write(directory / "host_state" / name / state.name, document)
@@ -62,7 +55,7 @@ def make_up_step(directory: Path, step: int) -> None:
 
 
 def step_of(manifest: Path) -> int:
-    return inner(manifest)["manifest"]["contents"]["save"]["step"]
+    return read(manifest)["manifest"]["contents"]["save"]["step"]
 
 
 def _slot(manifest: Path) -> Path:
@@ -70,7 +63,7 @@ def _slot(manifest: Path) -> Path:
 
 
 def write_sealed(path: Path, kind: str, value: object, **fields: object) -> None:
-    """A marker or a version of the step log, not signed, of which every plain digest is right."""
+    """A marker or a version of the step log, of which every plain digest is right."""
     encoded = json.dumps(value, separators=(",", ":"))
     digest = hashlib.sha256(encoded.encode()).hexdigest()
     head = json.dumps({"format": 1, "digest": digest, **fields}, separators=(",", ":"))

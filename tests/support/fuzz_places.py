@@ -154,7 +154,7 @@ _BROKEN = (CheckpointError, ConnectionError, TimeoutError)
 _HELLO = msgspec.json.encode(secret_agreement.SecretHello("0" * 32, "0" * 64, "settings"))
 _INVENTORY = HolderInventory("process/0", 0, "h:1", (), ())
 _REPORT = msgspec.json.encode(Report(_INVENTORY, "0", wants_host_state=True))
-_LEDGER = body_of((GOLDEN / "ledger_v2.json").read_bytes(), "file").replace(b'"demo"', b'"run"')
+_LEDGER = (GOLDEN / "ledger_v1.json").read_bytes().replace(b'"demo"', b'"run"')
 
 PLACES: Mapping[str, Target] = {
     "frames": Target(_frames, [_FRAME], _BROKEN),

@@ -8,17 +8,15 @@ import ml_dtypes
 import numpy as np
 
 from emergency_ckpt import _native
-from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.timeline import Ancestor, Timeline
-from emergency_ckpt.ram import Signer, build_contents
+from emergency_ckpt.ram import build_contents
 from emergency_ckpt.ram.process_files import Ledger
 from emergency_ckpt.state import host_state
 from emergency_ckpt.storage.log import Version
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardId, Writer
 
-GOLDEN_SECRET = b"an example: never use this one.."
 SAVE = SaveId(step=40, incarnation="000000000006-5e9d5e9d5e9d5e9d", run_id="demo")
 
 LEAVES = (
@@ -42,12 +40,6 @@ class Iterator:
 
     def set_state(self, state: object) -> None:
         raise NotImplementedError
-
-
-def signer() -> Signer:
-    made = Signer.of(RunSecret("demo", GOLDEN_SECRET, given=True))
-    assert made is not None
-    return made
 
 
 def writer() -> Writer:

@@ -8,9 +8,9 @@ from typing import Any
 
 
 def ledger_in(path: Path) -> dict[str, Any]:
-    """Return the ledger of a file, out of its signature where it has one."""
+    """Return the ledger of a file."""
     file = json.loads(path.read_bytes())
-    return file.get("file", file)["ledger"]
+    return file["ledger"]
 
 
 def complete_in(ramdisk: Path) -> int:

@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 from tiers_support import document, open_tier, publish, save_id
 
-from emergency_ckpt.ram import Signer
 from emergency_ckpt.types import LeafSpec, ShardId
 
 LEAVES = (LeafSpec("w", "bfloat16", (8, 6)), LeafSpec("z", "float32", (0, 2)))
@@ -16,11 +15,9 @@ BOXES = [((row, row + 4), (column, column + 3)) for row in (0, 4) for column in 
 W = np.arange(48).reshape(8, 6).astype(ml_dtypes.bfloat16)
 
 
-def save_quarters(
-    ramdisk: Path, held: dict[int, list[int]], signer: Signer | None = None, *, step: int = 5
-) -> dict[int, Path]:
+def save_quarters(ramdisk: Path, held: dict[int, list[int]], *, step: int = 5) -> dict[int, Path]:
     """Save one step of ``W``; each process has the quarters that ``held`` names."""
-    tiers = {process: open_tier(ramdisk, process_index=process, signer=signer) for process in held}
+    tiers = {process: open_tier(ramdisk, process_index=process) for process in held}
     for process, tier in tiers.items():
         boxes = [BOXES[quarter] for quarter in held[process]]
         shards = {ShardId("w", box): W[tuple(slice(*span) for span in box)] for box in boxes}

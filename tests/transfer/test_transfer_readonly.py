@@ -20,10 +20,8 @@ from served_tiers import later, open_tier, save_shards
 from transfer_support import RUN_ID, SAVE, SECRET, fetch_all, random_shards
 
 from emergency_ckpt.cluster import ProcessHoldings
-from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import LocalTierError, NotHeld, TransferError
-from emergency_ckpt.ram import Signer
 from emergency_ckpt.state import host_state
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer import Holdings, TransferClient, TransferServer
@@ -194,7 +192,7 @@ def secret_file(tmp_path: Path) -> Path:
 def test_server_gives_back_the_memory_of_a_run_that_was_freed(
     ramdisk: Path, secret_file: Path, client: TransferClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tier = open_tier(ramdisk, signer=Signer.of(RunSecret(RUN_ID, SECRET, given=True)))
+    tier = open_tier(ramdisk)
     digest = save_shards(tier, later(1), random_shards(2_000_000, 3))
     free = ["doctor", "--clean", "--served", "--local-dir", str(ramdisk), "--run-id", RUN_ID]
     free += ["--older-than", "0", "--yes", "--peers"]
@@ -236,7 +234,7 @@ def test_reader_needs_a_directory(ramdisk: Path) -> None:
 def test_command_serves_until_it_is_told_to_stop(
     ramdisk: Path, secret_file: Path, client: TransferClient, number: signal.Signals
 ) -> None:
-    tier = open_tier(ramdisk, signer=Signer.of(RunSecret(RUN_ID, SECRET, given=True)))
+    tier = open_tier(ramdisk)
     shards = random_shards(2_000_000, 3)
     digest = save_shards(tier, later(1), shards)
     tier.close()

@@ -15,17 +15,15 @@ import pytest
 from damage import flip
 from drains import Drains
 from format_reader import DirectoryFiles, Storage, allows, read_ramdisk, read_storage
-from golden_example import GOLDEN_SECRET, ledger, slot_bytes
+from golden_example import ledger, slot_bytes
 from looks import eckpt_here
 from places import GOLDEN
 from programs import printed_beside_bucket
 from world import STORAGE, World, save_all
 
-from emergency_ckpt.core.keys import RunSecret, step_signing
 from emergency_ckpt.core.timeline import Ancestor, Timeline
 from emergency_ckpt.storage import PersistentTier
 
-SECRET = "a secret for tests, of 32 bytes."
 BOTH: dict[str, Any] = {"save_every": 1, "local_save_every": 1}
 
 
@@ -163,46 +161,34 @@ DIRECTORIES: list[Callable[[World], None]] = [
 ]
 
 
-def listed(
-    world: World, capsys: pytest.CaptureFixture[str], secret: str | None
-) -> list[dict[str, Any]]:
+def listed(world: World, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     """The steps of ``eckpt ls --json``, of both tiers."""
     words = ["ls", "--json", "--dir", str(world.persistent), "--local-dir", str(world.ramdisk)]
     capsys.readouterr()
-    eckpt_here(*words, *([] if secret is None else ["--secret-file", str(_file_of(world, secret))]))
+    eckpt_here(*words)
     return json.loads(capsys.readouterr().out)["steps"]
 
 
-def _file_of(world: World, secret: str) -> Path:
-    path = world.persistent.parent / "secret"
-    path.touch(mode=0o600)
-    path.write_text(secret)
-    return path
+def read(world: World) -> Storage:
+    return read_storage(DirectoryFiles(world.persistent))
 
 
-def read(world: World, secret: str | None) -> Storage:
-    return read_storage(DirectoryFiles(world.persistent), secret=secret and secret.encode())
+def counting(world: World) -> list[tuple[int, str]]:
+    found = PersistentTier(str(world.persistent)).found
+    return [(each.step, each.incarnation) for each in found.counting()]
 
 
-def counting(world: World, secret: str | None) -> list[tuple[int, str]]:
-    given = RunSecret("", (secret or "").encode(), given=secret is not None)
-    tier = PersistentTier(str(world.persistent), signing=step_signing(given, required=False))
-    return [(each.step, each.incarnation) for each in tier.found.counting()]
-
-
-def assert_agrees(
-    world: World, capsys: pytest.CaptureFixture[str], secret: str | None = None
-) -> Storage:
+def assert_agrees(world: World, capsys: pytest.CaptureFixture[str]) -> Storage:
     """The reader and the product find the same in both tiers."""
-    found = read(world, secret)
+    found = read(world)
     assert found.refusal == ""
-    assert [(each.step, each.incarnation) for each in found.counting] == counting(world, secret)
+    assert [(each.step, each.incarnation) for each in found.counting] == counting(world)
     assert [fault for each in found.counting for fault in each.faults] == []
-    steps = listed(world, capsys, secret)
+    steps = listed(world, capsys)
     in_storage = {s["step"] for s in steps if (s["tier"], s["state"]) == ("persistent", "whole")}
     assert {each.step for each in found.counting} == in_storage
     in_ram: set[tuple[int, str]] = set()
-    for process in read_ramdisk(world.ramdisk, "run", secret and secret.encode()):
+    for process in read_ramdisk(world.ramdisk, "run"):
         assert process.faults == []
         assert process.ledger is not None
         chain = process.ledger["chain"]
@@ -223,20 +209,14 @@ def assert_agrees(
     return found
 
 
-@pytest.mark.parametrize("secret", [None, SECRET], ids=["unsigned", "signed"])
 @pytest.mark.parametrize("made", DIRECTORIES, ids=lambda made: made.__name__)
 def test_reader_agrees_with_the_product(
     world: World,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
     made: Callable[[World], None],
-    secret: str | None,
 ) -> None:
-    if secret is not None:
-        monkeypatch.setenv("ECKPT_SECRET", secret)
     made(world)
-    monkeypatch.delenv("ECKPT_SECRET", raising=False)
-    found = assert_agrees(world, capsys, secret)
+    found = assert_agrees(world, capsys)
     assert found.counting
     (newest,) = found.counting[-1:]
     with world.open_both(**STORAGE) as ckpt:
@@ -294,7 +274,7 @@ def test_damage_of_storage_is_named(world: World, name: str) -> None:
         shutil.rmtree(world.persistent / name)
     else:
         flip(world.persistent / name)
-    found = read(world, None)
+    found = read(world)
     assert len(found.faults) == 1
     assert found.faults[0].startswith(STORED[name])
     is_read = name.startswith("host_state/2/marker") or name in ("2", "2/_CHECKPOINT_METADATA")
@@ -314,13 +294,13 @@ def test_foreign_bytes_in_any_file_are_named(world: World) -> None:
     in_ram = [path for path in process.path.rglob("*.json") if path.parent.name != "quarantine"]
     (*_, newest) = sorted((world.persistent / "host_state" / "log").glob("*.json"))
     in_storage = [newest, *world.persistent.rglob("host_state/*/[mcp]*.json")]
-    assert read(world, None).faults == process.faults == []
+    assert read(world).faults == process.faults == []
     for path in [*in_ram, *in_storage]:
         data = path.read_bytes()
         for foreign in FOREIGN:
             path.write_bytes(foreign)
             (process,) = read_ramdisk(world.ramdisk, "run")
-            assert read(world, None).faults or process.faults, (path, foreign)
+            assert read(world).faults or process.faults, (path, foreign)
         path.write_bytes(data)
 
 
@@ -328,40 +308,21 @@ def test_future_format_is_refused(world: World) -> None:
     saves(world, 1, 2)
     (*_, newest) = sorted((world.persistent / "host_state" / "log").glob("*.json"))
     newest.write_bytes(newest.read_bytes().replace(b'"format":1', b'"format":2', 1))
-    found = read(world, None)
+    found = read(world)
     assert found.refusal == "a later version of this package wrote it: format 2"
     assert found.counting == []
 
 
-def test_log_signed_with_another_secret_is_named_when_required(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ECKPT_SECRET", SECRET)
-    saves(world, 1)
-    files = DirectoryFiles(world.persistent)
-    assert read_storage(files, secret=SECRET.encode(), require=True).faults == []
-    other = read_storage(files, secret=b"t" * 32, require=True)
-    assert other.counting == []
-    assert other.faults[0].endswith("not signed with the secret")
-    assert [each.step for each in read_storage(files, secret=b"t" * 32).counting] == [1]
-
-
-@pytest.mark.parametrize("secret", [None, SECRET], ids=["unsigned", "signed"])
 @pytest.mark.parametrize(
     "name", ["ledger.json", "slot_0.manifest.json", "slot_0.bin", "host_state/*-1/*.json"]
 )
-def test_damage_of_a_ramdisk_is_named(
-    world: World, monkeypatch: pytest.MonkeyPatch, name: str, secret: str | None
-) -> None:
-    if secret is not None:
-        monkeypatch.setenv("ECKPT_SECRET", secret)
+def test_damage_of_a_ramdisk_is_named(world: World, name: str) -> None:
     saves(world, 1, 2, save_every=0)
-    key = secret and secret.encode()
-    (before,) = read_ramdisk(world.ramdisk, "run", key)
+    (before,) = read_ramdisk(world.ramdisk, "run")
     assert before.faults == []
     (path,) = before.path.glob(name)
     flip(path, path.stat().st_size * 2 // 5 if path.suffix == ".json" else 0)
-    (after,) = read_ramdisk(world.ramdisk, "run", key)
+    (after,) = read_ramdisk(world.ramdisk, "run")
     (fault,) = after.faults
     assert fault.startswith(path.relative_to(before.path).as_posix())
     sound = [s.save.step for s in after.slots if all(shard.is_sound for shard in s.shards)]
@@ -375,14 +336,12 @@ def test_reader_reads_the_golden_files(tmp_path: Path) -> None:
     process = tmp_path / "demo" / "process_00003"
     saved = process / "host_state" / "000000000006-5e9d5e9d5e9d5e9d-40"
     saved.mkdir(parents=True)
-    shutil.copy(GOLDEN / "slot_0.manifest_v2.json", process / "slot_0.manifest.json")
+    shutil.copy(GOLDEN / "manifest_v1.json", process / "slot_0.manifest.json")
     (process / "slot_0.bin").write_bytes(slot_bytes())
-    shutil.copy(GOLDEN / "ledger_v2.json", process / "ledger.json")
+    shutil.copy(GOLDEN / "ledger_v1.json", process / "ledger.json")
     shutil.copy(GOLDEN / "process_00003_of_00008_v1.json", saved / "process_00003_of_00008.json")
     (found,) = read_ramdisk(tmp_path, "demo")
     assert found.faults == []
-    (unsigned,) = read_ramdisk(tmp_path, "demo", GOLDEN_SECRET)[0].faults
-    assert unsigned.startswith("host_state/"), "the two others are signed"
     assert found.complete == (45, ledger().incarnation, "demo")
     (slot,) = found.slots
     assert [(shard.path, shard.is_sound) for shard in slot.shards] == [

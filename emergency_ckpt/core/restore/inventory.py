@@ -63,10 +63,7 @@ class HolderInventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, g
 
     @property
     def greatest(self) -> int:
-        """Return the greatest number of an incarnation that this holder knows; 0 without any.
-
-        Not by ``known_complete``: it is told also from a file of which nobody knows who wrote it.
-        """
+        """Return the greatest number of an incarnation that this holder knows; 0 without any."""
         known = {held.save.incarnation for held in (*self.tensors, *self.host_states)}
         known.update([self.incarnation, *([self.timeline.head] if self.timeline else [])])
         return max(map(number_of, known))
@@ -86,7 +83,6 @@ class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fie
       has_host_state: False when all are empty.
       incarnation: of the save; of a step of plain Orbax see ``plain_incarnation``.
       problem: why it must not be restored although it exists; empty when it may.
-      doubt: why its writer is unknown although steps are signed; empty when it is known.
       tensors_of: of a step without host states: the incarnation of the save of this package that
         wrote its tensors; empty when plain Orbax wrote them.
       is_seen: False: a folder that no log names; all but its step is unknown until inspected.
@@ -97,7 +93,6 @@ class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fie
     has_host_state: bool
     incarnation: str = ""
     problem: str = ""
-    doubt: str = ""
     tensors_of: str = ""
     is_seen: bool = True
 

@@ -305,8 +305,8 @@ class PersistentSaves:
         if marker is None:
             there = (step, found.step.incarnation)
             return keeps is not None and (keeps.step, keeps.incarnation) == there
-        if found.step.doubt or (entry is not None and entry.incarnation != marker.save.incarnation):
-            return False  # whoever wrote it may know our incarnations; written anew it is signed
+        if entry is not None and entry.incarnation != marker.save.incarnation:
+            return False
         fits = marker.leaves == tuple(leaf.spec for leaf in job.tree.leaves)
         return marker.save == keeps or (
             fits and self._chain.timelines.leads_to(job.save, marker.save)

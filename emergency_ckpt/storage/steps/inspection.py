@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, cast
 import msgspec
 from absl import logging
 
-from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.step_names import is_item_name
@@ -76,13 +75,10 @@ class StepInspection:
     PersistentTierError when storage does not answer, or refuses: that says nothing about the step.
     """
 
-    def __init__(
-        self, storage: StorageDirectory, folders: StepFolders, signing: StepSigning
-    ) -> None:
+    def __init__(self, storage: StorageDirectory, folders: StepFolders) -> None:
         self._storage = storage
         self._directory = storage.path
         self._folders = folders
-        self._signing = signing
         self._told: set[str] = set()
 
     def listed(self, entry: Entry, number: int, deadline_s: float | None) -> FoundStep:
@@ -208,10 +204,9 @@ class StepInspection:
         if data is None:
             return None
         try:
-            marker, doubt = check_marker(data, step, below, self._signing)
+            return check_marker(data, step, below).save
         except CorruptData:
             return None
-        return None if self._signing.rejection_reason(doubt) else marker.save
 
     def _metadata_of(self, name: str, deadline_s: float | None) -> bytes | None:
         return self._storage.bytes_of(f"{name}/{STEP_METADATA}", deadline_s)
@@ -232,7 +227,7 @@ class StepInspection:
         path = f"{self._directory}/{HOST_STATE}/{documents}/{MARKER_NAME}"
         name = next(iter(tensors))
         try:
-            marker, doubt = check_marker(data, step, path, self._signing)
+            marker = check_marker(data, step, path)
         except CorruptData as error:
             return self._damaged(step, "", StepPlace(name, documents), error.problem)
         its = [each for each in tensors if _digest(tensors[each]) == marker.tensors.metadata]
@@ -243,7 +238,6 @@ class StepInspection:
             self._warn(step, problem)
             found = self._plain_in(place, step, number, deadline_s)
             return found or self._problem(step, marker.save.incarnation, GONE, place)
-        problem = problem or self._signing.rejection_reason(doubt)
         if problem:
             self._warn(step, problem)
         found = PersistentStep(
@@ -252,7 +246,6 @@ class StepInspection:
             not all(marker.empty),
             incarnation=marker.save.incarnation,
             problem=problem,
-            doubt=doubt,
         )
         usable = None if problem else marker
         digest = hashlib.sha256(data).hexdigest()
@@ -363,11 +356,9 @@ class StepInspection:
                 digest.update(manifest)
                 break
         incarnation = plain_incarnation(number, digest.hexdigest()[:16])
-        doubt = self._signing.doubt("marker", b"", None)
-        problem = self._signing.rejection_reason(doubt)
         saved = (ours_of(metadata) or {}).get("incarnation")
         tensors_of = saved if isinstance(saved, str) else ""
-        found = PersistentStep(step, 0, False, incarnation, problem, doubt, tensors_of)
+        found = PersistentStep(step, 0, False, incarnation, tensors_of=tensors_of)
         return FoundStep(found, None, place, committed_ns=_committed_ns(metadata))
 
     def _is_finalized(self, folder: str, deadline_s: float | None) -> bool:

@@ -7,9 +7,7 @@ import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.restore.inventory import PersistentStep
-from emergency_ckpt.core.signed_file import NO_SIGNING
 from emergency_ckpt.core.step_log import Entry, Table, greatest_number
 from emergency_ckpt.core.timeline import Timeline, is_same_save
 from emergency_ckpt.errors import CheckpointError
@@ -79,11 +77,11 @@ class StoredSteps:
     or when plain Orbax wrote it.
     """
 
-    def __init__(self, storage: StorageDirectory, signing: StepSigning = NO_SIGNING) -> None:
+    def __init__(self, storage: StorageDirectory) -> None:
         self._storage = storage
-        self.log = StepLog(storage, signing)
+        self.log = StepLog(storage)
         self.folders = StepFolders(storage)
-        self.inspection = StepInspection(storage, self.folders, signing)
+        self.inspection = StepInspection(storage, self.folders)
 
     def view(self, deadline_s: float | None = None, log: LogRead | None = None) -> StoredView:
         """Return what the directory has. PersistentTierError; NewerFormat.

@@ -243,11 +243,6 @@ class DirectoryWriter:
         for fault in self._read.faults:
             logging.warning("%s; the next version mends it", fault)
             self._emit("persistent.log_damaged", reason=str(fault)[:500])
-        if self._read.doubt:
-            # The next version is signed, with what this one says.
-            text = f"the step log: {self._read.doubt}"
-            logging.warning("%s, in %s", text, self._directory)
-            self._emit("restore.note", text=text)
         if self._read.faults and self._read.table is None:
             self._read = self._read._replace(table=self._by_markers(deadline_s))
 

@@ -111,8 +111,8 @@ def add_places(parser: argparse.ArgumentParser) -> None:
         "--secret-file",
         type=Path,
         metavar="FILE",
-        help="file with the run's secret: signatures are compared, and what is not signed with it"
-        f" is named; default: ${run_secret.SECRET_VARIABLE}, if set",
+        help="file with the run's secret, with which its processes are asked;"
+        f" default: ${run_secret.SECRET_VARIABLE}, if set",
     )
     parser.add_argument(
         "--owner",

@@ -10,9 +10,7 @@ from pathlib import Path
 
 from emergency_ckpt import run_secret as auth
 from emergency_ckpt.background import SignalFlag
-from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.ram.signatures import Signer
 from emergency_ckpt.tools.cli.arguments import addresses, port, seconds, user_id
 from emergency_ckpt.tools.offline.draining.last import LastDrain
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
@@ -111,8 +109,7 @@ def _serve(args: argparse.Namespace, stopping: SignalFlag, hurrying: SignalFlag)
     secret = _secret(args.secret_file)
     if args.drain_to:  # beside a trainer that has not started: the directory is its own
         args.local_dir.mkdir(mode=0o700, exist_ok=True)
-    signer = Signer.of(RunSecret(args.run_id, secret, given=True))
-    holdings = ReadOnlyRamdisk(args.local_dir, args.run_id, args.owner, signer)
+    holdings = ReadOnlyRamdisk(args.local_dir, args.run_id, args.owner)
     try:
         server = TransferServer(
             holdings,

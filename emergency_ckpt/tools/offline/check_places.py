@@ -1,4 +1,4 @@
-"""The check of everything that places have: small files, signatures, and on request every byte."""
+"""The check of everything that places have: small files, and on request every byte."""
 
 from __future__ import annotations
 
@@ -33,14 +33,12 @@ class CheckCounts(msgspec.Struct):
 
     Attributes:
       manifests: published slots, and markers in storage.
-      signatures: of these, those whose signature was compared and is the run's.
       host_states: documents whose digest was compared.
       shards, bytes: whose CRC32C was compared, in both tiers; boxes without one are read only.
       gone: slots that a job saved over meanwhile; they are not damaged.
     """
 
     manifests: int = 0
-    signatures: int = 0
     host_states: int = 0
     shards: int = 0
     bytes: int = 0
@@ -63,7 +61,7 @@ class Check:
         self._copies = [copy for folder in survey.folders for copy in folder.copies]
 
     def small_files(self) -> Iterator[SurveyFault]:
-        """Check manifests, markers, signatures, checksums and host states.
+        """Check manifests, markers, checksums and host states.
 
         Ramdisks were checked by the survey, which leaves out what is damaged.
         """
@@ -72,8 +70,6 @@ class Check:
         counts = self.counts
         counts.manifests += len(self._copies)
         counts.host_states += sum(len(folder.host_states) for folder in self._survey.folders)
-        if self._places.secret is not None:
-            counts.signatures += len(self._copies)
         yield from self._replicas()
         stored = [each for each in self._survey.of(PERSISTENT) if each.state != "damaged"]
         if not stored:
@@ -120,10 +116,6 @@ class Check:
         if found.marker is None:
             return []  # a step of plain Orbax
         self.counts.manifests += 1
-        if found.step.doubt:
-            self.notes.append(f"step {number} in storage: {found.step.doubt}")
-        elif self._places.secret is not None:
-            self.counts.signatures += 1
         step = tier.reader(found)
         try:
             tier.read_checksums(found.place.documents, found.marker)

@@ -61,7 +61,6 @@ _TROUBLE = frozenset(
         "restore.rejected",
         "restore.replanned",
         "restore.suspect",
-        "restore.unsigned",
         "save.dropped",
         "save.incomplete",
         "save.non_finite",

@@ -18,7 +18,6 @@ _REMARKS: Mapping[str, tuple[str, ...]] = {
     "restore.replanned": ("reason",),
     "restore.quarantined": ("step", "holder", "shard", "detail"),
     "restore.hedged": ("step", "source", "reason"),
-    "restore.unsigned": ("step", "reason"),
     "restore.suspect": ("text",),
     "restore.holder_unreachable": ("holder", "address", "reason"),
     "restore.persistent_unreachable": ("reason",),

@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from emergency_ckpt.core.keys import RunSecret, step_signing
-from emergency_ckpt.core.signed_file import NO_SIGNING
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.ram.signatures import Signer
 
 if TYPE_CHECKING:
     from emergency_ckpt.storage.tier import PersistentTier
@@ -50,7 +47,7 @@ class Places:
     Attributes:
       directory: of the persistent tier; empty for none.
       run_id: only this run; None: all runs.
-      secret: the run's secret, with which signatures are compared; None: they are not.
+      secret: the run's secret, with which peers are asked; None: they are not.
       owner_uid: the user whose ramdisks they are; None: the effective user.
       timeout_s: maximum time in seconds for one call to storage.
     """
@@ -62,26 +59,15 @@ class Places:
     owner_uid: int | None = None
     timeout_s: float = 60.0
 
-    def signer(self, run_id: str) -> Signer | None:
-        """Return what checks the files of a run on a ramdisk; None without a secret."""
-        if self.secret is None:
-            return None
-        return Signer.of(RunSecret(run_id, self.secret, given=True))
-
     def storage(self, timeout_s: float | None = None) -> PersistentTier:
-        """Return the persistent tier of ``directory``; signatures are compared with a secret."""
+        """Return the persistent tier of ``directory``."""
         # The launcher names places, and loads no numpy.
         from emergency_ckpt.storage.tier import PersistentTier  # noqa: PLC0415
 
-        signing = NO_SIGNING
-        if self.secret is not None:
-            secret = RunSecret(self.run_id or "", self.secret, given=True)
-            signing = step_signing(secret, required=False)
         return PersistentTier(
             self.directory,
             timeout_s=self.timeout_s if timeout_s is None else timeout_s,
             buffer_bytes=_BUFFER_BYTES,
-            signing=signing,
         )
 
 

@@ -30,7 +30,6 @@ from emergency_ckpt.ram.process_files import (
     file_name,
     manifest_name,
 )
-from emergency_ckpt.ram.signatures import check_believed
 from emergency_ckpt.ram.step_reader import DocumentCopy, SlotCopy
 from emergency_ckpt.tier import Array
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
@@ -149,7 +148,7 @@ def _read_again(
 ) -> ProcessFolder | SurveyFault | None:
     """Return the description of a directory: ``old`` when nothing changed, None when it is gone."""
     try:
-        with ProcessFiles.opened(path, places.owner_uid, places.signer(path.parent.name)) as place:
+        with ProcessFiles.opened(path, places.owner_uid) as place:
             if isinstance(old, ProcessFolder) and old.version == version_of(place):
                 return old
             return read_folder(path, place, places)
@@ -180,10 +179,7 @@ def _stamps(prefix: str, dir_fd: int) -> Iterator[tuple[str, int, int, int]]:
 
 
 def read_folder(path: Path, place: ProcessFiles, places: Places) -> ProcessFolder:
-    """Return the description of an open process directory, with its faults. OSError.
-
-    Of an untrusted ledger only the newest complete save is left; its fault says so.
-    """
+    """Return the description of an open process directory, with its faults. OSError."""
     version = version_of(place)
     faults: list[SurveyFault] = []
 
@@ -192,8 +188,7 @@ def read_folder(path: Path, place: ProcessFiles, places: Places) -> ProcessFolde
 
     ledger = Ledger()
     try:
-        ledger, doubt = place.ledger()
-        check_believed(LEDGER, doubt)
+        ledger = place.ledger()
     except CorruptData as error:
         note(LEDGER, error)
     copies: list[RamCopy] = []
@@ -254,8 +249,7 @@ def _read_shard(places: Places, copy: RamCopy, entry: ShardEntry) -> Array:
 
 
 def _read_document(places: Places, path: Path, held: HeldHostState) -> bytes:
-    signer = places.signer(held.save.run_id)
-    with ProcessFiles.opened(path, places.owner_uid, signer) as place:
+    with ProcessFiles.opened(path, places.owner_uid) as place:
         return place.document(held.save, held.owner, held.count)
 
 

@@ -45,7 +45,6 @@ class SurveyedStep(msgspec.Struct, frozen=True):
       held_bytes: bytes of its shards on these ramdisks, copies included; null in storage.
       processes: number of processes that saved it; null when it is not known.
       holders: the process directories with a part of it; empty in storage.
-      doubt: why its writer is unknown although a secret was given.
       lives: so many in a row began from it, and ended before a newer save was complete, or run.
     """
 
@@ -61,7 +60,6 @@ class SurveyedStep(msgspec.Struct, frozen=True):
     held_bytes: int | None
     processes: int | None
     holders: tuple[str, ...]
-    doubt: str = ""
     lives: int = 0
 
     @property
@@ -239,7 +237,6 @@ def _stored_steps(survey: Survey) -> Iterator[SurveyedStep]:
             held_bytes=None,
             processes=step.process_count or None,
             holders=(),
-            doubt=step.doubt,
             lives=_lives_of(each, SaveId(step.step, step.incarnation, run_id), survey.folders),
         )
 

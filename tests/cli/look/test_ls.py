@@ -25,8 +25,6 @@ from tiers_support import (
     write_save,
 )
 
-from emergency_ckpt.core.keys import RunSecret
-from emergency_ckpt.ram import Signer
 from emergency_ckpt.storage import PersistentTier
 
 PROBE = """
@@ -169,21 +167,6 @@ def test_ls_without_a_place_is_a_wrong_command_line(capsys: pytest.CaptureFixtur
     assert eckpt_here("ls") == 2
     assert "--local-dir" in capsys.readouterr().err
     assert eckpt_here("ls", "--local-dir", "/dev/shm", "--run-id", "../x") == 2
-
-
-def test_ls_with_secret_names_unsigned_files(ramdisk: Path) -> None:
-    secret = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
-    signer = Signer.of(RunSecret("run-7", secret.encode(), given=True))
-    whole_steps(ramdisk, 5, processes=[0], signer=signer)
-    run_of = ["ls", "--local-dir", ramdisk]
-    assert eckpt_json(*run_of)[0] == 0
-    assert eckpt_json(*run_of, env={"ECKPT_SECRET": secret})[0] == 0
-    status, found = eckpt_json(
-        *run_of,
-        env={"ECKPT_SECRET": "37e5a8c90d6b41f2b8127c5ed49306aa6f81e0359bd4c7127a60fe8d2b95c34e"},
-    )
-    assert status == 1
-    assert any("signed with another secret" in each["problem"] for each in found["faults"])
 
 
 def test_ls_of_storage_lists_steps_and_faults(tmp_path: Path) -> None:

@@ -20,10 +20,8 @@ from tiers_support import (
 )
 
 from emergency_ckpt.cluster import ProcessHoldings
-from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.shard_layout import Layout, lay_out
 from emergency_ckpt.extras.striped import Striped, blocks
-from emergency_ckpt.ram import Signer
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.tools.placement_study import (
     loss_probability,
@@ -41,11 +39,10 @@ def fill(
     *steps: int,
     count: int = 4,
     layout: Layout = LAYOUT,
-    signer: Signer | None = None,
 ) -> Path:
     """One process of ``count`` with ``layout`` of each step, and the host states of all."""
     place = {"process_index": slice_index, "process_count": count, "slice_index": slice_index}
-    tier = open_tier(ramdisk, **place, signer=signer)
+    tier = open_tier(ramdisk, **place)
     tier.reserve(layout.size_bytes)
     for step in steps:
         write_save(tier, step, layout=layout)
@@ -122,10 +119,9 @@ def test_survives_asks_live_peers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     secret = generate_secret()
-    signer = Signer.of(RunSecret(RUN_ID, secret, given=True))
-    here = fill(ramdisk / "here", 0, 10, 20, signer=signer)
-    there = fill(ramdisk / "there", 1, 20, signer=signer)
-    holdings = ReadOnlyRamdisk(there, RUN_ID, signer=signer)
+    here = fill(ramdisk / "here", 0, 10, 20)
+    there = fill(ramdisk / "there", 1, 20)
+    holdings = ReadOnlyRamdisk(there, RUN_ID)
     with TransferServer(holdings, run_id=RUN_ID, secret=secret, security=security) as server:
         words = ("--peers", f"{server.contact},127.0.0.1:1", "--run-id", RUN_ID)
         assert eckpt_here("ls", "--survives", *words) == 2
@@ -189,9 +185,8 @@ def test_doctor_counts_a_ramdisk_and_its_process_once(
 ) -> None:
     secret = generate_secret()
     monkeypatch.setenv(SECRET_VARIABLE, secret.decode())
-    signer = Signer.of(RunSecret(RUN_ID, secret, given=True))
-    one = fill(ramdisk / "one", 0, 10, count=2, signer=signer)
-    tier = open_tier(one, signer=signer)
+    one = fill(ramdisk / "one", 0, 10, count=2)
+    tier = open_tier(one)
     holdings = ProcessHoldings(tier, 0)
     with TransferServer(holdings, run_id=RUN_ID, secret=secret, security="aead") as server:
         places = ("--local-dir", one, "--peers", server.contact)

@@ -8,7 +8,6 @@ import pytest
 from persistent_steps import KEPT, LOG_FOLDER, complete_steps
 from world import STORAGE, World, finish, save_all
 
-from emergency_ckpt.core.keys import StepSigning
 from emergency_ckpt.core.step_log import Table
 from emergency_ckpt.storage import LogRead, StepLog, StorageDirectory
 
@@ -100,7 +99,7 @@ def test_step_saved_again_beside_late_listings_is_the_new_one(
 
 def test_late_writer_of_a_removed_version_leaves_no_hint(tmp_path: Path) -> None:
     """Its create succeeds, for the version of that number has long been removed."""
-    log = StepLog(StorageDirectory(str(tmp_path), 60.0), StepSigning())
+    log = StepLog(StorageDirectory(str(tmp_path), 60.0))
     late = read = log.append(Table(1, "run", False, LIFE), LogRead())
     assert late is not None
     for number in range(2, 3 * KEPT):

@@ -132,7 +132,7 @@ def check_secret(
     source = f"file {secret_file}" if secret_file else SECRET_VARIABLE
     if secret is not None and secret.kind == "given":
         return Finding("secret", "ok", f"{len(secret.value)} bytes from {source}"), secret
-    text = "no secret is given: the processes make one up at each start, and no step is signed"
+    text = "no secret is given: the processes make one up at each start"
     mend = f"Set secret_file or {SECRET_VARIABLE}; see docs/security.md."
     return Finding("secret", "warning", text, mend), secret
 

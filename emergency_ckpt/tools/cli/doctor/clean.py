@@ -7,7 +7,6 @@ import secrets
 import socket
 import time
 
-from emergency_ckpt import run_secret
 from emergency_ckpt.core.address import format_address, parse_address, split_holder
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.wording import size_text
@@ -34,8 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _clean_storage(args: argparse.Namespace) -> None:
     """List the steps aside, with ``--yes`` remove them. Blocks for storage."""
-    secret = run_secret.secret_for_tools(args.secret_file)
-    tier = Places(directory=args.dir, secret=secret, timeout_s=args.timeout).storage()
+    tier = Places(directory=args.dir, timeout_s=args.timeout).storage()
     storage, stored = tier.storage, tier.found
     read = stored.log.read()
     table, now_s = read.table, time.time()
@@ -45,10 +43,6 @@ def _clean_storage(args: argparse.Namespace) -> None:
     aside = [entry for entry in table.steps if entry.state == "aside"]
     chosen = [entry for entry in aside if now_s - entry.saved_s >= args.older_than]
     if args.yes and chosen:
-        if read.is_signed and secret is None:
-            raise ConfigError(
-                ["the step log is signed; give --secret-file"], target="eckpt doctor --clean"
-            )
         writer = DirectoryWriter(
             storage,
             stored,

@@ -1,4 +1,4 @@
-"""``eckpt ls --check``: what is damaged, in manifests, markers and signatures, or in every byte."""
+"""``eckpt ls --check``: what is damaged, in manifests and markers, or in every byte."""
 
 from __future__ import annotations
 
@@ -79,8 +79,6 @@ def _print(result: CheckResult) -> None:
         count_text(counts.manifests, "manifest or marker", "manifests and markers"),
         count_text(counts.host_states, "host state", "host states"),
     ]
-    if counts.signatures:
-        checked.append(count_text(counts.signatures, "signature", "signatures"))
     if result.read_data:
         shards = count_text(counts.shards, "shard", "shards")
         checked.append(f"{shards} ({size_text(counts.bytes)})")

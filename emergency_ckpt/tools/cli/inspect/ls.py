@@ -250,7 +250,7 @@ def _print(listing: Listing) -> None:
 def _row(each: SurveyedStep) -> list[str]:
     state = each.state.replace("_", " ")
     began = count_text(each.lives, "life", "lives") + " in a row began from it"
-    reason = "; ".join(filter(None, [each.reason, each.doubt, began if each.lives else ""]))
+    reason = "; ".join(filter(None, [each.reason, began if each.lives else ""]))
     return [
         str(each.step),
         TIER_WORDS[each.tier],

@@ -1,4 +1,4 @@
-"""A small JSON file: a value with its digest, and a signature where there is a key. Pure."""
+"""A small JSON file: a value with its digest. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from emergency_ckpt.core.keys import StepSignature, StepSigning
 from emergency_ckpt.errors import CorruptData, NewerFormat
 from emergency_ckpt.json_decoders import decoder_of
 
@@ -21,14 +20,10 @@ class Versioned(msgspec.Struct, frozen=True):
     format: int
 
 
-NO_SIGNING = StepSigning()
+class DigestedFile(Generic[T]):
+    """The codec of one kind of file: ``{"format":1,"digest":...,kind:value}``.
 
-
-class SignedFile(Generic[T]):
-    """The codec of one kind of file: ``{"format":1,"digest":...,"signature":...,kind:value}``.
-
-    ``digest``: SHA-256 (hex) of the bytes of the value in the file. The signature covers the kind
-    and the same bytes; without a key it is absent.
+    ``digest``: SHA-256 (hex) of the bytes of the value in the file.
     """
 
     def __init__(self, kind: str, content: type[T], *, limit_bytes: int) -> None:
@@ -40,34 +35,27 @@ class SignedFile(Generic[T]):
             ("format", int),
             ("digest", str),
             (kind, msgspec.Raw),
-            ("signature", StepSignature | None, None),
         ]
         self._file = decoder_of(
             msgspec.defstruct("File", fields, frozen=True, forbid_unknown_fields=True)
         )
         self._version = decoder_of(Versioned)
 
-    def encode(self, value: T, signing: StepSigning = NO_SIGNING) -> bytes:
+    def encode(self, value: T) -> bytes:
         """Return the bytes of the file. CorruptData when they are more than a reader takes."""
         body = msgspec.json.encode(value)
-        file: dict[str, Any] = {"format": VERSION, "digest": hashlib.sha256(body).hexdigest()}
-        signature = signing.sign(self._kind, body)
-        if signature is not None:
-            file["signature"] = signature
-        data = msgspec.json.encode({**file, self._kind: msgspec.Raw(body)})
+        digest = hashlib.sha256(body).hexdigest()
+        file = {"format": VERSION, "digest": digest, self._kind: msgspec.Raw(body)}
+        data = msgspec.json.encode(file)
         if len(data) > self._limit_bytes:
             raise CorruptData("encode", self._kind, f"it has more than {self._limit_bytes} bytes")
         return data
 
-    def decode(
-        self, data: bytes, target: str, signing: StepSigning = NO_SIGNING
-    ) -> tuple[T, str, bool]:
-        """Return the value of a file, why its writer is unknown, and whether it has a signature.
+    def decode(self, data: bytes, target: str) -> T:
+        """Return the value of a file.
 
-        The reason is empty where ``signing`` has no key.
-
-        CorruptData, which names ``target``: also when a file signed with the key was altered.
-        NewerFormat for a format that this version does not know.
+        CorruptData, which names ``target``; NewerFormat for a format that this version does not
+        know.
         """
         if len(data) > self._limit_bytes:
             raise CorruptData("decode", target, f"it is larger than {self._limit_bytes} bytes")
@@ -93,7 +81,6 @@ class SignedFile(Generic[T]):
                 raise CorruptData(
                     "decode", target, "the digest differs", expected=file.digest, actual=actual
                 )
-            doubt = signing.doubt(self._kind, body, file.signature)
-            return self._content.decode(body), doubt, file.signature is not None
+            return self._content.decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise CorruptData("decode", target, f"not such a file: {error!s:.300}") from error
