@@ -141,6 +141,10 @@ class Matrix:
             before = json.loads(kept.read_text()) if kept.is_file() else {}
             kept.write_text(json.dumps(before | self._entered))
 
+    def take_notes(self, file: Path) -> None:
+        """Take the notes of an earlier run, of a tree that enters the same functions."""
+        self._entered = json.loads(file.read_text())
+
     def _sees(self, file: str, functions: set[str]) -> bool:
         return file not in self._entered or not functions.isdisjoint(self._entered[file])
 
@@ -298,6 +302,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=40, help="histories of the simulation")
     names = [each.name for each in STRONG]
     parser.add_argument("--stages", nargs="+", choices=names, help="of the strong part; all")
+    parser.add_argument("--notes", type=Path, help="use entered-*.json of another run")
     parser.add_argument("--whole", action="store_true", help="every test, past the first killer")
     parser.add_argument("--out", type=Path, default=Path("kill_matrix_out"))
     arguments = parser.parse_args()
@@ -324,7 +329,9 @@ def _run_all(chosen: list[Mutant], arguments: argparse.Namespace) -> int:
     with Workplace() as place:
         strong = [each for each in STRONG if each.name in (arguments.stages or [each.name])]
         matrix = Matrix(place, strong, arguments.out.resolve(), arguments.seeds, arguments.whole)
-        if not arguments.sample:
+        if arguments.notes is not None:
+            matrix.take_notes(arguments.notes)
+        elif not arguments.sample:
             matrix.note_entered()
         for mutant in chosen:
             began_s = time.monotonic()
