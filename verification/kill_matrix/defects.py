@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import re
 import tomllib
@@ -109,6 +110,7 @@ def _mutant(one: dict[str, Any], says: str, tests: tuple[str, ...]) -> Mutant:
     if "file" in one:
         edits = (Edit(one["file"], one["old"], one["new"]), *edits)
     in_process = one.get("in_process", "")
+    tests = (*_in_process().get(in_process, ()), *tests)
     touches = tuple(one.get("touches", ()))
     name = one.get("name") or in_process
     return Mutant(name, one.get("says", says), edits, in_process, touches, tests)
@@ -140,18 +142,25 @@ def faults() -> Iterator[str]:
 
 
 def _faults_of_in_process(listed: set[str]) -> Iterator[str]:
-    text = (ROOT / "verification" / "simulation" / "mutants.py").read_text()
-    there = {
-        each.name
-        for each in ast.parse(text).body
-        if isinstance(each, ast.FunctionDef)
-        and any("_mutant" in ast.dump(d) for d in each.decorator_list)
-    }
+    there = _in_process().keys()
     gone = {one["name"] for one in tomllib.loads(LIST.read_text())["made_up"] if "gone" in one}
     for name in sorted(listed - there):
         yield f"{name}: simulation/mutants.py has no such function"
     for name in sorted(there - listed - gone):
         yield f"{name}: simulation/mutants.py has it, and defects.toml not"
+
+
+@functools.cache
+def _in_process() -> dict[str, tuple[str, ...]]:
+    """Return the defects of ``simulation/mutants.py`` with the tests that it names for each."""
+    text = (ROOT / "verification" / "simulation" / "mutants.py").read_text()
+    found: dict[str, tuple[str, ...]] = {}
+    for each in ast.parse(text).body:
+        for mark in each.decorator_list if isinstance(each, ast.FunctionDef) else ():
+            if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "_mutant":
+                tests = tuple(ast.literal_eval(one) for one in mark.args)
+                found[each.name] = tests
+    return found
 
 
 def _faults_of(mutant: Mutant) -> Iterator[str]:
