@@ -124,10 +124,6 @@ class EmergencyCheckpointer:
         """
         self._check_running("save")
         step = step_number("save", step)
-        if self._progress is None:
-            return self._saver.save(
-                step, state, host_state, force=force, metrics=metrics, orbax=orbax
-            )
         self._progress.note(step)
         with self._progress.inside("save", self._config.longest_save_wait_s):
             return self._saver.save(
@@ -150,7 +146,7 @@ class EmergencyCheckpointer:
         Raises the error of a policy; CheckpointError after ``stop``.
         """
         self._check_running("ask about")
-        self._note_step(step)
+        self._progress.note(step)
         return self._saver.should_save(step_number("ask about", step))
 
     def _check_running(self, operation: str) -> None:
@@ -166,12 +162,8 @@ class EmergencyCheckpointer:
         and ends. Call it after every step, or never. It does not block, except for a moment after a
         notice.
         """
-        self._note_step(step)
+        self._progress.note(step)
         return self._saver.reached_preemption(step)
-
-    def _note_step(self, step: int) -> None:
-        if self._progress is not None:
-            self._progress.note(step)
 
     def request_preemption_save(self) -> None:
         """Give notice of a preemption, as SIGTERM does: all processes save at one step, once.
@@ -251,8 +243,7 @@ class EmergencyCheckpointer:
         self._check_running("restore")
         wanted = wanted_step("restore", step)
         self.wait_until_finished()
-        if self._progress is not None:
-            self._progress.restart()
+        self._progress.restart()
         found = self._resume.restore(
             state, host_state, wanted, keep_newer=keep_newer, tensors_only=tensors_only
         )
@@ -314,9 +305,7 @@ class EmergencyCheckpointer:
           DeadlineExceeded: it takes longer than ``timeout_s`` (default: the maximum duration of a
             save), or than the grace period after a preemption notice.
         """
-        limit_s, progress = self._config.longest_wait_s, self._progress
-        name = "wait_until_finished"
-        with progress.inside(name, limit_s) if progress else contextlib.nullcontext():
+        with self._progress.inside("wait_until_finished", self._config.longest_wait_s):
             self._saver.wait_until_finished(timeout_s)
 
     def check_for_errors(self) -> None:

@@ -56,8 +56,8 @@ class EventSink:
     A listener's error is logged and does not affect the checkpointer.
     """
 
-    def __init__(self, listener: Listener | None, *, process_index: int) -> None:
-        self._of_user: tuple[Listener, ...] = () if listener is None else (listener,)
+    def __init__(self, *listeners: Listener | None, process_index: int) -> None:
+        self._of_user = tuple(listener for listener in listeners if listener is not None)
         self._listeners = self._of_user
         self._closers: list[Callable[[], None]] = []
         self._origin = Origin(process_index)

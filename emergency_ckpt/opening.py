@@ -7,7 +7,6 @@ import dataclasses
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,7 +14,6 @@ from absl import logging
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator, connect_start
-from emergency_ckpt.cluster.hang import HangWatch, StepProgress
 from emergency_ckpt.cluster.left_processes import DeathWatch, LeftProcesses, PeerSigns
 from emergency_ckpt.cluster.membership import Membership
 from emergency_ckpt.cluster.notice_sources import open_sources
@@ -25,11 +23,11 @@ from emergency_ckpt.cluster.round import run_on_all
 from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.cluster.timelines import SOON_S, StoredChain, Timelines
 from emergency_ckpt.config import Config, run_id_of
+from emergency_ckpt.config.validation import made_observer
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import ConfigError, RestoreFailed
-from emergency_ckpt.event_log.log_writer import NO_LOG, life_of, open_event_log
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.metrics.listeners import record_for_jax
+from emergency_ckpt.observer import JobView, Observer, StepProgress
 from emergency_ckpt.restore.prefetch import Prefetches
 from emergency_ckpt.restore.request import RestoreParts
 from emergency_ckpt.restore.steps import StepCatalog
@@ -94,7 +92,7 @@ class Opened:
     2. ``watch`` and ``left_processes``: notices of a preemption, processes that leave or die.
     3. What saves (``saver``), restores (``restore_parts``, ``prefetches``) and lists ``steps``.
     4. All check what would show only at a loss or a save: ports, peers, storage (``_check``).
-    5. ``hang``: the watch for steps that do not come.
+    5. ``observers`` of ``on_event`` meet the job.
 
     Raises as ``Membership``; DirectoryInUse on all; LocalTierError and, with "storage" in
     ``require``, PersistentTierError, with "peers", PeerUnreachable on the failing process,
@@ -103,7 +101,7 @@ class Opened:
     Attributes:
       process: (index, count) of this one.
       preservation: None without a directory.
-      progress, hang: None without ``hang_timeout_s``.
+      progress: of the training loop, for observers.
     """
 
     def __init__(
@@ -112,7 +110,9 @@ class Opened:
         """``start``: the name of this start. ``link``: between its devices and host memory."""
         self.config, self.process, self.buffers, self.link = config, process, buffers, link
         self.failures = Failures()
-        self.events = _sink(config, process[0])
+        self.progress = StepProgress()
+        self._observers: list[Observer] = []
+        self.events = _sink(config, process[0], self._observers)
         try:
             self._open(start)
         except BaseException:
@@ -142,22 +142,18 @@ class Opened:
             if errors:
                 raise RestoreFailed("start", "the job", errors)
         except BaseException as error:
+            self.expect_no_step()
             self._leave(text_of(error))
             raise
         if self._probe is not None and "storage" not in config.require:
             self._probe.start()
-        self.progress: StepProgress | None = None
-        self.hang: HangWatch | None = None
-        if config.hang_timeout_s is not None:
-            self.progress = StepProgress()
-            self.hang = HangWatch(self.progress, member.coordinator, events, config.hang_timeout_s)
 
     # Its end.
 
     def expect_no_step(self) -> None:
         """Tell the others that this process makes no more steps. Idempotent; not collective."""
-        if self.hang is not None:
-            self.hang.close()
+        for observer in self._observers:
+            observer.leave()
 
     def note_orderly_end(self) -> None:
         """Record that nothing ended this life. Not collective; blocks for storage for a moment."""
@@ -370,8 +366,10 @@ class Opened:
         """Check for faults that would otherwise show only at a loss or at a save."""
         config, member = self.config, self.member
         claim = None if self._storage is None else self._storage.claim
-        if config.metrics_port is not None:
-            _serve_metrics(config.bind_host or _LOOPBACK, config.metrics_port, self.events)
+        host = config.bind_host or _LOOPBACK
+        view = JobView(member.coordinator, self.events, self.progress, host)
+        for observer in self._observers:
+            observer.join(view)
         if claim is not None:
             claim.check()
         # Where a peer must answer, a slow one would end the job.
@@ -387,27 +385,24 @@ class Opened:
             claim.finish(member.incarnation)
 
 
-def _sink(config: Config, me: int) -> EventSink:
-    events = EventSink(config.on_event, process_index=me)
+def _sink(config: Config, me: int, observers: list[Observer]) -> EventSink:
+    """Return the sink of events; ``observers`` gets those of ``on_event`` that are observers."""
+    listeners = [made_observer(each) for each in config.event_listeners(os.environ)]
+    watching = [each for each in listeners if isinstance(each, Observer)]
+    events = EventSink(
+        *(each for each in listeners if not isinstance(each, Observer)), process_index=me
+    )
     events.locate(run_id=config.run_name)
-    if config.event_log is not None and config.event_log != NO_LOG:
-        log = open_event_log(Path(config.event_log), me, life=life_of(os.environ))
-        events.add(log)
-        events.on_close(log.close)
-    events.add(record_for_jax)
-    if config.metrics_port is not None:
-        from emergency_ckpt.metrics.prometheus import run_metrics  # noqa: PLC0415 - an extra
-
-        events.add(run_metrics())
+    try:
+        for observer in watching:
+            observer.begin(me)
+            events.on_close(observer.close)
+            events.add(observer)
+            observers.append(observer)
+    except BaseException:
+        events.close()
+        raise
     return events
-
-
-def _serve_metrics(host: str, port: int, events: EventSink) -> None:
-    from emergency_ckpt.metrics.prometheus import serve_metrics  # noqa: PLC0415 - an extra
-
-    server = serve_metrics(host, port)
-    events.on_close(server.close)
-    events.emit("start.metrics", host=host, port=server.port)
 
 
 def _watch_notices(config: Config, coordinator: Coordinator, events: EventSink) -> PreemptionWatch:

@@ -27,6 +27,7 @@ FACES = {"CheckpointManager", "CheckpointManagerOptions", "EmergencyCheckpointer
 
 # Public names that only users call.
 CALLED_BY_USERS = {
+    "extras/metrics/listeners.py": {"record_for_jax"},
     "extras/pace.py": {"AdaptiveInterval"},
     "axlearn/adapter.py": {"checkpoint_paths", "ckpt_dir"},
     "checkpointer.py": {"failed_saves"},
@@ -52,7 +53,7 @@ OWN_SIZES = {
         *("ERROR_LIMIT_CHARS", "JOINED_LIMIT_CHARS", "UNREADABLE_LIMIT_CHARS"),
     },
     "cluster/left_processes.py": {"REASON_LIMIT_CHARS"},
-    "cluster/hang.py": {"PLACE_LIMIT_CHARS", "REASON_LIMIT_CHARS", "STACKS_LIMIT_CHARS"},
+    "extras/hang.py": {"PLACE_LIMIT_CHARS", "REASON_LIMIT_CHARS", "STACKS_LIMIT_CHARS"},
     "cluster/notice_sources.py": {"TEXT_LIMIT_CHARS"},
     "core/restore/plan_types.py": {"MAX_REASON_CHARS"},
     "tools/deploy/gke_job.py": {"LABEL_LIMIT_CHARS"},
@@ -68,8 +69,8 @@ TIER_LITERALS = {
     "axlearn/adapter.py",
     "checkpointer.py",
     "config/settings.py",
-    "metrics/listeners.py",
-    "metrics/metric_table.py",
+    "extras/metrics/listeners.py",
+    "extras/metrics/metric_table.py",
     "orbax/manager.py",
     "orbax/plain_options.py",
     "events.py",

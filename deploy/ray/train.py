@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from emergency_ckpt import EmergencyCheckpointer, Event
 from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.extras.hang import HangWatch
 
 STEPS = "steps"
 """Folder of the persistent tier in Ray's folder of the run; Ray takes no other checkpoints."""
@@ -125,9 +126,8 @@ def train(config: dict[str, Any]) -> None:
         save_every=config["store_every"],
         keep_last_n=config["keep_last_n"],
         preemption_notice="ray",
-        hang_timeout_s=300.0,
         require={"peers", "secret"},
-        on_event=reports.on_event,
+        on_event=[reports.on_event, HangWatch(300.0)],
     )
     with settings.instantiate() as ckpt:
         found, weights = ckpt.restore(state=weights, host_state=data)

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.extras.hang import HangWatch
 
 PREEMPTED = 143
 
@@ -57,7 +58,7 @@ def train(options: argparse.Namespace) -> tuple[Any, Any]:
         replica_axis="slice",
         local_save_every=options.local_every,
         save_every=options.persistent_every,
-        hang_timeout_s=options.hang_timeout_s,
+        on_event=HangWatch(options.hang_timeout_s),
         require={"secret", "peers"},
     )
     with config.instantiate() as ckpt:

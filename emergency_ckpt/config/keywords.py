@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     import jax
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from emergency_ckpt.core.restore.majority import OnDivergence
     from emergency_ckpt.core.save.retention_rules import NonFinite
     from emergency_ckpt.core.save.snapshot_plan import SnapshotMode
-    from emergency_ckpt.events import Listener
+    from emergency_ckpt.observer import OnEvent
     from emergency_ckpt.types import Requirement, Security
 
 
@@ -73,7 +73,4 @@ class Settings(TypedDict, total=False):
     persistent_timeout_s: float
     storage_wait_timeout_s: float
     transfer_timeout_s: float
-    event_log: os.PathLike[str] | str | None
-    hang_timeout_s: float | None
-    metrics_port: int | None
-    on_event: Listener | None
+    on_event: OnEvent | Sequence[OnEvent] | None

@@ -23,7 +23,7 @@ from emergency_ckpt.config.policies import (
     policy_identity,
 )
 from emergency_ckpt.config.table import setting, settings_table
-from emergency_ckpt.config.validation import config_problems
+from emergency_ckpt.config.validation import config_problems, listeners_of
 from emergency_ckpt.core.placement.placement_policies import (
     AllButPrimary,
     PersistentWriters,
@@ -37,15 +37,16 @@ from emergency_ckpt.core.save.snapshot_plan import (
 )
 from emergency_ckpt.core.stall import TimeLimits, time_limits
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.event_log.log_writer import launcher_directory
-from emergency_ckpt.events import Listener
 from emergency_ckpt.extensions import parse_placement
 from emergency_ckpt.files import resolved
+from emergency_ckpt.observer import OnEvent
 from emergency_ckpt.types import Requirement, Security, TierName
 
 if TYPE_CHECKING:
     from emergency_ckpt.config.keywords import Settings
 
+OBSERVERS_VARIABLE = "ECKPT_OBSERVERS"
+"""Variable with the texts of extras that observe every checkpointer of a program."""
 _LOCAL_DIRECTORY = "/dev/shm/eckpt"  # noqa: S108 - every Linux has this ramdisk; claimed with a lock
 
 
@@ -272,18 +273,12 @@ class Config:
     until nothing has moved for ``stall_timeout_s``. Keep it shorter than
     ``heartbeat_timeout_seconds`` of ``jax.distributed.initialize`` (JAX's default: 100), after
     which JAX aborts all processes."""
-    event_log: str | None = setting(None, may_differ=True, least=1)
-    """Directory for the event log of each process (docs/operations.md). None: the directory of
-    ``eckpt launch``, if it started this process. "off": no event log."""
-    hang_timeout_s: float | None = setting(None, basic=True)
-    """Maximum time without a step, after the first one; then all processes dump their stacks and
-    end with status 124. None: no limit. See docs/operations.md."""
-    metrics_port: int | None = setting(None, may_differ=True, most=65535, basic=True)
-    """Port of this process's Prometheus metrics (extra ``metrics``) on ``bind_host``, or on
-    127.0.0.1 without one. Each process of a host needs its own. 0: a free one (event
-    ``start.metrics``)."""
-    on_event: Listener | None = setting(None, may_differ=True, basic=True)
-    """Function called with each ``events.Event``, in the thread that emits it."""
+    on_event: OnEvent | Sequence[OnEvent] | None = setting(None, may_differ=True, basic=True)
+    """What is called with each ``events.Event``, in the thread that emits it: a function, an
+    observer, or a list of them. Observers of ``emergency_ckpt.extras`` may be given by their texts:
+    ``"event_log(/logs/run7)"``, ``"prometheus(9400)"``, ``"hang(600)"``. Those that the variable
+    ECKPT_OBSERVERS names, separated by spaces, are added; `eckpt launch` sets it to the event log.
+    """
 
     if not TYPE_CHECKING:  # a type checker finds unknown names by itself, unless it sees this
 
@@ -320,7 +315,6 @@ class Config:
             dir=as_text(self.dir),
             local_dir=local_dir,
             secret_file=as_text(self.secret_file),
-            event_log=as_text(self.event_log) or launcher_directory(os.environ),
             placement=as_policy(self.placement),
         )
         problems = config_problems(config)
@@ -343,6 +337,10 @@ class Config:
         """The run id of a validated config, which has one."""
         assert self.run_id is not None, "only a validated config is asked"
         return self.run_id
+
+    def event_listeners(self, environ: Mapping[str, str]) -> list[OnEvent]:
+        """Return what ``on_event`` and ECKPT_OBSERVERS ask for, the former first."""
+        return [*listeners_of(self.on_event), *environ.get(OBSERVERS_VARIABLE, "").split()]
 
     def save_plans(self) -> dict[TierName, SavePlan]:
         """Return the schedule of each tier that is on, the local one first."""

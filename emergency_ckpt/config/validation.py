@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import importlib.util
 import math
 import os
 import re
@@ -29,7 +28,9 @@ from emergency_ckpt.core.save.notice_rules import notice_problems
 from emergency_ckpt.core.save.timing import TimingRule
 from emergency_ckpt.core.step_names import METRICS, is_format, is_item_name, steps_by_kind
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.event_log.log_writer import NO_LOG
+from emergency_ckpt.events import Event
+from emergency_ckpt.extensions import extension_of
+from emergency_ckpt.observer import Observer, OnEvent
 from emergency_ckpt.run_secret import own_secret
 
 _UNSTORABLE = re.compile(r"[\\*?\[]|(?<=/)gs:(?=/)")
@@ -76,18 +77,34 @@ def _run_id_problems(run_id: str | None) -> list[str]:
     )
 
 
-def _event_log_problems(directory: str | None) -> list[str]:
-    return _line(
-        directory not in (None, NO_LOG) and not Path(str(directory)).is_absolute(),
-        f"event_log {directory!r} is neither an absolute path nor {NO_LOG!r}",
-    )
+def listeners_of(on_event: object) -> list[Any]:
+    """Return the parts of ``on_event``: none, one, or those of a list."""
+    if on_event is None:
+        return []
+    return list(cast("Sequence[object]", on_event)) if _is_sequence(on_event) else [on_event]
 
 
-def _metrics_problems(port: int | None) -> list[str]:
-    return _line(
-        port is not None and importlib.util.find_spec("prometheus_client") is None,
-        "metrics_port needs prometheus-client: pip install 'emergency-ckpt[metrics]'",
-    )
+def made_observer(listener: OnEvent) -> Callable[[Event], None]:
+    """Return the listener, which a text names. ConfigError: the text names none."""
+    if not isinstance(listener, str):
+        return listener
+    observer = extension_of("on_event", listener)
+    if not isinstance(observer, Observer):
+        raise ConfigError([f"on_event: {listener!r} is an extra, but no observer"])
+    return observer
+
+
+def _on_event_problems(on_event: object) -> list[str]:
+    problems: list[str] = []
+    for listener in listeners_of(on_event):
+        if isinstance(listener, str):
+            try:
+                made_observer(listener)
+            except ConfigError as error:
+                problems += error.problems
+        elif isinstance(listener, type) or not callable(listener):
+            problems.append(f"on_event: {listener!r} is neither a function nor an observer")
+    return problems
 
 
 def _dir_problems(directory: str | None) -> list[str]:
@@ -354,8 +371,7 @@ _RULES: tuple[_Rule, ...] = (
     (("dir", "run_id"), _run_problems),
     (("run_id",), _run_id_problems),
     (("dir",), _dir_problems),
-    (("event_log",), _event_log_problems),
-    (("metrics_port",), _metrics_problems),
+    (("on_event",), _on_event_problems),
     (("dir", "local_dir"), _nested_problems),
     (("orbax_item",), _item_problems),
     (("step_name",), _step_name_problems),

@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
@@ -22,7 +22,6 @@ from emergency_ckpt.cluster.process_placement import replicated_axis
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.core.save.save_rules import plain_metrics
 from emergency_ckpt.errors import CheckpointError, StepNotFound
-from emergency_ckpt.metrics import CheckpointLog
 from emergency_ckpt.orbax import items
 from emergency_ckpt.orbax.options import (
     CheckpointManagerOptions,
@@ -35,6 +34,9 @@ from emergency_ckpt.restore.request import CompleteSteps
 from emergency_ckpt.restore.steps import StepDescription
 from emergency_ckpt.state.tree import BoxTable, PyTree, describe
 from emergency_ckpt.types import OrbaxStep
+
+if TYPE_CHECKING:
+    from emergency_ckpt.extras.metrics import CheckpointLog
 
 _open: weakref.WeakValueDictionary[str, BothTiersManager] = weakref.WeakValueDictionary()
 """The open manager of each run, by run id; a new one replaces it."""
@@ -84,6 +86,7 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
         self._item = "default" if has_orbaxs_slices else items.STATE
         if has_orbaxs_slices and not local.exists():
             raise FileNotFoundError(f"{local} does not exist: create the local directory first")
+        self._log: CheckpointLog | None = None
         self._config = self._config_of(local, logger)
         is_off = not (options.local.read_only or self._saves_locally)
         if global_mesh is not None and self._axis is None and is_off:
@@ -114,8 +117,10 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
             "replica_axis": self._axis,
         }
         if logger is not None:
-            log = CheckpointLog(logger, dir=settings["dir"], local_dir=settings["local_dir"])
-            settings["on_event"] = log
+            from emergency_ckpt.extras.metrics import CheckpointLog  # noqa: PLC0415 - an extra
+
+            directories = {name: settings[name] for name in ("dir", "local_dir")}
+            settings["on_event"] = self._log = CheckpointLog(logger, **directories)
         further = getattr(self._options, "settings", {})
         return Config().set(**with_further(settings, further))
 
@@ -384,8 +389,8 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
         if _open.get(self._run_id) is self:
             del _open[self._run_id]
         self._checkpointer.stop(after_error=after_error)
-        if isinstance(self._config.on_event, CheckpointLog):
-            self._config.on_event.close()
+        if self._log is not None:
+            self._log.close()
         self._checkpointer.check_for_errors()
 
     def __enter__(self) -> Self:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log.records import LoggedEvent
 
 MAX_TEXT_CHARS = 300
 _MAX_WHOLE = 1 << 53

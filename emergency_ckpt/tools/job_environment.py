@@ -33,7 +33,8 @@ class JobEnvironment:
         and survives from one life to the next unless the host is lost.
       restart_count: 0 in the first life, one more in each later one.
       progress_path: the file that ``report_step`` writes; None without a supervisor.
-      event_log: the directory of the job's event log, the default of the setting; None without one.
+      event_log: the directory of the job's event log, which the extra ``event_log`` takes where it
+        is given none; None without one.
     """
 
     coordinator_address: str

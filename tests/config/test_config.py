@@ -49,7 +49,6 @@ MUST_AGREE: dict[str, Any] = {
     "host_state_remap": lambda: lambda payloads, index, count: payloads[0],
     "transfer_security": "crc",
     "extra_holders": ("127.0.0.1:1",),
-    "hang_timeout_s": 60.0,
     "suspect_lives": 3,
     "non_finite": "off",
 }
@@ -72,8 +71,6 @@ MAY_DIFFER: dict[str, Any] = {
     "storage_wait_timeout_s": 7.0,
     "async_save": False,
     "preemption_grace_s": 6.0,
-    "event_log": "/logs/events",
-    "metrics_port": 9400,
     "on_event": lambda: print,
 }
 
@@ -293,7 +290,10 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"local_dir": "/" + "d" * 4096}, "is longer than 4096 characters"),
         ({"take_over_dir": 1}, "take_over_dir must be True or False"),
         ({"allow_missing_host_state": "no"}, "allow_missing_host_state must be True or False"),
-        ({"on_event": [1]}, "on_event must be a function"),
+        ({"on_event": [1]}, "on_event: 1 is neither a function nor an observer"),
+        ({"on_event": "no_such(1)"}, "on_event: there is no extra 'no_such'"),
+        ({"on_event": "striped(2)"}, "is an extra, but no observer"),
+        ({"on_event": "hang(-1)"}, "a hang watch needs a finite time above 0 s"),
         ({"host_state_remap": "x"}, "host_state_remap must be a function"),
         (
             {"require": {"peer"}},

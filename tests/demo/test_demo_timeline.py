@@ -9,7 +9,7 @@ from demo_support import SLICE_LOSS, event, faulty_events, job_event
 from rich.console import Console
 
 from emergency_ckpt.core.wording import size_text
-from emergency_ckpt.event_log import LoggedEvent
+from emergency_ckpt.extras.event_log import LoggedEvent
 from emergency_ckpt.tools.demo.display import show
 
 

@@ -405,7 +405,7 @@ def test_metrics_are_read_by_the_prometheus_that_was_named(generate: Any) -> Non
     trainer, _ = trainer_and_pod(manifests)
     (port,) = [each for each in trainer["ports"] if each["name"] == spec["endpoints"][0]["port"]]
     values = {each["name"]: each.get("value") for each in trainer["env"]}
-    assert int(values["ECKPT_METRICS_PORT"]) == port["containerPort"]
+    assert f"prometheus({port['containerPort']})" in values["ECKPT_OBSERVERS"].split()
     (bound,) = [each for each in trainer["env"] if each["name"] == "ECKPT_BIND_HOST"]
     assert bound["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
     ours = generate(prometheus_namespace="monitoring")

@@ -118,7 +118,7 @@ class Cluster:
                 container,
                 first_node + index,
                 ECKPT_PEER_PORT="0",
-                ECKPT_METRICS_PORT="0",
+                ECKPT_OBSERVERS="event_log prometheus(0)",
                 ECKPT_COORDINATOR_ADDRESS=re.sub(
                     ":8476$", f":{coordinator}", container.environ["ECKPT_COORDINATOR_ADDRESS"]
                 ),

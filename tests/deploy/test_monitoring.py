@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from emergency_ckpt.metrics import METRICS
+from emergency_ckpt.extras.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"

@@ -70,9 +70,10 @@ def main() -> None:
             note(event=event.name, **event.fields)
 
     config = EmergencyCheckpointer.default_config().set(
-        run_id="hang", local_dir=str(root / f"host{process}"), mesh=mesh, on_event=listen
+        run_id="hang", local_dir=str(root / f"host{process}"), mesh=mesh
     )
-    config.set(local_save_every=1, **settings)
+    watch = settings.pop("on_event")
+    config.set(local_save_every=1, on_event=[listen, watch], **settings)
     with config.instantiate() as ckpt:
         found, state = ckpt.restore(state=state, host_state=data)
         note(restored=found)

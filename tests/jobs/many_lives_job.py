@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from job_process import Iterator, mesh_of
 
 from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.extras.event_log import EventLogObserver
 from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.launch.progress_file import report_step
 from emergency_ckpt.tools.simulated_job import initialize_job
@@ -42,7 +43,7 @@ def main(root: Path, slices: int, run_id: str, steps: int) -> None:
         local_save_every=1,
         save_every=STORED_EVERY,
         keep_last_n=KEPT,
-        event_log=str(root / "events" / run_id),
+        on_event=EventLogObserver(root / "events" / run_id),
         host_state_remap=lambda payloads, process, count: payloads[0],
         save_timeout_s=30,
     )

@@ -14,7 +14,7 @@ from emergency_ckpt.config import Config
 
 # Each process agrees on a step after a notice, and says so as a checkpointer does.
 PROGRAM = """
-from emergency_ckpt.event_log import LoggedEvent, encode_line
+from emergency_ckpt.extras.event_log import LoggedEvent, encode_line
 path = env.event_log / f"events_{{env.process_index:05d}}.jsonl"
 path.parent.mkdir(exist_ok=True)
 

@@ -18,7 +18,7 @@ from launch_support import (
 )
 
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded, JobFailed, LocalTierError
-from emergency_ckpt.event_log import LoggedEvent, read_events
+from emergency_ckpt.extras.event_log import LoggedEvent, read_events
 
 TIMEOUT_S = 120
 
@@ -362,8 +362,8 @@ def test_bad_job_is_refused(fields: dict[str, object], problem: str) -> None:
 
 def test_event_log_has_launcher_and_processes_of_all_lives(make_spec: MakeSpec) -> None:
     program = """
-from emergency_ckpt.event_log import read_events
-from emergency_ckpt.event_log import open_event_log
+from emergency_ckpt.extras.event_log import read_events
+from emergency_ckpt.extras.event_log import open_event_log
 
 def launched():
     events = read_events(env.event_log).events

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from emergency_ckpt.event_log import LoggedEvent
+from emergency_ckpt.extras.event_log import LoggedEvent
 from emergency_ckpt.tools.demo.demo_report import FinishedRun
 from emergency_ckpt.tools.demo.results import JobDigest
 

@@ -18,7 +18,7 @@ from memory_coordination import MemoryService
 from emergency_ckpt.cluster import membership
 from emergency_ckpt.core.boxes import split
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.event_log import log_writer
+from emergency_ckpt.extras.event_log import log_writer
 from emergency_ckpt.ram.slot_writer import SlotFile, SlotWriter
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore import steps as step_catalog

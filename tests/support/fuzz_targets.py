@@ -20,8 +20,8 @@ from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.step_log import Entry, problem_of
 from emergency_ckpt.core.timeline import Ancestor, Timeline
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.event_log import decode_line
 from emergency_ckpt.extensions import parse_placement
+from emergency_ckpt.extras.event_log import decode_line
 from emergency_ckpt.ram import manifest
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.save.persistent.rounds import report_of

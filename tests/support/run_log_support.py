@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.report.page import ReportRun, page_of
 from emergency_ckpt.tools.report.reading import read_log
 from emergency_ckpt.tools.survey.explanation import RestoreExplanation, last_restore

@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     import jax
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from emergency_ckpt.core.restore.majority import OnDivergence
     from emergency_ckpt.core.save.retention_rules import NonFinite
     from emergency_ckpt.core.save.snapshot_plan import SnapshotMode
-    from emergency_ckpt.events import Listener
+    from emergency_ckpt.observer import OnEvent
     from emergency_ckpt.types import Requirement, Security
 
 
@@ -70,7 +70,7 @@ class Settings(TypedDict, total=False):
 
 '''
 _ALSO_TAKEN = {
-    **dict.fromkeys(("dir", "local_dir", "secret_file", "event_log"), "os.PathLike[str]"),
+    **dict.fromkeys(("dir", "local_dir", "secret_file"), "os.PathLike[str]"),
     "placement": "str",
     "extra_holders": "list[str]",
 }

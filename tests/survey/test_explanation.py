@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from run_log_support import RestoreExplanation, last_restore
 
-from emergency_ckpt.event_log import LoggedEvent
+from emergency_ckpt.extras.event_log import LoggedEvent
 
 
 def event(

@@ -81,9 +81,9 @@ def unanswered(address: str) -> list[str]:
 def watch(root: Path, address: str, port: int) -> None:
     """Run a job until Prometheus has an answer to each query. Its second life restores."""
     world = World(root)
-    with world.open_both(metrics_port=port) as checkpointer:
+    with world.open_both(on_event=f"prometheus({port})") as checkpointer:
         save_all(checkpointer, world, 1, 2)
-    with world.open_both(metrics_port=port) as checkpointer:
+    with world.open_both(on_event=f"prometheus({port})") as checkpointer:
         step, _ = checkpointer.restore(state=world.state(0), host_state={})
         assert step == 2, step
         checkpointer.wait_until_finished()

@@ -11,7 +11,7 @@ import pytest
 from looks import eckpt, eckpt_json, tree_of
 from readme_blocks import example_in
 
-from emergency_ckpt.event_log import read_events
+from emergency_ckpt.extras.event_log import read_events
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -203,8 +203,6 @@ def _separate(module: ModuleType) -> None:
         collections.deque,
     )
     changing = {"_instances", "LATE_CHANGES", "SIGTERM"}
-    if module.__name__ == "emergency_ckpt.event_log.log_writer":
-        changing.add("_open")
     for name, value in list(vars(module).items()):
         if getattr(value, "__module__", "").startswith("emergency_ckpt") and name not in changing:
             continue

@@ -89,7 +89,6 @@ class Loop:
             local_keep_last_n=plan.keep_last_n,
             placement=plan.placement,
             save_on_preemption=bool(self._life.noticed),
-            event_log="off",
             start_timeout_s=60.0,
             save_timeout_s=10.0,
             stall_timeout_s=20.0,

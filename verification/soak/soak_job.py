@@ -39,7 +39,6 @@ _SETTINGS = {
     "persistent_timeout_s": 20.0,
     "storage_wait_timeout_s": 2.0,
     "preemption_grace_s": 15.0,
-    "event_log": "off",
 }
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.cli.arguments import seconds
 from emergency_ckpt.tools.launch.faults import Fault, parse_fault
 from emergency_ckpt.tools.launch.job import JobResult, JobSpec

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from emergency_ckpt.core.wording import size_text
-from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.demo.results import JobDigest, differences
 from emergency_ckpt.tools.demo.scenarios import Scenario
 from emergency_ckpt.tools.report.figures import (

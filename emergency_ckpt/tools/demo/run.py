@@ -21,8 +21,8 @@ from pathlib import Path
 from rich.console import Console
 
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.event_log.reader import LogTail
-from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log.reader import LogTail
+from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.json_decoders import decoder_of
 from emergency_ckpt.tools.demo import demo_report
 from emergency_ckpt.tools.demo.display import show

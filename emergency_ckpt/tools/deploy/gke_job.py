@@ -11,8 +11,8 @@ from emergency_ckpt.config import Config
 from emergency_ckpt.core.limits import NAME_PATTERN
 from emergency_ckpt.core.placement.placement_policies import ALL_BUT_PRIMARY
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.event_log.log_writer import LOG_BYTES
 from emergency_ckpt.extensions import parse_placement
+from emergency_ckpt.extras.event_log.log_writer import LOG_BYTES
 from emergency_ckpt.tools.deploy.quantity import format_quantity
 from emergency_ckpt.tools.deploy.tpus import (
     ACCELERATORS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from emergency_ckpt.event_log.reader import LogTail
-from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log.reader import LogTail
+from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.event_fields import text, whole
 from emergency_ckpt.types import LOCAL, PERSISTENT
 

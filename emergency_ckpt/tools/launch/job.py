@@ -12,7 +12,7 @@ from typing import Literal
 
 from emergency_ckpt.core.limits import MAX_HOSTS
 from emergency_ckpt.errors import CheckpointError, ConfigError
-from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.run_secret import generate_secret
 from emergency_ckpt.tools.launch.faults import Fault
 from emergency_ckpt.tools.launch.job_layout import JobLayout

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from emergency_ckpt.errors import DeadlineExceeded
-from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.run_secret import LAUNCHER_VARIABLE
 from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.launch import janitor
@@ -42,6 +42,7 @@ _SHIM = 'echo "+$$" >&0 && exec 0</dev/null && exec "$@"'
 
 # A step that cannot overwrite its donated state, because a save still reads it, writes to new
 # memory, which takes a fraction of the time in large pages. Only read when a process starts.
+_OBSERVERS_VARIABLE = "ECKPT_OBSERVERS"
 _MALLOC_ENVIRON = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 _MIN_COMPILE_TIME_S = 0.1
@@ -271,6 +272,7 @@ class ProcessSet:
             **self._compilation_cache_environ(),
             **os.environ,
             LAUNCHER_VARIABLE: self.spec.secret,
+            _OBSERVERS_VARIABLE: f"{os.environ.get(_OBSERVERS_VARIABLE, '')} event_log".strip(),
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",
             **environment.jax_environ(),

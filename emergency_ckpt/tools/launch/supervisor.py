@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from emergency_ckpt.errors import CheckpointError, ConfigError, DeadlineExceeded, JobFailed
-from emergency_ckpt.event_log.log_writer import EventLog, open_event_log
-from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log.log_writer import EventLog, open_event_log
+from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.launch.agreed_step import AgreedStep
 from emergency_ckpt.tools.launch.faults import Fault, check_faults
 from emergency_ckpt.tools.launch.injection import FaultInjector

@@ -7,7 +7,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.event_fields import number, text, whole
 from emergency_ckpt.tools.report.lives import JobLife
 from emergency_ckpt.types import LOCAL, PERSISTENT

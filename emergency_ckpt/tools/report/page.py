@@ -21,7 +21,7 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from emergency_ckpt.core.wording import TIER_WORDS, count_text, seconds_text, size_text
-from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.report import charts
 from emergency_ckpt.tools.report.figures import (
     RestoreBytes,

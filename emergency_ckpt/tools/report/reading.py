@@ -9,8 +9,8 @@ import msgspec
 
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.event_log.reader import EventHistory, read_events
-from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log.reader import EventHistory, read_events
+from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.event_fields import bounded_text
 from emergency_ckpt.tools.report.lives import number_lives
 from emergency_ckpt.tools.report.page import ReportRun

@@ -6,7 +6,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.event_fields import bounded_text, number, text, whole
 from emergency_ckpt.types import PERSISTENT
 

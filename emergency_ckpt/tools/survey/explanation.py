@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.event_fields import whole
 from emergency_ckpt.types import PERSISTENT
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from looks import eckpt, eckpt_json, tree_of
 
-from emergency_ckpt.event_log import LoggedEvent, encode_line
+from emergency_ckpt.extras.event_log import LoggedEvent, encode_line
 
 FILE = "events_00000.jsonl"
 

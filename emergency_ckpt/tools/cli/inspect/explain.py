@@ -10,7 +10,7 @@ from pathlib import Path
 
 from emergency_ckpt.core.wording import TIER_WORDS, seconds_text, size_text
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.event_log import read_events
+from emergency_ckpt.extras.event_log import read_events
 from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import BAD, GOOD, print_json
 from emergency_ckpt.tools.survey.explanation import (

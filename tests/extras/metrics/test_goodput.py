@@ -14,7 +14,7 @@ from orbax.checkpoint.logging import step_statistics
 from world import World, save_all
 
 from emergency_ckpt.events import Event, Origin
-from emergency_ckpt.metrics import CheckpointLog
+from emergency_ckpt.extras.metrics import CheckpointLog
 
 SCHEMAS = {
     "save": step_statistics.SaveStepStatistics,

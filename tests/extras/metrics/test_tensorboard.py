@@ -13,7 +13,7 @@ from world import World, save_all
 
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import Event, Origin
-from emergency_ckpt.metrics import TensorBoard
+from emergency_ckpt.extras.metrics import TensorBoard
 
 
 def scalars(directory: Path) -> list[tuple[str, int, float]]:
@@ -54,7 +54,7 @@ def test_directory_in_the_way_disturbs_nobody(tmp_path: Path) -> None:
 END = """
 import sys
 from emergency_ckpt.events import Event, Origin
-from emergency_ckpt.metrics import TensorBoard
+from emergency_ckpt.extras.metrics import TensorBoard
 board = TensorBoard(sys.argv[1])
 for step in range(50):
     board(Event("save.complete", {"step": step, "seconds": 0.1}, 1.0, Origin(2)))

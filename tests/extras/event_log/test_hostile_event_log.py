@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emergency_ckpt.core.limits import MAX_LINE_BYTES
-from emergency_ckpt.event_log import LoggedEvent, decode_line, encode_line, read_events
+from emergency_ckpt.extras.event_log import LoggedEvent, decode_line, encode_line, read_events
 
 GOOD = encode_line(LoggedEvent(time_s=5.0, name="save.complete", process=1, fields={"step": 2}))
 

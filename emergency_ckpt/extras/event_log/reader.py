@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from emergency_ckpt.core.limits import MAX_LINE_BYTES, MAX_LOG_ENTRIES, MAX_LOG_EVENTS
-from emergency_ckpt.event_log.records import FILE_PATTERN, LoggedEvent, decode_line
+from emergency_ckpt.extras.event_log.records import FILE_PATTERN, LoggedEvent, decode_line
 
 _DEFAULT_BYTES: Final = 256 << 20
 _MAX_NAMED: Final = 20

@@ -62,7 +62,7 @@ class Life:
 )
 def test_hung_job_ends_itself_and_resumes_where_it_was(process: int, kind: str) -> None:
     with job_root() as root:
-        first = Life(root, 0, hang=(process, AT, kind), hang_timeout_s=4.0)
+        first = Life(root, 0, hang=(process, AT, kind), on_event="hang(4)")
         codes = first.codes(but=process if kind == "stop" else None)
         logs = [path.read_text() for path in first.logs]
         assert codes == [None if kind == "stop" and p == process else 124 for p in range(COUNT)], (
@@ -77,7 +77,7 @@ def test_hung_job_ends_itself_and_resumes_where_it_was(process: int, kind: str) 
             assert "most recent call first" in logs[p], "all stacks"
         if kind == "iterator":
             assert "__next__" in first.value(process, "stacks")
-        second = Life(root, 1, hang_timeout_s=60.0)
+        second = Life(root, 1, on_event="hang(60)")
         assert second.codes() == [0] * COUNT, [path.read_text() for path in second.logs]
         total = float(sum(range(1, LAST + 1)) * sum(range(1, COUNT + 1)))
         for p in range(COUNT):
@@ -91,14 +91,14 @@ def test_hung_job_ends_itself_and_resumes_where_it_was(process: int, kind: str) 
 def test_long_pause_before_first_and_after_last_step_is_no_hang() -> None:
     """Compiling takes longer than the timeout, and so does what comes after the last step."""
     with job_root() as root:
-        life = Life(root, 0, hang_timeout_s=5.0, pause_s=8.0)
+        life = Life(root, 0, on_event="hang(5)", pause_s=8.0)
         assert life.codes() == [0] * COUNT, [path.read_text() for path in life.logs]
 
 
 @pytest.mark.slow
 def test_process_stopped_for_a_time_goes_on() -> None:
     with job_root() as root:
-        life = Life(root, 0, hang=(1, AT, "stop"), hang_timeout_s=60.0)
+        life = Life(root, 0, hang=(1, AT, "stop"), on_event="hang(60)")
         deadline_s = time.monotonic() + LIFE_TIMEOUT_S
         state = ""
         while state != "T" and time.monotonic() < deadline_s:

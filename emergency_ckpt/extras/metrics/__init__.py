@@ -7,7 +7,7 @@ or raise into a save. ``TensorBoard(logdir)`` is passed as ``on_event``, as is
 server for Prometheus.
 """
 
-from emergency_ckpt.metrics.listeners import CheckpointLog, TensorBoard
-from emergency_ckpt.metrics.metric_table import METRICS, samples_of
+from emergency_ckpt.extras.metrics.listeners import CheckpointLog, TensorBoard
+from emergency_ckpt.extras.metrics.metric_table import METRICS, samples_of
 
 __all__ = ["METRICS", "CheckpointLog", "TensorBoard", "samples_of"]

@@ -1,8 +1,10 @@
 """Hangs: a job that makes no step any more ends by itself, with status 124, for its engine.
 
-1. ``StepProgress`` holds the last step of this process and the call of ours that it is in.
+``on_event=HangWatch(600)``, or the text ``"hang(600)"``, alike on all processes.
+
+1. ``observer.StepProgress`` holds the last step of this process and the call of ours that it is in.
 2. ``HangWatch`` publishes it in the background and reads that of the others when this process
-   stands still; ``core.hang`` decides. The first decision is every process's.
+   stands still; ``hang_rules`` decides. The first decision is every process's.
 3. ``end_hung_process`` dumps all stacks and ends the process; the one that hosts the coordination
    service last.
 
@@ -14,15 +16,15 @@ even when that service has stopped too.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
+import math
 import os
 import sys
 import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -37,60 +39,27 @@ from emergency_ckpt.cluster.coordination import (
     decode_message,
 )
 from emergency_ckpt.cluster.round import Cell, Round, nobody
-from emergency_ckpt.core.hang import HangDecision, ProcessProgress, decide_hang
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
-from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.errors import CheckpointError, ConfigError
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.extras.hang_rules import HangDecision, ProcessProgress, decide_hang
+from emergency_ckpt.observer import AtStep, JobView, Observer, StepProgress
 
 _PACKAGE = str(Path(__file__).parents[1])
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _PLACE_LIMIT_CHARS = 200
 
 
-class StepProgress:
-    """Written by the training thread, read by any: each write is one assignment, without a lock."""
+def place_of(thread: int) -> str:
+    """Return the line of the program at which ``thread`` is, with its function.
 
-    def __init__(self) -> None:
-        self._step: int | None = None
-        self._thread = threading.get_ident()
-        self._now: tuple[int | None, str, float, float] = (None, "", 0.0, 0.0)
-
-    def note(self, step: int) -> None:
-        """Note that the loop is at ``step``; the same one again is no progress."""
-        if step != self._step:
-            self._step = step
-            self._thread = threading.get_ident()
-            self._now = (step, "", 0.0, time.monotonic())
-
-    @contextlib.contextmanager
-    def inside(self, call: str, limit_s: float) -> Generator[None]:
-        """Hold that the process is in ``call``, which may wait ``limit_s`` for checkpoints."""
-        self._now = (self._step, call, limit_s, time.monotonic())
-        try:
-            yield
-        finally:
-            self._now = (self._step, "", 0.0, time.monotonic())
-
-    def restart(self) -> None:
-        """Forget the step: a restore begins, and the step after it may be compiled first."""
-        self._step = None
-        self._now = (None, "", 0.0, time.monotonic())
-
-    def read(self) -> ProcessProgress:
-        """Return the progress at this moment."""
-        step, call, limit_s, since_s = self._now
-        return ProcessProgress(step, call, time.monotonic() - since_s, limit_s)
-
-    def place(self) -> str:
-        """Return the line of the program at which the training thread is, with its function.
-
-        The innermost one that is of no library, or of all where every line is.
-        """
-        innermost = frame = sys._current_frames().get(self._thread)  # pyright: ignore[reportPrivateUsage]
-        while frame is not None and _is_of_library(frame):
-            frame = frame.f_back
-        found = frame or innermost
-        return "" if found is None else _text_of(found)
+    The innermost line that is of no library, or of all lines where each is of a library.
+    """
+    innermost = frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and _is_of_library(frame):
+        frame = frame.f_back
+    shown = frame or innermost
+    return "" if shown is None else _text_of(shown)
 
 
 def _is_of_library(frame: FrameType) -> bool:
@@ -169,7 +138,7 @@ _DECIDED_CLOSE_TIMEOUT_S = 120.0
 _UNKNOWN = ProcessProgress()
 
 
-class HangWatch:
+class _Watch:
     """Watches one process, and through the coordination service all of them.
 
     It begins at the first step after a start or a restore, so neither compilation nor a restore
@@ -237,18 +206,26 @@ class HangWatch:
                 data, HangDecision, _DECISION, limit_bytes=MAX_MESSAGE_BYTES
             )
 
-    def _publish(self, *, has_left: bool) -> ProcessProgress:
+    def _publish(self, *, has_left: bool) -> AtStep:
         self._beat += 1
         now = self._progress.read()
         # Only where it is asked for: the frames of all threads are looked up for it.
-        place = self._progress.place() if now.still_s > self._timeout_s / 2 else ""
-        at = msgspec.structs.replace(now, beat=self._beat, place=place, has_left=has_left)
+        place = place_of(self._progress.thread) if now.still_s > self._timeout_s / 2 else ""
+        at = ProcessProgress(
+            now.step,
+            now.call,
+            now.still_s,
+            now.call_limit_s,
+            place=place,
+            has_left=has_left,
+            beat=self._beat,
+        )
         self._coordinator.replace(
             f"{_AT}/{self._coordinator.process_index}", msgspec.json.encode(at)
         )
         return now
 
-    def _inspect(self, mine: ProcessProgress) -> bytes | None:
+    def _inspect(self, mine: AtStep) -> bytes | None:
         """Return the decision that the job hangs, told to all; None where it does not, yet.
 
         The others are looked at for ``_silence_s`` first: until then nobody is known to be silent,
@@ -345,3 +322,39 @@ class HangWatch:
                 left.hear(left.when_all(lambda _: b""))
         except CheckpointError as error:
             logging.warning("not all processes have seen that the job hangs: %s", error)
+
+
+class HangWatch(Observer):
+    """Ends a job that makes no step: all processes dump their stacks and end with status 124.
+
+    Args:
+      timeout_s: maximum time without a step, after the first step of each process. All processes
+        should be given the same; where they differ, the shortest decides.
+
+    Raises:
+      ConfigError: ``timeout_s`` is no finite time above 0.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        if not 0 < timeout_s < math.inf:
+            raise ConfigError([f"a hang watch needs a finite time above 0 s, not {timeout_s}"])
+        self._timeout_s = timeout_s
+        self._watches: list[_Watch] = []
+
+    def join(self, job: JobView) -> None:
+        """Start to watch."""
+        watch = _Watch(job.progress, job.coordinator, job.events, self._timeout_s)
+        self._watches.append(watch)
+
+    def leave(self) -> None:
+        """Stop watching."""
+        while self._watches:
+            self._watches.pop().close()
+
+
+def from_text(argument: str) -> HangWatch:
+    """Return the watch of the text ``"hang(<seconds>)"``. ConfigError: no such time."""
+    try:
+        return HangWatch(float(argument))
+    except ValueError as error:
+        raise ConfigError([f"hang({argument!r}): the argument is a number of seconds"]) from error

@@ -20,14 +20,12 @@ from typing import Any, Final
 
 from absl import logging
 
-from emergency_ckpt.event_log.records import LAUNCHER_FILE, LoggedEvent, encode_line, logged
 from emergency_ckpt.events import Event
+from emergency_ckpt.extras.event_log.records import LAUNCHER_FILE, LoggedEvent, encode_line, logged
 from emergency_ckpt.forked import drop_in_child
 
 LOG_VARIABLE: Final = "ECKPT_EVENT_LOG"
 """Variable with the directory that ``eckpt launch`` gives to the processes that it starts."""
-NO_LOG: Final = "off"
-"""Value of the setting ``event_log`` for none, also under ``eckpt launch``."""
 MAX_WAITING: Final = 16384
 """Events that wait for the writer thread; more are dropped and counted."""
 
@@ -62,11 +60,6 @@ def open_event_log(
             log = _open[key] = EventLog(*key, limit_bytes=limit_bytes, life=life)
         log.users += 1
         return log
-
-
-def launcher_directory(environ: Mapping[str, str]) -> str | None:
-    """Return the directory that ``eckpt launch`` gave this process; None without it."""
-    return environ.get(LOG_VARIABLE) or None
 
 
 def life_of(environ: Mapping[str, str]) -> int:

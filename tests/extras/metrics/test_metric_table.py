@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from emergency_ckpt.metrics import METRICS, samples_of
+from emergency_ckpt.extras.metrics import METRICS, samples_of
 
-OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
 
 
 def test_page_lists_each_metric_and_no_other() -> None:

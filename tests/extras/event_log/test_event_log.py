@@ -17,14 +17,14 @@ from absl import logging
 from faults import MOST_EVENTS_WAITING, event_log_retries_at_once, event_log_waits
 
 from emergency_ckpt.core.limits import MAX_LINE_BYTES
-from emergency_ckpt.event_log import (
+from emergency_ckpt.events import Event, EventSink, Origin
+from emergency_ckpt.extras.event_log import (
     EventHistory,
     EventLog,
     LogTail,
     open_event_log,
     read_events,
 )
-from emergency_ckpt.events import Event, EventSink, Origin
 
 LIMIT = 64 << 20
 
@@ -141,7 +141,7 @@ def test_log_rotation_keeps_newest_within_limit(tmp_path: Path) -> None:
 WRITER = """
 import sys, time
 from pathlib import Path
-from emergency_ckpt.event_log import open_event_log
+from emergency_ckpt.extras.event_log import open_event_log
 from emergency_ckpt.events import Event, Origin
 log = open_event_log(Path(sys.argv[1]), 3, limit_bytes=1 << 26)
 number = 0
@@ -238,7 +238,7 @@ FULL = """
 import resource, signal, sys, time
 from pathlib import Path
 from absl import logging
-from emergency_ckpt.event_log import log_writer
+from emergency_ckpt.extras.event_log import log_writer
 from emergency_ckpt.events import Event, Origin
 told = []
 logging.warning = lambda text, *values: told.append(text % values)

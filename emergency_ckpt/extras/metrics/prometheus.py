@@ -1,6 +1,6 @@
 """Samples for Prometheus: its metrics, and the server that a scraper asks.
 
-Needs the extra ``metrics`` (prometheus-client). Imported only with ``metrics_port``.
+Needs the extra ``metrics`` (prometheus-client).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make
 
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import Event
+from emergency_ckpt.extras.metrics.metric_table import METRICS, Metric, samples_of
 from emergency_ckpt.forked import drop_in_child
-from emergency_ckpt.metrics.metric_table import METRICS, Metric, samples_of
 
 MAX_SCRAPES = 16
 """Scrapes at one time; further connections are closed."""
@@ -99,8 +99,8 @@ class MetricsServer:
         except OSError as error:
             raise ConfigError(
                 [
-                    f"metrics_port {port} on {host}: {error.strerror or error}; each process of a"
-                    " host needs a port of its own (metrics_port may differ; 0 takes a free one)"
+                    f"Prometheus port {port} on {host}: {error.strerror or error}; each process of"
+                    " a host needs a port of its own (0 takes a free one)"
                 ]
             ) from error
         self._server.set_app(make_wsgi_app(metrics.registry))

@@ -18,8 +18,8 @@ from jax import monitoring
 
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import Event
+from emergency_ckpt.extras.metrics.metric_table import samples_of
 from emergency_ckpt.forked import drop_in_child
-from emergency_ckpt.metrics.metric_table import samples_of
 
 _QUEUE_LIMIT: Final = 4096
 _CLOSE_TIMEOUT_S: Final = 5.0

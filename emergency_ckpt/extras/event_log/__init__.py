@@ -25,17 +25,20 @@ dropped meanwhile, and the event ``log.lost`` tells their number afterwards.
 Not guaranteed: that a line survives a crash of the host, since nothing is synced.
 """
 
-from emergency_ckpt.event_log.log_writer import EventLog, open_event_log
-from emergency_ckpt.event_log.reader import EventHistory, LogTail, read_events
-from emergency_ckpt.event_log.records import LoggedEvent, decode_line, encode_line
+from emergency_ckpt.extras.event_log.log_writer import EventLog, open_event_log
+from emergency_ckpt.extras.event_log.observer import EventLogObserver, from_text
+from emergency_ckpt.extras.event_log.reader import EventHistory, LogTail, read_events
+from emergency_ckpt.extras.event_log.records import LoggedEvent, decode_line, encode_line
 
 __all__ = [
     "EventHistory",
     "EventLog",
+    "EventLogObserver",
     "LogTail",
     "LoggedEvent",
     "decode_line",
     "encode_line",
+    "from_text",
     "open_event_log",
     "read_events",
 ]

@@ -14,8 +14,9 @@ from world import World, save_all
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import Event, Origin
-from emergency_ckpt.metrics import prometheus
-from emergency_ckpt.metrics.prometheus import MAX_SCRAPES, MetricsServer, serve_metrics
+from emergency_ckpt.extras.metrics import prometheus
+from emergency_ckpt.extras.metrics.prometheus import MAX_SCRAPES, MetricsServer, serve_metrics
+from emergency_ckpt.extras.prometheus import Prometheus
 
 
 def scraped(port: int) -> dict[str, float]:
@@ -41,7 +42,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> MetricsServer:
 
 def test_scrape_shows_saves_and_the_restore(world: World) -> None:
     seen: list[Event] = []
-    with world.open_both(metrics_port=0, on_event=seen.append) as checkpointer:
+    with world.open_both(on_event=[seen.append, "prometheus(0)"]) as checkpointer:
         before = scraped(port_of(seen))
         save_all(checkpointer, world, 1, 2)
         now = scraped(port_of(seen))
@@ -55,7 +56,7 @@ def test_scrape_shows_saves_and_the_restore(world: World) -> None:
         assert now["eckpt_ram_slots{}"] == 2
         assert now["eckpt_ram_reserved_bytes{}"] > 0
     del seen[:]
-    with world.open_both(metrics_port=0, on_event=seen.append) as checkpointer:
+    with world.open_both(on_event=[seen.append, "prometheus(0)"]) as checkpointer:
         checkpointer.restore(state=world.state(0))
         after = scraped(port_of(seen))
         assert after["eckpt_restored_step{}"] == 2
@@ -70,15 +71,15 @@ def test_scrape_shows_saves_and_the_restore(world: World) -> None:
 def test_port_of_another_program_is_an_error_by_name(world: World) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"metrics_port {port} on 127.0.0.1: .*in use"):
-            world.open(metrics_port=port)
-    with world.open(metrics_port=port):  # what the failed start held is free
+        with pytest.raises(ConfigError, match=rf"Prometheus port {port} on 127.0.0.1: .*in use"):
+            world.open(on_event=Prometheus(port))
+    with world.open(on_event=Prometheus(port)):  # what the failed start held is free
         assert scraped(port) is not None
 
 
 def test_port_without_the_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    config = Config(dir="/p/run", local_dir="/dev/shm/e", metrics_port=1)
+    config = Config(dir="/p/run", local_dir="/dev/shm/e", on_event="prometheus(1)")
     with pytest.raises(ConfigError, match=r"emergency-ckpt\[metrics\]"):
         config.validated()
 

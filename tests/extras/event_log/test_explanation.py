@@ -6,18 +6,18 @@ from pathlib import Path
 
 from world import World, save_all
 
-from emergency_ckpt.event_log import LoggedEvent, read_events
+from emergency_ckpt.extras.event_log import LoggedEvent, read_events
 
 
 def test_log_tells_the_story_of_a_restore(world: World, tmp_path: Path) -> None:
     directory = tmp_path / "log"
-    with world.open_both(event_log=str(directory)) as checkpointer:
+    with world.open_both(on_event=f"event_log({directory})") as checkpointer:
         save_all(checkpointer, world, 2, 4)
-    with world.open_both(event_log=str(directory)) as checkpointer:
+    with world.open_both(on_event=f"event_log({directory})") as checkpointer:
         assert checkpointer.restore(state=world.state(0))[0] == 4
     world.lose_ram()
     (world.persistent / "host_state" / "4" / "marker.json").write_text("{}")
-    with world.open_both(event_log=str(directory)) as checkpointer:
+    with world.open_both(on_event=f"event_log({directory})") as checkpointer:
         assert checkpointer.restore(state=world.state(0))[0] == 2
     found = read_events(directory)
     assert found.bad_lines == 0

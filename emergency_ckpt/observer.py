@@ -1,0 +1,119 @@
+"""Observers: what watches a checkpointer, its events and its steps, without being asked by it.
+
+``on_event`` takes functions of an event, and observers, which also learn of the start, of the
+processes of the job, of each step and of the end. The event log, the metrics for Prometheus and
+the hang watch are observers (``emergency_ckpt.extras``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from threading import get_ident
+from typing import TYPE_CHECKING, NamedTuple
+
+from emergency_ckpt.events import Event
+
+if TYPE_CHECKING:
+    from emergency_ckpt.cluster.coordination import Coordinator
+    from emergency_ckpt.events import EventSink
+
+
+class AtStep(NamedTuple):
+    """The place of this process in its training loop.
+
+    Attributes:
+      step: the last step that the loop has named; None before the first after a start or a restore.
+      call: the method of the checkpointer that the training thread is in; empty outside.
+      still_s: seconds since the step, or since the training thread entered or left ``call``.
+      call_limit_s: longest time for which ``call`` may wait for a checkpoint.
+    """
+
+    step: int | None
+    call: str
+    still_s: float
+    call_limit_s: float
+
+
+class StepProgress:
+    """Written by the training thread, read by any: each write is one assignment, without a lock.
+
+    Attributes:
+      thread: identity of the thread that has named the newest step.
+    """
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self.thread = get_ident()
+        self._now: tuple[int | None, str, float, float] = (None, "", 0.0, 0.0)
+
+    def note(self, step: int) -> None:
+        """Note that the loop is at ``step``; the same step again is no progress."""
+        if step != self._step:
+            self._step = step
+            self.thread = get_ident()
+            self._now = (step, "", 0.0, time.monotonic())
+
+    @contextlib.contextmanager
+    def inside(self, call: str, limit_s: float) -> Generator[None]:
+        """Hold that the process is in ``call``, which may wait ``limit_s`` for checkpoints."""
+        self._now = (self._step, call, limit_s, time.monotonic())
+        try:
+            yield
+        finally:
+            self._now = (self._step, "", 0.0, time.monotonic())
+
+    def restart(self) -> None:
+        """Forget the step: a restore begins, and the step after it may be compiled first."""
+        self._step = None
+        self._now = (None, "", 0.0, time.monotonic())
+
+    def read(self) -> AtStep:
+        """Return the progress at this moment."""
+        step, call, limit_s, since_s = self._now
+        return AtStep(step, call, time.monotonic() - since_s, limit_s)
+
+
+@dataclass(frozen=True)
+class JobView:
+    """The parts of a job that an observer may use.
+
+    Attributes:
+      coordinator: keys of its own are below a name of its own, and gone when it has left.
+      events: takes events of the observer's own.
+      progress: of this process's training loop.
+      host: address on which this process may serve: ``bind_host``, else loopback.
+    """
+
+    coordinator: Coordinator
+    events: EventSink
+    progress: StepProgress
+    host: str
+
+
+class Observer:
+    """Base of an observer; each method may be left as it is.
+
+    An observer of a config that is used for several checkpointers is called for each of them.
+    """
+
+    def __call__(self, event: Event) -> None:
+        """Take an event, in the thread that emits it. An error is logged and has no effect."""
+
+    def begin(self, process_index: int) -> None:
+        """Called before the first event. An error ends the start on this process."""
+
+    def join(self, job: JobView) -> None:
+        """Called once the processes of the job have met. An error ends the start on all of them."""
+
+    def leave(self) -> None:
+        """Called when this process makes no more steps. Idempotent; must not raise."""
+
+    def close(self) -> None:
+        """Called at the end, and after a start that failed, once for each ``begin``."""
+
+
+OnEvent = Callable[[Event], None] | str
+"""A function of an event, an ``Observer``, or the text of an extra, as ``"prometheus(9400)"``."""
