@@ -29,9 +29,9 @@ settings.load_profile("untimed")
 _ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(_ROOT / name) for name in ("tests/support", "verification", "tests/jobs")]
 # Programs that tests start find the same support, among it the server of a bucket.
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    [*sys.path[:2], *filter(None, [os.environ.get("PYTHONPATH")])]
-)
+_GIVEN = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+# A worker has them from the process that started it.
+os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*sys.path[:2], *_GIVEN]))
 
 # ruff: noqa: E402 - these import what the lines above must precede
 import warm_start
@@ -42,6 +42,7 @@ from world import World
 
 from emergency_ckpt.ram import LocalTier
 
+warm_start.offer()
 warm_start.install()
 
 _LONG = {"system", "axlearn", "orbax", "demo", "launch", "benchmarks", "testing"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import socket
@@ -77,6 +78,8 @@ class _HostProcess:
     environment: JobEnvironment
     host: int
     popen: subprocess.Popen[bytes]
+    descriptor: int
+    """Tells of the end of the process, and leaves its pid reserved (``pidfd_open``)."""
     progress: ProgressFile
     follower: LogFollower | None
     exit: ProcessExit | None = None
@@ -292,7 +295,8 @@ class ProcessSet:
         if self.spec.echo is not None:
             prefix = f"[{self.restart_count}.{index}] "
             follower = LogFollower(log_path, prefix, self.spec.echo)
-        return _HostProcess(environment, host, popen, progress, follower)
+        descriptor = os.pidfd_open(popen.pid)
+        return _HostProcess(environment, host, popen, descriptor, progress, follower)
 
     def _compilation_cache_environ(self) -> dict[str, str]:
         """Return what makes each life after the first load what the first one compiled."""
@@ -304,6 +308,7 @@ class ProcessSet:
     def _reap(self, process: _HostProcess) -> ProcessExit:
         # The ended leader keeps its pid until it is reaped, so no other group has this number.
         os.killpg(process.popen.pid, signal.SIGKILL)
+        os.close(process.descriptor)
         process.exit = ProcessExit(
             process=process.environment.process_index,
             host=process.host,
@@ -368,5 +373,6 @@ class ProcessSet:
 
 def _over(process: _HostProcess) -> bool:
     """Return True when the process has ended; it stays a zombie, which keeps its pid reserved."""
-    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    return os.waitid(os.P_PID, process.popen.pid, flags) is not None
+    watch = select.poll()
+    watch.register(process.descriptor, select.POLLIN)
+    return bool(watch.poll(0))
