@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from looks import eckpt_here, eckpt_json
+from looks import eckpt_here
+from programs import eckpt_json
 from trees import tree_of
 from world import small_tmpfs
 

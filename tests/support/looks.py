@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -37,15 +39,21 @@ def tree_of(*roots: Path) -> Tree:
 def eckpt(
     *arguments: object, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``eckpt`` as a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "emergency_ckpt.tools.cli.main", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env={**os.environ, **(env or {})},
-    )
+    """Run ``eckpt`` in this process; return what a shell would have of it.
+
+    ``env``: variables for its time. ``programs.eckpt`` is for what an import reads of them.
+    """
+    words, output, errors = [*map(str, arguments)], io.StringIO(), io.StringIO()
+    with (
+        mock.patch.dict(os.environ, env or {}),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+    ):
+        try:
+            status = main(words)
+        except SystemExit as end:  # argparse's
+            status = int(end.code or 0)
+    return subprocess.CompletedProcess(words, status, output.getvalue(), errors.getvalue())
 
 
 def eckpt_here(*words: object) -> int:

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 from fake_gcs import FakeGcs, FaultRule
-from looks import eckpt_json
+from places import JOBS
+from programs import eckpt_json, printed
 
 URL = "gs://bucket/run"
-FILL = """
-from persistent_steps import life, save_over
-from emergency_ckpt.storage import PersistentTier
-for step in (10, 20):
-    save_over(PersistentTier("gs://bucket/run"), step, step, life(1))
-"""
 
 
 @pytest.fixture(scope="module")
 def gcs() -> Iterator[FakeGcs]:
     with FakeGcs(buckets=["bucket"]) as server:
-        env = {**os.environ, **server.environment(), "JAX_PLATFORMS": "cpu"}
-        env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        subprocess.run([sys.executable, "-c", FILL], env=env, check=True, timeout=120)
+        printed(JOBS / "two_steps_program.py", env=server.environment())
         yield server
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 from fake_gcs import FakeGcs
-from looks import eckpt_json
 from places import JOBS
-from programs import started
+from programs import eckpt_json, started
 
 PROGRAM = JOBS / "log_costs_program.py"
 STEPS = (5, 200, 5000)
