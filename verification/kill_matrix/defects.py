@@ -166,6 +166,11 @@ def _in_process() -> dict[str, tuple[str, ...]]:
 def _faults_of(mutant: Mutant) -> Iterator[str]:
     if bool(mutant.edits) == bool(mutant.in_process):
         yield f"{mutant.name}: it needs edits, or the name of a function of simulation/mutants.py"
+    for place in mutant.touches:
+        file, _, function = place.partition(":")
+        name = function.rpartition(".")[2]
+        if not (ROOT / file).is_file() or f"def {name}(" not in (ROOT / file).read_text():
+            yield f"{mutant.name}: there is no {place}, which it says that it changes"
     for edit in mutant.edits:
         path = ROOT / edit.file
         count = path.read_text().count(edit.old) if path.is_file() else 0

@@ -40,6 +40,10 @@ class Workplace:
             if name.startswith(_PARTS) and not name.startswith("verification/kill_matrix"):
                 digest.update(f"{name}\0".encode() + hashlib.sha256(source.read_bytes()).digest())
         self.state = digest.hexdigest()[:12]
+        # The copies keep the times of their sources, so bytecode that is there is valid.
+        for part in _PARTS:
+            for cache in (ROOT / part).rglob("__pycache__"):
+                shutil.copytree(cache, self.tree / cache.relative_to(ROOT), dirs_exist_ok=True)
         native = importlib.util.find_spec("emergency_ckpt._native")
         assert native is not None
         assert native.origin is not None
