@@ -16,6 +16,9 @@ import threading
 import warnings
 from typing import Any
 
+logging.basicConfig(level=logging.INFO)  # before an import logs
+
+# ruff: noqa: E402
 import fsspec.config
 import gcsfs
 import jax

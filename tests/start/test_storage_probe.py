@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +10,7 @@ from typing import Any
 
 import pytest
 from places import JOBS
-from programs import printed_beside_bucket
+from programs import ended, printed_beside_bucket
 from storage_probe_program import OLD, OWN, YOUNG
 from world import LONG_S, World, logged, save_all
 
@@ -133,42 +130,12 @@ def test_start_required_silent_storage_ends_at_its_deadline(
     assert silent.is_set()
 
 
-UNREACHABLE = """
-import logging, sys
-import numpy as np
-from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.errors import PersistentTierError
-
-logging.basicConfig(level=logging.INFO)
-names = []
-settings = {"dir": "gs://bucket/run", "local_dir": sys.argv[1], "start_timeout_s": 8}
-with EmergencyCheckpointer(**settings, on_event=lambda event: names.append(event.name)) as ckpt:
-    started, names[:] = list(names), []
-    try:
-        ckpt.restore(state={"w": np.zeros(3)})
-    except PersistentTierError as error:
-        print("error", error)
-    print("start", *started)
-    print("restore", *names)
-"""
-
-
-def test_bucket_that_never_answers_ends_by_the_starts_timeout(
-    tmp_path: Path, ramdisk: Path
-) -> None:
+def test_bucket_that_never_answers_ends_by_the_starts_timeout(ramdisk: Path) -> None:
     """Neither the timeout of a save to storage nor that of a restore, which are much longer."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()
-        environ = {**os.environ, "STORAGE_EMULATOR_HOST": f"http://{host}:{port}"}
-        done = subprocess.run(
-            [sys.executable, "-c", UNREACHABLE, str(ramdisk / "local")],
-            check=False,
-            env=environ,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=LONG_S,
-        )
+        env = {"STORAGE_EMULATOR_HOST": f"http://{host}:{port}"}
+        done = ended(JOBS / "unanswered_program.py", ramdisk, env=env)
     assert done.returncode == 0, done.stderr
     said = {line.split()[0]: line for line in done.stdout.splitlines()}
     assert "gs://bucket/run" in said["error"]

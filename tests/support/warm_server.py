@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import importlib
 import json
+import logging
 import os
 import resource
 import selectors
@@ -203,6 +204,9 @@ def _import_all(environment: Mapping[str, str]) -> dict[str, str]:
     for name in _IMPORTS:
         importlib.import_module(name)
     assert threading.active_count() == 1
+    # Orbax's import logs, which gives the root logger a handler. A program may ask for another; for
+    # one that does not, its first message does the same again.
+    logging.root.handlers.clear()
     return {name: value for name, value in os.environ.items() if name not in environment}
 
 
