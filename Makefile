@@ -157,6 +157,12 @@ check: $(INSTALLED)
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python verification/kill_matrix/matrix.py --check
+	$(BIN)/python tests/documents/run.py
+
+# Apart from `check`: a copy whose history was rewritten lacks commits, and is whole nevertheless.
+.PHONY: check-history
+check-history: $(INSTALLED)
+	$(BIN)/python tests/documents/run.py --history
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.compare --minutes 10 $(BENCH_FLAGS)

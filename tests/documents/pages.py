@@ -1,0 +1,189 @@
+"""Rules of the pages: they say what the code says, and lead to places that exist."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from fnmatch import fnmatch
+
+from findings import ROOT, differing
+
+import emergency_ckpt
+from emergency_ckpt import errors
+from emergency_ckpt.config import Config
+from emergency_ckpt.extras.metrics import METRICS
+
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+from settings_page import (
+    KEYWORDS,
+    PAGE,
+    configuration_page,
+    keywords_module,
+    meanings_of_settings,
+)
+
+DOCS = ROOT / "docs"
+RUNBOOK = (DOCS / "runbook.md").read_text("utf-8")
+OPERATIONS = (DOCS / "operations.md").read_text("utf-8")
+SHORTEST_MEANING_CHARS = 10
+LEAST_SETTINGS_IN_RUNBOOK = 10
+
+
+def errors_of_package() -> list[str]:
+    return sorted(
+        name
+        for name, value in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(value, errors.CheckpointError) and value.__module__ == errors.__name__
+    )
+
+
+def sections() -> dict[str, str]:
+    """Return the text below each heading of the runbook's part ``Errors``."""
+    part = RUNBOOK.split("\n## Errors\n")[1].split("\n## ")[0]
+    return {each.split("\n")[0]: each for each in part.split("\n### ")[1:]}
+
+
+def anchor(heading: str) -> str:
+    """Return the anchor that the code host makes of a heading."""
+    return re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-")
+
+
+def check_runbook_has_a_section_for_each_error() -> Iterator[str]:
+    yield from differing(errors_of_package(), list(sections()), "docs/runbook.md")
+    for name, text in sections().items():
+        labels = re.findall(r"^- \*\*(.+?)\*\*: \S", text, re.M)
+        if labels != ["Means", "Look at", "Do"]:
+            yield f"{name}: its points are {labels}"
+
+
+def check_links_of_the_runbook_lead_somewhere() -> Iterator[str]:
+    for place in re.findall(r"\]\(([^)]+)\)", RUNBOOK):
+        path, _, fragment = place.partition("#")
+        target = DOCS / path if path else DOCS / "runbook.md"
+        if not target.exists():
+            yield place
+        elif fragment:
+            headings = re.findall(r"^#+ (.+)$", target.read_text("utf-8"), re.M)
+            if fragment not in {anchor(heading) for heading in headings}:
+                yield place
+
+
+def check_settings_that_the_runbook_names_exist() -> Iterator[str]:
+    known = set(re.findall(r"^\| `(\w+)` \|", (ROOT / PAGE).read_text("utf-8"), re.M))
+    named = set(
+        re.findall(r"`((?:\w+_)+(?:s|bytes|n|id|dir|file|holders|host|port|remap))`", RUNBOOK)
+    )
+    yield from sorted(named - known - {"get_state"})
+    if len(named & known) <= LEAST_SETTINGS_IN_RUNBOOK:
+        yield f"only {len(named & known)} settings were found in it: has its form changed?"
+
+
+def check_readme_line_on_security_is_that_of_the_page() -> Iterator[str]:
+    readme, page = (
+        " ".join((ROOT / name).read_text("utf-8").split())
+        for name in ("README.md", "docs/security.md")
+    )
+    line = re.search(r"- (Peers exchange nothing.*?\.) \[docs/security.md\]", readme)
+    if line is None:
+        yield "the README has no such line"
+    elif line[1] not in page:
+        yield f"not in docs/security.md: {line[1]}"
+
+
+def check_page_and_keywords_of_settings_are_those_of_config() -> Iterator[str]:
+    again = "write it again with tests/support/settings_page.py"
+    page = (ROOT / PAGE).read_text("utf-8")
+    if page != configuration_page():
+        yield f"{PAGE}: {again}"
+    if (ROOT / KEYWORDS).read_text("utf-8") != keywords_module():
+        yield f"{KEYWORDS}: {again}"
+    basic, advanced = page.split("\n## Advanced settings\n")
+    if "| `save_every` |" not in basic:
+        yield "save_every is no basic setting"
+    if "| `transfer_timeout_s` |" not in advanced:
+        yield "transfer_timeout_s is no advanced setting"
+
+
+def check_each_setting_has_a_meaning() -> Iterator[str]:
+    meanings = meanings_of_settings()
+    yield from differing([field.name for field in dataclasses.fields(Config)], list(meanings), PAGE)
+    for name, text in meanings.items():
+        if len(text) <= SHORTEST_MEANING_CHARS:
+            yield f"{name}: {text}"
+
+
+def check_metrics_are_those_of_the_operations_page() -> Iterator[str]:
+    table = [
+        str([m.name, "gauge" if m.kind == "age" else m.kind, m.label, m.meaning]) for m in METRICS
+    ]
+    part = OPERATIONS.split("| metric | type | label | meaning |\n")[1].split("\n\n")[0]
+    lines = [
+        str([cell.strip(" `") for cell in line.split("|")[1:-1]])
+        for line in part.splitlines()
+        if line.startswith("| `")
+    ]
+    yield from differing(table, lines, "docs/operations.md")
+    if sorted(table) == sorted(lines) and table != lines:
+        yield "the rows are in another order"
+
+
+def check_events_of_metrics_are_those_of_the_operations_page() -> Iterator[str]:
+    fields: dict[str, str] = {}
+    for line in OPERATIONS.split("| event | fields | meaning |")[1].splitlines():
+        if line.startswith("| `"):
+            _, names, values, *_ = line.split("|")
+            for name in re.findall(r"`([a-z_.]+)`", names):
+                fields[name] = values
+    for metric in METRICS:
+        for source in metric.sources:
+            wanted = {source.field, *re.findall(r"{(\w+)}", source.label)} - {""}
+            listed = set(re.findall(r"\w+", fields.get(source.event, "")))
+            for name in sorted(wanted - listed):
+                yield f"{metric.name}: {source.event} has no field {name}"
+
+
+def check_version_and_changelog() -> Iterator[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    if emergency_ckpt.__version__ != project["version"]:
+        yield f"pyproject.toml has {project['version']}, got {emergency_ckpt.__version__}"
+    lines = (ROOT / "CHANGELOG.md").read_text("utf-8").splitlines()
+    titles = [line for line in lines if line.startswith("## ")]
+    if titles[:1] != ["## [Unreleased]"]:
+        yield f"the first title of CHANGELOG.md is {titles[:1]}, expected ## [Unreleased]"
+
+
+def check_image_is_pinned_and_without_root() -> Iterator[str]:
+    text = (ROOT / "deploy" / "Dockerfile").read_text("utf-8")
+    lines = text.splitlines()
+    stages = [line for line in lines if line.startswith("FROM ")]
+    if stages != ["FROM ${BASE} AS build", "FROM ${BASE}"]:
+        yield f"stages {stages}"
+    bases = "\n".join(line for line in lines if line.startswith("ARG BASE="))
+    pinned = r"ARG BASE=python:3\.[0-9]+\.[0-9]+-slim-[a-z]+@sha256:[0-9a-f]{64}"
+    if not re.fullmatch(pinned, bases):
+        yield f"the base is not pinned by its digest: {bases}"
+    users = [line for line in lines if line.startswith("USER ")]
+    if users != ["USER 1000:1000"]:
+        yield f"users {users}"
+    else:
+        for line in lines[lines.index(users[0]) :]:
+            if line.startswith(("RUN", "COPY", "ADD")):
+                yield f"after USER: {line}"
+    for path in re.findall(r"(?:COPY |/src/)((?:docs|deploy)/\S+)", text):
+        if not (ROOT / path).is_file():
+            yield f"there is no {path}"
+
+
+def check_context_of_the_image_leaves_out_what_git_ignores() -> Iterator[str]:
+    ignored = (ROOT / "deploy" / "Dockerfile.dockerignore").read_text("utf-8").splitlines()
+    left_out = [line.removeprefix("**/") for line in ignored if line and not line.startswith("#")]
+    names = [
+        line.rstrip("/") for line in (ROOT / ".gitignore").read_text("utf-8").splitlines() if line
+    ]
+    for name in (".git", *names):
+        if not any(fnmatch(name, each) for each in left_out):
+            yield f"{name}: not in deploy/Dockerfile.dockerignore"
