@@ -59,14 +59,19 @@ def same_bits(a: Any, b: Any) -> bool:
     return jax.tree.all(jax.tree.map(lambda x, y: bits(x) == bits(y), a, b))
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> str:
-    path = tmp_path / "plain"
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("written") / "plain"
     with ocp.CheckpointManager(path) as manager:
         for step in (3, 7):
             manager.save(step, args=ocp.args.StandardSave(state_at(step)))
         manager.wait_until_finished()
-    return str(path)
+    return path
+
+
+@pytest.fixture
+def directory(written: Path, tmp_path: Path) -> str:
+    return str(shutil.copytree(written, tmp_path / "plain"))
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import os
 import resource
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mounts import make_read_only, mount_tmpfs, unmount
 from tiers_support import (
     LAYOUT,
     RUN_ID,
@@ -62,12 +62,11 @@ class Ramdisk:
 @pytest.fixture
 def small() -> Iterator[Ramdisk]:
     path = Path(tempfile.mkdtemp(prefix="eckpt-test-", dir="/dev/shm"))
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(path)]
-    mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    mounted = mount_tmpfs(path, 8 << 20)
     yield Ramdisk(path, mounted)
     close_tiers()
     if mounted:
-        subprocess.run(["umount", "-l", str(path)], check=True)
+        unmount(path)
     shutil.rmtree(path)
 
 
@@ -176,7 +175,7 @@ def test_read_only_ramdisk_is_an_error(small: Ramdisk) -> None:
     write_save(tier, 1)
     tier.close()
     if small.mounted:
-        subprocess.run(["mount", "-o", "remount,ro", str(small.path)], check=True)
+        make_read_only(small.path)
         place = small.path
     else:
         place = Path("/proc/self/ramdisk")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from buffered import with_buffers
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from mounts import mount_tmpfs, unmount
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.core.save.snapshot_plan import Buffers
@@ -123,13 +123,12 @@ class World:
 def small_tmpfs(path: Path, size_bytes: int) -> Iterator[None]:
     """A ramdisk of its own, where this may be mounted."""
     path.mkdir(parents=True)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(path)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+    if not mount_tmpfs(path, size_bytes):
         pytest.skip("mounting a tmpfs needs privileges")
     try:
         yield
     finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
+        unmount(path)
 
 
 class _Lines(logging.Handler):

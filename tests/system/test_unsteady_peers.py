@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mounts import mount_tmpfs, unmount
 from running_jobs import check_whole, job_root, of, run_life, spec_of
 
 PROGRAMS = ("resets", "silence", "refusal", "loaded")
 RAMDISK_BYTES = 11 << 19  # two slots of 2 MiB, and small files
-USUAL_MOUNT = ("mount", "-t", "tmpfs", "-o", f"size={RAMDISK_BYTES}", "tmpfs")
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +27,9 @@ def mount_all(root: Path, mounts: contextlib.ExitStack) -> bool:
     for host in range(4):
         path = root / "small" / f"host_{host}"
         path.mkdir(parents=True)
-        done = subprocess.run([*USUAL_MOUNT, str(path)], check=False, capture_output=True)
-        if done.returncode != 0:
+        if not mount_tmpfs(path, RAMDISK_BYTES):
             return False
-        mounts.callback(subprocess.run, ["umount", "--lazy", str(path)], check=True)
+        mounts.callback(unmount, path)
     return True
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emergency_ckpt.core.save.step_agreement import (
@@ -31,6 +31,8 @@ from emergency_ckpt.core.save.step_agreement import (
 )
 
 TIMEOUT_S = 2.0
+FEWER = settings(max_examples=30)
+"""An example is 20 s of a job; the simulation of lives runs the same agreement in thousands."""
 
 
 @dataclasses.dataclass
@@ -160,6 +162,7 @@ worlds = st.builds(
 
 
 @given(worlds)
+@FEWER
 def test_step_is_saved_by_all_if_confirmed_else_by_none(
     world: World,
 ) -> None:
@@ -176,6 +179,7 @@ def test_step_is_saved_by_all_if_confirmed_else_by_none(
 
 
 @given(worlds)
+@FEWER
 def test_without_losses_nothing_is_saved_by_some_only(world: World) -> None:
     job = Job(dataclasses.replace(world, loss=0.0)).run()
     settled = [n for n, p in job.proposals.items() if min(job.steps) >= p.step]
@@ -186,6 +190,7 @@ def test_without_losses_nothing_is_saved_by_some_only(world: World) -> None:
 
 
 @given(worlds)
+@FEWER
 def test_same_input_gives_the_same_saves(world: World) -> None:
     assert Job(world).run().snapshots == Job(world).run().snapshots
 

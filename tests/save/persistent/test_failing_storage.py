@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from faults import fill_disk
+from mounts import make_read_only
 from orbax.checkpoint import checkpoint_managers as ocm
 from world import LONG_S, World, logged, same, save_all, small_tmpfs
 
@@ -29,7 +29,7 @@ def read_only(world: World) -> Iterator[str]:
     """A directory on a file system that turned read-only."""
     disk = world.persistent.parent / "disk"
     with small_tmpfs(disk, 16 << 20):
-        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        make_read_only(disk)
         yield str(disk / "run")
 
 
