@@ -25,7 +25,9 @@ CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 
 help:
 	@echo "make demo    train on a simulated job, lose a slice, and recover"
-	@echo "make test    run the tests"
+	@echo "make test    what to run at each change: tests that start no process, and a chosen few that do (five minutes)"
+	@echo "make test-all   all but the slow ones, and the C++ tests under sanitizers (twenty minutes)"
+	@echo "make test-night   what takes long: slow tests, soak, fuzzing, the model, clusters, images, packages, mutants"
 	@echo "make test-lowest run VERSION_TESTS with the lowest versions that pyproject.toml admits"
 	@echo "make test-tf run the tests of tf.data iterators, with TensorFlow in its own venv"
 	@echo "make test-ray  run deploy/ray on Ray's local cluster, in its own venv (five minutes)"
@@ -44,7 +46,7 @@ help:
 	@echo "make model   check the model of the step log with TLC, and find each defect in it; needs Java, else 77 (twelve minutes)"
 	@echo "make fuzz    fuzz every decoder for FUZZ_SECONDS (60) each"
 	@echo "make size    count lines, classes, settings, commands, calls of a save and a restore; AGAINST=REVISION"
-	@echo "make check   format, lint, types, import layers"
+	@echo "make check   format, lint, types, import layers, documents, mutants that still apply"
 	@echo "make bench   compare with Orbax in 15 minutes, BENCH_FLAGS=--quick in one (needs an idle machine)"
 	@echo "make bench-continuous bench-goodput   continuous saving measured; large jobs simulated"
 	@echo "make bench-faults   the same faults for this checkpointer and Orbax's emergency manager, counted"
@@ -67,8 +69,25 @@ demo: $(INSTALLED)
 	$(BIN)/eckpt demo $(DEMO_FLAGS)
 
 # Tests wait for processes, deadlines and disks half of the time. Test files share no state.
+PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+# DURATIONS=print: what each file cost, and which grew; DURATIONS=write keeps that in tests/durations.json.
+COSTS = $(if $(DURATIONS),--file-costs $(DURATIONS))
+
 test: $(INSTALLED) native-test
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TEST_FLAGS)
+	$(PYTEST) --timeout 60 -m "not slow and (core or not process)" $(COSTS) $(TEST_FLAGS)
+
+.PHONY: test-all test-but-slow test-night
+test-all: test-but-slow native-asan native-tsan
+
+test-but-slow: $(INSTALLED) native-test
+	$(PYTEST) -m "not slow" $(COSTS) $(TEST_FLAGS)
+
+# All of them, whichever fail. One that ends with 77 cannot run here, and has said why. `test-dist` is in `test-slow`.
+NIGHT = test-slow soak soak-kill fuzz native-fuzz model simulate simulate-mutants kill-matrix \
+	test-slurm test-ray test-image test-lowest test-tf test-report test-monitoring check-history
+test-night: $(INSTALLED)
+	$(MAKE) --keep-going --no-print-directory SEEDS=20000 KILL_FLAGS="--sample 10" \
+		CANNOT='|| { test $$$$? -eq 77 && echo "$$@: cannot run here, for the reason above"; }' $(NIGHT)
 
 # Those of direct requirements; what they need themselves is the newest that fits.
 .PHONY: test-lowest
@@ -88,7 +107,7 @@ tf-tests: $(INSTALLED)
 
 # 77: this machine or user cannot run it; the program has printed the reason.
 test-slurm: $(INSTALLED)
-	$(BIN)/python tests/deploy/slurm/enter.py $(BIN)/python -m pytest -s tests/deploy/slurm/slurm_jobs.py $(TEST_FLAGS)
+	$(BIN)/python tests/deploy/slurm/enter.py $(BIN)/python -m pytest -s tests/deploy/slurm/slurm_jobs.py $(TEST_FLAGS) $(CANNOT)
 
 # In the namespace of test-slurm, under its template; 77 as there.
 bench-recovery-slurm: $(INSTALLED)
@@ -97,11 +116,11 @@ bench-recovery-slurm: $(INSTALLED)
 .PHONY: test-report test-monitoring bench-recovery-slurm
 # 77: this machine lacks a program that the test needs; it has printed which.
 test-report test-monitoring: test-%: $(INSTALLED)
-	$(BIN)/python tests/system/$*_check.py
+	$(BIN)/python tests/system/$*_check.py $(CANNOT)
 # As for Slurm. Ray is large, and has a virtual environment of its own.
 test-ray: ray-venv
 	$(RAY_VENV)/bin/python tests/deploy/ray/enter.py $(RAY_VENV)/bin/python -m pytest -s \
-		--confcutdir tests/deploy/ray tests/deploy/ray/recovery.py $(TEST_FLAGS)
+		--confcutdir tests/deploy/ray tests/deploy/ray/recovery.py $(TEST_FLAGS) $(CANNOT)
 
 .PHONY: ray-venv
 ray-venv:
@@ -123,7 +142,7 @@ test-dist: $(INSTALLED)
 # 77: this machine or user cannot build an image; the program has printed the reason.
 .PHONY: test-image
 test-image: $(INSTALLED)
-	$(BIN)/python tests/deploy/image_check.py
+	$(BIN)/python tests/deploy/image_check.py $(CANNOT)
 
 # The file's name keeps it out of `make test`.
 soak-kill: $(INSTALLED)
@@ -148,7 +167,7 @@ kill-matrix: $(INSTALLED)
 
 # Some checks alone: MODEL_FLAGS=order-by-clock. 77: there is no Java, or no TLC; the program has printed which.
 model: $(INSTALLED)
-	$(BIN)/python verification/model/run.py $(MODEL_FLAGS)
+	$(BIN)/python verification/model/run.py $(MODEL_FLAGS) $(CANNOT)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -178,4 +197,5 @@ clean:
 	rm -rf build demo_out bench_out faults_out fuzz_out simulation_out soak_out kill_matrix_out
 
 include native/native.mk
-native-test native-asan native-tsan native-bench native-fuzz: $(INSTALLED)
+native-asan native-tsan native-bench native-fuzz: $(INSTALLED)
+$(NATIVE_TESTED): | $(INSTALLED)

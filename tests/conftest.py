@@ -36,7 +36,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*sys.path[:2], *_GIVEN
 # ruff: noqa: E402 - these import what the lines above must precede
 import warm_start
 from fake_gcs import FakeGcs
+from file_costs import Cost, FileCosts, read_costs
 from places import AXLEARN_DOUBLE
+from process_starts import way_to_a_start
 from tiers_support import close_tiers, open_tier
 from world import World
 
@@ -45,16 +47,37 @@ from emergency_ckpt.ram import LocalTier
 warm_start.offer()
 warm_start.install()
 
-_LONG = {"system", "axlearn", "orbax", "demo", "launch", "benchmarks", "testing"}
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--file-costs",
+        choices=("print", "write"),
+        help="print what each test file cost, and what grew; write: keep it in durations.json",
+    )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(FileCosts(config.getoption("--file-costs")))
+
+
+# First, since the selection by marks reads what it gives.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole jobs first: a worker that gets one of those last would be alone for minutes."""
-    items.sort(key=lambda item: item.path.parent.name not in _LONG)
+    """Mark what starts processes. The dearest files come first, so that no worker ends with one."""
+    before = read_costs()
+    dearest = max(before.values(), key=lambda cost: cost.wall_s, default=Cost())
+    items.sort(key=lambda item: -before.get(_path(item), dearest).wall_s)
     for item in items:
+        function = getattr(item, "originalname", item.name)
+        if way_to_a_start(item.path, [function, *getattr(item, "fixturenames", ())]) is not None:
+            item.add_marker("process")
         if item.path.parent.name == "system" and item.get_closest_marker("timeout") is None:
             # A program that hangs is ended after 300 s, and the job is started again.
             item.add_marker(pytest.mark.timeout(900))
+
+
+def _path(item: pytest.Item) -> str:
+    return item.path.relative_to(_ROOT).as_posix()
 
 
 @pytest.fixture

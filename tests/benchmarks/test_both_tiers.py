@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from benchmark_runs import run_benchmark
 
 from benchmarks.micro import both_tiers
@@ -11,6 +12,7 @@ from benchmarks.micro import both_tiers
 SAVES, MIB = 3, 8
 
 
+@pytest.mark.slow
 def test_way_is_measured_save_by_save() -> None:
     told = run_benchmark(
         both_tiers.__name__,

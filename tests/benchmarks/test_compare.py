@@ -24,7 +24,7 @@ FEW = "ours,ours-striped,orbax"
 STORAGE_ONLY = ("ours-striped", "orbax")
 
 
-@pytest.fixture(scope="module", params=[FEW, pytest.param(",".join(NAMES), marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[FEW, ",".join(NAMES)])
 def outcome(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Path, list[str]]:
@@ -41,6 +41,7 @@ def outcome(
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_whole_comparison_on_a_small_job(outcome: tuple[str, Path, list[str]]) -> None:
     text, out, names = outcome
     document = json.loads((out / "compare.json").read_text())
@@ -60,6 +61,7 @@ def test_whole_comparison_on_a_small_job(outcome: tuple[str, Path, list[str]]) -
     assert sorted(path.name for path in out.iterdir()) == ["compare.json", "compare.png"]
 
 
+@pytest.mark.slow
 def test_every_measure_is_reported_for_those_that_have_it(
     outcome: tuple[str, Path, list[str]],
 ) -> None:
@@ -82,6 +84,7 @@ def test_every_measure_is_reported_for_those_that_have_it(
             assert all(value > 0 for value in values), (measure.key, name)
 
 
+@pytest.mark.slow
 def test_each_mode_restores_the_lost_slice(outcome: tuple[str, Path, list[str]]) -> None:
     text, out, _ = outcome
     found = json.loads((out / "compare.json").read_text())["transfer_security"]
@@ -92,6 +95,7 @@ def test_each_mode_restores_the_lost_slice(outcome: tuple[str, Path, list[str]])
         assert f"| {mode} " in text
 
 
+@pytest.mark.slow
 def test_mode_reaches_every_process_of_a_round(tmp_path: Path) -> None:
     """A mode that there is not is refused by the checkpointer itself."""
     shape = plan_shape(slices=2, hosts_per_slice=1, mib=1, leaves=1, timed_saves=1)
@@ -100,6 +104,7 @@ def test_mode_reaches_every_process_of_a_round(tmp_path: Path) -> None:
         run_round("ours", shape, place, ["slice"])
 
 
+@pytest.mark.slow
 def test_every_limit_is_reported(outcome: tuple[str, Path, list[str]]) -> None:
     text, out, _ = outcome
     (limits,) = json.loads((out / "compare.json").read_text())["limits_gb_per_s"]
@@ -113,6 +118,7 @@ def test_every_limit_is_reported(outcome: tuple[str, Path, list[str]]) -> None:
         assert rate > 0
 
 
+@pytest.mark.slow
 def test_restored_bytes_were_verified_each_tier_written_alone(
     outcome: tuple[str, Path, list[str]],
 ) -> None:

@@ -96,6 +96,7 @@ def possible() -> Iterator[bool]:
         yield True
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_one_small_run_or_a_word_about_what_is_missing(
     possible: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -13,6 +13,7 @@ from benchmarks.micro import device_to_host
 ROUNDS = 2
 
 
+@pytest.mark.slow
 def test_every_way_is_measured_and_cpu_figures_called_worthless(tmp_path: Path) -> None:
     text = run_benchmark(
         device_to_host.__name__,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from benchmarks import ROOT
 
 
+@pytest.mark.slow
 def test_transfer_benchmark_without_a_reader_ends() -> None:
     command = [sys.executable, "-m", "benchmarks.micro.transfer"]
     command += ["--mib", "4", "--streams", "1,1,1", "--repeat", "1"]

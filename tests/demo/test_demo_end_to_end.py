@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+# `.ci/run` runs the demonstration as a newcomer does: `make demo`.
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.timeout(600)
 def test_lost_slice_comes_back_from_its_peers_with_equal_bits(tmp_path: Path) -> None:

@@ -23,7 +23,13 @@ def run(program: Path) -> tuple[str, str]:
     return began, result
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "flax_train_state" else pytest.mark.slow)
+        for name in EXAMPLES
+    ],
+)
 def test_example_killed_resumes_bit_equal(ramdisk: Path, name: str) -> None:
     last_step = (r"last_step = 100\n", f"last_step = {EXAMPLES[name]}\n")
     began, wanted = run(example_in(ramdisk / "whole", name, last_step))

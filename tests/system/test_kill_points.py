@@ -84,11 +84,22 @@ def prefetch_case(point: str, victim: int) -> Case:
     return Case(Kill(name, "crash_in_prefetch", point, victim, survivor), {name: OLD}, {})
 
 
+IN_MAKE_TEST = {"save.copying-ahead-0", "save.pushed-ahead-0", "restore.planned-0"}
+
+
 def of_both(cases: list[Case]) -> list[Any]:
     """Each crash of either victim; every other one, of both in turn, is left to the slow tests."""
+    slow = [case for number, case in enumerate(cases) if number % 4 in (1, 2)]
+    assert not IN_MAKE_TEST & {case.kill.name for case in slow}
     return [
-        pytest.param(case, marks=[pytest.mark.slow] if number % 4 in (1, 2) else [])
-        for number, case in enumerate(cases)
+        pytest.param(
+            case,
+            marks=[
+                *([pytest.mark.slow] if case in slow else []),
+                *([pytest.mark.core] if case.kill.name in IN_MAKE_TEST else []),
+            ],
+        )
+        for case in cases
     ]
 
 

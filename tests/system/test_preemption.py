@@ -88,6 +88,7 @@ def test_last_whole_step_survives_a_kill_at_any_moment() -> None:
             lives.check_resumed(life + 1, restored)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("exits_by_itself", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_all_save_one_step_in_both_tiers_and_resume_there(exits_by_itself: bool) -> None:
     with job_root() as root:

@@ -57,6 +57,7 @@ def test_readme_loop_is_part_of_the_example() -> None:
     assert missing == []
 
 
+@pytest.mark.core
 def test_readme_loop_launched_resumes_after_a_lost_slice(root: Path, undisturbed: set[str]) -> None:
     program = program_in(root / "launched")
     told = printed(

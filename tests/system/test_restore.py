@@ -10,6 +10,8 @@ import pytest
 from job_results import Results, results_of
 from running_jobs import check_whole, moved, of
 
+pytestmark = pytest.mark.core
+
 ALL = 1386  # bytes that each process holds
 REPLICATED = 138  # of these, what every process of a slice holds alike
 

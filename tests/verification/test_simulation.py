@@ -22,6 +22,7 @@ def test_seed_run_twice_has_one_trace() -> None:
     assert simulate("--seed", "5") != first
 
 
+@pytest.mark.core
 def test_simulation_of_the_first_seeds_holds(tmp_path: Path) -> None:
     told = simulate("--seeds", "40", "--workers", "1", "--out", str(tmp_path))
     assert told.startswith("40 seeds, ")
@@ -32,6 +33,7 @@ def test_seed_whose_restored_state_stayed_lent_holds() -> None:
     assert "9 lives, trace" in simulate("--seed", "301748")
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", ["incarnation_ignored", "decided_before_all_ballots"])
 def test_simulation_finds_a_mutant(name: str) -> None:
     assert f"{name}: found after" in simulate("--mutants", name)

@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from places import VERIFICATION
 
 SOAK = VERIFICATION / "soak" / "soak.py"
 
 
+@pytest.mark.slow
 def test_soak_recovers_and_says_which_seeds(tmp_path: Path) -> None:
     command = [sys.executable, str(SOAK), "--seed", "1", "--only", "2", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
