@@ -102,7 +102,7 @@ def test_oversize_frame_is_refused_unread(server: TransferServer) -> None:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.binary(max_size=300), proved=st.booleans(), framed=st.booleans())
 def test_garbage_never_harms_the_server(
@@ -122,7 +122,7 @@ def test_garbage_never_harms_the_server(
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_almost_valid_frames_never_harm_the_server(

@@ -9,6 +9,7 @@ from places import VERIFICATION
 from programs import printed
 
 HERE = VERIFICATION / "simulation"
+pytestmark = pytest.mark.timeout(300)
 
 
 def simulate(*arguments: str) -> str:

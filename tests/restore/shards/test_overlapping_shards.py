@@ -137,7 +137,7 @@ def collected(host: Host, plan: ProcessPlan, wanted: Sequence[ShardId]) -> dict[
         }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_restore_of_overlapping_shards_is_exact(data: st.DataObject) -> None:
     """Whatever lies where: the bytes of each target are those of the leaf, or there is no plan."""
