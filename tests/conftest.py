@@ -64,9 +64,6 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what starts processes. The dearest files come first, so that no worker ends with one."""
-    before = read_costs()
-    dearest = max(before.values(), key=lambda cost: cost.wall_s, default=Cost())
-    items.sort(key=lambda item: -before.get(_path(item), dearest).wall_s)
     for item in items:
         function = getattr(item, "originalname", item.name)
         if way_to_a_start(item.path, [function, *getattr(item, "fixturenames", ())]) is not None:
@@ -74,6 +71,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.parent.name == "system" and item.get_closest_marker("timeout") is None:
             # A program that hangs is ended after 300 s, and the job is started again.
             item.add_marker(pytest.mark.timeout(900))
+    before = read_costs()
+    dearest = max(before.values(), key=lambda cost: cost.wall_s, default=Cost())
+
+    def place(item: pytest.Item) -> tuple[float, bool]:
+        in_process = item.get_closest_marker("process") is None
+        return -before.get(_path(item), dearest).wall_s, in_process
+
+    items.sort(key=place)
 
 
 def _path(item: pytest.Item) -> str:

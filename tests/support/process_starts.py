@@ -29,8 +29,9 @@ _WORDS = re.compile(
     r"|\bfork(pty)?\b|\bposix_spawnp?\b|\bos\.(popen|system)\b"
 )
 _IMPORT = re.compile(r"^ *(?:from|import) ([\w.]+)(?: import (\([\w\s,]+|[\w ,]+))?", re.M)
-# Where a module of the tests is looked for, as ``conftest`` sets the path.
-_PATH = (TESTS / "support", VERIFICATION, JOBS, VERIFICATION / "soak", ROOT)
+# Where a module of the tests is looked for: each folder that a test puts into ``sys.path``. A name
+# that several have stands for all of them.
+_PATH = (TESTS / "support", JOBS, ROOT, VERIFICATION, *sorted(VERIFICATION.glob("*/")))
 _FOLLOWED_IN_PACKAGE = "emergency_ckpt.tools."
 
 _Place = tuple[Path, str]
@@ -150,9 +151,8 @@ def _may_start(path: Path) -> bool:
         if _WORDS.search(text):
             return True
         for module, names in _IMPORT.findall(text):
-            modules = [module, *(f"{module}.{name}" for name in re.findall(r"\w+", names))]
-            files = [file for file in map(_file_of, modules) if file is not None]
-            waiting += [file for file in files if file not in waiting]
+            for name in (module, *(f"{module}.{name}" for name in re.findall(r"\w+", names))):
+                waiting += [file for file in _files_of(name) if file not in waiting]
     return False
 
 
@@ -170,11 +170,11 @@ def _way(places: list[_Place]) -> str | None:
         for module, name in _module(place[0]).uses.get(place[1], ()):
             if name in _STARTS.get(module, ()):
                 return f"{ways[place]}, {module}.{name}"
-            file = _file_of(module) if module else place[0]
-            found = None if file is None else (file, name)
-            if found is not None and found not in ways and found not in _harmless:
-                ways[found] = f"{ways[place]}, {_named(found)}"
-                waiting.append(found)
+            for file in _files_of(module) if module else (place[0],):
+                found = (file, name)
+                if found not in ways and found not in _harmless:
+                    ways[found] = f"{ways[place]}, {_named(found)}"
+                    waiting.append(found)
     _harmless.update(ways)
     return None
 
@@ -185,13 +185,12 @@ def _named(place: _Place) -> str:
 
 
 @functools.cache
-def _file_of(module: str) -> Path | None:
-    """Return the file of a module whose text is followed, or None."""
+def _files_of(module: str) -> tuple[Path, ...]:
+    """Return the files of a module whose text is followed."""
     if module.startswith("emergency_ckpt") and not module.startswith(_FOLLOWED_IN_PACKAGE):
-        return None
+        return ()
     relative = Path(*module.split("."))
-    for folder in _PATH:
-        for candidate in (relative.with_suffix(".py"), relative / "__init__.py"):
-            if (folder / candidate).is_file():
-                return folder / candidate
-    return None
+    candidates = (relative.with_suffix(".py"), relative / "__init__.py")
+    return tuple(
+        folder / each for folder in _PATH for each in candidates if (folder / each).is_file()
+    )
