@@ -311,7 +311,7 @@ def test_keys_of_restores_and_saves_do_not_pile_up(world: World) -> None:
     service = MemoryService(1)
     with coordinated_by(service), world.open_both() as checkpointer:
         counts: list[int] = []
-        for step in range(1, 51):
+        for step in range(1, 31):
             save_all(checkpointer, world, step)
             if step % 5 == 0:
                 assert checkpointer.restore(state=world.state(0))[0] == step

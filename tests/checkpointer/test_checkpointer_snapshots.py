@@ -30,23 +30,23 @@ def donate(state: dict[str, Any]) -> None:
 
 
 @jax.jit
-def long_step(array: jax.Array) -> jax.Array:
-    """Compute for far longer than a copy of the result takes."""
+def long_step(array: jax.Array, rounds: int) -> jax.Array:
+    """Compute, with hundreds of rounds for far longer than a copy of the result takes."""
 
     def body(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         return carry[0] + 1, jnp.sin(carry[1] @ carry[1])
 
-    return jax.lax.while_loop(lambda carry: carry[0] < 1500, body, (jnp.int32(0), array))[1]
+    return jax.lax.while_loop(lambda carry: carry[0] < rounds, body, (jnp.int32(0), array))[1]
 
 
 @pytest.mark.parametrize("settings", [WAIT, {}], ids=["transfers", "views"])
 def test_wait_for_arrays_still_computed_is_no_stall(world: World, settings: Any) -> None:
     start = jnp.ones((300, 300))
-    long_step(start).block_until_ready()
+    long_step(start, 1).block_until_ready()
     with world.open_both(**settings) as checkpointer:
         assert checkpointer.save(step=1, state={"w": start}, force=True)
         checkpointer.wait_until_finished()
-        array: Any = long_step(start)
+        array: Any = long_step(start, 300)
         assert not array.is_ready()
         assert checkpointer.save(step=2, state={"w": array}, force=True)
         finish(checkpointer)
