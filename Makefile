@@ -74,13 +74,14 @@ PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadsco
 COSTS = $(if $(DURATIONS),--file-costs $(DURATIONS))
 
 test: $(INSTALLED) native-test
-	$(PYTEST) --timeout 60 -m "not slow and (core or not process)" $(COSTS) $(TEST_FLAGS)
+	$(PYTEST) --timeout 60 -m "not slow and (core or not (process or dear))" $(COSTS) $(TEST_FLAGS)
 
 .PHONY: test-all test-but-slow test-night
 test-all: test-but-slow native-asan native-tsan
 
+# Builds beside it make a second of CPU worth less: twice as many as in `make test`.
 test-but-slow: $(INSTALLED) native-test
-	$(PYTEST) -m "not slow" $(COSTS) $(TEST_FLAGS)
+	$(PYTEST) -m "not slow" --most-cpu-s 4 $(COSTS) $(TEST_FLAGS)
 
 # All of them, whichever fail. One that ends with 77 cannot run here, and has said why. `test-dist` is in `test-slow`.
 NIGHT = test-slow soak soak-kill fuzz native-fuzz model simulate simulate-mutants kill-matrix \

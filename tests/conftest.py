@@ -54,10 +54,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("print", "write"),
         help="print what each test file cost, and what grew; write: keep it in durations.json",
     )
+    parser.addoption(
+        "--most-cpu-s",
+        type=float,
+        default=2.0,
+        help="fail a test that starts no process, and is not marked dear, above this",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(FileCosts(config.getoption("--file-costs")))
+    shows, most_cpu_s = config.getoption("--file-costs"), config.getoption("--most-cpu-s")
+    config.pluginmanager.register(FileCosts(shows, most_cpu_s))
 
 
 # First, since the selection by marks reads what it gives.

@@ -88,6 +88,8 @@ def test_sleeps(): time.sleep(0.6)
 def test_marked(): spin(); os.system("true")
 @pytest.mark.slow
 def test_slow(): spin()
+@pytest.mark.dear
+def test_dear(): spin()
 """
 
 RUN = """
@@ -114,6 +116,7 @@ def test_unmarked_test_that_is_dear_or_starts_a_process_fails(tmp_path: Path) ->
         "test_sleeps": "PASSED",
         "test_marked": "PASSED",
         "test_slow": "PASSED",
+        "test_dear": "PASSED",
     }, told
 
 

@@ -87,7 +87,7 @@ FREE = {"labels", "annotations", "matchLabels", "nodeSelector", "limits", "reque
 """Objects whose names are the user's."""
 
 
-@pytest.mark.slow  # it tries the rules that the other tests hold manifests to
+@pytest.mark.dear
 def test_unknown_field_anywhere_in_a_jobset_is_found(generate: Any) -> None:
     jobset = one(generate("in-place", "--memory", "100Gi"), "JobSet")
     found = {

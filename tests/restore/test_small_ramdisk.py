@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -18,21 +19,28 @@ MIB = 1 << 20
 STATE_BYTES, HOST_BYTES = 8 * MIB, 5 * MIB
 
 
+@functools.cache
+def random_bytes(step: int, count: int) -> np.ndarray:
+    return np.frombuffer(np.random.default_rng(step).bytes(count), np.uint8)
+
+
 @pytest.fixture
 def world(world: World) -> World:
     """Its states have 8 MiB."""
 
     def big(step: int) -> dict[str, Any]:
-        data = np.random.default_rng(step).integers(0, 256, STATE_BYTES, np.uint8)
-        return {"big": jax.device_put(data, NamedSharding(world.mesh, P("fsdp")))}
+        return {
+            "big": jax.device_put(
+                random_bytes(step, STATE_BYTES), NamedSharding(world.mesh, P("fsdp"))
+            )
+        }
 
     world.more = big
     return world
 
 
 def host_state(step: int) -> dict[str, Any]:
-    blob = np.random.default_rng(step).integers(0, 256, HOST_BYTES, np.uint8)
-    return {"at": step, "blob": blob}
+    return {"at": step, "blob": random_bytes(step, HOST_BYTES)}
 
 
 def one_life(world: World, first: int | None, *, saves: int = 5) -> list[int]:
@@ -58,8 +66,8 @@ def full_events(world: World) -> list[int]:
     return [int(str(e.fields["step"])) for e in world.events if e.name == "ramdisk.full"]
 
 
-# Where the least fits, lives try the longest: seconds of CPU.
-@pytest.mark.parametrize("size_mib", [pytest.param(20, marks=pytest.mark.slow), 24, 28])
+@pytest.mark.dear
+@pytest.mark.parametrize("size_mib", [20, 24, 28])
 def test_ramdisk_too_small_for_host_states_stops_no_restart(world: World, size_mib: int) -> None:
     with small_tmpfs(world.ramdisk, size_mib * MIB):
         assert one_life(world, None) in ([], [1])
@@ -70,6 +78,7 @@ def test_ramdisk_too_small_for_host_states_stops_no_restart(world: World, size_m
         one_life(world, 8)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("size_mib", [31, 36, 40, 48])
 def test_host_states_of_two_saves_beside_two_slots_suffice(world: World, size_mib: int) -> None:
     """What is beyond that makes way: the slot that storage reads, older host states."""

@@ -22,8 +22,6 @@ import pytest
 from places import ROOT, TESTS
 
 LAST_COSTS = TESTS / "durations.json"
-MOST_CPU_S = 2.0
-"""Of a test that starts no process: its call and the setup of fixtures that are its own."""
 GROWN_BY = 1.2
 FLOOR_S = 2.0
 """Least growth that is no noise: files of a second vary by half of it."""
@@ -94,11 +92,12 @@ class FileCosts:
 
     Attributes:
       shows: ``print`` and ``write`` print them at the end; ``write`` keeps them too.
+      most_cpu_s: of a test that starts no process: its call and the setup of fixtures of its own.
     """
 
-    def __init__(self, shows: str | None, most_cpu_s: float = MOST_CPU_S) -> None:
+    def __init__(self, shows: str | None, most_cpu_s: float) -> None:
         self.shows = shows
-        self._most_cpu_s = most_cpu_s
+        self.most_cpu_s = most_cpu_s
         self.costs: Costs = {}
         self._wider = Cost()
         self._depth = 0
@@ -152,10 +151,10 @@ class FileCosts:
                     f"{starts[0]}; see tests/support/process_starts.py",
                     pytrace=False,
                 )
-            if cpu_s > self._most_cpu_s:
+            if cpu_s > self.most_cpu_s:
                 pytest.fail(
-                    f"it used {cpu_s:.1f} s of CPU, over {self._most_cpu_s} s for a test "
-                    "that starts no process; make it cheaper, or mark it slow",
+                    f"it used {cpu_s:.1f} s of CPU, over {self.most_cpu_s} s for a test "
+                    "that starts no process; make it cheaper, or mark it dear",
                     pytrace=False,
                 )
         return result
@@ -188,4 +187,4 @@ class FileCosts:
 
 
 def _may_cost_more(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) is not None for name in ("process", "slow"))
+    return any(item.get_closest_marker(name) is not None for name in ("dear", "process", "slow"))
