@@ -9,6 +9,7 @@ from world import World
 HOST_STATE = {"position": 4}
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("tier", ["local", "persistent"])
 def test_restore_until_the_first_byte_walks_few_rooms(world: World, tier: str) -> None:
     with world.open_both() as saving:

@@ -71,6 +71,7 @@ def test_third_life_that_ends_is_told_by_the_fourth(world: World, settings: dict
     assert suspects(world) == [(4, 3), (4, 4)]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("settings", [BOTH, STORAGE], ids=["RAM", "storage"])
 def test_newer_save_or_an_orderly_end_begins_the_count_anew(
     world: World, settings: dict[str, Any]

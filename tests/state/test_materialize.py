@@ -189,7 +189,7 @@ def host_values(draw: st.DrawFn) -> Any:
     return whole.T if draw(st.booleans()) else whole
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     st.dictionaries(
         st.text(st.characters(exclude_characters="/", codec="utf-8")),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import orbax.checkpoint as ocp
+import pytest
 from ended_changes import CHANGED
 from persistent_steps import RUN_ID, complete_steps, life, save_over, value_of, writer_of
 
@@ -18,6 +19,8 @@ from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.types import SaveId
+
+pytestmark = pytest.mark.dear
 
 STEPS = [2, 4, 6]
 BACK_TO_2 = continued(None, SaveId(2, life(1), RUN_ID), life(2))
