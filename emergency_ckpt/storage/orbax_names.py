@@ -13,6 +13,10 @@ COMMITTED = "commit_success.txt"
 TEMPORARY_SUFFIX = ".orbax-checkpoint-tmp"
 """In a file system, the end of the name of a step's folder before its commit."""
 
+OWN_TEMPORARY = f"{TEMPORARY_SUFFIX}-eckpt-"
+"""As this package ends it, before the name of the attempt: so it is known whose the folder is, and
+no attempt writes into that of another."""
+
 MANIFEST = "manifest.ocdbt"
 """The root of an item's database. TensorStore chooses the name."""
 

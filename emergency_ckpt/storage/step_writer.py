@@ -12,7 +12,7 @@ Each file is created only if it is absent, on a file system too: no file of anot
 replaced. A file system and a bucket differ in three points:
 
 - A bucket counts a step with the last file of 5. In a file system all is written in a temporary
-  folder of Orbax's name, which gets the step's name after 5.
+  folder of Orbax's name and this attempt's, which gets the step's name after 5.
 - In a bucket the database of the first writer is that of the item, which saves requests, and no
   manifest is there before 4. In a file system each writer's is in a folder of its own, because the
   kernel may hold TensorStore's last write of an attempt that was given up, and a folder is named
@@ -60,8 +60,8 @@ from emergency_ckpt.storage.marker import OURS
 from emergency_ckpt.storage.meetings import BEGUN, WRITTEN, Meet
 from emergency_ckpt.storage.orbax_names import (
     MANIFEST,
+    OWN_TEMPORARY,
     STEP_METADATA,
-    TEMPORARY_SUFFIX,
     TREE,
     commits_of,
 )
@@ -92,7 +92,7 @@ class StepWriter:
     ) -> None:
         self._final = folder
         self._in_bucket = "://" in str(folder)
-        suffix = "" if self._in_bucket else TEMPORARY_SUFFIX
+        suffix = "" if self._in_bucket else f"{OWN_TEMPORARY}{writes.attempt}"
         self._folder = folder.parent / f"{folder.name}{suffix}"
         self._save = save
         self._items = {name: ItemTree(state) for name, state in states.items()}
@@ -172,8 +172,6 @@ class StepWriter:
         if not self._in_bucket:
             if self._final.exists():
                 raise FileExistsError(f"{self._final} exists already")
-            if self._folder.exists():
-                self._folder.rmtree()
             self._folder.mkdir(parents=True)
         return self._objects.write({STEP_METADATA: self._metadata(None)})[STEP_METADATA]
 

@@ -52,7 +52,9 @@ from emergency_ckpt.storage.marker import (
     decode_checksums,
     encode_checksums,
 )
-from emergency_ckpt.storage.meetings import Meet, meet_nobody, new_attempt
+from emergency_ckpt.storage.meetings import WRITTEN, Meet, meet_nobody, new_attempt
+from emergency_ckpt.storage.orbax_names import TEMPORARY_SUFFIX
+from emergency_ckpt.storage.pinned import Pinned
 from emergency_ckpt.storage.step_reader import StoredStepReader
 from emergency_ckpt.storage.steps.inspection import FoundStep
 from emergency_ckpt.storage.steps.stored import StoredSteps
@@ -227,7 +229,12 @@ class PersistentTier:
             like = dict.fromkeys(orbax.items)
         states, _ = late_items(step, like)
         orbax = msgspec.structs.replace(orbax, items=tuple(states))
-        self._write_items(save, states, (0,), meet_nobody, "", orbax)
+
+        def meet(name: str) -> None:
+            if name == WRITTEN:
+                writer.check()  # a newer life may have cleared what lies beside the tensors
+
+        self._write_items(save, states, (0,), meet, "", orbax)
         writer.check()
         crcs = {
             ShardId(path, box): crc for path in step.leaves for box, crc in step.crcs(path).items()
@@ -497,13 +504,15 @@ class PersistentTier:
         """
         storage, name = self.storage, self.storage.name_of(step)
         # Listed first: who has saved the step since wrote its host states before its tensors.
-        objects = storage.objects_with(f"{name}/") if storage.is_object_store else {}
-        if step in storage.numbers_in(HOST_STATE):
-            return
         if storage.is_object_store:
-            delete_step(storage, objects)
-        else:
-            remove_tensors(storage, name, unfinished=True)
+            objects = storage.objects_with(f"{name}/")
+            if step not in storage.numbers_in(HOST_STATE):
+                delete_step(storage, objects)
+            return
+        temporary = [path.name for path in storage.path.glob(f"{name}{TEMPORARY_SUFFIX}*")]
+        pinned = Pinned(storage.path, [name, *temporary])
+        if step not in storage.numbers_in(HOST_STATE):
+            remove_tensors(pinned, name)
 
     def write_document(self, step: int, owner: int, count: int, data: bytes) -> None:
         """Write a process's document. It counts once the marker is written.

@@ -58,10 +58,11 @@ def test_folder_of_another_attempt_stays_as_it_is(
     """Another life clears the place of a save that is under way, and begins its own there."""
     tier = PersistentTier(str(tmp_path / "run"))
     save_over(tier, 2, 7, life(1))
-    folder = tmp_path / "run" / f"{STEP}.orbax-checkpoint-tmp"
+    folder = tmp_path / "run" / f"{STEP}.orbax-checkpoint-tmp-eckpt-another"
 
     def clear_and_begin() -> None:
-        shutil.rmtree(folder)
+        (own,) = (tmp_path / "run").glob(f"{STEP}.orbax-checkpoint-tmp-*")
+        shutil.rmtree(own)
         (folder / "state").mkdir(parents=True)
         (folder / "_CHECKPOINT_METADATA").write_text("another's")
 

@@ -63,7 +63,7 @@ class ArrayWrites:
         compression: StorageCompression,
         progress: WorkProgress,
     ) -> None:
-        self._attempt = attempt
+        self.attempt = attempt
         self._creates = creates
         self._at_once_bytes = at_once_bytes
         self._compressor = {"id": "zstd", "level": 1} if compression == "zstd" else None
@@ -86,7 +86,7 @@ class ArrayWrites:
         too: what TensorStore still writes for one that was given up, or for a life that has hung,
         is then in a database that no other attempt reads, also of the same save.
         """
-        return f"ocdbt.process_{process}x{self._attempt}"
+        return f"ocdbt.process_{process}x{self.attempt}"
 
     def check(self) -> None:
         """Raise PersistentTierError once the save is cancelled, since storage may answer later."""

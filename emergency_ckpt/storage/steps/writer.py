@@ -34,7 +34,7 @@ from emergency_ckpt.core.step_log import (
     with_lives,
     without_lives,
 )
-from emergency_ckpt.core.step_names import is_name_of
+from emergency_ckpt.core.step_names import folders_of, is_name_of, steps_by_kind
 from emergency_ckpt.core.timeline import Timeline, life_of, number_of
 from emergency_ckpt.errors import CheckpointError, DirectoryInUse, PersistentTierError
 from emergency_ckpt.storage.directory import Generations, StorageDirectory
@@ -42,10 +42,12 @@ from emergency_ckpt.storage.log import LogRead, StepLog
 from emergency_ckpt.storage.marker import HOST_STATE, MARKER_NAME
 from emergency_ckpt.storage.orbax_names import (
     COMMITTED,
+    OWN_TEMPORARY,
     STEP_METADATA,
     TEMPORARY_SUFFIX,
     commits_of,
 )
+from emergency_ckpt.storage.pinned import Pinned
 from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE
 from emergency_ckpt.storage.steps.inspection import FoundStep, StepPlace, items_of, ours_of
 from emergency_ckpt.storage.steps.stored import StoredSteps, StoredView
@@ -230,13 +232,38 @@ class DirectoryWriter:
         found = self._storage.do(
             "list", target, lambda: self._storage.objects_with(*prefixes), changes=step
         )
+        if found:
+            self._look_again(target)
+        return found
+
+    def _pinned(self, step: int, *names: str, temporary_of: Collection[str] = ()) -> Pinned:
+        """Return what has these names in a file system, so far as a change of ``step`` may touch.
+
+        As ``_objects``: what a newer life makes later has their names, and is not among them.
+        ``temporary_of``: names of steps whose temporary folders are among them.
+        """
+
+        def pin() -> Pinned:
+            temporary = [
+                path.name
+                for name in temporary_of
+                for path in self._directory.glob(f"{name}{TEMPORARY_SUFFIX}*")
+            ]
+            return Pinned(self._directory, dict.fromkeys((*names, *temporary)))
+
+        found = self._storage.do("inspect", f"/{names[0]}", pin, changes=step)
+        if found.names:
+            self._look_again(f"/{names[0]}")
+        return found
+
+    def _look_again(self, target: str) -> None:
+        """End with an error, as ``hold`` does, when another writer has come."""
         with self._lock:
-            if found and not (self._is_held and self._log.is_newest(self._read.number)):
+            if not (self._is_held and self._log.is_newest(self._read.number)):
                 self._refresh(None)
                 if self._decide(self._read.table, self._mine) != "hold":
                     problem = "another writer of this life has come, which may have changed it"
                     raise PersistentTierError("change", f"{self._directory}{target}", problem)
-        return found
 
     def _refresh(self, deadline_s: float | None) -> None:
         self._read = self._log.read(deadline_s)
@@ -357,7 +384,24 @@ class DirectoryWriter:
             self._clear(step)
             self._emit("persistent.removed", step=step)
         self._finish_removal([e for e in self._entries() if e.state == "removing"])
+        self._clear_temporary()
         return self._settle()
+
+    def _clear_temporary(self) -> None:
+        """Remove the temporary folders of this package's saves that did not end.
+
+        Those of a step that counts from another place; and those without host states, as a life
+        makes one that stalled in a save, and goes on to write after a newer life has cleared it.
+        """
+        if self._storage.is_object_store:
+            return
+        for name in sorted(self._storage.names_in()):
+            step_name, is_own, _ = name.partition(OWN_TEMPORARY)
+            numbers = list(folders_of(steps_by_kind([step_name])))
+            if is_own and numbers and not self._storage.is_changing(numbers[0]):
+                pinned = self._pinned(numbers[0], name)
+                work = functools.partial(pinned.clear, name)
+                self._storage.do("remove", f"/{name}", work, changes=numbers[0])
 
     def _clear_failed(self) -> None:
         """Remove the remains of this life's failed saves."""
@@ -557,18 +601,20 @@ class DirectoryWriter:
     def _bring_back(self, entry: Entry) -> None:
         """Let Orbax see a step that counts again, where its place is free. Idempotent."""
         own, aside = entry.own_folder, entry.aside_folder
-        names = [(own, aside), (f"{HOST_STATE}/{entry.step}", f"{HOST_STATE}/{aside}")]
+        work = ("bring back", f"/{own}")
+        if self._storage.is_object_store:
+            self._storage.do(*work, lambda: self._commit_again(entry), changes=entry.step)
+            return
+        # Ours first: without our folder the tensors would look like a step of plain Orbax.
+        names = [(f"{HOST_STATE}/{entry.step}", f"{HOST_STATE}/{aside}"), (own, aside)]
+        pinned = self._pinned(entry.step, *(new for _, new in names))
 
         def bring_back() -> None:
-            if self._storage.is_object_store:
-                self._commit_again(entry)
-                return
-            # Ours first: without our folder the tensors would look like a step of plain Orbax.
-            for old, new in reversed(names):
-                if self._storage.lexists(new) and not self._storage.lexists(old):
-                    (self._directory / new).rename(self._directory / old)
+            for old, new in names:
+                if not self._storage.lexists(old):
+                    pinned.move(new, old)
 
-        self._storage.do("bring back", f"/{own}", bring_back, changes=entry.step)
+        self._storage.do(*work, bring_back, changes=entry.step)
 
     def _commit_again(self, entry: Entry) -> None:
         """Write what is missing of Orbax's commit of a step in a bucket. For use inside ``do``."""
@@ -606,11 +652,13 @@ class DirectoryWriter:
             storage.do(*work, hide, changes=entry.step)
             return
 
+        pinned = self._pinned(entry.step, *(old for old, _ in pairs))
+
         def move() -> None:
             # The tensors first: without our folder they would look like a step of plain Orbax.
             for old, new in pairs:
-                if storage.lexists(old) and not storage.lexists(new):
-                    (self._directory / old).rename(self._directory / new)
+                if not storage.lexists(new):
+                    pinned.move(old, new)
 
         storage.do(*work, move, changes=entry.step)
 
@@ -699,11 +747,13 @@ class DirectoryWriter:
         if subdir is None or storage.is_object_store:
             return
 
+        pinned = self._pinned(entry.step, folder)
+
         def move() -> None:
-            if storage.lexists(folder):
+            if pinned.names and storage.lexists(folder):
                 (storage.path / subdir).mkdir(parents=True, exist_ok=True)
                 storage.clear_folder(f"{subdir}/{entry.own_folder}")
-                (storage.path / folder).rename(storage.path / subdir / entry.own_folder)
+                pinned.move(folder, f"{subdir}/{entry.own_folder}")
 
         storage.do("move away", f"/{folder}", move, changes=entry.step)
 
@@ -732,22 +782,27 @@ class DirectoryWriter:
         }
 
     def _delete(self, step: int, places: Sequence[StepPlace], *, unfinished: bool = False) -> None:
-        """Remove all files in places of ``step``. ``unfinished``: as in ``remove_tensors``."""
+        """Remove all files in places of ``step``.
+
+        ``unfinished``: also the temporary folders of a save that did not end.
+        """
         storage = self._storage
+        work = ("remove", f"/{places[-1].tensors}")
         below = [name for p in places for name in (p.tensors, f"{HOST_STATE}/{p.documents}")]
-        objects: Generations = {}
         if storage.is_object_store:
             objects = self._objects(step, *(f"{name}/" for name in below))
+            storage.do(*work, lambda: delete_step(storage, objects), changes=step)
+            return
+        tensors = [place.tensors for place in places]
+        hidden = [f"{name}{_HIDDEN}" for name in tensors]  # of a removal that did not end
+        pinned = self._pinned(step, *below, *hidden, temporary_of=tensors if unfinished else ())
 
         def delete() -> None:
-            if storage.is_object_store:
-                delete_step(storage, objects)
-                return
             for place in places:
-                remove_tensors(storage, place.tensors, unfinished=unfinished)
-                storage.clear_folder(f"{HOST_STATE}/{place.documents}")
+                remove_tensors(pinned, place.tensors)
+                pinned.clear(f"{HOST_STATE}/{place.documents}")
 
-        storage.do("remove", f"/{places[-1].tensors}", delete, changes=step)
+        storage.do(*work, delete, changes=step)
 
 
 def delete_step(storage: StorageDirectory, objects: Generations) -> None:
@@ -780,16 +835,14 @@ def _below(objects: Generations, folder: str) -> Generations:
     return {n: g for n, g in objects.items() if n.startswith(f"{folder}/")}
 
 
-def remove_tensors(storage: StorageDirectory, name: str, *, unfinished: bool = False) -> None:
+def remove_tensors(pinned: Pinned, name: str) -> None:
     """Make Orbax ignore the step ``name`` of a file system, then remove its folder.
 
-    For use inside ``do``. ``unfinished``: also the folders of a save that did not end.
+    For use inside ``do``. Also what is pinned of a save or a removal of it that did not end.
     """
-    if unfinished:
-        for path in storage.path.glob(f"{name}{TEMPORARY_SUFFIX}*"):
-            storage.clear_folder(path.name)
+    for temporary in pinned.names:
+        if temporary.startswith(f"{name}{TEMPORARY_SUFFIX}"):
+            pinned.clear(temporary)
     hidden = f"{name}{_HIDDEN}"
-    storage.clear_folder(hidden)  # of a removal that did not end
-    if storage.lexists(name):
-        (storage.path / name).rename(storage.path / hidden)
-        storage.clear_folder(hidden)
+    pinned.move(name, hidden)
+    pinned.clear(name, at=hidden)
