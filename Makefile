@@ -38,6 +38,7 @@ help:
 	@echo "             the dashboard in Prometheus (prometheus, promtool); 77 where these are missing"
 	@echo "make test-slow   run the slow tests: more faults, more preemption notices"
 	@echo "make soak    random faults in jobs of real processes for MINUTES (60), from SEED (1)"
+	@echo "make explore   each operation on storage beside each second actor, stopped at each change (an hour); EXPLORE_FLAGS"
 	@echo "make soak-kill   SIGKILL at every point of a persistent save (about half an hour)"
 	@echo "make simulate   run SEEDS (200) histories of a job under a scheduler that each seed decides; SIMULATE_FLAGS"
 	@echo "make simulate-mutants   put known defects back, one at a time: the simulation must find each"
@@ -144,6 +145,11 @@ test-dist: $(INSTALLED)
 .PHONY: test-image
 test-image: $(INSTALLED)
 	$(BIN)/python tests/deploy/image_check.py $(CANNOT)
+
+# One case again, or a bucket: EXPLORE_FLAGS='--place bucket --operation remove --actor newer_life --k 5'.
+.PHONY: explore
+explore: $(INSTALLED)
+	$(BIN)/python verification/explorer/run.py $(EXPLORE_FLAGS)
 
 # The file's name keeps it out of `make test`.
 soak-kill: $(INSTALLED)

@@ -377,3 +377,56 @@ def served_copy_counted_twice() -> None:
     """Known: where replicas differ, a process's copy had a second vote by `eckpt serve`."""
     voters = "[each for each in holders if each in processes] or holders"
     _edit("core.restore.majority", "settle", voters, "holders")
+
+
+_EXPLORED = "tests/verification/test_explorer.py"
+
+
+@_mutant(_EXPLORED, simulated=False)
+def deletion_without_generation() -> None:
+    """A life that was overtaken deletes what has a name in a bucket, whoever wrote it."""
+    _edit(
+        "storage.directory",
+        "StorageDirectory.delete_objects",
+        ", ifGenerationMatch=generation",
+        "",
+    )
+
+
+@_mutant(_EXPLORED, simulated=False)
+def no_look_at_the_log_after_the_listing() -> None:
+    """What was listed, or is open, may be of a newer life."""
+    _edit(
+        "storage.steps.writer",
+        "DirectoryWriter._look_again",
+        "if not (self._is_held and self._log.is_newest(self._read.number)):",
+        "if False:",
+    )
+
+
+@_mutant(_EXPLORED, simulated=False)
+def commit_not_taken_back() -> None:
+    """Orbax's commit stays in a place that a newer life has claimed."""
+    _edit(
+        "storage.item.objects",
+        "StepObjects.commit",
+        "self.remove(dict(reversed(written.items())))",
+        "pass",
+    )
+
+
+@_mutant(_EXPLORED, simulated=False)
+def folders_changed_by_name() -> None:
+    """A life that was overtaken moves and removes what has a name on a disk, whoever wrote it."""
+    _module("storage.pinned").Pinned._is_at = lambda self, name, at: (self._root / at).exists()
+
+
+@_mutant(_EXPLORED, simulated=False)
+def drain_without_a_look_before_the_commit() -> None:
+    """A drain commits tensors beside which a newer life has removed the host states."""
+    _edit(
+        "storage.tier",
+        "PersistentTier._publish",
+        "states, (0,), meet,",
+        "states, (0,), meet_nobody,",
+    )
