@@ -1,17 +1,14 @@
-"""A step whose number is saved again is there, old or new, wherever the second save ends."""
+"""A step whose number is saved again is there, old or new."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from ended_changes import CHANGED
 from persistent_steps import RUN_ID, complete_steps, life, save_over, value_of, writer_of
 
 from emergency_ckpt.core.timeline import continued
@@ -34,45 +31,6 @@ def write_ours(directory: Path, step: int, value: int) -> None:
 
 def aside(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.glob("*.rolled-back-*"))
-
-
-def replaced_until(directory: Path, changes: int) -> PersistentTier:
-    """A save of step 4 that ends after so many changes; the tier of the next life."""
-    with CHANGED.end_after(directory, changes), contextlib.suppress(CheckpointError):
-        save_over(PersistentTier(str(directory)), 4, 40, B)
-    return PersistentTier(str(directory))
-
-
-@pytest.mark.parametrize("write", [write_ours, write_plain])
-def test_step_replaced_until_any_change_is_old_or_new(tmp_path: Path, write: Any) -> None:
-    before = tmp_path / "before"
-    write_ours(before, 2, 2)
-    write(before, 4, 4)
-    seen: list[int] = []
-    while not seen or CHANGED.left < 0:
-        directory = tmp_path / str(len(seen))
-        shutil.copytree(before, directory)
-        tier = replaced_until(directory, len(seen))
-        ended = CHANGED.left
-        marker = directory / "host_state" / "4" / "marker.json"
-        is_complete = marker.exists() and B.encode() in marker.read_bytes()
-        assert complete_steps(tier) == [2, 4]
-        seen.append(value_of(tier, 4))
-        writer_of(tier).begin(C)
-        assert complete_steps(tier) == [2, 4]
-        assert value_of(tier, 4) == seen[-1]
-        save_over(tier, 4, 41, C)
-        tier = PersistentTier(str(directory))
-        assert value_of(tier, 4) == 41
-        table = tier.found.log.read().table
-        assert table is not None
-        assert not [e for e in table.steps if e.pending or e.state == "removing"]
-        # Once, and what was whole of the second life's too: nothing is lost.
-        assert [name.partition(".")[0] for name in aside(directory)] == ["4"] * (1 + is_complete)
-        CHANGED.left = ended
-    assert seen[0] == 4
-    assert seen[-1] == 40
-    assert seen == sorted(seen)
 
 
 def cut_short(directory: Path, write: Any = write_ours) -> PersistentTier:

@@ -92,7 +92,23 @@ def _seen_by_plain_orbax(url: str, seen: Seen) -> dict[int, Any]:
         found[step] = _MEMO[key]
         if isinstance(found[step], str):
             seen.problems.append(f"plain Orbax lists {step} and cannot read it: {found[step]}")
+    for name in seen.files:  # Orbax reads an item in a bucket alone, too, by its own commit
+        folder, _, end = name.rpartition("/")
+        if end == "commit_success.txt" and folder.endswith("/state") and folder[0] != "h":
+            key = _digest(seen.files, f"{folder}/")
+            if key not in _MEMO:
+                _MEMO[key] = _item_value(f"{url}/{folder}")
+            seen.must(not isinstance(_MEMO[key], str), f"{folder} alone: {_MEMO[key]}")
     return found
+
+
+def _item_value(folder: str) -> Any:
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            (value,) = set(np.asarray(checkpointer.restore(folder)["w"]).tolist())
+    except Exception as error:  # noqa: BLE001 - Orbax raises errors of any type
+        return f"{type(error).__name__}: {error}"[:200]
+    return value
 
 
 def _plain_value(url: str, step: int, *, has_items: bool) -> Any:

@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.machinery import SourceFileLoader
+from importlib.util import cache_from_source
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
@@ -32,7 +34,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--k", type=int, help="stop at this change alone")
     parser.add_argument("--every", type=int, default=1, help="stop at each n-th change")
     parser.add_argument("--choose", type=int, help="each n-th pair alone, at one change of its own")
-    parser.add_argument("--mutant", help="a defect of verification/simulation/mutants.py put back")
+    parser.add_argument("--mutant", help="a defect of verification/kill_matrix that is put back")
     parser.add_argument("--json", help="write what came of each case to this file")
     return parser.parse_args(arguments)
 
@@ -55,14 +57,14 @@ def started_again(place: str, root: str) -> int:
 
 
 def explore(options: argparse.Namespace, root: str) -> int:
+    if options.mutant:
+        put_back(options.mutant)
     from absl import logging  # noqa: PLC0415
     from explorer import Outcome, cases  # noqa: PLC0415
     from operations import ACTORS, OPERATIONS  # noqa: PLC0415
     from seams import SHIM, Bucket, Disk  # noqa: PLC0415
 
     logging.set_verbosity(logging.FATAL)  # what the product says of each damage that is made here
-    if options.mutant:
-        put_back(options.mutant)
     place = Bucket() if options.place == "bucket" else Disk(Path(root, "runs"), f"{root}/{SHIM}")
     pairs = [
         (operation, actor)
@@ -96,10 +98,23 @@ def explore(options: argparse.Namespace, root: str) -> int:
 
 
 def put_back(name: str) -> None:
-    sys.path.insert(0, str(_HERE.parent / "simulation"))
-    from mutants import MUTANTS  # noqa: PLC0415
+    """Import modules of the product with a defect in their text, in this process alone."""
+    sys.path.append(str(_HERE.parent / "kill_matrix"))
+    from defects import load  # noqa: PLC0415
 
-    MUTANTS[name].put_back()
+    (mutant,) = (each for each in load()[1] if each.name == name)
+    edits = {str(_TESTS.parent / edit.file): edit for edit in mutant.edits}
+    read = SourceFileLoader.get_data
+    sys.dont_write_bytecode = True
+
+    def edited(self: SourceFileLoader, path: str) -> bytes:
+        if path in map(cache_from_source, edits):
+            raise FileNotFoundError(path)
+        data = read(self, path)
+        edit = edits.get(path)
+        return data if edit is None else data.replace(edit.old.encode(), edit.new.encode())
+
+    SourceFileLoader.get_data = edited
 
 
 def main() -> int:
