@@ -155,7 +155,7 @@ class _ArrayWrites:
 
     def __init__(self, *, attempt: str, progress: Any, **_: Any) -> None:
         self.is_cancelled = False
-        self._attempt = attempt
+        self.attempt = attempt
         self._progress = progress
 
     def check(self) -> None:
@@ -167,7 +167,7 @@ class _ArrayWrites:
         self.is_cancelled = True
 
     def database_of(self, process: int) -> str:
-        return f"ocdbt.process_{process}x{self._attempt}"
+        return f"ocdbt.process_{process}x{self.attempt}"
 
     def open(self, database: _Database, context: None) -> _Database:
         del context
