@@ -21,7 +21,7 @@ from emergency_ckpt.errors import PersistentTierError
 
 
 class Pinned:
-    """What has these names below ``root`` at this time. For use inside ``StorageDirectory.do``.
+    """Entries of these names below ``root``, kept open. For use inside ``StorageDirectory.do``.
 
     The descriptors are closed with the last reference: a call that was given up may still use them.
     """

@@ -29,7 +29,7 @@ def test_folder_that_took_the_name_is_neither_moved_nor_cleared(tmp_path: Path) 
     assert sorted(os.listdir(tmp_path)) == ["20", "elsewhere"]
 
 
-def test_folder_that_takes_the_name_right_before_a_move_gets_it_back(
+def test_folder_that_takes_the_name_in_a_move_gets_it_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path / "20", "old")
