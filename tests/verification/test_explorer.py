@@ -39,12 +39,23 @@ def test_each_fifth_pair_on_a_disk_spoils_nothing(tmp_path: Path) -> None:
     assert len({case["actor"] for case in cases}) == 13
 
 
+@pytest.mark.slow
 def test_all_pairs_on_a_disk_spoil_nothing(tmp_path: Path) -> None:
-    check(explored(tmp_path, "--place", "disk", "--every", "41"), 200)
+    check(explored(tmp_path, "--place", "disk", "--every", "41"), 300)
 
 
+def test_overtaken_changes_of_a_bucket_spoil_nothing(tmp_path: Path) -> None:
+    """Those that have lost steps before, at each eleventh request."""
+    operations = ("remove", "clean_up", "save_again", "roll_back", "bring_back")
+    actors = ("nobody", "newer_life", "newer_life_dies")
+    words = [word for each in operations for word in ("--operation", each)]
+    words += [word for each in actors for word in ("--actor", each)]
+    check(explored(tmp_path, "--place", "bucket", "--every", "11", *words), 30)
+
+
+@pytest.mark.slow
 def test_all_pairs_in_a_bucket_spoil_nothing(tmp_path: Path) -> None:
-    check(explored(tmp_path, "--place", "bucket", "--every", "41"), 200)
+    check(explored(tmp_path, "--place", "bucket", "--every", "41"), 300)
 
 
 @pytest.mark.parametrize(
