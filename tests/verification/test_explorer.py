@@ -32,6 +32,7 @@ def check(cases: list[dict[str, Any]], at_least: int) -> None:
     assert {case["is_reached"] for case in cases} == {False, True}
 
 
+@pytest.mark.core
 def test_each_fifth_pair_on_a_disk_spoils_nothing(tmp_path: Path) -> None:
     cases = explored(tmp_path, "--place", "disk", "--choose", "5")
     check(cases, 30)
