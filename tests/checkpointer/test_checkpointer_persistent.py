@@ -114,6 +114,7 @@ def test_restore_latest_is_the_newest_and_a_name_is_refused(world: World) -> Non
             checkpointer.prefetch(world.state(0), step=wrong)
 
 
+@pytest.mark.dear
 def test_saves_leave_no_objects_behind(world: World) -> None:
     with world.open_both(save_every=1, keep_last_n=2) as checkpointer:
         counts: list[int] = []

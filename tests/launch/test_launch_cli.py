@@ -118,6 +118,7 @@ def launch(make_spec: MakeSpec, program: str, *options: str) -> tuple[int, Path,
     return code, spec.local_root, spec.log_path(1, 0)
 
 
+@pytest.mark.process  # by the name of a command
 def test_launch_recovers_from_a_fault(
     make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,6 +133,7 @@ def test_launch_recovers_from_a_fault(
     assert "fault.fired" in shown.err
 
 
+@pytest.mark.process
 def test_launch_gives_the_failing_exit_code_and_keeps_ram(
     make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

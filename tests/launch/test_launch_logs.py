@@ -30,6 +30,7 @@ def test_temporary_logs_keep_the_newest_and_those_in_use(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("status", [0, 3])
+@pytest.mark.process  # by the name of a command
 def test_launch_logs_stay_after_a_failure_only(
     status: int,
     tmp_path: Path,

@@ -75,7 +75,7 @@ def moved(
 
 
 @pytest.mark.parametrize("build", [sliced, loader], ids=["slices", "a loader"])
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(former=st.integers(1, 6), count=st.integers(1, 6), rounds=st.integers(0, 6))
 def test_smallest_position_leaves_nothing_out(
     build: Any, former: int, count: int, rounds: int

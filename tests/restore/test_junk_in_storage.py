@@ -101,7 +101,7 @@ def test_restore_beside_20_of_any_junk_takes_the_real_step(saved: World, kind: s
     assert restored(saved) == 7
 
 
-@pytest.mark.parametrize("count", [200, 2000])
+@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.dear)])
 def test_restore_beside_much_junk_takes_the_real_step(saved: World, count: int) -> None:
     for number in range(100, 100 + count):
         JUNK["empty" if number % 2 else "damaged marker"](saved.persistent, number)

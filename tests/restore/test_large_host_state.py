@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import pytest
 from world import World, finish
 
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
@@ -24,6 +25,7 @@ class Buffered:
         self.buffer = state
 
 
+@pytest.mark.dear
 def test_large_host_state_returns_everywhere(world: World) -> None:
     with world.open_both() as checkpointer:
         data = Buffered(LARGE)

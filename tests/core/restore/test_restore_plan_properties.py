@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from plan_oracle import Oracle
@@ -224,6 +225,7 @@ def test_plan_of_a_struck_job_agrees_with_the_oracle(
     check(world.inventory(), layout.targets(), layout.leaves(), step, remap, states, seed)
 
 
+@pytest.mark.dear
 @ROUNDS
 @given(odd_inventories(), targets(), *OPTIONS)
 def test_plan_of_any_inventory_agrees_with_the_oracle(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -169,5 +170,5 @@ class PreservationMachine(RuleBasedStateMachine):
         assert self.failures.count == 0
 
 
-TestPreservation = PreservationMachine.TestCase
+TestPreservation = pytest.mark.dear(PreservationMachine.TestCase)
 TestPreservation.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
