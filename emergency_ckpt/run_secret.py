@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import os
 import secrets
 import stat
@@ -168,13 +170,24 @@ def _check_length(secret: bytes, where: str) -> None:
         )
 
 
+@functools.lru_cache(maxsize=8)
+def stretched(run_id: str, secret: bytes) -> bytes:
+    """Return 32 bytes that stand for ``secret`` in the run; takes some 40 ms and 16 MiB once.
+
+    A guess at a weak secret costs as much. No word list could name all weak ones, and this needs no
+    exception for the good ones: every secret is stretched, whatever its source.
+    """
+    salt = f"emergency_ckpt {run_id}".encode()
+    return hashlib.scrypt(secret, salt=salt, n=1 << 14, r=8, p=1, dklen=32)
+
+
 class Credentials:
     """A run id and its secret. Its repr never shows the secret."""
 
     def __init__(self, run_id: str, secret: bytes) -> None:
         check_secret(secret)
         self.run_id = run_id
-        self._secret = secret
+        self._secret = stretched(run_id, secret)
 
     def derive(self, derivation: HKDF, joint: bytes) -> bytes:
         """Return key material derived from ``joint``, of a fixed length, and the secret."""

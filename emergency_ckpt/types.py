@@ -116,9 +116,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     writer: Writer
 
 
-Security = Literal["aead", "crc"]
-"""Protection of shard bytes on a connection: authenticated, also encrypted, or none but a CRC."""
-
 Requirement = Literal["secret", "storage", "peers"]
 """Something without which a job ends its start with an error, or a restore passes a step over."""
 

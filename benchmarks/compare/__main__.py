@@ -5,8 +5,7 @@
 All contenders run the same job with the same state, in turn and in fresh processes, for several
 rounds: one process per host on loopback, a ramdisk directory per host, one directory as storage. In
 a round a contender saves to RAM and to storage and all processes end; then, for each loss, fresh
-processes restore and compare every shard bit for bit. In each round the first job also restores
-after a lost slice once with each ``transfer_security``. The machine's own limits are measured as
+processes restore and compare every shard bit for bit. The machine's own limits are measured as
 well. Writes compare.json and compare.png. benchmarks/README.md explains each row.
 """
 
@@ -26,7 +25,7 @@ from benchmarks.common.arguments import above_0, parse_with_quick, positive, som
 from benchmarks.common.contenders import MODULES
 from benchmarks.common.job import LOST_SLICE, SCENARIOS, Shape, parse_job
 from benchmarks.common.lives import IMPORTED_BY_ALL, Place, RoundFailed, run_round
-from benchmarks.compare import plot, report, security_modes, targets
+from benchmarks.compare import plot, report, targets
 
 BASE = targets.OURS
 JOBS = ("2x1x1024", "2x2x512", "4x1x256", "2x1x125/2000")
@@ -123,8 +122,6 @@ class Measured:
     """The rounds by job and contender."""
     limits_gb_per_s: list[dict[str, float]]
     failures: list[str]
-    modes: security_modes.ModeRounds
-    """The rounds of the first job with each ``transfer_security``."""
 
 
 def measure(options: argparse.Namespace, shapes: Sequence[Shape]) -> Measured:
@@ -135,14 +132,11 @@ def measure(options: argparse.Namespace, shapes: Sequence[Shape]) -> Measured:
 
 
 def _measure(options: argparse.Namespace, shapes: Sequence[Shape], place: Place) -> Measured:
-    modes = security_modes.ModeRounds()
     measured = Measured(
         {(shape.name, name): [] for shape in shapes for name in options.contenders},
         [],
-        modes.failures,
-        modes,
+        [],
     )
-    wants_modes = security_modes.are_wanted(options, shapes)
     began_s = time.monotonic()
     longest_s = dict.fromkeys((shape.name for shape in shapes), 0.0)
     for number in range(options.rounds):
@@ -168,9 +162,6 @@ def _measure(options: argparse.Namespace, shapes: Sequence[Shape], place: Place)
                 else:
                     measured.rounds[shape.name, name].append(round_)
             longest_s[shape.name] = max(longest_s[shape.name], time.monotonic() - start_s)
-        spent_s = time.monotonic() - began_s
-        if wants_modes and (not number or spent_s + modes.longest_s <= 60 * options.minutes):
-            modes.take_turns(number, shapes[0], place)
     return measured
 
 
@@ -200,8 +191,6 @@ def _text(
             "",
             report.table(summaries, BASE),
         ]
-    if any(measured.modes.rounds.values()):
-        lines += ["", f"Job {jobs[0][0].name} with each mode:", "", measured.modes.table()]
     lines += ["", report.limits_table(measured.limits_gb_per_s), "", targets.table(found)]
     lines += [f"\nFailed: {failure}" for failure in measured.failures]
     if (load := about["load_average_at_start"]) > machine.IDLE_LOAD:
@@ -233,7 +222,6 @@ def _document(
             }
             for shape, summaries in jobs
         ],
-        "transfer_security": measured.modes.document(),
         "targets": [dataclasses.asdict(target) for target in found],
         "failures": measured.failures,
     }

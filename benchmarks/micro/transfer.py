@@ -2,10 +2,9 @@
 
     python -m benchmarks.micro.transfer [--mib 1024] [--streams 1,2,4] [--repeat 5]
 
-Prints the GB/s of the best and the median round of plain sockets and of a fetch with each
-``transfer_security``, the ratio of the medians, and the CPU time of both processes, for one big
-shard and for 2,000 small ones. The rounds alternate. The baseline sends as many bytes of a tmpfs
-file with ``sendfile`` and receives with ``recv_into`` into memory touched before, without CRC and
+Prints the GB/s of the best and the median round of plain sockets and of a fetch, the ratio of the
+medians, and the CPU time of both processes, for one big shard and for 2,000 small ones.
+The rounds alternate. The baseline sends as many bytes of a tmpfs file with ``sendfile`` and receives with ``recv_into`` into memory touched before, without CRC and
 authentication.
 """
 
@@ -21,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -31,28 +30,21 @@ from benchmarks.common.arguments import positive, positives
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.transfer.source import ShardTarget
-from emergency_ckpt.types import SaveId, Security
+from emergency_ckpt.types import SaveId
 
 RUN_ID = "benchmark"
 SECRET = b"00" * 32
 SMALL = (2000, 64 << 10)
 CHUNK_BYTES = 1 << 20
-MODES: tuple[Security, ...] = ("crc", "aead")
 
 
 def serve(pipe: Connection, nbytes: int) -> None:
-    """Run the peer process, which serves one big shard and 2,000 small ones in each mode."""
+    """Run the peer process, which serves one big shard and 2,000 small ones."""
     holdings = MemoryHoldings()
     big = holdings.add(SaveId(1, "i", RUN_ID), [os.urandom(1 << 20) * (nbytes >> 20)])
     small = holdings.add(SaveId(2, "i", RUN_ID), [os.urandom(SMALL[1])] * SMALL[0])
-    with ExitStack() as stack:
-        addresses = {
-            mode: stack.enter_context(
-                TransferServer(holdings, run_id=RUN_ID, secret=SECRET, security=mode)
-            ).contact
-            for mode in MODES
-        }
-        pipe.send((addresses, big, small))
+    with TransferServer(holdings, run_id=RUN_ID, secret=SECRET) as server:
+        pipe.send((server.contact, big, small))
         pipe.recv()
 
 
@@ -162,14 +154,14 @@ def measure(
 
 
 def measure_all(nbytes: int, streams: list[int], repeat: int) -> None:
-    """Measure plain sockets and both modes, one big shard and small ones, by number of streams."""
+    """Measure plain sockets and a fetch, one big shard and small ones, by number of streams."""
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     # Daemons: this process may end at any print, when whoever reads its output has gone.
     peer = context.Process(target=serve, args=(theirs, nbytes), daemon=True)
     peer.start()
     theirs.close()
-    addresses, big, small = ours.recv()
+    address, big, small = ours.recv()
     assert peer.pid is not None
     peer_id = peer.pid
     into = anonymous_mapping(max(nbytes, SMALL[0] * SMALL[1]))
@@ -184,16 +176,17 @@ def measure_all(nbytes: int, streams: list[int], repeat: int) -> None:
                 total = sum(target.nbytes for target in wanted)
 
                 def fetch(
-                    mode: Security,
                     digest: str = digest,
                     wanted: list[ShardTarget] = wanted,
                     client: TransferClient = client,
-                ) -> Callable[[], object]:
-                    return lambda: client.fetch_shards(addresses[mode], digest, wanted, into, 600)
+                ) -> object:
+                    return client.fetch_shards(address, digest, wanted, into, 600)
 
                 with closing(Plain(total, count)) as plain:
-                    actions = {mode: (peer_id, fetch(mode)) for mode in MODES}
-                    measured = {"plain": (plain.peer_id, plain.receive), **actions}
+                    measured = {
+                        "plain": (plain.peer_id, plain.receive),
+                        "fetch": (peer_id, fetch),
+                    }
                     measure(f"{what}, {count} streams", measured, total, repeat)
     ours.send(None)
     peer.join()

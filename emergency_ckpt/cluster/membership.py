@@ -142,7 +142,6 @@ class Membership:
             self.holdings,
             run_id=self._run_id,
             secret=self.secret.value,
-            security=config.transfer_security,
             bind_host=config.bind_host or own_address(),
             port=config.bind_port,
             io_timeout_s=config.transfer_timeout_s,

@@ -62,7 +62,6 @@ class Settings(TypedDict, total=False):
     bind_host: str | None
     bind_port: int
     secret_file: os.PathLike[str] | str | None
-    transfer_security: Security
     extra_holders: list[str] | tuple[str, ...]
     snapshot_mode: SnapshotMode
     device_copy_bytes: int

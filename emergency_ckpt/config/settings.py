@@ -40,7 +40,7 @@ from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extensions import parse_placement
 from emergency_ckpt.files import resolved
 from emergency_ckpt.observer import OnEvent
-from emergency_ckpt.types import Requirement, Security, TierName
+from emergency_ckpt.types import Requirement, TierName
 
 if TYPE_CHECKING:
     from emergency_ckpt.config.keywords import Settings
@@ -224,10 +224,6 @@ class Config:
     """File with the run's secret: 32 to 4096 bytes, not readable by other users. None: the
     environment variable ECKPT_SECRET, else the secret of `eckpt launch`; without either, the
     processes generate one, and the start warns."""
-    transfer_security: Security = setting("aead", tier="local")
-    """Protection of transfers between peers. "aead": all bytes are encrypted and authenticated
-    (AES-256-GCM). "crc": the bytes of shards have checksums only, for networks that are trusted by
-    other means; all else is encrypted. Tools take it over from the job. See docs/security.md."""
     extra_holders: tuple[str, ...] = setting((), tier="local")
     """Addresses of ``eckpt serve`` on hosts whose trainer is not part of this job: ``"host:port"``,
     or ``"identity@host:port"`` as ``eckpt serve`` prints it, which accepts that server only, and

@@ -28,7 +28,6 @@ from emergency_ckpt.transfer.security.handshake import (
     NotProved,
     ServerHandshake,
     SessionKeys,
-    Terms,
 )
 
 _ACCEPTED_AT_ONCE = 64
@@ -79,6 +78,7 @@ class Accept:
     """Accepts connections and proves them. ``run`` blocks until ``close_down``.
 
     Args:
+      holder: the server's identity.
       on_proved: called with the socket, the peer's address and the keys, in the thread of ``run``;
         it must not block, and owns the socket.
       timeout_s: maximum duration of a whole handshake, in seconds.
@@ -88,14 +88,14 @@ class Accept:
         self,
         listener: socket.socket,
         credentials: Credentials,
-        terms: Terms,
+        holder: str,
         *,
         timeout_s: float,
         on_proved: Callable[[socket.socket, str, SessionKeys], None],
     ) -> None:
         self._listener = listener
         self._credentials = credentials
-        self._terms = terms
+        self._holder = holder
         self._timeout_s = timeout_s
         self._on_proved = on_proved
         self._accepted: dict[int, _Accepted] = {}  # by descriptor, the oldest first
@@ -155,7 +155,7 @@ class Accept:
             self._make_room(host)
         elif len(self._accepted) >= MAX_UNPROVEN:
             self._make_room(self._per_host.most_common(1)[0][0])
-        handshake = ServerHandshake(self._credentials, self._terms)
+        handshake = ServerHandshake(self._credentials, self._holder)
         accepted = _Accepted(sock, name, host, handshake)
         self._accepted[sock.fileno()] = accepted
         self._per_host[host] += 1

@@ -165,7 +165,7 @@ class ConnectionPool:
     def _connect(self, operation: str, address: str, within_s: float) -> Stream:
         """Return a connection after its handshake.
 
-        A server that closes it before the proof may have had no place: it is tried again until the
+        A server that closes it before its proof may have had no place: it is tried again until the
         timeout, as a busy one that has proved the secret.
         """
         holder, plain = split_holder(address)
@@ -174,11 +174,12 @@ class ConnectionPool:
         deadline_s = time.monotonic() + limit_s
         timeout = timeout_until(deadline_s, limit_s, "connection")
         pause_s = _FIRST_PAUSE_S
+        unproved: UnprovedPeer | None = None
         while True:
             try:
                 stream = Stream(socket.create_connection(place, timeout()), address)
             except OSError as error:
-                raise _failed(operation, address, error, NotConnected) from error
+                raise unproved or _failed(operation, address, error, NotConnected) from error
             try:
                 handshake.prove_to_server(stream, self._credentials, holder, timeout)
                 return stream
@@ -192,7 +193,10 @@ class ConnectionPool:
                 again = refused.failure.code == "busy"
             except OSError as error:
                 stream.close()
-                failure = _failed(operation, address, error, NotConnected)
+                failure = unproved or _failed(operation, address, error, NotConnected)
+                if isinstance(error, handshake.LeftUnproved):
+                    problem = "the peer closed the connection in place of its proof"
+                    failure = unproved = UnprovedPeer(operation, address, problem, hint=_NO_PROOF)
                 again = isinstance(error, ConnectionError)
                 failure.__cause__ = error
             except BaseException:

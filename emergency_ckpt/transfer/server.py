@@ -28,10 +28,10 @@ from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.accept import Accept
-from emergency_ckpt.transfer.security.handshake import SessionKeys, Terms, new_holder, seal
+from emergency_ckpt.transfer.security.handshake import SessionKeys, new_holder, seal
 from emergency_ckpt.transfer.source import Holdings
 from emergency_ckpt.transfer.stream import Stream, constant_timeout
-from emergency_ckpt.types import Contents, Security
+from emergency_ckpt.types import Contents
 
 _LINGER_BYTES = 256 * wire.KIB
 _LINGER_S = 0.5
@@ -243,8 +243,6 @@ class TransferServer:
         text reaches this server or gets an error, never another server that took its port.
 
     Args:
-      security: "aead" or "crc", which every client takes over in the handshake. With "crc" the
-        bytes of shards can be read on the network.
       io_timeout_s: maximum time in seconds of an idle connection, or a stall in a frame or piece.
       on_bytes_sent: called from the serving threads with the number of bytes of bodies sent.
 
@@ -258,7 +256,6 @@ class TransferServer:
         *,
         run_id: str,
         secret: bytes,
-        security: Security = "aead",
         bind_host: str = "127.0.0.1",
         port: int = 0,
         io_timeout_s: float = 30,
@@ -276,12 +273,12 @@ class TransferServer:
         self._max_connections = max_connections
         self._listener, self.address = _bind(bind_host, port)
         drop_in_child(self._listener, socket.socket.close)
-        self._terms = Terms(security, new_holder())
-        self.contact = f"{self._terms.holder}@{self.address}"
+        holder = new_holder()
+        self.contact = f"{holder}@{self.address}"
         self._accept = Accept(
             self._listener,
             credentials,
-            self._terms,
+            holder,
             timeout_s=min(_HANDSHAKE_TIMEOUT_S, io_timeout_s),
             on_proved=self._admit,
         )
@@ -337,7 +334,7 @@ class TransferServer:
 
     def _admit(self, sock: socket.socket, peer: str, keys: SessionKeys) -> None:
         stream = Stream(sock, peer)
-        seal(stream, keys, self._terms.security, is_server=True)
+        seal(stream, keys, is_server=True)
         session = self._new_session(stream)
         with self._lock:
             if self._stopping.is_set():

@@ -1,4 +1,4 @@
-"""One connected socket: frames and bodies with deadlines, ranges through the native engine.
+"""One connected socket: frames and bodies with deadlines, ranges through seals.
 
 Each piece of PIECE_BYTES must move within one io timeout; a slower peer counts as stalled.
 
@@ -30,7 +30,7 @@ from emergency_ckpt.transfer.security.sealing import (
     receive_sealed,
     send_sealed,
 )
-from emergency_ckpt.transfer.source import FileTarget, PartlyMade, Target
+from emergency_ckpt.transfer.source import PartlyMade, Target
 
 T = TypeVar("T")
 Timeout = Callable[[], float]
@@ -87,13 +87,12 @@ class Stream:
         self.received_bytes = 0  # of frames and bodies; 0 on a stale connection
         self._sending: Direction | None = None
         self._receiving: Direction | None = None
-        self._raw_ranges = True
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         drop_in_child(sock, socket.socket.close)
 
-    def seal(self, sending: Direction, receiving: Direction, *, raw_ranges: bool) -> None:
-        """Seal both directions from now on; with ``raw_ranges`` all but ranges."""
-        self._sending, self._receiving, self._raw_ranges = sending, receiving, raw_ranges
+    def seal(self, sending: Direction, receiving: Direction) -> None:
+        """Seal both directions from now on."""
+        self._sending, self._receiving = sending, receiving
 
     def send_frame(self, frame: msgspec.Struct, timeout_s: float) -> None:
         """Send all of the frame within ``timeout_s``."""
@@ -157,13 +156,11 @@ class Stream:
         timeout: Timeout,
         on_bytes: Callable[[int], None],
     ) -> None:
-        """Send each (offset, nbytes) of the mapping, in order."""
+        """Send each (offset, nbytes) of the mapping, in order. Only once sealed."""
+        assert self._sending is not None
         for piece in pieces(ranges, PIECE_BYTES):
             batch = [(offset, nbytes) for _, offset, nbytes in piece]
-            if self._sending is None or self._raw_ranges:
-                _native.send_ranges(self._socket.fileno(), mapping, batch, timeout())
-            else:
-                send_sealed(self._socket.fileno(), self._sending, mapping, batch, timeout())
+            send_sealed(self._socket.fileno(), self._sending, mapping, batch, timeout())
             on_bytes(sum(nbytes for _, nbytes in batch))
 
     def receive_ranges(
@@ -173,18 +170,16 @@ class Stream:
         timeout: Timeout,
         on_bytes: Callable[[int], None],
     ) -> list[int]:
-        """Receive into each (offset, nbytes), in order; return the CRC32C of each range."""
+        """Receive into each (offset, nbytes), in order; return the CRC32C of each range.
+
+        Only once sealed.
+        """
+        assert self._receiving is not None
         crcs = [0] * len(ranges)
         for piece in pieces(ranges, PIECE_BYTES):
             batch = [(offset, nbytes) for _, offset, nbytes in piece]
-            fd = self._socket.fileno()
             target = into.of(batch) if isinstance(into, PartlyMade) else into
-            if self._receiving is not None and not self._raw_ranges:
-                parts = receive_sealed(fd, self._receiving, target, batch, timeout())
-            elif isinstance(target, FileTarget):
-                parts = _native.receive_to_file(fd, target.fd, batch, timeout())
-            else:
-                parts = _native.receive_ranges(fd, target, batch, timeout())
+            parts = receive_sealed(self._socket.fileno(), self._receiving, target, batch, timeout())
             for (index, _, nbytes), crc in zip(piece, parts, strict=True):
                 crcs[index] = _native.crc32c_combine(crcs[index], crc, nbytes)
             on_bytes(sum(nbytes for _, nbytes in batch))

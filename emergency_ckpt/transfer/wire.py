@@ -25,9 +25,9 @@ from emergency_ckpt.core.limits import (
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import ProtocolViolation
 from emergency_ckpt.json_decoders import Decoder, decoder_of
-from emergency_ckpt.types import SaveId, Security
+from emergency_ckpt.types import SaveId
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 SHARE_BYTES = 32
 MAC_BYTES = 32
 HOLDER_BYTES = 16
@@ -61,13 +61,11 @@ class Hello(_Frame, frozen=True, tag="hello"):
     share: Share
 
 
-class ServerProof(_Frame, frozen=True, tag="server_proof"):
-    """Server to client: what it demands, and the proof of the secret, bound to both shares."""
+class ServerHello(_Frame, frozen=True, tag="server_hello"):
+    """Server to client: all that a client learns before it has proved the secret."""
 
     share: Share
-    security: Security
     holder: Holder
-    mac: Mac
 
 
 class ClientProof(_Frame, frozen=True, tag="client_proof"):
@@ -77,7 +75,7 @@ class ClientProof(_Frame, frozen=True, tag="client_proof"):
 
 
 class Welcome(_Frame, frozen=True, tag="welcome"):
-    """Server to client: requests may follow."""
+    """Server to client: its proof, since it is sealed; requests may follow."""
 
 
 class GetInventory(_Frame, frozen=True, tag="get_inventory"):
@@ -153,7 +151,7 @@ T = TypeVar("T")
 
 
 HELLO = decoder_of(Hello)
-SERVER_PROOF = decoder_of(ServerProof)
+SERVER_HELLO = decoder_of(ServerHello)
 CLIENT_PROOF = decoder_of(ClientProof)
 WELCOME = decoder_of(Welcome | Failure)
 REQUEST = decoder_of(Request)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from benchmark_runs import refusal, run_benchmark
 
-from benchmarks.common.contenders import modes
 from benchmarks.common.job import plan_shape
 from benchmarks.common.lives import Place, RoundFailed, run_round
 from benchmarks.common.ramdisk import PeakWatch, allocated_bytes
@@ -82,26 +81,6 @@ def test_every_measure_is_reported_for_those_that_have_it(
             assert len(values) == has_it, (measure.key, name)
             # How fast is not judged, but nothing here takes no time and no bytes.
             assert all(value > 0 for value in values), (measure.key, name)
-
-
-@pytest.mark.slow
-def test_each_mode_restores_the_lost_slice(outcome: tuple[str, Path, list[str]]) -> None:
-    text, out, _ = outcome
-    found = json.loads((out / "compare.json").read_text())["transfer_security"]
-    assert list(found) == ["aead", "crc"]
-    for mode, values in found.items():
-        (seconds,) = values["restore_lost_slice_s"]
-        assert seconds > 0
-        assert f"| {mode} " in text
-
-
-@pytest.mark.slow
-def test_mode_reaches_every_process_of_a_round(tmp_path: Path) -> None:
-    """A mode that there is not is refused by the checkpointer itself."""
-    shape = plan_shape(slices=2, hosts_per_slice=1, mib=1, leaves=1, timed_saves=1)
-    place = Place(tmp_path, tmp_path, timeout_s=240, environment={modes.VARIABLE: "tls"})
-    with pytest.raises(RoundFailed, match="transfer_security must be"):
-        run_round("ours", shape, place, ["slice"])
 
 
 @pytest.mark.slow

@@ -160,11 +160,10 @@ def test_doctor_blocked_storage_is_a_failure(
     assert "clock" not in checks
 
 
-@pytest.fixture(params=["aead", "crc"])
-def served(ramdisk: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture
+def served(ramdisk: Path) -> Iterator[str]:
     holdings = ReadOnlyRamdisk(ramdisk, "run")
-    security = request.param
-    with TransferServer(holdings, run_id="run", secret=SECRET, security=security) as server:
+    with TransferServer(holdings, run_id="run", secret=SECRET) as server:
         yield server.contact
     holdings.close()
 

@@ -32,14 +32,14 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> bytes:
     return secret
 
 
-@pytest.fixture(params=["aead", "crc"])
+@pytest.fixture
 def serve(secret: bytes, request: pytest.FixtureRequest) -> Iterator[Serve]:
     """Serves a ramdisk until the test ends, as jobs of each mode do; returns the address."""
     with ExitStack() as stack:
 
         def start(holdings: ReadOnlyRamdisk) -> str:
             stack.callback(holdings.close)
-            server = TransferServer(holdings, run_id=RUN_ID, secret=secret, security=request.param)
+            server = TransferServer(holdings, run_id=RUN_ID, secret=secret)
             return stack.enter_context(server).contact
 
         yield start

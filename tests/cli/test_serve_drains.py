@@ -18,7 +18,6 @@ from tiers_support import RUN_ID, open_tier
 from emergency_ckpt.run_secret import generate_secret
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer import TransferServer
-from emergency_ckpt.types import Security
 
 LONG_S = 240.0
 HOSTS = 3
@@ -80,13 +79,12 @@ def test_servers_that_stop_leave_the_step_in_storage(start: Start, tmp_path: Pat
     assert marker(tmp_path).exists()
 
 
-@pytest.mark.parametrize("security", ["aead", "crc"])
 def test_servers_that_stop_beside_a_job_drain_nothing(
-    start: Start, tmp_path: Path, ramdisk: Path, secret: bytes, security: Security
+    start: Start, tmp_path: Path, ramdisk: Path, secret: bytes
 ) -> None:
     (ramdisk / "trainer").mkdir(mode=0o700)
     holdings = ReadOnlyRamdisk(ramdisk / "trainer", RUN_ID)
-    with TransferServer(holdings, run_id=RUN_ID, secret=secret, security=security) as trainer:
+    with TransferServer(holdings, run_id=RUN_ID, secret=secret) as trainer:
         servers = start("--drain-at-stop", "0.1", trainers=trainer.address)
         servers[0].send_signal(signal.SIGTERM)
         (output,) = ends(servers[:1])

@@ -17,9 +17,9 @@ from fuzz_native import NATIVE
 from fuzz_targets import (
     GOLDEN,
     KEY,
-    PROOF,
     SAVE,
     SECRET,
+    SERVER_HELLO,
     TARGETS,
     Target,
     body_of,
@@ -160,7 +160,11 @@ PLACES: Mapping[str, Target] = {
     "frames": Target(_frames, [_FRAME], _BROKEN),
     "client_handshake": Target(
         _client_handshake,
-        [frame_of(PROOF), frame_of(wire.Failure("not_held", "no")), frame_of(wire.Welcome())],
+        [
+            frame_of(SERVER_HELLO),
+            frame_of(wire.Failure("not_held", "no")),
+            frame_of(wire.Welcome()),
+        ],
         (NotProved, ConnectionError, TimeoutError),  # no word about what the peer holds
     ),
     "sealed_frame": Target(_sealed_frame, [_SEALED]),

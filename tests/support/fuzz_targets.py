@@ -33,7 +33,6 @@ from emergency_ckpt.transfer.security.handshake import (
     ClientHandshake,
     NotProved,
     ServerHandshake,
-    Terms,
 )
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardEntry
 
@@ -92,7 +91,7 @@ def frame_of(message: msgspec.Struct) -> bytes:
 
 def _handshake(data: bytes) -> None:
     """Frames of a client, each after a length of two bytes."""
-    server = ServerHandshake(Credentials("run", SECRET), Terms("aead", "0" * 32))
+    server = ServerHandshake(Credentials("run", SECRET), "0" * 32)
     while data and not server.proved:
         length = int.from_bytes(data[:2], "big")
         server.receive(data[2 : 2 + length])
@@ -121,13 +120,13 @@ def _altered_on_the_way(sent: Sequence[bytes], number: int, script: bytes) -> by
 
 def _relayed_handshake(data: bytes) -> None:
     """Who stands between both changes what he likes: for each frame, three bytes say how."""
-    credentials, terms = Credentials("run", SECRET), Terms("aead", "0" * 32)
+    credentials, holder = Credentials("run", SECRET), "0" * 32
     earlier = ClientHandshake(credentials)
-    heard = ServerHandshake(credentials, terms).receive(wire.encode_payload(earlier.hello))
+    heard = ServerHandshake(credentials, holder).receive(wire.encode_payload(earlier.hello))
     assert heard is not None
     proof_of_earlier, _, _ = earlier.receive(wire.encode_payload(heard))
     sent = [wire.encode_payload(each) for each in (earlier.hello, heard, proof_of_earlier)]
-    client, server = ClientHandshake(credentials), ServerHandshake(credentials, terms)
+    client, server = ClientHandshake(credentials), ServerHandshake(credentials, holder)
 
     def arrives(message: msgspec.Struct, number: int) -> bytes:
         sent.append(wire.encode_payload(message))
@@ -135,11 +134,11 @@ def _relayed_handshake(data: bytes) -> None:
 
     answer = server.receive(arrives(client.hello, 0))
     assert answer is not None
-    proof, keys, agreed = client.receive(arrives(answer, 1))
-    assert keys == server.keys, "the client believes what is not its server's"
-    assert agreed == terms, "the client takes over what is not its server's"
+    proof, keys, named = client.receive(arrives(answer, 1))
     last = arrives(proof, 2)
     server.receive(last)
+    assert keys == server.keys, "the server believes what is not its client's"
+    assert named == holder, "both go on, and the client knows another server"
     assert wire.decode_json(wire.CLIENT_PROOF, last, "client") == proof, "another proof is believed"
 
 
@@ -187,7 +186,7 @@ GOLDEN_HOST_STATE = (GOLDEN / "process_00003_of_00008_v1.json").read_bytes()
 _MANIFEST = (GOLDEN / "manifest_v1.json").read_bytes()
 _MARKER = (GOLDEN / "marker_v1.json").read_bytes()
 _HELLO = wire.encode_payload(wire.Hello(b"n" * 32))
-PROOF = wire.ServerProof(b"n" * 32, "crc", "0" * 32, b"m" * 32)
+SERVER_HELLO = wire.ServerHello(b"n" * 32, "0" * 32)
 _REQUESTS = [
     wire.GetInventory(),
     wire.GetContents("0" * 64),
@@ -210,7 +209,7 @@ TARGETS: Mapping[str, Target] = {
     "hello": Target(_frame(wire.HELLO), [_HELLO]),
     "handshake": Target(_handshake, [len(_HELLO).to_bytes(2, "big") + _HELLO], (NotProved,)),
     "relayed_handshake": Target(_relayed_handshake, [bytes(_WORDS_BYTES * _FRAMES)], (NotProved,)),
-    "server_proof": Target(_frame(wire.SERVER_PROOF), [wire.encode_payload(PROOF)]),
+    "server_hello": Target(_frame(wire.SERVER_HELLO), [wire.encode_payload(SERVER_HELLO)]),
     "client_proof": Target(
         _frame(wire.CLIENT_PROOF), [wire.encode_payload(wire.ClientProof(b"m" * 32))]
     ),

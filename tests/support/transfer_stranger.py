@@ -13,7 +13,7 @@ Tamper = Callable[[str, bytes], Iterable[bytes]]
 """(name of a unit, its bytes) -> what is sent on instead."""
 
 CLIENT_UNITS = ("hello", "client_proof", "request")
-SERVER_UNITS = ("server_proof", "welcome", "reply")
+SERVER_UNITS = ("server_hello", "welcome", "reply")
 TAG = 16
 
 

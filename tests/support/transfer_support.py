@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import json
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from memory_holdings import anonymous_mapping
 
 from emergency_ckpt import _native
@@ -158,12 +160,17 @@ def read_to_end(sock: socket.socket) -> bytes:
 
 
 class HandKeys(NamedTuple):
-    """The 152 bytes of PROTOCOL.md."""
+    """The 120 bytes of PROTOCOL.md."""
 
-    server_mac: bytes
     client_mac: bytes
     from_client: bytes
     from_server: bytes
+
+
+@functools.cache
+def stretched_by_hand(run_id: str, key: bytes) -> bytes:
+    scrypt = Scrypt(salt=b"emergency_ckpt " + run_id.encode(), length=32, n=2**14, r=8, p=1)
+    return scrypt.derive(key)
 
 
 def keys_by_hand(
@@ -173,24 +180,23 @@ def keys_by_hand(
     *,
     run_id: str = RUN_ID,
     key: bytes = SECRET,
-    security: str = "aead",
     holder: str = NO_HOLDER,
 ) -> HandKeys:
     """The formula of PROTOCOL.md, written again: RFC 5869 by hand."""
     fields = [
         b"emergency_ckpt transfer",
-        b"2",
+        b"3",
         run_id.encode(),
-        security.encode(),
         holder.encode(),
     ]
     info = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
-    extracted = hmac.new(client_share + server_share, joint + key, hashlib.sha256).digest()
+    salt = client_share + server_share
+    extracted = hmac.new(salt, joint + stretched_by_hand(run_id, key), hashlib.sha256).digest()
     block, part = b"", b""
-    for number in range(1, 6):
+    for number in range(1, 5):
         part = hmac.new(extracted, part + info + bytes([number]), hashlib.sha256).digest()
         block += part
-    return HandKeys(block[:32], block[32:64], block[64:108], block[108:152])
+    return HandKeys(block[:32], block[32:76], block[76:120])
 
 
 class Shares:
@@ -208,14 +214,8 @@ def hello(share: bytes) -> dict[str, Any]:
     return {"type": "hello", "share": b64encode(share).decode()}
 
 
-def server_proof(share: bytes, mac: bytes, security: str = "aead") -> dict[str, Any]:
-    return {
-        "type": "server_proof",
-        "share": b64encode(share).decode(),
-        "security": security,
-        "holder": NO_HOLDER,
-        "mac": b64encode(mac).decode(),
-    }
+def server_hello(share: bytes) -> dict[str, Any]:
+    return {"type": "server_hello", "share": b64encode(share).decode(), "holder": NO_HOLDER}
 
 
 def client_proof(mac: bytes) -> dict[str, Any]:
@@ -227,27 +227,26 @@ def greet_by_hand(
 ) -> tuple[HandKeys, dict[str, Any]]:
     """Send a hello; return the keys by ``key``, and the server's answer."""
     send_frame(sock, hello(mine.share))
-    proof = read_frame(sock)
-    theirs = b64decode(proof["share"])
-    terms = {"security": proof["security"], "holder": proof["holder"]}
-    return keys_by_hand(mine.share, theirs, mine.joint(theirs), key=key, **terms), proof
+    answer = read_frame(sock)
+    theirs = b64decode(answer["share"])
+    joint, holder = mine.joint(theirs), answer["holder"]
+    return keys_by_hand(mine.share, theirs, joint, key=key, holder=holder), answer
 
 
 def log_in(sock: socket.socket) -> dict[str, Any]:
-    """The client's side of the handshake, by hand; the server's proof."""
-    keys, proof = greet_by_hand(sock, Shares())
-    assert b64decode(proof["mac"]) == keys.server_mac
+    """The client's side of the handshake, by hand; the server's hello."""
+    keys, answer = greet_by_hand(sock, Shares())
     send_frame(sock, client_proof(keys.client_mac))
     _seals[sock] = HandSeals(keys.from_client, keys.from_server)
     assert read_frame(sock) == {"type": "welcome"}
-    return proof
+    return answer
 
 
-def admit(sock: socket.socket, security: str = "aead") -> None:
+def admit(sock: socket.socket) -> None:
     """The server's side of the handshake, by hand."""
     theirs, mine = b64decode(read_frame(sock)["share"]), Shares()
-    keys = keys_by_hand(theirs, mine.share, mine.joint(theirs), security=security)
-    send_frame(sock, server_proof(mine.share, keys.server_mac, security))
+    keys = keys_by_hand(theirs, mine.share, mine.joint(theirs))
+    send_frame(sock, server_hello(mine.share))
     proof = read_frame(sock)
     assert b64decode(proof["mac"]) == keys.client_mac
     _seals[sock] = HandSeals(keys.from_server, keys.from_client)

@@ -31,7 +31,7 @@ from transfer_support import (
     read_frame,
     read_to_end,
     send_frame,
-    server_proof,
+    server_hello,
 )
 
 from emergency_ckpt import run_secret as auth
@@ -48,34 +48,42 @@ def test_client_leaves_a_server_of_another_secret_or_run(
     server: TransferServer, run_id: str, secret: bytes
 ) -> None:
     with (
-        TransferClient(run_id=run_id, secret=secret) as client,
+        TransferClient(run_id=run_id, secret=secret, connect_timeout_s=1) as client,
         pytest.raises(UnprovedPeer, match="check run id, secret") as failed,
     ):
         client.inventory(server.address)
     assert failed.value.target == server.address
 
 
-def test_client_shows_a_wrong_server_nothing_but_its_share() -> None:
+def test_client_shows_a_wrong_server_no_request() -> None:
+    """A server that cannot seal a welcome has the client's share and its proof, and no more."""
     seen: list[bytes] = []
 
     def behave(sock: socket.socket) -> None:
         theirs, mine = b64decode(read_frame(sock)["share"]), Shares()
         keys = keys_by_hand(theirs, mine.share, mine.joint(theirs), key=OTHER_SECRET)
-        send_frame(sock, server_proof(mine.share, keys.server_mac))
+        send_frame(sock, server_hello(mine.share))
+        assert read_frame(sock)["type"] == "client_proof"
+        sock.sendall(HandSeals(keys.from_server, keys.from_client).frame(b'{"type":"welcome"}'))
         seen.append(read_to_end(sock))
 
     with (
         peer_that(behave) as address,
         TransferClient(run_id=RUN_ID, secret=SECRET) as client,
-        pytest.raises(UnprovedPeer),
+        pytest.raises(UnprovedPeer, match="does not know the secret"),
     ):
         client.inventory(address)
     assert seen == [b""]
 
 
-def test_server_leaves_a_client_without_the_secret_unanswered(server: TransferServer) -> None:
+def test_server_shows_a_stranger_nothing_that_guesses_could_be_compared_with(
+    server: TransferServer,
+) -> None:
+    """Its share is random and its identity public; a wrong proof is answered by a close."""
     with connect(server.address) as sock:
-        keys, _ = greet_by_hand(sock, Shares(), key=OTHER_SECRET)
+        keys, answer = greet_by_hand(sock, Shares(), key=OTHER_SECRET)
+        assert answer.keys() == {"type", "share", "holder"}
+        assert answer["holder"] == server.contact.partition("@")[0]
         send_frame(sock, client_proof(keys.client_mac))
         assert read_to_end(sock) == b""
 
@@ -91,7 +99,7 @@ def test_requests_before_the_proof_are_not_served(
         with connect(server.address) as sock:
             send_frame(sock, request)
             assert read_to_end(sock) == b""
-    with connect(server.address) as sock:  # also not between the server's proof and the own
+    with connect(server.address) as sock:  # also not between the hellos and the proof
         greet_by_hand(sock, Shares())
         send_frame(sock, {"type": "get_inventory"})
         assert read_to_end(sock) == b""
@@ -111,17 +119,33 @@ def test_recorded_proof_is_of_no_use_on_another_connection(server: TransferServe
         assert read_to_end(sock) == b""
 
 
-def test_servers_own_proof_reflected_is_refused(server: TransferServer) -> None:
-    with connect(server.address) as sock:
-        _, proof = greet_by_hand(sock, Shares())
-        send_frame(sock, {"type": "client_proof", "mac": proof["mac"]})
-        assert read_to_end(sock) == b""
+def test_servers_own_words_reflected_are_refused(server: TransferServer) -> None:
+    """A stranger without the secret sends back what another connection of the server has sealed."""
+    with connect(server.address) as known:
+        keys, _ = greet_by_hand(known, Shares())
+        send_frame(known, client_proof(keys.client_mac))
+        welcome = read_exactly(known, 4 + len(b'{"type":"welcome"}') + 16)
+        with connect(server.address) as sock:
+            greet_by_hand(sock, Shares(), key=OTHER_SECRET)
+            sock.sendall(welcome)
+            assert read_to_end(sock) == b""
+        known.sendall(welcome)  # on its own connection it is of the other direction
+        refusal = read_exactly(known, 4)
+        length = int.from_bytes(refusal, "big")
+        seals = HandSeals(keys.from_client, keys.from_server)
+        seals.opened_frame(welcome[:4], welcome[4:])
+        failure = json.loads(seals.opened_frame(refusal, read_exactly(known, length + 16)))
+        assert failure["code"] == "unauthenticated"
+        assert read_to_end(known) == b""
 
 
 def test_challenge_reflected_at_a_client_is_refused() -> None:
     def behave(sock: socket.socket) -> None:
         share = b64decode(read_frame(sock)["share"])
-        send_frame(sock, server_proof(share, os.urandom(32)))
+        send_frame(sock, server_hello(share))
+        header = read_exactly(sock, 4)
+        proof = read_exactly(sock, int.from_bytes(header, "big"))
+        sock.sendall(header + proof + bytes(16))  # its own proof, as if it were a sealed welcome
         read_to_end(sock)
 
     with (
@@ -144,12 +168,12 @@ def test_secret_alone_does_not_give_the_keys_of_a_session(server: TransferServer
     """Whoever recorded it and learns the secret later has both shares, but not their result."""
     mine = Shares()
     with connect(server.address) as sock:
-        keys, proof = greet_by_hand(sock, mine)
-        theirs = b64decode(proof["share"])
-        terms = {"security": proof["security"], "holder": proof["holder"]}
-        assert b64decode(proof["mac"]) == keys.server_mac
+        keys, answer = greet_by_hand(sock, mine)
+        theirs, holder = b64decode(answer["share"]), answer["holder"]
+        send_frame(sock, client_proof(keys.client_mac))
+        assert read_exactly(sock, 4), "the server has the same keys"
     for joint in (b"", bytes(32), mine.share, theirs):
-        guessed = keys_by_hand(mine.share, theirs, joint, **terms)
+        guessed = keys_by_hand(mine.share, theirs, joint, holder=holder)
         assert set(guessed).isdisjoint(keys)
 
 

@@ -54,7 +54,7 @@ def test_answer_before_proof_says_nothing_about_copies(answer: bytes) -> None:
     assert "believe me" not in str(failed.value)
 
 
-@pytest.mark.parametrize("place", ["server_proof", "welcome", "reply"])
+@pytest.mark.parametrize("place", ["server_hello", "welcome", "reply"])
 def test_answer_of_a_stranger_between_is_not_believed(server: TransferServer, place: str) -> None:
     """Who passes on a proof, and then says something himself, has proved nothing."""
     said = failure("not_held")

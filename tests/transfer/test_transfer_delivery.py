@@ -17,7 +17,6 @@ from transfer_support import (
     log_in,
     random_shards,
     read_body,
-    read_exactly,
     read_frame,
     send_body,
     send_frame,
@@ -28,7 +27,6 @@ from emergency_ckpt import _native
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.errors import HostStateTooLarge, NotHeld, TransferError
 from emergency_ckpt.transfer import ShardTarget, TransferClient, TransferServer
-from emergency_ckpt.types import Security
 
 MIB = 1 << 20
 
@@ -47,16 +45,13 @@ MIB = 1 << 20
     ],
     ids=["byte", "empty", "empty among others", "big", "mixed", "many", "around a piece"],
 )
-@pytest.mark.parametrize("security", ["aead", "crc"])
 def test_fetch_delivers_every_shard(
-    holdings: MemoryHoldings, security: Security, streams: int, sizes: tuple[int, ...]
+    holdings: MemoryHoldings, streams: int, sizes: tuple[int, ...]
 ) -> None:
     shards = random_shards(*sizes)
     digest = holdings.add(SAVE, shards)
     with (
-        TransferServer(
-            holdings, run_id=RUN_ID, secret=SECRET, security=security, io_timeout_s=60
-        ) as server,
+        TransferServer(holdings, run_id=RUN_ID, secret=SECRET, io_timeout_s=60) as server,
         TransferClient(run_id=RUN_ID, secret=SECRET, streams=streams) as client,
     ):
         data, crcs, contents = fetch_all(client, server.address, digest)
@@ -185,20 +180,18 @@ def test_many_clients_fetch_at_once(holdings: MemoryHoldings, server: TransferSe
     assert results == [shards] * 6
 
 
-@pytest.mark.parametrize("security", ["aead", "crc"])
-def test_protocol_is_what_its_document_says(holdings: MemoryHoldings, security: Security) -> None:
+def test_protocol_is_what_its_document_says(holdings: MemoryHoldings) -> None:
     digest = holdings.add(SAVE, [b"abcdef", b"0123456789"])
     with (
-        TransferServer(holdings, run_id=RUN_ID, secret=SECRET, security=security) as server,
+        TransferServer(holdings, run_id=RUN_ID, secret=SECRET) as server,
         connect(server.address) as sock,
     ):
-        proof = log_in(sock)
-        assert (proof["security"], proof["holder"]) == (security, server.contact.partition("@")[0])
+        answer = log_in(sock)
+        assert answer["holder"] == server.contact.partition("@")[0]
         ranges = [[1, 2, 3], [0, 0, 6], [1, 9, 1], [1, 10, 0]]
         send_frame(sock, {"type": "get_shards", "digest": digest, "ranges": ranges})
         assert read_frame(sock) == {"type": "body", "nbytes": 10}
-        body = read_exactly(sock, 10) if security == "crc" else read_body(sock, 10)
-        assert body == b"234abcdef9"
+        assert read_body(sock, 10) == b"234abcdef9"
         place = {
             "run_id": RUN_ID,
             "incarnation": SAVE.incarnation,

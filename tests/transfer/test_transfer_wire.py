@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
-from transfer_support import Shares, keys_by_hand
+from transfer_support import Shares, keys_by_hand, stretched_by_hand
 
 from emergency_ckpt.core.limits import MAX_RANGES, MAX_SHARDS
 from emergency_ckpt.errors import ProtocolViolation
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import ShardTarget, wire
 from emergency_ckpt.transfer.fetch import requests_for
-from emergency_ckpt.transfer.security.handshake import Terms, session_keys
+from emergency_ckpt.transfer.security.handshake import session_keys
 from emergency_ckpt.transfer.security.sealing import Direction
 from emergency_ckpt.transfer.stream import pieces
 
@@ -26,13 +26,17 @@ def test_keys_of_the_worked_example() -> None:
     client, server = Shares(bytes(range(32))), Shares(bytes(range(32, 64)))
     joint = client.joint(server.share)
     assert joint == server.joint(client.share)
-    terms = Terms("aead", "0" * 32)
     shares = client.share, server.share
-    keys = session_keys(Credentials("run-a", secret), terms, *shares, joint)
+    keys = session_keys(Credentials("run-a", secret), "0" * 32, *shares, joint)
     assert tuple(keys) == tuple(keys_by_hand(*shares, joint, key=secret))
     sealed = Direction(keys.from_client, peer="peer").seal_frame(b'{"type":"get_inventory"}')
     example = re.findall(r"^    \S.*?  ([0-9a-f]+)$", PROTOCOL.read_text(), re.MULTILINE)
-    assert [each.hex() for each in (*shares, joint, *keys, sealed)] == example
+    stretched = stretched_by_hand("run-a", secret)
+    assert [each.hex() for each in (stretched, *shares, joint, *keys, sealed)] == example
+
+
+def test_protocol_page_is_at_most_120_lines() -> None:
+    assert len(PROTOCOL.read_text().splitlines()) <= 120
 
 
 def test_frame_of_the_worked_example() -> None:

@@ -9,7 +9,6 @@ from benchmarks.common.contenders import (
     STORED_EVERY,
     PyTree,
     Site,
-    modes,
 )
 from emergency_ckpt import EmergencyCheckpointer, Event
 from emergency_ckpt.core.save.snapshot_plan import Buffers
@@ -94,7 +93,6 @@ def open_session(site: Site, **settings: Any) -> OurSession:
         local_save_every=_OFF if site.tier == STORAGE else 1,
         save_every={RAM: _OFF, STORAGE: 1, BOTH: STORED_EVERY}[site.tier],
         bind_host=site.bind_host,
-        transfer_security=modes.chosen(),
         mesh=site.mesh,
         replica_axis=site.replica_axis,
         **settings,

@@ -1,10 +1,12 @@
 """The handshake: each side proves that it knows the run's secret; both derive the session's keys.
 
-Both sides are state machines over frames. Each state accepts one frame, and says nothing about
-another one but that there is no proof. The session's keys depend on an ephemeral X25519 exchange.
+The client proves first, so a stranger who connects hears nothing that depends on the secret: he
+cannot try guesses at a weak one. The seal of the server's first frame is the server's proof. The
+session's keys depend on an ephemeral X25519 exchange. Both sides are state machines over frames;
+each state accepts one frame, and says nothing about another one but that there is no proof.
 
     server  awaits_hello -> awaits_proof -> proved
-    client  awaits_proof -> proved
+    client  awaits_server_hello -> awaits_welcome -> proved
 """
 
 from __future__ import annotations
@@ -18,13 +20,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from emergency_ckpt.core.limits import MAX_UNPROVEN_FRAME_BYTES
-from emergency_ckpt.errors import ProtocolViolation
+from emergency_ckpt.errors import AuthenticationFailed, ProtocolViolation
 from emergency_ckpt.json_decoders import Decoder
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.security.sealing import SEAL_KEY_BYTES, Direction
 from emergency_ckpt.transfer.stream import Stream, Timeout
-from emergency_ckpt.types import Security
 
 T = TypeVar("T")
 
@@ -32,26 +33,17 @@ T = TypeVar("T")
 class SessionKeys(NamedTuple):
     """The keys that both sides derive; see PROTOCOL.md."""
 
-    server_mac: bytes
     client_mac: bytes
     from_client: bytes
     from_server: bytes
 
 
-class Terms(NamedTuple):
-    """The demands of a server, which each client takes over under its proof.
-
-    Attributes:
-      security: the protection of the bytes of shards.
-      holder: the identity of the server.
-    """
-
-    security: Security
-    holder: str
-
-
 class NotProved(Exception):
     """The other side has not proved that it knows the secret, so nothing that it says counts."""
+
+
+class LeftUnproved(ConnectionError):
+    """The server closed the connection after the client's proof: it has no place, or other keys."""
 
 
 class Refused(Exception):
@@ -68,7 +60,7 @@ def new_holder() -> str:
 
 
 def session_keys(
-    credentials: Credentials, terms: Terms, client_share: bytes, server_share: bytes, joint: bytes
+    credentials: Credentials, holder: str, client_share: bytes, server_share: bytes, joint: bytes
 ) -> SessionKeys:
     """Derive the keys of one connection from the secret and the ``joint`` result of X25519.
 
@@ -78,20 +70,18 @@ def session_keys(
         b"emergency_ckpt transfer",
         str(wire.PROTOCOL_VERSION).encode(),
         credentials.run_id.encode(),
-        terms.security.encode(),
-        terms.holder.encode(),
+        holder.encode(),
     )
     derivation = HKDF(
         algorithm=SHA256(),
-        length=2 * wire.MAC_BYTES + 2 * SEAL_KEY_BYTES,
+        length=wire.MAC_BYTES + 2 * SEAL_KEY_BYTES,
         salt=client_share + server_share,
         info=b"".join(len(field).to_bytes(4, "big") + field for field in fields),
     )
     block = credentials.derive(derivation, joint)
-    keys = block[2 * wire.MAC_BYTES :]
+    keys = block[wire.MAC_BYTES :]
     return SessionKeys(
-        server_mac=block[: wire.MAC_BYTES],
-        client_mac=block[wire.MAC_BYTES : 2 * wire.MAC_BYTES],
+        client_mac=block[: wire.MAC_BYTES],
         from_client=keys[:SEAL_KEY_BYTES],
         from_server=keys[SEAL_KEY_BYTES:],
     )
@@ -100,7 +90,7 @@ def session_keys(
 class ClientHandshake:
     """The client's side of one handshake: send ``hello``, then pass the answer to ``receive``.
 
-    Before the server has proved the secret, it learns 32 random bytes.
+    A server that does not know the secret learns 32 random bytes, and a MAC of its own question.
     """
 
     def __init__(self, credentials: Credentials) -> None:
@@ -108,19 +98,17 @@ class ClientHandshake:
         self._private = X25519PrivateKey.generate()
         self.hello = wire.Hello(share=_share_of(self._private))
 
-    def receive(self, payload: bytes) -> tuple[wire.ClientProof, SessionKeys, Terms]:
-        """Take the server's answer; return the own proof, and what the server has proved.
+    def receive(self, payload: bytes) -> tuple[wire.ClientProof, SessionKeys, str]:
+        """Take the server's answer; return the own proof, the keys, and the identity it names.
 
-        NotProved for anything but the proof of the secret.
+        Nothing is proved yet: that is the first frame that opens with these keys. NotProved for
+        anything but such an answer.
         """
-        proof = _decoded(wire.SERVER_PROOF, payload)
-        terms = Terms(proof.security, proof.holder)
-        shares = self.hello.share, proof.share
-        joint = _joint(self._private, proof.share)
-        keys = session_keys(self._credentials, terms, *shares, joint)
-        if not hmac.compare_digest(keys.server_mac, proof.mac):
-            raise NotProved("it does not know the secret of this run, or the answer was altered")
-        return wire.ClientProof(mac=keys.client_mac), keys, terms
+        answer = _decoded(wire.SERVER_HELLO, payload)
+        shares = self.hello.share, answer.share
+        joint = _joint(self._private, answer.share)
+        keys = session_keys(self._credentials, answer.holder, *shares, joint)
+        return wire.ClientProof(mac=keys.client_mac), keys, answer.holder
 
 
 class ServerHandshake:
@@ -130,13 +118,13 @@ class ServerHandshake:
       keys: of the session; use them once ``proved`` is true.
     """
 
-    def __init__(self, credentials: Credentials, terms: Terms) -> None:
+    def __init__(self, credentials: Credentials, holder: str) -> None:
         self._credentials = credentials
-        self._terms = terms
+        self._holder = holder
         self.keys: SessionKeys | None = None
         self.proved = False
 
-    def receive(self, payload: bytes) -> wire.ServerProof | None:
+    def receive(self, payload: bytes) -> wire.ServerHello | None:
         """Take the client's next frame. Return the answer, or None once the client has proved.
 
         NotProved for anything else; the connection must then be closed.
@@ -149,16 +137,11 @@ class ServerHandshake:
         self.proved = True
         return None
 
-    def _answer(self, hello: wire.Hello) -> wire.ServerProof:
+    def _answer(self, hello: wire.Hello) -> wire.ServerHello:
         private = X25519PrivateKey.generate()
         share, joint = _share_of(private), _joint(private, hello.share)
-        self.keys = session_keys(self._credentials, self._terms, hello.share, share, joint)
-        return wire.ServerProof(
-            share=share,
-            security=self._terms.security,
-            holder=self._terms.holder,
-            mac=self.keys.server_mac,
-        )
+        self.keys = session_keys(self._credentials, self._holder, hello.share, share, joint)
+        return wire.ServerHello(share=share, holder=self._holder)
 
 
 def prove_to_server(
@@ -169,8 +152,8 @@ def prove_to_server(
     Args:
       holder: the identity that the server must have; empty when any server will do.
 
-    Raises NotProved when the server does not prove the secret or is another one; Refused for its
-    Failure after that; AuthenticationFailed and ProtocolViolation for what is no sealed answer;
+    Raises NotProved when the server does not prove the secret or is another one; LeftUnproved when
+    it closes the connection in place of its proof; Refused for its Failure after the proof;
     TimeoutError and ConnectionError from the network.
     """
     handshake = ClientHandshake(credentials)
@@ -179,22 +162,29 @@ def prove_to_server(
         answer = stream.receive_payload(timeout(), limit_bytes=MAX_UNPROVEN_FRAME_BYTES)
     except ProtocolViolation as error:
         raise NotProved(error.problem) from error
-    proof, keys, terms = handshake.receive(answer)
-    if holder not in ("", terms.holder):
-        raise NotProved("another server of this run has that address now")
+    proof, keys, found = handshake.receive(answer)
+    if holder not in ("", found):
+        raise NotProved("another server has that address now")
     stream.send_frame(proof, timeout())
-    seal(stream, keys, terms.security, is_server=False)
-    welcome = stream.receive_frame(wire.WELCOME, timeout())
+    seal(stream, keys, is_server=False)
+    try:
+        welcome = stream.receive_frame(wire.WELCOME, timeout())
+    except ConnectionError as error:
+        raise LeftUnproved(str(error)) from error
+    except (AuthenticationFailed, ProtocolViolation) as error:
+        raise NotProved(
+            "it does not know the secret of this run, or its answer was altered"
+        ) from error
     if isinstance(welcome, wire.Failure):
         raise Refused(welcome)
 
 
-def seal(stream: Stream, keys: SessionKeys, security: Security, *, is_server: bool) -> None:
-    """Seal all later frames and bodies of the stream, as the mode has it."""
+def seal(stream: Stream, keys: SessionKeys, *, is_server: bool) -> None:
+    """Seal all later frames and bodies of the stream."""
     from_client = Direction(keys.from_client, peer=stream.peer)
     from_server = Direction(keys.from_server, peer=stream.peer)
     sending, receiving = (from_server, from_client) if is_server else (from_client, from_server)
-    stream.seal(sending, receiving, raw_ranges=security == "crc")
+    stream.seal(sending, receiving)
 
 
 def _decoded(decoder: Decoder[T], payload: bytes) -> T:

@@ -30,7 +30,6 @@ from emergency_ckpt.tools.placement_study import (
 )
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer import TransferServer
-from emergency_ckpt.types import Security
 
 
 def fill(
@@ -111,9 +110,7 @@ def test_survives_without_whole_step_exits_with_1(
     assert eckpt_here("ls", "--survives", "--dir", ramdisk) == 2
 
 
-@pytest.mark.parametrize("security", ["aead", "crc"])
 def test_survives_asks_live_peers(
-    security: Security,
     ramdisk: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -122,7 +119,7 @@ def test_survives_asks_live_peers(
     here = fill(ramdisk / "here", 0, 10, 20)
     there = fill(ramdisk / "there", 1, 20)
     holdings = ReadOnlyRamdisk(there, RUN_ID)
-    with TransferServer(holdings, run_id=RUN_ID, secret=secret, security=security) as server:
+    with TransferServer(holdings, run_id=RUN_ID, secret=secret) as server:
         words = ("--peers", f"{server.contact},127.0.0.1:1", "--run-id", RUN_ID)
         assert eckpt_here("ls", "--survives", *words) == 2
         assert "needs the run's secret" in capsys.readouterr().err
@@ -188,7 +185,7 @@ def test_doctor_counts_a_ramdisk_and_its_process_once(
     one = fill(ramdisk / "one", 0, 10, count=2)
     tier = open_tier(one)
     holdings = ProcessHoldings(tier, 0)
-    with TransferServer(holdings, run_id=RUN_ID, secret=secret, security="aead") as server:
+    with TransferServer(holdings, run_id=RUN_ID, secret=secret) as server:
         places = ("--local-dir", one, "--peers", server.contact)
         found = doctor_on_copies(capsys, *places)
         assert "the RAM of 1 of 2 processes was read" in found["text"]

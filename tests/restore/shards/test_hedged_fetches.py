@@ -27,7 +27,7 @@ from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.shards import CopiesFailed, ShardFetcher
 from emergency_ckpt.transfer import TransferClient, TransferServer
-from emergency_ckpt.types import Security, ShardId
+from emergency_ckpt.types import ShardId
 from emergency_ckpt.work_progress import WorkProgress
 
 MIB = 1 << 20
@@ -99,9 +99,7 @@ def rotated(names: str) -> list[tuple[str, ...]]:
 
 
 @contextlib.contextmanager
-def serving(
-    holdings: MemoryHoldings, paces: dict[str, float], security: Security = "aead"
-) -> Iterator[dict[str, str]]:
+def serving(holdings: MemoryHoldings, paces: dict[str, float]) -> Iterator[dict[str, str]]:
     """Yield the addresses of servers that rest so many seconds after each piece of 4 MiB."""
     ended = threading.Event()
 
@@ -115,7 +113,6 @@ def serving(
                     holdings,
                     run_id=RUN_ID,
                     secret=SECRET,
-                    security=security,
                     on_bytes_sent=paced(pace_s),
                 )
             ).contact
@@ -125,11 +122,10 @@ def serving(
         yield addresses
 
 
-@pytest.mark.parametrize("security", ["crc", "aead"])
-def test_slow_server_of_four_is_cut(security: Security) -> None:
+def test_slow_server_of_four_is_cut() -> None:
     restored = Restored()
     paces = {"a": 0.0, "b": 0.0, "c": 0.0, "d": 30.0}
-    with serving(restored.holdings, paces, security) as addresses:
+    with serving(restored.holdings, paces) as addresses:
         fetcher = restored.fetch(addresses, rotated("abcd"))
     assert [source for source, _ in restored.hedged()] == ["d"]
     assert fetcher.tally.by_holder.get("d", 0) <= restored.streams * NBYTES
@@ -215,7 +211,7 @@ def test_late_bytes_of_the_cut_holder_land_nowhere() -> None:
     sent = threading.Event()
 
     def behave(sock: socket.socket) -> None:
-        admit(sock, "crc")
+        admit(sock)
         asked = read_frame(sock)
         send_frame(sock, {"type": "body", "nbytes": sum(n for _, _, n in asked["ranges"])})
         sock.sendall(b"\xee" * MIB)
@@ -227,7 +223,7 @@ def test_late_bytes_of_the_cut_holder_land_nowhere() -> None:
 
     paces = {"a": 0.0, "b": 0.0, "c": 0.0}
     with (
-        serving(restored.holdings, paces, "crc") as addresses,
+        serving(restored.holdings, paces) as addresses,
         peer_that(behave) as wrong,
     ):
         restored.fetch({**addresses, "d": wrong}, rotated("abcd"))
