@@ -150,10 +150,6 @@ class CoordinationError(CheckpointError):
     """JAX's coordination service failed or refused a call."""
 
 
-class ForgedValue(CoordinationError):
-    """A key of the coordination service has a value that no process of this start wrote."""
-
-
 class PeerLeft(CoordinationError):
     """Another process of the job has left or died, so what is waited for never comes."""
 

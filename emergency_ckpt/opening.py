@@ -20,6 +20,7 @@ from emergency_ckpt.cluster.notice_sources import open_sources
 from emergency_ckpt.cluster.peers import Known
 from emergency_ckpt.cluster.preemption import PreemptionWatch, find_notices
 from emergency_ckpt.cluster.round import run_on_all
+from emergency_ckpt.cluster.secret_agreement import secret_text
 from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.cluster.timelines import SOON_S, StoredChain, Timelines
 from emergency_ckpt.config import Config, run_id_of
@@ -31,6 +32,7 @@ from emergency_ckpt.observer import JobView, Observer, StepProgress
 from emergency_ckpt.restore.prefetch import Prefetches
 from emergency_ckpt.restore.request import RestoreParts
 from emergency_ckpt.restore.steps import StepCatalog
+from emergency_ckpt.run_secret import OwnSecret, own_secret
 from emergency_ckpt.save.finite import FiniteLeaves
 from emergency_ckpt.save.local_save import LocalSaves
 from emergency_ckpt.save.persistent.retention import Preservation
@@ -55,18 +57,23 @@ _PROBE_TIMEOUT_S = 20.0
 _LOOPBACK = "127.0.0.1"
 
 
-def agreed_config(config: Config, settings: Mapping[str, Any]) -> tuple[Config, str]:
-    """Return the complete config, equal on all processes where it must be, and the start's name.
+def agreed_config(
+    config: Config, settings: Mapping[str, Any]
+) -> tuple[Config, tuple[str, OwnSecret | None]]:
+    """Return the complete config, equal on all processes where it must be; the start's name,
+    with the secret that was given to all processes, or None.
 
     Collective; ConfigError on all.
     """
     coordinator = connect_start()
     try:
         config = config.set(**settings).validated()
+        secret = own_secret(config.secret_file, os.environ)
     except ConfigError as error:
         tell_problem(coordinator, error)
         raise
-    return config, agree_settings(coordinator, config.shared_settings(), config.start_timeout_s)
+    shared = {**config.shared_settings(), "secret": secret_text(config.run_name, secret)}
+    return config, (agree_settings(coordinator, shared, config.start_timeout_s), secret)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,28 +112,35 @@ class Opened:
     """
 
     def __init__(
-        self, config: Config, start: str, process: tuple[int, int], buffers: Buffers, link: Link
+        self,
+        config: Config,
+        start: tuple[str, OwnSecret | None],
+        process: tuple[int, int],
+        buffers: Buffers,
+        link: Link,
     ) -> None:
-        """``start``: the name of this start. ``link``: between its devices and host memory."""
+        """``start``: its name, and the secret. ``link``: between devices and host memory."""
         self.config, self.process, self.buffers, self.link = config, process, buffers, link
         self.failures = Failures()
         self.progress = StepProgress()
         self._observers: list[Observer] = []
         self.events = _sink(config, process[0], self._observers)
         try:
-            self._open(start)
+            self._open(*start)
         except BaseException:
             self.events.close()
             raise
 
-    def _open(self, start: str) -> None:
+    def _open(self, start: str, secret: OwnSecret | None) -> None:
         config, process, events = self.config, self.process, self.events
         devices = device_warnings(jax.local_device_count(), os.environ)
         for text in [*config_warnings(config, process[0]), *devices]:
             events.emit("start.warning", text=text)
         events.emit("start.link", **dataclasses.asdict(self.link.facts))
         self._storage: _Storage | None = None
-        self.member = member = Membership(config, process, start, events, self._look_at_storage)
+        self.member = member = Membership(
+            config, process, start, secret, events, self._look_at_storage
+        )
         if process[0] != 0:
             self._storage = self._open_storage()
         events.locate(incarnation=member.incarnation)

@@ -3,9 +3,9 @@
     python -m benchmarks.micro.transfer [--mib 1024] [--streams 1,2,4] [--repeat 5]
 
 Prints the GB/s of the best and the median round of plain sockets and of a fetch, the ratio of the
-medians, and the CPU time of both processes, for one big shard and for 2,000 small ones.
-The rounds alternate. The baseline sends as many bytes of a tmpfs file with ``sendfile`` and receives with ``recv_into`` into memory touched before, without CRC and
-authentication.
+medians, and the CPU time of both processes, for one big shard and for 2,000 small ones. The rounds
+alternate. The baseline sends as many bytes of a tmpfs file with ``sendfile`` and receives with
+``recv_into`` into memory touched before, without CRC and authentication.
 """
 
 from __future__ import annotations

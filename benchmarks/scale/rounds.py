@@ -10,8 +10,6 @@ product's code over clients of JAX. DIRECTORY and CELL are those of ``benchmarks
 import contextlib
 import dataclasses
 import json
-import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -27,19 +25,12 @@ from benchmarks.scale.model import RUN_ID, SAVE, Shape, holder
 from emergency_ckpt.cluster.coordination import Coordinator, JaxCoordinator, namespace
 from emergency_ckpt.cluster.peers import Known, Peers, agree_start
 from emergency_ckpt.cluster.preemption import PreemptionWatch
-from emergency_ckpt.cluster.round import Round, Series, run_on_all
-from emergency_ckpt.cluster.secret_agreement import (
-    Exchange,
-    SealedCoordinator,
-    agree_secret,
-    forget_exchange,
-)
+from emergency_ckpt.cluster.round import Series, run_on_all
 from emergency_ckpt.cluster.start_agreement import agree_settings
 from emergency_ckpt.config.settings import Config
 from emergency_ckpt.core.restore.plan_types import RestorePlan
 from emergency_ckpt.private_names import private_module
 from emergency_ckpt.restore.dialogue import RestoreDialogue, Status
-from emergency_ckpt.run_secret import SECRET_VARIABLE, OwnSecret
 from emergency_ckpt.start import neighbours
 
 _jax = private_module("jax._src.lib", "_jax", project="jax")._jax
@@ -53,8 +44,6 @@ for _ in sys.stdin:
 """
 _AT_ONCE = 8
 _DEADLINE_S = 3600.0
-_SECRET = secrets.token_hex(32).encode()
-_SETTINGS = "settings"
 
 
 @dataclasses.dataclass
@@ -220,43 +209,18 @@ def start(rounds: Rounds, count: int) -> list[Coordinator]:
         lambda me: agree_settings(rounds.coordinator(first, me), settings, _DEADLINE_S),
     )
 
-    os.environ[SECRET_VARIABLE] = _SECRET.decode()
-    own = OwnSecret(_SECRET, "given")
-    exchanges = [Exchange(RUN_ID, process, own, _SETTINGS) for process in range(count)]
-    unsealed = [rounds.coordinator(space, process) for process in range(count)]
-
-    def greet(me: int) -> Round:
-        return Round(unsealed[me], "secret/hello", _DEADLINE_S, prompt=True, for_each=True)
-
-    with rounds.part("secret") as part:
-        rounds.speak(lambda me: greet(me).say(exchanges[me].hello()))
-        with rounds.led(part):
-            agreed = agree_secret(unsealed[0], RUN_ID, None, _DEADLINE_S, settings=_SETTINGS)
-        keys: dict[int, bytes] = {}
-
-        def learn(me: int) -> None:
-            found = exchanges[me].session(greet(me).learn())
-            assert found is not None
-            assert not isinstance(found, str), found
-            keys[me] = found.key_for("coordination")
-
-        rounds.others(learn)
-    sealed: list[Coordinator] = [
-        agreed.coordinator, *(SealedCoordinator(unsealed[p], keys[p]) for p in range(1, count))
-    ]  # fmt: skip
+    coordinators = [rounds.coordinator(space, process) for process in range(count)]
 
     def known(me: int) -> tuple[str, Known]:
         return f"10.{me >> 16 & 255}.{me >> 8 & 255}.{me & 255}:40123", Known(5, SAVE.step, SAVE)
 
     def hello(me: int) -> None:
-        agree_start(sealed[me], lambda: known(me), _DEADLINE_S)
-        if me == 0:
-            forget_exchange(unsealed[0])
+        agree_start(coordinators[me], lambda: known(me), _DEADLINE_S)
 
     rounds.hold("hello", hello)
 
     def addresses(me: int) -> None:
-        peers = Peers(sealed[me], None)  # type: ignore[arg-type]  # it sends nothing
+        peers = Peers(coordinators[me], None)  # type: ignore[arg-type]  # it sends nothing
         for peer in neighbours(me, count):
             peers.address_of(peer)
 
@@ -264,18 +228,22 @@ def start(rounds: Rounds, count: int) -> list[Coordinator]:
         with rounds.led(part):
             addresses(0)
         rounds.others(addresses)
-    _on_all(rounds, sealed, "opened")
-    return sealed
+    _on_all(rounds, coordinators, "opened")
+    return coordinators
 
 
-def _on_all(rounds: Rounds, sealed: list[Coordinator], part: str, name: str = "opened") -> None:
+def _on_all(
+    rounds: Rounds, coordinators: list[Coordinator], part: str, name: str = "opened"
+) -> None:
     watch = PreemptionWatch(None, grace_s=1)
-    rounds.hold(part, lambda me: run_on_all(sealed[me], name, lambda: None, watch, _DEADLINE_S))
+    rounds.hold(
+        part, lambda me: run_on_all(coordinators[me], name, lambda: None, watch, _DEADLINE_S)
+    )
 
 
 def restore(
     rounds: Rounds,
-    sealed: list[Coordinator],
+    coordinators: list[Coordinator],
     shape: Shape,
     digests: list[str],
     lost: str,
@@ -286,7 +254,7 @@ def restore(
     leader = cells.leader_of(shape, peers)
     dialogues = [
         RestoreDialogue(
-            sealed[me],
+            coordinators[me],
             "restore/0",
             Series(),
             lambda: leader,
@@ -313,7 +281,7 @@ def restore(
         rounds.others(lambda me: dialogues[me].learn_plan())
     assert isinstance(leader.answer, RestorePlan), leader.answer
     rounds.hold("agree", lambda me: dialogues[me].agree(0, Status()))
-    _on_all(rounds, sealed, "ready", "restore/0/ready")
+    _on_all(rounds, coordinators, "ready", "restore/0/ready")
     return leader
 
 
@@ -322,9 +290,9 @@ def measure(directory: Path, cell: cells.Cell) -> dict[str, Any]:
     places, digests = cells.read_places(directory)
     service, count = _Service(), cell.shape.process_count
     rounds = Rounds(service, count)
-    sealed = start(rounds, count)
+    coordinators = start(rounds, count)
     peers = cells.Peers(directory, places)
-    leader = restore(rounds, sealed, cell.shape, digests, cell.lost, peers)
+    leader = restore(rounds, coordinators, cell.shape, digests, cell.lost, peers)
     service.close()
     return {
         "processes": count,

@@ -1,7 +1,7 @@
 """The processes of a job: coordination service, membership, notices, and access to peers.
 
-1. ``start_agreement`` compares the settings of all processes; ``secret_agreement`` agrees on the
-   run's secret and on keys with which every later value is sealed (``SealedCoordinator``).
+1. ``start_agreement`` compares the settings of all processes; ``secret_agreement`` gives all the
+   run's secret.
 2. ``membership`` claims the ramdisk, starts the server and agrees on an incarnation (``peers``).
 3. ``coordination`` is the only user of JAX's coordination service: put, get, list.
    ``round`` has the two ways to agree on it, a round and a cell that is set once, and the one
@@ -19,7 +19,7 @@ steps, the sync point of a notice, and the beats of the hang watch.
 
 Guaranteed: every wait has a deadline and names the missing processes; an error on one process of a
 collective call becomes an error on all; keys of a save or restore are deleted once every process is
-known to have passed it; a value that was not sealed by a process of this start is an error.
+known to have passed it.
 
 Not guaranteed: secrecy or availability of the service itself (see docs/security.md).
 """

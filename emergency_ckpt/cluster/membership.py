@@ -10,15 +10,15 @@ from pathlib import Path
 from emergency_ckpt.background import copy_threads
 from emergency_ckpt.cluster.coordination import connect, own_address
 from emergency_ckpt.cluster.peers import Known, Peers, agree_start
-from emergency_ckpt.cluster.secret_agreement import MADE_UP, agree_secret, forget_exchange
+from emergency_ckpt.cluster.secret_agreement import MADE_UP, forget_secret, share_secret
 from emergency_ckpt.cluster.shard_source import ProcessHoldings
-from emergency_ckpt.cluster.start_agreement import settings_digest
 from emergency_ckpt.config import Config
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.files import resolved
 from emergency_ckpt.ram.old_lives import greatest_number
 from emergency_ckpt.ram.other_runs import GRACE_S, LeftRun, OtherRuns
 from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.run_secret import OwnSecret
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import Writer
@@ -35,11 +35,8 @@ class Membership:
       known: what this process's RAM knew of the run when it came.
       newest_step: the newest step that any process, or storage, knew of; -1 without any.
       complete: the newest save that any process had on record in RAM as complete on all.
-      secret: the run's secret, the same on all processes.
-      coordinator: seals each value with a key that only the processes of this start have.
 
     Raises:
-      ConfigError: the processes do not have the same secret; on all of them.
       LocalTierError: on the failing process. RestoreFailed: on the others.
       DeadlineExceeded: a process did not come.
     """
@@ -49,18 +46,21 @@ class Membership:
         config: Config,
         process: tuple[int, int],
         start: str,
+        secret: OwnSecret | None,
         events: EventSink,
         stored: Callable[[], Known],
     ) -> None:
         """Join the job.
 
         Args:
-          start: the result of ``agree_settings``; compared once more.
+          start: the result of ``agree_settings``.
+          secret: the one that was given to this process, as to all others; None: none was.
           stored: called at the leader, once all have come: what storage knows of the run.
         """
         me, count = process
         self._events = events
         self._config = config
+        self._start = start
         run_id = self._run_id = config.run_name
         self._writer = Writer(
             process_index=me,
@@ -70,20 +70,13 @@ class Membership:
         )
         self._server: TransferServer | None = None
         self._tier: LocalTier | None = None
-        unsealed = connect(run_id)
-        agreed = agree_secret(
-            unsealed,
-            run_id,
-            config.secret_file,
-            config.start_timeout_s,
-            settings=f"{start} {settings_digest(config.shared_settings())}",
-        )
-        self.secret, self.coordinator, self._start = agreed.secret, agreed.coordinator, agreed.start
-        if agreed.is_made_up and me == 0:
+        self.coordinator = connect(run_id)
+        self._secret = share_secret(self.coordinator, secret, config.start_timeout_s)
+        if secret is None and count > 1 and me == 0:
             events.emit("start.warning", text=MADE_UP)
         self.client = TransferClient(
             run_id=run_id,
-            secret=self.secret.value,
+            secret=self._secret,
             io_timeout_s=config.transfer_timeout_s,
         )
         self.peers = Peers(self.coordinator, self.client)
@@ -100,7 +93,7 @@ class Membership:
         self.incarnation, self.newest_step = started.incarnation, started.newest_step
         self.complete = started.complete
         self.tier.note_incarnation(started.incarnation)
-        forget_exchange(unsealed)  # all processes have finished it
+        forget_secret(self.coordinator)  # all processes have read it
 
     def adopt_orphans(self) -> None:
         """Serve the saves of this run that are left in RAM. Call after all have joined.
@@ -141,7 +134,7 @@ class Membership:
         self._server = TransferServer(
             self.holdings,
             run_id=self._run_id,
-            secret=self.secret.value,
+            secret=self._secret,
             bind_host=config.bind_host or own_address(),
             port=config.bind_port,
             io_timeout_s=config.transfer_timeout_s,

@@ -174,12 +174,12 @@ class ConnectionPool:
         deadline_s = time.monotonic() + limit_s
         timeout = timeout_until(deadline_s, limit_s, "connection")
         pause_s = _FIRST_PAUSE_S
-        unproved: UnprovedPeer | None = None
+        earlier: TransferError | None = None  # says more than that the time of a later try is over
         while True:
             try:
                 stream = Stream(socket.create_connection(place, timeout()), address)
             except OSError as error:
-                raise unproved or _failed(operation, address, error, NotConnected) from error
+                raise earlier or _failed(operation, address, error, NotConnected) from error
             try:
                 handshake.prove_to_server(stream, self._credentials, holder, timeout)
                 return stream
@@ -189,14 +189,14 @@ class ConnectionPool:
                 raise UnprovedPeer(operation, address, problem, hint=_NO_PROOF) from error
             except handshake.Refused as refused:
                 stream.close()
-                failure = failure_error(operation, address, refused.failure)
+                failure = earlier = failure_error(operation, address, refused.failure)
                 again = refused.failure.code == "busy"
             except OSError as error:
                 stream.close()
-                failure = unproved or _failed(operation, address, error, NotConnected)
+                failure = earlier or _failed(operation, address, error, NotConnected)
                 if isinstance(error, handshake.LeftUnproved):
                     problem = "the peer closed the connection in place of its proof"
-                    failure = unproved = UnprovedPeer(operation, address, problem, hint=_NO_PROOF)
+                    failure = earlier = UnprovedPeer(operation, address, problem, hint=_NO_PROOF)
                 again = isinstance(error, ConnectionError)
                 failure.__cause__ = error
             except BaseException:

@@ -10,7 +10,6 @@ from coordination_suite import CHECKS
 from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster.coordination import LocalCoordinator, connect, deadline_left_s
-from emergency_ckpt.cluster.secret_agreement import SealedCoordinator
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -24,15 +23,6 @@ def test_memory(name: str, process_count: int) -> None:
     service = MemoryService(process_count)
     with ThreadPoolExecutor(process_count) as pool:
         list(pool.map(lambda p: CHECKS[name](service.member(p)), range(process_count)))
-
-
-@pytest.mark.parametrize("process_count", [1, 3])
-@pytest.mark.parametrize("name", CHECKS)
-def test_sealed(name: str, process_count: int) -> None:
-    service = MemoryService(process_count)
-    members = [SealedCoordinator(service.member(p), b"k" * 32) for p in range(process_count)]
-    with ThreadPoolExecutor(process_count) as pool:
-        list(pool.map(CHECKS[name], members))
 
 
 def test_alone_there_is_nobody_to_coordinate_with() -> None:

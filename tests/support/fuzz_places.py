@@ -16,7 +16,6 @@ import msgspec
 from fuzz_native import NATIVE
 from fuzz_targets import (
     GOLDEN,
-    KEY,
     SAVE,
     SECRET,
     SERVER_HELLO,
@@ -27,9 +26,7 @@ from fuzz_targets import (
     in_envelope,
 )
 
-from emergency_ckpt.cluster import secret_agreement
 from emergency_ckpt.cluster.coordination import decode_message
-from emergency_ckpt.core.keys import OpenedValue, open_value, seal_value
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.ram.locks import OWNER_LOCK, read_owner
@@ -134,14 +131,6 @@ def _sealed_frame(data: bytes) -> None:
     wire.decode_json(wire.REQUEST, direction.open_frame(header, sealed), "peer")
 
 
-def _secret_hello(data: bytes) -> None:
-    """Of a process without a secret, whose seal anybody can make."""
-    key, name = secret_agreement._key("run", None), secret_agreement._hello_name(1)
-    sealed = seal_value(key, name, OpenedValue(0, 0, data))
-    leader = secret_agreement.Exchange("run", 0, None, "settings")
-    leader.answers({1: sealed})
-
-
 def _message(kind: object) -> Callable[[bytes], object]:
     return lambda data: decode_message(data, kind, "message")
 
@@ -151,7 +140,6 @@ _SEALED = Direction(bytes(SEAL_KEY_BYTES), peer="p").seal_frame(
     wire.encode_payload(wire.GetInventory())
 )
 _BROKEN = (CheckpointError, ConnectionError, TimeoutError)
-_HELLO = msgspec.json.encode(secret_agreement.SecretHello("0" * 32, "0" * 64, "settings"))
 _INVENTORY = HolderInventory("process/0", 0, "h:1", (), ())
 _REPORT = msgspec.json.encode(Report(_INVENTORY, "0", wants_host_state=True))
 _LEDGER = (GOLDEN / "ledger_v1.json").read_bytes().replace(b'"demo"', b'"run"')
@@ -168,11 +156,6 @@ PLACES: Mapping[str, Target] = {
         (NotProved, ConnectionError, TimeoutError),  # no word about what the peer holds
     ),
     "sealed_frame": Target(_sealed_frame, [_SEALED]),
-    "sealed_value": Target(
-        lambda data: open_value(KEY, "name", data),
-        [seal_value(KEY, "name", OpenedValue(1, 2, b"x"))],
-    ),
-    "secret_hello": Target(_secret_hello, [_HELLO]),
     "report": Target(_message(Report), [_REPORT]),
     "answer": Target(
         _message(Answer),
