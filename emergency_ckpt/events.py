@@ -222,6 +222,7 @@ _WARNINGS = frozenset(
         "preemption.source_failed",
         "save.without_restore",
         "save.non_finite",
+        "save.unchanged",
         "stop.not_saved",
         "ramdisk.run_removed",
         "ramdisk.full",

@@ -98,8 +98,6 @@ MAX_MESSAGE_BYTES: Final = 1 << 20
 """Maximum of a message whose size does not depend on the state or the number of processes."""
 MAX_PLAN_MESSAGE_BYTES: Final = 256 << 20
 """Maximum of any message; its decoded objects take several times as much memory."""
-MAX_EXCHANGE_BYTES: Final = 16 << 10
-"""Maximum of a message by which processes agree on a secret."""
 
 MAX_REASON_BYTES: Final = 4000
 """Maximum for the reason that a process gives for its failure."""

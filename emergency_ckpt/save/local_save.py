@@ -23,6 +23,7 @@ from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
 from emergency_ckpt.save.finite import FiniteLeaves
 from emergency_ckpt.save.persistent.capture import SlotCapture
+from emergency_ckpt.save.unchanged import UnchangedSaves
 from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.staging import flat_bytes
@@ -87,6 +88,7 @@ class LocalSaves:
         self._preservation = preservation
         self._keep_last_n = keep_last_n
         self._finite = finite or FiniteLeaves(events)
+        self._unchanged = UnchangedSaves(events)
         self._published_s: dict[int, float] = {}
         self._complete: SaveId | None = None
         self.steps: tuple[int, ...] = ()
@@ -102,6 +104,7 @@ class LocalSaves:
     def restart_from(self, save: SaveId) -> None:
         """After a restore: ``save`` is what must not be lost; nothing else is in doubt."""
         self._finite.note_restored(is_finite=self._tier.finite == save)
+        self._unchanged.restart()
         self._begin_after(save)
 
     def forget(self, step: int) -> None:
@@ -166,6 +169,8 @@ class LocalSaves:
         self._settle(job.save, outcome, refusal, ended_s - started_s)
         if outcome.ballots:
             self._compare_replicas(job.save, outcome)
+            if outcome.kind == "complete":
+                self._unchanged.note(step, outcome.ballots)
 
     def _publish(self, job: LocalSave) -> Ballot:
         step = job.save.step
@@ -187,7 +192,11 @@ class LocalSaves:
         seconds = time.monotonic() - copied_s
         self._events.emit("save.published", step=step, size_bytes=size_bytes, seconds=seconds)
         self._publish_host_state(job)
-        return Ballot(bytes.fromhex(digest), layout_digest(job.layout), finite=is_finite)
+        layout = layout_digest(job.layout)
+        unchanged_since = self._unchanged.compare(step, layout, crcs)
+        return Ballot(
+            bytes.fromhex(digest), layout, finite=is_finite, unchanged_since=unchanged_since
+        )
 
     def _copy(self, job: LocalSave, writer: SlotWriter) -> tuple[list[int], bool]:
         """Return the CRC of each shard, and whether all are known to be finite.

@@ -42,6 +42,8 @@ _LEARN_TIMEOUT_S = 0.5
 _BALLOT_LIMIT_CHARS = 200
 _LATE_AGAIN_S = 5.0
 """Longest wait of the leader for a process that was too late for the vote before as well."""
+CHANGED = -1
+"""No step: a save that is not unchanged since any."""
 SKIPPED = "skipped it: the save before was under way"
 
 
@@ -56,12 +58,14 @@ class Ballot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
       layout: digest of which shards these are; replicas with equal layouts should have equal
         digests.
       finite: the values of these shards were looked at, and all are finite.
+      unchanged_since: the step of the save before, if all these shards equal its shards.
     """
 
     digest: bytes = b""
     layout: bytes = b""
     refused: str = ""
     finite: bool = False
+    unchanged_since: int = CHANGED
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

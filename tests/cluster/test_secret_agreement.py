@@ -55,7 +55,7 @@ def test_secret_in_the_service_that_is_none_is_an_error(value: bytes) -> None:
 
 
 @pytest.mark.parametrize("others", [None, OTHER, LAUNCHED])
-def test_start_with_different_secrets_fails_on_all_and_shows_none(others: OwnSecret | None) -> None:
+def test_start_with_different_secrets_fails_and_shows_none(others: OwnSecret | None) -> None:
     service = MemoryService(2)
     texts = [secret_text("run-a", own) for own in (GIVEN, others)]
     results = everywhere(

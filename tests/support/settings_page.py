@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from emergency_ckpt.core.save.retention_rules import NonFinite
     from emergency_ckpt.core.save.snapshot_plan import SnapshotMode
     from emergency_ckpt.observer import OnEvent
-    from emergency_ckpt.types import Requirement, Security
+    from emergency_ckpt.types import Requirement
 
 
 class Settings(TypedDict, total=False):

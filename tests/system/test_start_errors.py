@@ -33,7 +33,7 @@ def test_start_with_another_secret_fails_on_all(seen: Results) -> None:
     """Found at the first loss otherwise, when the peers' RAM is needed."""
     for outcome in of(seen, "another_secret"):
         assert outcome["error"] == "ConfigError", outcome
-        assert "process 1: has another one than process 0" in outcome["text"]
+        assert "secret differs between the processes: given, " in outcome["text"]
 
 
 def test_start_without_a_required_secret_is_refused(seen: Results) -> None:

@@ -76,7 +76,7 @@ def test_client_shows_a_wrong_server_no_request() -> None:
     assert seen == [b""]
 
 
-def test_server_shows_a_stranger_nothing_that_guesses_could_be_compared_with(
+def test_server_shows_a_stranger_nothing_to_compare_guesses_with(
     server: TransferServer,
 ) -> None:
     """Its share is random and its identity public; a wrong proof is answered by a close."""

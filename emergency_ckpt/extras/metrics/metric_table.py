@@ -277,6 +277,12 @@ METRICS = (
         (Source("save.non_finite", "leaves"),),
     ),
     Metric(
+        "eckpt_save_unchanged_total",
+        "counter",
+        "times that a save began to have all bytes of the save before",
+        (Source("save.unchanged"),),
+    ),
+    Metric(
         "eckpt_unreachable_total",
         "counter",
         "failed calls: storage, holder (a peer of a restore), buddy (a copy of the host state)",

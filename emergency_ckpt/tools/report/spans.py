@@ -64,6 +64,7 @@ _TROUBLE = frozenset(
         "save.dropped",
         "save.incomplete",
         "save.non_finite",
+        "save.unchanged",
         "start.warning",
         "stop.not_saved",
     }
