@@ -184,6 +184,7 @@ check: $(INSTALLED)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python verification/kill_matrix/matrix.py --check
 	$(BIN)/python tests/documents/run.py
+	$(BIN)/python verification/given_up_words.py
 
 # Apart from `check`: a copy whose history was rewritten lacks commits, and is whole nevertheless.
 .PHONY: check-history

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from emergency_ckpt.config.keywords import Settings
 
 _State = TypeVar("_State")
-_EXIT_TIMEOUT_S = 10.0
-_STOP_TIMEOUT_S = 30.0
 _STOPPED = "its checkpointer was stopped"
 _ENDED = "its program ended"
 
@@ -41,7 +39,7 @@ class EmergencyCheckpointer:
 
     Build it from a config (``EmergencyCheckpointer.default_config().set(...).instantiate()``) or
     from keywords (``EmergencyCheckpointer(dir=..., local_dir=...)``); ``config.Config`` lists the
-    settings. Construction, ``prefetch``, ``restore`` and ``stop`` must be called by all processes
+    settings. Construction, ``restore`` and ``stop`` must be called by all processes
     of the job, in the same order; ``save`` must be called by all at the same steps. After
     ``jax.distributed.initialize``, from one thread.
 
@@ -67,7 +65,6 @@ class EmergencyCheckpointer:
             self._config, start, process, self._buffers, self._link or find_link()
         )
         self._left_processes, self._failures = opened.left_processes, opened.failures
-        self._prefetches = opened.prefetches
         self._saver, self._steps = opened.saver, opened.steps
         self._resume = Resume(opened)
         self._stopped, self._why_stopped = False, "the checkpointer was stopped"
@@ -175,35 +172,6 @@ class EmergencyCheckpointer:
         """
         self._check_running("request a preemption save of")
         self._opened.watch.request()
-
-    def prefetch(
-        self,
-        abstract_state: PyTree,
-        *,
-        step: int | Literal["latest"] | None = None,
-        wants_host_state: bool = True,
-    ) -> None:
-        """Start a restore in the background for the next ``restore``. Collective; does not block.
-
-        Call it before the train step is compiled; the restore then runs during compilation, and
-        leaves the arrays on this process's devices. The next ``restore`` waits for it, plans as
-        ever, and takes these arrays where its plan needs the same; each process by itself. Any
-        other restore, and a save, releases them first. A prefetch that fails is logged and has no
-        other effect. It has a ``restore_timeout_s`` of its own. RAM holds the fetched shards as
-        after a restore, so a crash loses nothing.
-
-        Args:
-          abstract_state: as ``state`` of ``restore``, with equal shapes, dtypes and shardings.
-          step: as for ``restore``.
-          wants_host_state: True when ``restore`` will be given a ``host_state``, which it applies.
-
-        Raises:
-          InvalidState: as ``restore``. CheckpointError: after ``stop``, or while the arrays of the
-            previous prefetch wait for their ``restore``.
-        """
-        self._check_running("prefetch")
-        number = wanted_step("prefetch", step)
-        self._resume.prefetch(abstract_state, number, wants_host_state=wants_host_state)
 
     def restore(
         self,
@@ -331,7 +299,6 @@ class EmergencyCheckpointer:
             if not after_error and sys.exc_info()[0] is None:
                 ends.callback(self._opened.note_orderly_end)
             ends.callback(self._saver.stop, timeout_s)
-            ends.callback(self._prefetches.end, _STOP_TIMEOUT_S)
             ends.callback(lambda: self._left_processes.leave(_STOPPED, self._saver.begun))
             if not after_error:
                 self._saver.save_last(timeout_s)
@@ -346,7 +313,6 @@ class EmergencyCheckpointer:
             with second_signal_ends():
                 text = "training ended by %s; saves in progress have %g s to finish"
                 logging.error(text, text_of(error), limit_s)
-                self._prefetches.end(min(limit_s, _EXIT_TIMEOUT_S))
                 self._saver.abandon(limit_s)
         finally:
             self._opened.release(text_of(error))
@@ -365,7 +331,6 @@ class EmergencyCheckpointer:
         self._stopped = True
         failed = getattr(sys, "last_value", None) is not None  # the interpreter has printed it
         self._left_processes.leave(_ENDED, self._saver.begun)
-        self._prefetches.end(_EXIT_TIMEOUT_S)
         with second_signal_ends():
             self._saver.abandon(
                 self._config.exit_timeout_s if failed else self._config.longest_wait_s

@@ -29,7 +29,6 @@ from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import ConfigError, RestoreFailed
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.observer import JobView, Observer, StepProgress
-from emergency_ckpt.restore.prefetch import Prefetches
 from emergency_ckpt.restore.request import RestoreParts
 from emergency_ckpt.restore.steps import StepCatalog
 from emergency_ckpt.run_secret import OwnSecret, own_secret
@@ -97,7 +96,7 @@ class Opened:
     1. ``member``: the secret, the ramdisk, the server for peers, an incarnation for all; the leader
        inspects storage meanwhile.
     2. ``watch`` and ``left_processes``: notices of a preemption, processes that leave or die.
-    3. What saves (``saver``), restores (``restore_parts``, ``prefetches``) and lists ``steps``.
+    3. What saves (``saver``), restores (``restore_parts``) and lists ``steps``.
     4. All check what would show only at a loss or a save: ports, peers, storage (``_check``).
     5. ``observers`` of ``on_event`` meet the job.
 
@@ -294,7 +293,6 @@ class Opened:
             timelines=timelines,
             stored_chain=chain if self._saves_to_storage else None,
         )
-        self.prefetches = Prefetches(self.restore_parts)
         self.saver = saver = Saver(
             SaverParts(
                 config=config,
@@ -310,7 +308,6 @@ class Opened:
                 events=self.events,
                 failures=self.failures,
                 finite=self._finite,
-                before_save=self.prefetches.before_save,
                 inspect=self._deaths.inspect,
             ),
             member.incarnation,
@@ -318,7 +315,6 @@ class Opened:
         self.steps = StepCatalog(
             self.restore_parts,
             (member.tier,) if storage is None else (member.tier, storage.tier),
-            self.prefetches.before_removal,
             self.held_steps,
             saver.forget,
             lambda: saver.saved.incarnation,

@@ -17,7 +17,7 @@ from emergency_ckpt.types import LOCAL, PERSISTENT, TierName
 
 
 class Resume:
-    """Restores and prefetches of one checkpointer. For the training thread.
+    """Restores of one checkpointer. For the training thread.
 
     Neither ``save`` nor ``restore`` knows the other: what one has to learn from the other passes
     through here.
@@ -26,14 +26,6 @@ class Resume:
     def __init__(self, parts: Opened) -> None:
         self._parts = parts
         self._restores = 0
-
-    def prefetch(self, state: PyTree, step: int | None, *, wants_host_state: bool) -> None:
-        """Begin a restore in the background. Collective; returns at once.
-
-        Raises as ``EmergencyCheckpointer.prefetch``.
-        """
-        request, _ = self._request(state, step, wants_host_state, not wants_host_state)
-        self._parts.prefetches.start(request, self._parts.saver.is_idle, self._parts.held_steps)
 
     def restore(
         self,
@@ -46,7 +38,7 @@ class Resume:
     ) -> tuple[RestoredState, RestoreReport] | None:
         """Restore ``step``, and let saves go on from it. Collective; blocks. No save is under way.
 
-        1. Saves are held up; what was prefetched is waited for.
+        1. Saves are held up.
         2. ``Restore.run`` brings the step, or finds that there never was one.
         3. All settle: what is newer is forgotten, RAM is reserved for the saves to come.
         4. Saves continue from the step.
@@ -63,14 +55,13 @@ class Resume:
         started_s = time.monotonic()
         parts.saver.begin_restore()
         try:
-            with parts.prefetches.for_restore() as placed, parts.held_steps():
+            with parts.held_steps():
                 parts.events.emit("restore.started", requested_step=step)
                 restore = Restore(
                     parts.restore_parts,
                     request,
                     f"restore/{number}",
                     host_state=value,
-                    placed=placed,
                 )
                 restored = restore.run()
 

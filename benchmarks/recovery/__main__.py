@@ -160,7 +160,6 @@ def _text(
     rows.append(
         ["the checkpointer's share", *(f"{m.ours_s / m.total_s:.1%}" for m in medians.values())]
     )
-    rows.append(["hidden by prefetch", *(tables.number(m.hidden_s) for m in medians.values())])
     rows.append(["CPU time, all processes", *(tables.number(m.cpu_s) for m in medians.values())])
     rows.append([phases.SAVE, *(tables.number(m.save_s) for m in medians.values())])
     hosts = f"{options.slices} slices of {options.hosts_per_slice} hosts"

@@ -60,13 +60,11 @@ class Mark:
     Attributes:
       cpu_s: CPU time of the process until then.
       main_cpu_s: that of its main thread: neither JAX's service nor other threads of ours.
-      hidden_s: seconds by which the prefetch shortened the restore.
       spent_s: seconds of the restore by the names of ``contenders.TellsParts``.
     """
 
     moment: Moment
     cpu_s: float
-    hidden_s: float
     process: int = 0
     main_cpu_s: float = 0.0
     spent_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -79,13 +77,10 @@ class MarkFile:
         self._path = directory / f"{process:05d}_{life}.jsonl"
         self._process, self._life = process, life
 
-    def add(
-        self, name: str, hidden_s: float = 0.0, spent_s: Mapping[str, float] | None = None
-    ) -> None:
+    def add(self, name: str, spent_s: Mapping[str, float] | None = None) -> None:
         mark = Mark(
             Moment(time.time(), name, self._life),
             time.process_time(),
-            hidden_s,
             self._process,
             time.thread_time(),
             spent_s or {},
@@ -107,7 +102,6 @@ class Recovery:
 
     Attributes:
       parts: seconds, by the keys of ``NAMES``.
-      hidden_s: seconds by which the prefetch shortened the restore.
       cpu_s: CPU time of all processes from their start to the first step. It depends less than
         ``parts`` on the machine's other load.
       save_s: the first save, from the call until the last process knows that it is complete.
@@ -117,7 +111,6 @@ class Recovery:
     """
 
     parts: dict[str, float]
-    hidden_s: float
     cpu_s: float
     save_s: float = 0.0
     mean_cpu_s: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -162,7 +155,6 @@ def recovery(events: Iterable[Moment], marks: Sequence[Mark]) -> Recovery:
     restored = [mark for mark in begun if (mark.moment.name, mark.process) == (RESTORED, 0)]
     return Recovery(
         parts,
-        max(mark.hidden_s for mark in marks),
         sum(mark.cpu_s for mark in begun if mark.moment.name == STEPPED),
         passed[SAVED] - passed[SAVING],
         {key: statistics.fmean(each[key] for each in cpu_s.values()) for key in (*_ENDS, SAVE)},
@@ -195,7 +187,6 @@ def median(rounds: Sequence[Recovery]) -> Recovery:
 
     return Recovery(
         middle(lambda each: each.parts),
-        statistics.median(each.hidden_s for each in rounds),
         statistics.median(each.cpu_s for each in rounds),
         statistics.median(each.save_s for each in rounds),
         middle(lambda each: each.mean_cpu_s),

@@ -50,8 +50,6 @@ def main() -> None:
             bind_host="127.0.0.1",
         )
     )
-    if isinstance(session, contenders.Prefetching) and not options.small:
-        session.prefetch()
     marks.add(phases.OPENED)
     sequences = _SEQUENCES_PER_DEVICE * mesh.size
     train_step = model.compile_train_step(config, mesh, sequences)
@@ -63,9 +61,8 @@ def main() -> None:
         done, state = phases.RESTORE_STEP, contenders.restore(session, phases.RESTORE_STEP)
         jax.block_until_ready(state)
         state = {**state, "key": jax.random.wrap_key_data(state["key"])}
-    hidden_s = session.hidden_s if isinstance(session, contenders.Prefetching) else 0.0
     spent_s = session.spent_s if isinstance(session, contenders.TellsParts) else {}
-    marks.add(phases.RESTORED, hidden_s, spent_s)
+    marks.add(phases.RESTORED, spent_s)
     rows = _SEQUENCES_PER_DEVICE * here.devices_per_host
     for step in range(done + 1, phases.LAST_STEP + 1):
         local = np.full((rows, config.sequence_length + 1), step % 256, np.uint8)
@@ -91,9 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--contender", required=True)
     parser.add_argument("--marks-dir", type=Path, required=True)
     parser.add_argument("--dir", type=Path, required=True, help="the persistent directory")
-    parser.add_argument(
-        "--small", action="store_true", help="a smaller model, and no prefetch: each part by itself"
-    )
+    parser.add_argument("--small", action="store_true", help="a smaller model")
     parser.add_argument("--hold", action="store_true", help="wait for the fault at its step")
     # Where no launcher says it; the batch script adds the last three.
     parser.add_argument("--slices", type=int)

@@ -19,13 +19,4 @@ Guaranteed: one step for all processes; no byte that failed its CRC; no older st
 or storage did not answer. Only an answer says something about a copy: another CRC, or "not held".
 A holder that cannot be reached is asked again, after the others, until nothing moves any more: an
 error that names it. ``StorageUnreachable`` likewise. Each stored step is loaded at most twice.
-
-``prefetch`` runs all of it but the host state and the settling in a thread of its own while the
-train step compiles, and leaves a cache on each process: the placed arrays, with the save, the CRCs
-of the copies and the tree that they were made of. ``restore`` reports and plans as ever. A process
-whose part of the plan is made of the same, and whose RAM has all that it keeps, takes the arrays;
-all else is as without a prefetch. Hits need not agree: no placing is collective. Any other plan
-releases the arrays before it needs memory, and so does a save. A prefetch that failed leaves
-nothing. One that was cancelled changes RAM no more (``RestoreRoom.check``), so a save waits for it
-only a moment.
 """

@@ -56,14 +56,10 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     restored: tuple[RestoredSave, ...] = ()
 
 
-class AttemptCancelled(RestoreFailed):
-    """A process does not want any more what all were about to restore. Nothing is wrong."""
-
-
-FailureKind = Literal["failed", "given_up", "holder", "storage", "no_room"]
-"""Cause that ends a restore: a fault; a process withdrew; a holder of copies in RAM, or
-storage, could not be reached. The last one ends none: the process that found no room in its
-ramdisk uses memory from then on, and all try again."""
+FailureKind = Literal["failed", "holder", "storage", "no_room"]
+"""Cause that ends a restore: a fault; a holder of copies in RAM, or storage, could not be reached.
+The last one ends none: the process that found no room in its ramdisk uses memory from then on, and
+all try again."""
 
 
 class Status(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -103,8 +99,6 @@ class PlanFailed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_field
 def failure_kind(error: Exception) -> FailureKind:
     """Return what ``error`` means for all processes of the restore."""
     match error:
-        case AttemptCancelled():
-            return "given_up"
         case HolderUnreachable():
             return "holder"
         case PersistentTierError(unreachable=True, retryable=True):
@@ -118,9 +112,6 @@ def failure_kind(error: Exception) -> FailureKind:
 def failure_of(kind: FailureKind, target: str, problem: str) -> RestoreFailed:
     """Return the error that every process raises."""
     match kind:
-        case "given_up":
-            hint = "no process has restored anything"
-            return AttemptCancelled("restore", target, problem, hint=hint)
         case "holder":
             hint = f"{_UNREACHABLE_HINT}. {_SILENCE_HINT}"
             return HolderUnreachable("restore", target, problem, hint=hint)
@@ -290,7 +281,7 @@ class RestoreDialogue:
         told = self._learn(lambda leader: leader.plan())
         if not isinstance(told, PlanFailed):
             return told
-        if self._leader_error is not None and told.kind in ("failed", "given_up"):
+        if self._leader_error is not None and told.kind == "failed":
             raise self._leader_error
         failure = failure_of(told.kind, "the job", told.error)
         raise (self._told(failure) if told.kind == "failed" else failure) from self._leader_error

@@ -58,16 +58,10 @@ class HolderCalls:
 
     Attributes:
       progress: of the restore; no call is repeated after its deadline.
-
-    Args:
-      check: called before a call is repeated; what it raises ends the call.
     """
 
-    def __init__(
-        self, events: EventSink, progress: WorkProgress, check: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, events: EventSink, progress: WorkProgress) -> None:
         self.progress = progress
-        self._check = check
         self._events = events
         self._got_s = -math.inf
 
@@ -120,7 +114,6 @@ class HolderCalls:
                 break
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            self._check()
         if not silent:
             return None
         problem = "; ".join(f"{holder}: {error}" for holder, error in sorted(silent.items())[:4])

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
-import jax
 import msgspec
 
 from emergency_ckpt.cluster.coordination import Coordinator
@@ -32,7 +29,7 @@ from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.state.tree import PyTree, StateTree
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.types import LeafSpec, SaveId, ShardId, TierName
+from emergency_ckpt.types import SaveId, TierName
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +58,7 @@ class RestoreParts:
 
 @dataclasses.dataclass(frozen=True)
 class RestoreRequest:
-    """The state that one restore, prefetch or survey is asked for, on this process.
+    """The state that one restore or survey is asked for, on this process.
 
     Attributes:
       like: gives the types of host values.
@@ -76,41 +73,6 @@ class RestoreRequest:
     wants_host_state: bool
     retained: RetainedShards | None
     tensors_only: bool = False
-
-    def host_types(self) -> list[tuple[type[Any], object]]:
-        """Return type and dtype of each host value: the dtype also tells the byte order."""
-        flat = jax.tree_util.tree_leaves(self.like)
-        values = (flat[leaf.position] for leaf in self.tree.leaves if leaf.sharding is None)
-        return [(type(value), getattr(value, "dtype", None)) for value in values]
-
-
-@dataclasses.dataclass(frozen=True)
-class MadeOf:
-    """Ingredients of a state on this process's devices: the same ones make the same state.
-
-    It says nothing of the holders from whom the bytes came.
-
-    Attributes:
-      host_types: as in ``RestoreRequest``.
-      leaves: by path, as saved.
-      crcs: CRC32C of each chosen shard.
-    """
-
-    save: SaveId
-    tree: StateTree
-    host_types: list[tuple[type[Any], object]]
-    leaves: Mapping[str, LeafSpec]
-    crcs: Mapping[ShardId, int]
-
-    def difference(self, wanted: MadeOf) -> str:
-        """Return in what this is not ``wanted``; empty when it is."""
-        if (self.tree, self.host_types) != (wanted.tree, wanted.host_types):
-            return "another state was prefetched"
-        if self.save.step != wanted.save.step:
-            return f"step {self.save.step} was prefetched, and {wanted.save.step} is restored"
-        if self != wanted:
-            return f"other copies of step {self.save.step} were prefetched"
-        return ""
 
 
 @dataclasses.dataclass
@@ -133,9 +95,7 @@ class RestoredState:
     Attributes:
       save: its identity; it lies in RAM now, wherever it came from.
       tier: where this process's part came from.
-      made_of: of which ``state`` was made, where a prefetch is concerned.
       gathered: digest of the slot with all that this process keeps, where one was written.
-      is_prefetched: ``state`` was on the devices before.
       is_loaded: this restore loaded the step from storage, on all processes.
       timeline: the newest that any process knew, or storage.
       lives, instead_of: as in ``RestorePlan``.
@@ -148,9 +108,7 @@ class RestoredState:
     tier: TierName
     state: PyTree
     tally: Tally
-    made_of: MadeOf | None
     gathered: str | None
-    is_prefetched: bool = False
     is_loaded: bool = False
     rejected: tuple[Rejection, ...] = ()
     timeline: Timeline | None = None
@@ -166,11 +124,9 @@ class RestoreReport:
 
     Attributes:
       step: the restored step.
-      tier: where this process took its part from, in this restore or in the prefetch that it used:
-        ``"local"`` (own RAM and peers') or ``"persistent"``.
+      tier: where this process took its part from: ``"local"`` (own RAM and peers') or
+        ``"persistent"``.
       seconds: from the call to the return.
-      overlapped_seconds: of a prefetch that this process used, how long it had worked before the
-        call.
       bytes_local, bytes_peer, bytes_persistent: bytes of tensors read from the own ramdisk, from
         peers and from the persistent directory. What this process read from storage for its peers
         counts too; what it then took from its own RAM does not.
@@ -186,7 +142,6 @@ class RestoreReport:
     bytes_persistent: int
     host_state: object
     rejected: tuple[Rejection, ...]
-    overlapped_seconds: float = 0.0
 
 
 class CompleteSteps(msgspec.Struct, frozen=True, tag="steps", forbid_unknown_fields=True):

@@ -5,25 +5,23 @@
 3. Load. Where the step is in storage, all load it into RAM (``storage_load``), each byte once over
    the job, and report again: from here on it is a step in RAM.
 4. Place. Each process verifies its own shards, fetches lost ones from peers (``shards``), and hands
-   their memory to JAX. What a prefetch has left of the same copies is taken as it is.
+   their memory to JAX.
 5. Host state. The documents are fetched, pushed to the buddies, and applied (``host_state``).
 6. Agree. Each tells how 3, or 4 and 5, went. The leader's verdict is everyone's: done, and the
    incarnation that begins; once more from 2, without the copies that failed; or the end.
 7. Settle. Each forgets what is newer than the step, and begins the incarnation. The caller ends
    this with a round: nobody trains before all have settled.
 
-``run`` is 1 to 6 and changes nothing of the saves to come, so that it may run in the background
-while no process trains (``prefetch``); ``settle`` is 7.
+``run`` is 1 to 6 and changes nothing of the saves to come; ``settle`` is 7.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TypeVar
 
 from absl import logging
@@ -46,7 +44,6 @@ from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.host_state import HostStateRestore, fetch_documents
 from emergency_ckpt.restore.leader import RestoreLeader
 from emergency_ckpt.restore.request import (
-    MadeOf,
     RestoredState,
     RestoreParts,
     RestoreReport,
@@ -60,7 +57,7 @@ from emergency_ckpt.restore.storage_load import (
     StorageLoad,
     passed_over,
 )
-from emergency_ckpt.state.materialize import in_layouts_of, materialize
+from emergency_ckpt.state.materialize import materialize
 from emergency_ckpt.state.tree import BoxTable
 from emergency_ckpt.storage.hedged_reads import OnHedged
 from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
@@ -76,80 +73,11 @@ _WAITS = ("report", "agree")
 _MOST_PASSED_OVER = 8
 
 
-class PlacedState:
-    """A cache of one restored state on this process's devices, left by a prefetch. Thread-safe.
-
-    What becomes of it is each process's own affair.
-
-    Attributes:
-      cancelled_for: why it is not wanted any more, or came to nothing; empty while it may be used.
-      is_used: a restore has ended with this state.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._state: RestoredState | None = None
-        self._started_s = time.monotonic()
-        self._ended_s: float | None = None
-        self.cancelled_for = ""
-        self.is_used = False
-
-    @property
-    def is_there(self) -> bool:
-        """Return whether there is a state."""
-        return self._state is not None
-
-    def put(self, state: RestoredState) -> None:
-        """Keep ``state``, unless it is not wanted any more."""
-        with self._lock:
-            if not self.cancelled_for:
-                self._state = state
-
-    def find(self, wanted: MadeOf) -> RestoredState | None:
-        """Return the state if it is made of ``wanted``; else release its memory, and None."""
-        with self._lock:
-            found = self._state
-        if found is None or found.made_of is None:
-            return None
-        difference = found.made_of.difference(wanted)
-        if not difference:
-            return found
-        del found
-        self.cancel(difference)
-        return None
-
-    def release(self, reason: str) -> None:
-        """Release the memory of the state, if there is one."""
-        if self._state is not None:
-            self.cancel(reason)
-
-    def cancel(self, reason: str) -> None:
-        """It is not wanted any more: release its memory, and keep none that comes later."""
-        with self._lock:
-            self.cancelled_for = self.cancelled_for or reason
-            self._state = None
-
-    def end(self) -> None:
-        """Note that the work on it has ended."""
-        self._ended_s = time.monotonic()
-
-    def seconds_until(self, now_s: float) -> float:
-        """Return the seconds that the work on it had taken at ``now_s``."""
-        end_s = now_s if self._ended_s is None else min(self._ended_s, now_s)
-        return max(0.0, end_s - self._started_s)
-
-
 class Restore:
     """One restore on this process: ``run``, then ``settle``; each once, on all processes.
 
     Args:
       name: of this restore, the same everywhere, used once.
-      host_state: None: its documents come into RAM, and are not applied.
-      placed: what a prefetch has left, or what this restore will leave.
-      check: called between the parts of an attempt and while others are waited for; what it raises
-        ends the restore on all processes.
-
-    Attributes:
     """
 
     def __init__(
@@ -158,15 +86,11 @@ class Restore:
         request: RestoreRequest,
         name: str,
         *,
-        host_state: HostStateRestore | None,
-        placed: PlacedState | None,
-        check: Callable[[], None] = lambda: None,
+        host_state: HostStateRestore,
     ) -> None:
         self._parts = parts
         self._request = request
         self._host_state = host_state
-        self._placed = placed
-        self._check = check
         self._limits = limits = parts.config.restore_limits
         self._total_end_s = time.monotonic() + limits.total_s
         self._progress = WorkProgress(limits)
@@ -184,23 +108,14 @@ class Restore:
             parts.series,
             self._new_leader,
             deadline_s=self._total_end_s,
-            check=self._check_others,
+            check=self._beats.check,
         )
-        self._calls = HolderCalls(parts.events, self._progress, check)
-        self._room = RestoreRoom(parts.tier, check)
+        self._calls = HolderCalls(parts.events, self._progress)
+        self._room = RestoreRoom(parts.tier)
         self._spent_s: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
         self._attempt = -1
         self._loaded: SaveId | None = None  # the step that all processes have loaded into RAM
         self._loaded_bytes = 0  # read by this process, also of steps that failed on another
-
-    @property
-    def deadline_s(self) -> float:
-        """Return the time of ``time.monotonic`` at which it has ended, unless something moves."""
-        return min(self._total_end_s, self._progress.moved_s + self._limits.patience_s)
-
-    def _check_others(self, processes: Collection[int]) -> None:
-        self._check()
-        self._beats.check(processes)
 
     def run(self) -> RestoredState | None:
         """Restore the state; return None where there never was a complete step.
@@ -209,8 +124,8 @@ class Restore:
         here holds the state afterwards.
 
         Raises:
-          RestoreFailed: on all processes, when it fails on one; AttemptCancelled: it was cancelled
-            there. The error of ``no_plan_error``, on all: what there is must not be restored.
+          RestoreFailed: on all processes, when it fails on one. The error of ``no_plan_error``, on
+            all: what there is must not be restored.
         """
         try:
             with self._beats:
@@ -285,10 +200,7 @@ class Restore:
         """Load this process's part of a persistent step into RAM; return its bytes."""
         parts, now_s = self._parts, time.monotonic()
         assert parts.persistent is not None, "only a checkpointer with a directory plans for it"
-        self._check()
         self._tell_plan(plan, PERSISTENT)
-        if self._placed is not None:
-            self._placed.release(f"step {plan.step} is loaded from storage")
         with self._phase("load"):
             nbytes = StorageLoad(
                 parts.tier,
@@ -328,7 +240,6 @@ class Restore:
         assert plan.save is not None, "a persistent step is loaded into RAM first"
         parts, save, me = self._parts, plan.save, self._parts.holdings.name
         part = plan.processes.get(parts.process[0], ProcessPlan())
-        self._check()
         self._tell_plan(plan, LOCAL)
         parts.tier.protect([held.save for held in parts.tier.held()[0]])
         self._quarantine_outvoted(save, me, part.outvoted)
@@ -345,22 +256,12 @@ class Restore:
         )
         with self._phase("shards"):
             restored = self._place(part, save, shards)
-        self._check()
         with self._phase("host_state"):
             return self._with_host_state(restored, plan, part, save, me)
 
     def _place(self, part: ProcessPlan, save: SaveId, shards: ShardCollection) -> RestoredState:
-        """Return the state on the devices: as it is there already, or verified, fetched, placed."""
-        request, made_of = self._request, None
-        if self._placed is not None:
-            leaves, crcs = shards.made_of(part)
-            made_of = MadeOf(save, request.tree, request.host_types(), leaves, crcs)
-            found = self._placed.find(made_of)
-            if found is not None and shards.holds_all(part, found.gathered):
-                state = in_layouts_of(request.like, found.state)
-                return dataclasses.replace(found, state=state, is_prefetched=True)
-            del found
-            self._placed.release("not all that this process keeps is in its RAM")
+        """Return the state on the devices: verified, fetched, placed."""
+        request = self._request
         with shards.collecting(part) as arrivals:
             state = materialize(
                 request.tree, request.like, shards.bytes_of, arrivals, shards.dtype_of
@@ -375,7 +276,7 @@ class Restore:
             # Bytes that this process just read from storage do not count as found in its RAM.
             tally.local = max(0, tally.local - self._loaded_bytes)
             tally.persistent, tier = self._loaded_bytes, PERSISTENT
-        return RestoredState(save, tier, state, tally, made_of, shards.gathered)
+        return RestoredState(save, tier, state, tally, shards.gathered)
 
     def _quarantine_outvoted(
         self, save: SaveId, me: str, outvoted: Mapping[str, tuple[int, ...]]
@@ -416,8 +317,7 @@ class Restore:
         documents = fetch_documents(
             parts.tier, parts.client, self._calls, self._room, part, save, count, me
         )
-        if self._host_state is not None:
-            self._host_state.apply(save, documents)
+        self._host_state.apply(save, documents)
         return dataclasses.replace(
             restored,
             is_loaded=self._loaded == save,
@@ -444,17 +344,13 @@ class Restore:
         if verdict.done and result is not None:
             return result, verdict
         del result
-        if self._host_state is not None:
-            self._host_state.undo()
+        self._host_state.undo()
         if verdict.error:
             raise failure_of(verdict.kind, f"step {plan.step}", verdict.error)
         return None
 
     def _with_incarnation(self, restored: RestoredState, verdict: Verdict) -> RestoredState:
-        # Also what a prefetch is given: the restore after it begins a later incarnation.
         self._parts.tier.note_incarnation(verdict.incarnation)
-        if self._placed is not None:
-            self._placed.is_used = restored.is_prefetched
         return dataclasses.replace(restored, incarnation=verdict.incarnation)
 
     # 7: settle.
@@ -489,8 +385,7 @@ class Restore:
             parts.stored_chain.follow_soon(restored.incarnation)
         # A job that saves nothing does not fail to: its lives are not counted.
         self._note_complete(restored, restored.lives + 1 if parts.config.save_plans() else 0)
-        if self._host_state is not None:
-            self._host_state.finish()
+        self._host_state.finish()
         return self._finished(restored, started_s)
 
     def _note_complete(self, restored: RestoredState, lives: int) -> None:
@@ -515,18 +410,15 @@ class Restore:
             parts.events.emit("restore.note", text=text)
 
     def _finished(self, restored: RestoredState, started_s: float) -> RestoreReport:
-        tally, overlapped_s = restored.tally, 0.0
-        if self._placed is not None and restored.is_prefetched:
-            overlapped_s = self._placed.seconds_until(started_s)
+        tally = restored.tally
         report = RestoreReport(
             step=restored.save.step,
             tier=restored.tier,
             seconds=time.monotonic() - started_s,
-            overlapped_seconds=overlapped_s,
             bytes_local=tally.local,
             bytes_peer=tally.peer,
             bytes_persistent=tally.persistent,
-            host_state=None if self._host_state is None else self._host_state.restored,
+            host_state=self._host_state.restored,
             rejected=restored.rejected,
         )
         told = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}

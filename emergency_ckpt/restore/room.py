@@ -31,13 +31,10 @@ class RestoreRoom:
 
     Attributes:
       lack: why something is in memory instead of the ramdisk; empty while nothing is.
-      check: called before RAM is changed, also by who publishes what was written; what it raises
-        ends the restore.
     """
 
-    def __init__(self, tier: LocalTier, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, tier: LocalTier) -> None:
         self._tier = tier
-        self.check = check
         self.lack = ""
 
     def note_full(self, reason: str) -> None:
@@ -89,7 +86,6 @@ class RestoreRoom:
         in_ramdisk: Callable[[], _T],
         in_memory: Callable[[], _T],
     ) -> _T:
-        self.check()
         if self.lack:
             return in_memory()
         held = {each.save for each in self._tier.held()[0]}

@@ -158,31 +158,6 @@ class ShardCollection:
         """Bytes by where they came from, so far."""
         return self._fetcher.tally
 
-    def made_of(self, plan: ProcessPlan) -> tuple[dict[str, LeafSpec], dict[ShardId, int]]:
-        """Return the leaves as saved and the CRC32C of each shard that ``plan`` chooses.
-
-        Blocks for manifests of peers; ``collecting`` does not fetch them again. CopiesFailed,
-        HolderUnreachable.
-        """
-        leaves: dict[str, LeafSpec] = {}
-        crcs: dict[ShardId, int] = {}
-        own = [(read, self._own_contents(read.digest)) for read in plan.local]
-        theirs = [(group, self._contents_of(group, plan)) for group in plan.fetch]
-        for part, contents in (*own, *theirs):
-            leaves.update({leaf.path: leaf for leaf in contents.leaves})
-            for shard in selected(part.shards, contents):
-                crcs[contents.shard_id(shard)] = contents.shards[shard].crc32c
-        return leaves, crcs
-
-    def holds_all(self, plan: ProcessPlan, gathered: str | None) -> bool:
-        """Return whether all that stays in this process's RAM is there.
-
-        ``gathered``: the slot that alone has to have it, if any, or else it is as ``plan`` says.
-        """
-        kept, _ = self._divide(plan.fetch, self._fetched)
-        is_held = gathered is None or self._tier.contents(gathered) is not None
-        return is_held and not kept and not self._tier.quarantined_shards(gathered or "")
-
     @contextmanager
     def collecting(self, plan: ProcessPlan) -> Generator[Iterable[Sequence[ShardId]]]:
         """Verify what is here and fetch what is not, in a thread of its own, while inside.
@@ -355,7 +330,6 @@ class ShardCollection:
             built = build_contents(
                 self._save, leaves, layout, [crcs[placed.shard] for placed in layout.shards]
             )
-            self._room.check()
             self.gathered = writer.stage(built)
             writer.publish()
         except BaseException:

@@ -56,17 +56,14 @@ class StepCatalog:
 
     Attributes:
       tiers: those of this process, the fastest to read first.
-      before_removal: called before a removal: a prefetch may have the step.
       removals_held: a context in which nothing else removes old steps.
       forget: called on all processes with a step that was removed, or was to be.
       incarnation: of this life's saves.
-      series: the rounds of surveys, removals and inspections. Apart from those of restores: a
-        prefetch may be under way.
+      series: the rounds of surveys, removals and inspections.
     """
 
     parts: RestoreParts
     tiers: tuple[Tier, ...]
-    before_removal: Callable[[int], None]
     removals_held: Callable[[], AbstractContextManager[object]]
     forget: Callable[[int], None]
     incarnation: Callable[[], str]
@@ -147,7 +144,6 @@ class StepCatalog:
         """
         number = self.removals
         self.removals += 1
-        self.before_removal(step)
         try:
             with self.removals_held():
                 errors = run_and_report(

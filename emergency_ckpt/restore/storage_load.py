@@ -221,7 +221,6 @@ class StorageLoad:
                 if not may_pass or pause_s >= min(patience_s, self._progress.left_s):
                     raise
             time.sleep(pause_s)
-            self._room.check()
             self._progress.again()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -247,7 +246,6 @@ class StorageLoad:
             with writer.file() as file:
                 crcs = self._read(reads, offsets, file)
             ordered = [crcs[placed.shard] for placed in layout.shards]
-            self._room.check()
             digest = writer.stage(build_contents(plan.save, self._leaves, layout, ordered))
             writer.publish()
         self._tier.keep_only(plan.save, digest)

@@ -51,8 +51,6 @@ class SaverParts:
 
     Attributes:
       finite: which leaves were finite.
-      before_save: called when a save of a step starts; gives what its background part does first,
-        if anything.
       inspect: raises PeerLeft, or PeerAbsent, when a process is found that the training waits
         for in vain.
     """
@@ -70,7 +68,6 @@ class SaverParts:
     events: EventSink
     failures: Failures
     finite: FiniteLeaves
-    before_save: Callable[[int], Callable[[], object] | None]
     inspect: Callable[[], None]
 
     @functools.cached_property

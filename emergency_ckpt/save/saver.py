@@ -202,13 +202,10 @@ class Saver:
         except PeerAbsent as error:
             self._give_up(name, save, error)
             return []
-        first = self._parts.before_save(request.step)
-        if first is not None:
-            work = chain(first, work)
         if number is not None:
             work = self._when_confirmed(name, request.step, number, work)
         # Training waits neither for others, for whom the reader may have to wait, nor for storage.
-        snapshot.start(everything=read is None and (first is not None or number is not None))
+        snapshot.start(everything=read is None and number is not None)
         if read is not None:
             work = chain(read, work)
         self._parts.events.emit("save.started", step=request.step, tier=name)
@@ -468,10 +465,6 @@ class Saver:
         if watch.sync_step is not None:
             limit_s = min(limit_s, watch.grace_left_s())
         return time.monotonic() + limit_s
-
-    def is_idle(self, timeout_s: float) -> bool:
-        """Return whether no save is under way; waits so long for each tier at most. Any thread."""
-        return all(s.worker.wait_idle(timeout_s) for s in self._schedules.values())
 
     def save_last(self, timeout_s: float | None = None) -> None:
         """At the end of training: heed a notice that has come since the last step, and save that.

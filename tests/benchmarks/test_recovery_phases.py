@@ -23,7 +23,6 @@ def _marks() -> list[Mark]:
         Mark(
             Moment(20.0 + 10 * at + late, name, 1),
             cpu_s=at * (1.0 + late),
-            hidden_s=late / 2,
             process=late,
             main_cpu_s=at / 2,
             spent_s={"plan": 0.5 + late} if name == phases.RESTORED else {},
@@ -31,7 +30,7 @@ def _marks() -> list[Mark]:
         for at, name in enumerate(phases.MARKS)
         for late in (0, 1)
     ]
-    return [*reversed(marks), Mark(Moment(6.0, phases.STEPPED, 0), cpu_s=100.0, hidden_s=0.0)]
+    return [*reversed(marks), Mark(Moment(6.0, phases.STEPPED, 0), cpu_s=100.0)]
 
 
 def test_phases_parts_add_up_to_the_recovery() -> None:
@@ -49,7 +48,7 @@ def test_phases_parts_add_up_to_the_recovery() -> None:
     }
     assert found.total_s == 81.0 - 10.0
     assert list(found.parts) == list(phases.NAMES)
-    assert (found.hidden_s, found.cpu_s, found.save_s) == (0.5, 6.0 + 12.0, 10.0)
+    assert (found.cpu_s, found.save_s) == (6.0 + 12.0, 10.0)
     assert found.ours_s == 20.0
 
 

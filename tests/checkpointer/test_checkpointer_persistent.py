@@ -105,13 +105,10 @@ def test_metrics_that_are_no_mapping_are_refused_at_the_call(world: World) -> No
 def test_restore_latest_is_the_newest_and_a_name_is_refused(world: World) -> None:
     with world.open_both() as checkpointer:
         save_all(checkpointer, world, 2, 3)
-        checkpointer.prefetch(world.state(0), step="latest", wants_host_state=False)
         assert checkpointer.restore("latest", state=world.state(0))[0] == 3
         wrong: Any = "newest"
         with pytest.raises(InvalidState, match="not the number of a step"):
             checkpointer.restore(wrong, state=world.state(0))
-        with pytest.raises(InvalidState, match="not the number of a step"):
-            checkpointer.prefetch(world.state(0), step=wrong)
 
 
 @pytest.mark.dear

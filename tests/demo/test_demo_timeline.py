@@ -40,7 +40,7 @@ def test_plain_lines_tell_the_story_in_order_and_once() -> None:
         "life 1: 2 hosts start",
         "restoring: collecting the inventories",
         "process 0 restored step 20 in 0.25 s: 1000 B own RAM",
-        "process 1 restored step 20 in 1.25 s (the prefetch saved 0.50 s): 900 B peers",
+        "process 1 restored step 20 in 1.25 s: 900 B peers",
         "step  30  loss 7.0000",
         "the job is done, in life 1",
     ]

@@ -185,16 +185,6 @@ def crash_in_restore(world: JobProcess, kill: Kill) -> None:
         world.meet()
 
 
-def crash_in_prefetch(world: JobProcess, kill: Kill) -> None:
-    mesh = mesh_of(world.slices)
-    listener = RestoreKiller(world, kill)
-    config = world.config(kill.name, run_id=RUN_ID, mesh=mesh, on_event=listener)
-    with config.instantiate() as ckpt:
-        ckpt.prefetch(specs_on(mesh))
-        # The end comes in the background, where a trainer compiles.
-        threading.Event().wait(WAIT_S)
-
-
 def recover(world: JobProcess, name: str) -> dict[str, Any]:
     """Restore, and go on: the saves after a crash must go as well as those before it."""
     mesh = mesh_of(world.slices)
@@ -288,7 +278,6 @@ CRASHES = {
         crash_in_save,
         crash_in_persistent_save,
         crash_in_restore,
-        crash_in_prefetch,
     )
 }
 

@@ -53,7 +53,6 @@ def test_recoveries_failed_run_give_figures() -> None:
         recovery_s=1058.25 - 1033,
         away_s=20.0,
         restore_s=0.5,
-        overlapped_s=0.25,
     )
 
 

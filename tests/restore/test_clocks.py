@@ -41,19 +41,15 @@ def live(
     *steps: int,
     tier: str = "ram",
     restores: bool = True,
-    prefetches: bool = False,
     step: int | None = None,
 ) -> int | None:
     """One life: restore ``step`` or the newest, then save ``steps``. Returns what was restored."""
     found = None
     opened = world.open if tier == "ram" else world.open_both
     with opened(**TIERS[tier]) as ckpt:
-        if prefetches:
-            ckpt.prefetch(world.state(0), step=step, wants_host_state=False)
         if restores:
             found, state = ckpt.restore(step, state=world.state(0))
             assert found is None or same(state, world.state(found))
-            assert prefetches == ("prefetch.finished" in world.names())
         save_all(ckpt, world, *steps)
     world.events.clear()
     if tier == "storage":
@@ -63,42 +59,39 @@ def live(
 
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("restores", [True, False], ids=["restored", "not restored"])
-def test_prefetched_restore_after_a_clock_a_day_ahead_counts(
+def test_restore_after_a_clock_a_day_ahead_counts(
     world: World, clock: Clock, tier: str, *, restores: bool
 ) -> None:
     """Each life has another leader: one with a clock a day ahead, then one whose clock is right."""
     clock.ahead_s = DAY_S
     live(world, 1, 2, tier=tier, restores=restores)
-    assert live(world, 3, tier=tier, prefetches=True) == 2
+    assert live(world, 3, tier=tier) == 2
     clock.ahead_s = 0
-    assert live(world, 4, tier=tier, prefetches=True) == 3
-    assert live(world, 5, tier=tier, prefetches=True) == 4
+    assert live(world, 4, tier=tier) == 3
+    assert live(world, 5, tier=tier) == 4
     assert live(world, tier=tier) == 5
 
 
-@pytest.mark.parametrize("prefetches", [True, False], ids=["prefetched", "not prefetched"])
-def test_host_back_with_an_abandoned_chain_of_an_hour_ahead(
-    world: World, clock: Clock, *, prefetches: bool
-) -> None:
+def test_host_back_with_an_abandoned_chain_of_an_hour_ahead(world: World, clock: Clock) -> None:
     live(world, 7)
     clock.ahead_s = HOUR_S
     assert live(world, 8, 9) == 7
     away = Path(f"{world.ramdisk}.away")
     shutil.copytree(world.ramdisk, away)
     clock.ahead_s = 0
-    assert live(world, 10, step=8, prefetches=prefetches) == 8
+    assert live(world, 10, step=8) == 8
     (place,) = away.glob("*/process_*")
     place.rename(world.ramdisk / "run" / "process_00009")
     assert live(world) == 10
 
 
-@pytest.mark.parametrize("how", ["restore", "prefetch", "neither"])
+@pytest.mark.parametrize("restores", [True, False], ids=["restored", "not restored"])
 def test_start_with_the_clock_an_hour_back_saves_what_counts(
-    world: World, clock: Clock, how: str
+    world: World, clock: Clock, *, restores: bool
 ) -> None:
     live(world, 10)
     assert live(world, 20) == 10
     clock.ahead_s = -HOUR_S
-    live(world, 30, 40, restores=how != "neither", prefetches=how == "prefetch")
+    live(world, 30, 40, restores=restores)
     clock.ahead_s = 0
     assert live(world) == 40

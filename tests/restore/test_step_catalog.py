@@ -121,18 +121,6 @@ def test_step_left_by_a_removal_outlives_failures(world: World) -> None:
         assert ckpt.restore(state=world.state(0), host_state={"at": 0})[0] == 1
 
 
-@pytest.mark.parametrize("is_ready", [False, True])
-def test_removed_step_is_not_in_a_prefetch(world: World, is_ready: bool) -> None:
-    with world.open(local_keep_last_n=2) as ckpt:
-        save_all(ckpt, world, 1, 2)
-    with world.open(local_keep_last_n=2) as ckpt:
-        ckpt.prefetch(world.state(0), wants_host_state=False)
-        if is_ready:
-            world.wait_for("prefetch.finished")
-        ckpt.steps.remove(2)
-        assert ckpt.restore(state=world.state(0))[0] == 1
-
-
 def test_removed_step_is_gone_in_adopted_directories(world: World) -> None:
     """Of another process that had this ramdisk, and that the job now lacks."""
     with world.open(local_keep_last_n=2) as ckpt:

@@ -62,7 +62,7 @@ def test_policy_is_not_asked_about_failed_saves(world: World) -> None:
         assert whole(ckpt, world) == (2, 4)
 
 
-@pytest.mark.parametrize("begins_by", ["saving", "survey", "prefetch"])
+@pytest.mark.parametrize("begins_by", ["saving", "survey"])
 def test_failed_saves_of_a_life_without_restore(world: World, begins_by: str) -> None:
     """The newest whole step of the life before stays until one of this life is whole."""
     host = Unsteady()
@@ -72,8 +72,6 @@ def test_failed_saves_of_a_life_without_restore(world: World, begins_by: str) ->
     with world.open() as ckpt:
         if begins_by == "survey":
             ckpt.go_on_after(ckpt.steps.survey(world.state(0)))
-        if begins_by == "prefetch":
-            ckpt.prefetch(world.state(0))
         for step in (11, 12, 13):
             save(ckpt, world, step, host, fails=True)
             assert whole(ckpt, world) == (10,)

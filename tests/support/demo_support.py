@@ -46,7 +46,6 @@ def restored(
     process: int, *, local: int = 0, peer: int = 0, persistent: int = 0, **changes: Any
 ) -> LoggedEvent:
     fields: dict[str, Any] = {"step": 20, "tier": "local", "seconds": 0.25 + process}
-    fields["overlapped_seconds"] = 0.5 * process
     moved = {"bytes_local": local, "bytes_peer": peer, "bytes_persistent": persistent}
     return event(200, "restore.finished", life=1, process=process, **(fields | moved | changes))
 

@@ -30,7 +30,7 @@ def logged(time_s: float, name: str, process: int = 0, life: int = 0, **fields: 
 
 def restored_at(time_s: float, process: int, step: int = 20, **fields: Any) -> LoggedEvent:
     moved = {"bytes_local": 0, "bytes_peer": 0, "bytes_persistent": 0}
-    known = {"step": step, "tier": "local", "seconds": 0.5, "overlapped_seconds": 0.25}
+    known = {"step": step, "tier": "local", "seconds": 0.5}
     return logged(time_s, "restore.finished", process, 1, **(known | moved | fields))
 
 

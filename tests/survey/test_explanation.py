@@ -86,21 +86,6 @@ def test_story_of_killed_process_is_unfinished() -> None:
     assert explanation.processes[1].last_event == "restore.planned"
 
 
-def test_story_begins_with_the_prefetch_that_was_taken() -> None:
-    events = [
-        event(1, "start.ready"),
-        event(2, "prefetch.started", requested_step=None),
-        *one(0, 2)[1:4],
-        event(6, "prefetch.finished", step=40, seconds=4.0),
-        event(9, "restore.started", requested_step=None),
-        event(9.25, "restore.planned", step=40, tier="local", rejected=0),
-        event(9.5, "restore.finished", step=40, tier="local", bytes_local=100, bytes_peer=0),
-    ]
-    (process,) = story_of(events).processes
-    assert process.phases.prefetched == 7
-    assert (process.phases.plan, process.phases.fetch, process.phases.settle) == (1.25, 2, 0.25)
-
-
 def test_story_keeps_remarks_in_order() -> None:
     events = one(0, 10)
     events[3:3] = [

@@ -42,7 +42,6 @@ AFTER_SAVE = {
     ("save.host_state_published", "behind"): (OLD, OLD, OLD),
     ("save.pushed", "behind"): (OLD, OLD, OLD),
 }
-IN_PREFETCH = (("restore.fetched", 0), ("prefetch.finished", 1))
 IN_RESTORE = ("restore.planned", "restore.fetched", "restore.finished", RESTORE_RETURNED)
 
 
@@ -77,13 +76,6 @@ def restore_case(point: str, victim: int) -> Case:
     return Case(kill, {name: OLD, last: OLD} if kept else {name: OLD}, {last: 0} if kept else {})
 
 
-def prefetch_case(point: str, victim: int) -> Case:
-    """As in a restore, but for who comes back: the next life has lost no more."""
-    name = f"prefetch-{point}-{victim}"
-    survivor = "ahead" if point == "restore.fetched" else "free"
-    return Case(Kill(name, "crash_in_prefetch", point, victim, survivor), {name: OLD}, {})
-
-
 IN_MAKE_TEST = {"save.copying-ahead-0", "save.pushed-ahead-0", "restore.planned-0"}
 
 
@@ -105,7 +97,6 @@ def of_both(cases: list[Case]) -> list[Any]:
 
 SAVES = [save_case(*key, victim) for key in AFTER_SAVE for victim in (0, 1)]
 RESTORES = [restore_case(point, victim) for point in IN_RESTORE for victim in (0, 1)]
-PREFETCHES = [prefetch_case(*each) for each in IN_PREFETCH]
 BASE = Kill("base", "crash_in_save", "save.staged", 1, "ahead")
 
 
@@ -119,7 +110,7 @@ def worlds(request: pytest.FixtureRequest) -> Iterator[dict[str, list[Any]]]:
     ]
     with job_root() as root:
         outcomes: dict[str, list[Any]] = {}
-        if any(case in RESTORES + PREFETCHES for case in cases):
+        if any(case in RESTORES for case in cases):
             crash(root, BASE)
         names: list[str] = []
         with ThreadPoolExecutor(2) as pool:
@@ -133,7 +124,7 @@ def worlds(request: pytest.FixtureRequest) -> Iterator[dict[str, list[Any]]]:
 
 def attempt(root: Path, case: Case) -> AssertionError | None:
     """One crash, and the worlds after it; what went wrong is for the test of this case."""
-    if case in RESTORES + PREFETCHES:
+    if case in RESTORES:
         copy_without(root, BASE.name, case.kill.name, [1])
     try:
         crash(root, case.kill)
@@ -172,9 +163,4 @@ def test_killed_in_a_save(worlds: dict[str, list[Any]], case: Case) -> None:
 
 @pytest.mark.parametrize("case", of_both(RESTORES), ids=lambda case: case.kill.name)
 def test_killed_in_a_restore(worlds: dict[str, list[Any]], case: Case) -> None:
-    check(worlds, case)
-
-
-@pytest.mark.parametrize("case", PREFETCHES, ids=lambda case: case.kill.name)
-def test_killed_in_a_prefetch(worlds: dict[str, list[Any]], case: Case) -> None:
     check(worlds, case)

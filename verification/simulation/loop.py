@@ -101,9 +101,6 @@ class Loop:
     def _train(self, process: Process) -> None:
         scheduler, life = sim.scheduler, self._life
         checkpointer = self._checkpointer(process)
-        if life.begins == "prefetch":
-            checkpointer.prefetch(_start(process))
-            scheduler.sleep(life.step_s)
         step = {"zero": 0, "ahead": self._newest + 1}.get(life.begins)
         if step is None:
             step = self._restore(checkpointer, process)

@@ -36,7 +36,7 @@ class Life:
 
     Attributes:
       slices: the process indices of each slice. hosts: the host of each process.
-      begins: how the loop begins: with "restore", with "prefetch" and restore, with "back", a
+      begins: how the loop begins: with "restore", with "back", a
         restore of the step ``back`` before the newest, or without: at step "zero", or "ahead" of
         all steps that were saved.
       wiped: hosts that lose their RAM before it.
@@ -72,7 +72,7 @@ class Life:
 
     slices: tuple[tuple[int, ...], ...]
     hosts: tuple[int, ...]
-    begins: Literal["restore", "prefetch", "back", "zero", "ahead"] = "restore"
+    begins: Literal["restore", "back", "zero", "ahead"] = "restore"
     back: int = 1
     wiped: tuple[int, ...] = ()
     clocks: tuple[tuple[int, float], ...] = ()
@@ -110,7 +110,7 @@ class Life:
     @property
     def restores(self) -> bool:
         """True when the loop restores before it trains."""
-        return self.begins in ("restore", "prefetch", "back")
+        return self.begins in ("restore", "back")
 
     @property
     def rest(self) -> Life:
@@ -282,8 +282,8 @@ def _draw_life(
     _draw_end(rng, odds, members, values)
     _draw_trouble(rng, odds, len(placed), values)
     _draw_clocks(rng, odds, placed, values)
-    if odds.happens("begins", 0.2):
-        values["begins"] = rng.choice(("prefetch", "prefetch", "zero", "ahead"))
+    if odds.happens("begins", 0.1):
+        values["begins"] = rng.choice(("zero", "ahead"))
     return Life(members, placed, **values)
 
 

@@ -239,8 +239,6 @@ def instruct(orders: list[Order], fault: Fault, steps: int) -> None:
             case "clock_at_start":
                 if fault.numbers[3] < 0.5 or index == victim:
                     change["clock_s"] = clock_error_s(fault)
-            case "prefetch":
-                change |= {"prefetches": True, "chance": fault.numbers[2] + index}
             case "resets":
                 change |= {
                     "resets": 1 + int(4 * fault.numbers[0]),

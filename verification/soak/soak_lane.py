@@ -220,7 +220,7 @@ class Incidents:
                     did[fault.kind] = f"up to {life.orders[0].resets} on each process"
                 case "clock_at_start":
                     did[fault.kind] = f"{[round(order.clock_s) for order in life.orders]} s"
-                case "prefetch" | "no_restore":
+                case "no_restore":
                     did[fault.kind] = fault.text or "before the restore"
                 case "other_shape" | "other_ids":
                     pass

@@ -19,7 +19,6 @@ ALL_RAM_SHARE = 0.2
 """Share of incidents that cost all RAM besides, where there is storage: most need none of it."""
 STRIPPED_SHARE = 0.04
 """Share of incidents in which storage loses all files of one sort, where there is storage."""
-PREFETCH_SHARE = 0.2
 NO_RESTORE_SHARE = 0.05
 MAX_HOSTS = 8
 DAY_S = 86400.0
@@ -69,7 +68,6 @@ KINDS: Mapping[str, Phase] = {
     "other_shape": "restore",
     "other_ids": "restore",
     "clock_at_start": "restore",
-    "prefetch": "restore",
     "no_restore": "restore",
 }
 # What ends a life; where none of these was drawn, processes are killed at some moment.
@@ -214,11 +212,8 @@ def incident_of(chance: random.Random, number: int, kinds: list[str]) -> Inciden
     lost_share = 0.6 if "storage_stripped" in chosen else ALL_RAM_SHARE
     if "marker_damaged" in kinds and chance.random() < lost_share:
         chosen.append("all_ram_wiped")
-    chosen += [
-        kind
-        for kind, share in (("prefetch", PREFETCH_SHARE), ("no_restore", NO_RESTORE_SHARE))
-        if chance.random() < share
-    ]
+    if chance.random() < NO_RESTORE_SHARE:
+        chosen.append("no_restore")
     chosen = list(dict.fromkeys(chosen))
     endings = [kind for kind in chosen if kind in ENDINGS]
     chosen = [kind for kind in chosen if kind not in endings[1:]]

@@ -56,7 +56,6 @@ class Order:
       kill_at: the event at which it kills itself.
       raises_after: steps of a settled life after which the training loop raises, or -1.
       clock_s, clock_jump: its clock is wrong by these seconds, and after a step by some more.
-      prefetches: it prefetches before it restores.
       goes_on_after: it does not restore, and goes on after this step.
       put_back: names of known defects, see ``PUT_BACK``.
       resets: how many connections it breaks while it restores.
@@ -77,7 +76,6 @@ class Order:
     raises_after: int = -1
     clock_s: float = 0.0
     clock_jump: tuple[int, float] | None = None
-    prefetches: bool = False
     goes_on_after: int | None = None
     put_back: tuple[str, ...] = ()
     resets: int = 0
@@ -288,9 +286,6 @@ def _train(order: Order, journal: Journal, clock: Clock, stop: threading.Event) 
         **order.settings,
     )
     with checkpointer as ckpt:
-        if order.prefetches:
-            ckpt.prefetch(specs(mesh))
-            time.sleep(0.1 * random.Random(order.chance).random())
         step = state = None
         if order.goes_on_after is None:
             step, state = ckpt.restore(state=specs(mesh), host_state=data)

@@ -81,19 +81,6 @@ class Session(Protocol):
 
 
 @runtime_checkable
-class Prefetching(Protocol):
-    """A session that can restore in the background, while the caller compiles."""
-
-    def prefetch(self) -> None:
-        """Begin the next ``restore`` now. Collective; does not block."""
-
-    @property
-    def hidden_s(self) -> float:
-        """Seconds by which ``prefetch`` shortened the last ``restore``."""
-        ...
-
-
-@runtime_checkable
 class TellsReadyWait(Protocol):
     """A session that tells how much of a save was no stall."""
 
@@ -105,7 +92,7 @@ class TellsReadyWait(Protocol):
 
 @runtime_checkable
 class TellsParts(Protocol):
-    """A session that tells what the last restore, or prefetch, was spent on."""
+    """A session that tells what the last restore was spent on."""
 
     spent_s: dict[str, float]
     """Seconds on this process by the parts of the event ``restore.phases``."""

@@ -31,7 +31,7 @@ class OurSession:
         config = EmergencyCheckpointer.default_config().set(on_event=self._note, **settings)
         self._complete_step: int | None = None
         self._saved_step: int | None = None
-        self._hidden_s = self._ready_s = 0.0
+        self._ready_s = 0.0
         self.spent_s: dict[str, float] = {}
         ours = type("Ours", (EmergencyCheckpointer,), {"_buffers": buffers or Buffers()})
         self._checkpointer = ours(config)
@@ -59,13 +59,6 @@ class OurSession:
         if self._complete_step != self._saved_step:
             raise RuntimeError(f"the save of step {self._saved_step} is not complete everywhere")
 
-    def prefetch(self) -> None:
-        self._checkpointer.prefetch(self._abstract_state, wants_host_state=False)
-
-    @property
-    def hidden_s(self) -> float:
-        return self._hidden_s
-
     def newest(self) -> tuple[int | None, PyTree]:
         return self._checkpointer.restore(state=self._abstract_state)
 
@@ -76,8 +69,6 @@ class OurSession:
             self._ready_s += event.fields["ready_seconds"]
         elif event.name == "restore.phases":
             self.spent_s = {name.removesuffix("_seconds"): s for name, s in event.fields.items()}
-        elif event.name == "restore.finished":
-            self._hidden_s = event.fields["overlapped_seconds"]
 
     def close(self) -> None:
         self._checkpointer.__exit__(None, None, None)

@@ -173,7 +173,7 @@ METRICS = (
     Metric(
         "eckpt_restore_phase_seconds",
         "histogram",
-        "parts of a restore or prefetch, as the event restore.phases",
+        "parts of a restore, as the event restore.phases",
         tuple(
             Source("restore.phases", f"{phase}_seconds", phase)
             for phase in ("report", "plan", "load", "shards", "host_state", "agree")
@@ -239,12 +239,6 @@ METRICS = (
         "counter",
         "further plans of restores, after a copy failed (leader)",
         (Source("restore.replanned"),),
-    ),
-    Metric(
-        "eckpt_prefetch_seconds",
-        "histogram",
-        "prefetches that ended with a state",
-        (Source("prefetch.finished", "seconds"),),
     ),
     Metric(
         "eckpt_quarantined_copies_total",

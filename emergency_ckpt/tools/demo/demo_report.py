@@ -42,7 +42,6 @@ _NO_RECOVERY = RunRecovery(
     recovery_s=None,
     away_s=0.0,
     restore_s=None,
-    overlapped_s=0.0,
 )
 
 
@@ -67,14 +66,10 @@ class FinishedRun:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScenarioVerdict:
-    """The result of one scenario; ``problems``: why it is not a success.
-
-    ``saved_seconds``: restore time saved by the prefetch.
-    """
+    """The result of one scenario; ``problems``: why it is not a success."""
 
     summary: Summary
     problems: tuple[str, ...]
-    saved_seconds: float = 0.0
 
     @property
     def passed(self) -> bool:
@@ -178,7 +173,6 @@ def decide_verdict(
     return ScenarioVerdict(
         summary=summary,
         problems=(*recovery_faults, *equality_faults),
-        saved_seconds=recovery.overlapped_s,
     )
 
 
@@ -227,7 +221,6 @@ def summary_table(verdicts: Sequence[ScenarioVerdict]) -> Table:
         "fault\nat",
         "back\nto",
         "restore",
-        "saved by\nprefetch",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     for heading in ("own\nRAM", "peers'\nRAM", "persist.\ntier"):
@@ -242,7 +235,6 @@ def summary_table(verdicts: Sequence[ScenarioVerdict]) -> Table:
             str(summary["fault_step"]),
             str(summary["restored_step"]),
             f"{summary['restore_seconds']:.2f} s",
-            f"{verdict.saved_seconds:.2f} s",
             *(size_text(moved[source]) for source in (LOCAL, "peer", PERSISTENT)),
         )
     first = verdicts[0].summary

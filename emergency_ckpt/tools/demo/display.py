@@ -126,8 +126,6 @@ def _restored(event: LoggedEvent) -> str:
     if fields.get("step") is None:
         return ""
     line = f"process {event.process} restored step {_step(event)} in {fields['seconds']:.2f} s"
-    if saved := fields.get("overlapped_seconds"):
-        line += f" (the prefetch saved {saved:.2f} s)"
     moved = [
         f"{size_text(size)} {source}"
         for field, source in _SOURCES.items()
@@ -153,18 +151,6 @@ _LINES: dict[str, tuple[str, bool, Callable[[LoggedEvent], str]]] = {
     "train.step": (_PLAIN, True, _trained),
     "save.complete": (_SAVE, True, _complete),
     "persistent.complete": (_SAVE, True, _complete),
-    "prefetch.started": (
-        _GOOD,
-        True,
-        lambda e: "prefetching while the step compiles" if e.life else "",
-    ),
-    "prefetch.finished": (
-        _GOOD,
-        False,
-        lambda e: (
-            f"process {e.process} has prefetched step {_step(e)} in {e.fields['seconds']:.2f} s"
-        ),
-    ),
     "restore.started": (
         _GOOD,
         True,

@@ -78,14 +78,12 @@ class Trainer:
         self._log.note(name, fields, slice=self._slice_index)
 
     def run(self) -> results.ProcessResult:
-        """Prefetch, compile, restore, train, wait for the saves. Collective; blocks.
+        """Compile, restore, train, wait for the saves. Collective; blocks.
 
         Blocking, collective.
         """
         abstract = model.abstract_state(self._config, self._mesh)
         with self._checkpointer_config.instantiate() as checkpointer:
-            # The restore runs in the background while this thread compiles.
-            checkpointer.prefetch(abstract)
             # Compiled now and not at the first call, because CPU collectives wait at most 30 s and
             # processes that share cores compile at different speeds. The restore synchronizes them.
             sequences = SEQUENCES_PER_DEVICE * self._mesh.size

@@ -26,7 +26,6 @@ _COLOURS = {
     "save to RAM": "#0072B2",
     "save to storage": "#E69F00",
     "stall": "#D55E00",
-    "prefetch": "#56B4E9",
     "restore": "#009E73",
     "planning": "#CC79A7",
     "reading storage": "#E69F00",
@@ -36,7 +35,6 @@ _COLOURS = {
 # From the middle of a process's row: where the lane begins, and its height.
 _LANES = {
     "training": (-0.42, 0.84),
-    "prefetch": (-0.4, 0.2),
     "restore": (-0.4, 0.2),
     "planning": (-0.18, 0.14),
     "reading storage": (-0.18, 0.14),

@@ -125,7 +125,6 @@ class RunRecovery:
         training in the new life; None when the new life never trained.
       away_s: seconds of those until the first event of the new life.
       restore_s: longest ``restore`` of a process, in seconds; None when there was none.
-      overlapped_s: longest time that a prefetch ran before ``restore`` was called.
     """
 
     life: int
@@ -138,7 +137,6 @@ class RunRecovery:
     recovery_s: float | None
     away_s: float
     restore_s: float | None
-    overlapped_s: float
 
 
 def recoveries_of(
@@ -178,9 +176,6 @@ def _recovery(
         recovery_s=_recovery_s(last, life),
         away_s=max(0.0, life.begin_s - last.stopped_s),
         restore_s=max(times, default=None),
-        overlapped_s=max(
-            (number(each, "overlapped_seconds") or 0.0 for each in restores), default=0.0
-        ),
     )
 
 

@@ -250,8 +250,7 @@ def _recoveries(recoveries: Sequence[RunRecovery]) -> str:
             _time(each.lost_s),
             _time(each.recovery_s),
             _time(each.away_s),
-            _time(each.restore_s)
-            + (f" + {_time(each.overlapped_s)} prefetched" if each.overlapped_s else ""),
+            _time(each.restore_s),
         )
         for each in recoveries[:MAX_TABLE_ROWS]
     ]

@@ -18,7 +18,6 @@ KINDS = (
     "save to RAM",
     "save to storage",
     "stall",
-    "prefetch",
     "restore",
     "planning",
     "reading storage",
@@ -36,7 +35,6 @@ _ENDS = {
         "persistent.skipped",
     },
 }
-_PREFETCH_ENDS = {"prefetch.finished", "prefetch.nothing", "prefetch.failed", "prefetch.given_up"}
 _RESTORE_ENDS = {"restore.finished", "restore.nothing"}
 _PHASES = {
     "restore.planned": "planning",
@@ -52,7 +50,6 @@ _TROUBLE = frozenset(
         "persistent.unreachable",
         "preemption.not_written",
         "preemption.reached",
-        "prefetch.failed",
         "ram.lost",
         "restore.holder_unreachable",
         "restore.persistent_unreachable",
@@ -153,26 +150,24 @@ def _stalls(process: int, part: Iterable[LoggedEvent]) -> list[Span]:
 
 def _restores(process: int, part: Sequence[LoggedEvent]) -> list[Span]:
     found: list[Span] = []
-    begun: dict[str, float] = {}
+    begun_s: float | None = None
     phase_s: float | None = None
     step: int | None = None
     for event in part:
         step = whole(event, "step") if whole(event, "step") is not None else step
-        if event.name in ("prefetch.started", "restore.started"):
-            begun[event.name.partition(".")[0]] = event.time_s
-            phase_s = event.time_s
+        if event.name == "restore.started":
+            begun_s = phase_s = event.time_s
         elif event.name in _PHASES and phase_s is not None:
             found.append(_span(process, _PHASES[event.name], phase_s, event.time_s, step))
             phase_s = event.time_s
-        elif event.name in _PREFETCH_ENDS | _RESTORE_ENDS:
-            kind = event.name.partition(".")[0]
-            if kind in begun:
-                found.append(_span(process, kind, begun.pop(kind), event.time_s, step))
-            if phase_s is not None and event.name in ("prefetch.finished", "restore.finished"):
+        elif event.name in _RESTORE_ENDS:
+            if begun_s is not None:
+                found.append(_span(process, "restore", begun_s, event.time_s, step))
+            if phase_s is not None and event.name == "restore.finished":
                 found.append(_span(process, "handing over, waits", phase_s, event.time_s, step))
-            phase_s = None
-    for kind, begin_s in begun.items():
-        span = _span(process, kind, begin_s, part[-1].time_s, step)
+            begun_s = phase_s = None
+    if begun_s is not None:
+        span = _span(process, "restore", begun_s, part[-1].time_s, step)
         found.append(dataclasses.replace(span, unfinished=True))
     return found
 

@@ -23,9 +23,6 @@ _REMARKS: Mapping[str, tuple[str, ...]] = {
     "restore.persistent_unreachable": ("reason",),
     "restore.push_failed": ("buddy", "reason"),
     "restore.note": ("text",),
-    "prefetch.unused": ("reason",),
-    "prefetch.failed": ("reason",),
-    "prefetch.given_up": ("reason",),
     "divergence": ("step", "leaf", "holders", "text"),
 }
 """Events that a person should know of, and the fields that say why."""
@@ -63,14 +60,12 @@ class RestorePhases(msgspec.Struct, frozen=True):
       load: storage into RAM.
       fetch: the check of its own shards and the transfer of others, onto the devices.
       settle: host state, the decision of all, and what RAM keeps.
-      prefetched: of all these, before ``restore`` was called.
     """
 
     plan: float = 0.0
     load: float = 0.0
     fetch: float = 0.0
     settle: float = 0.0
-    prefetched: float = 0.0
 
 
 class RestoredProcess(msgspec.Struct, frozen=True):
@@ -162,24 +157,14 @@ def _life(event: LoggedEvent) -> tuple[str, int, str]:
 
 
 def _restore_of(events: Sequence[LoggedEvent]) -> list[LoggedEvent]:
-    """Return a process's events of its last restore; none when it began none.
-
-    They begin with the prefetch that the restore took or gave up, if there was one.
-    """
+    """Return a process's events of its last restore; none when it began none."""
     starts = [n for n, each in enumerate(events) if each.name == "restore.started"]
     if not starts:
         return []
-    begin = last = starts[-1]
-    while begin > 0 and events[begin - 1].name.startswith(("restore.", "prefetch.", "divergence")):
-        begin -= 1
-        if events[begin].name in _ENDS:
-            begin += 1
-            break
-    names = [each.name for each in events[begin:last]]
-    begin = begin + names.index("prefetch.started") if "prefetch.started" in names else last
-    end = next((n for n in range(last, len(events)) if events[n].name in _ENDS), None)
+    begin = starts[-1]
+    end = next((n for n in range(begin, len(events)) if events[n].name in _ENDS), None)
     if end is None:
-        end = last
+        end = begin
         while end + 1 < len(events) and _belongs(events[end + 1]):
             end += 1
     return list(events[begin : end + 1])
@@ -224,16 +209,12 @@ def _phases(part: Sequence[LoggedEvent]) -> RestorePhases:
     ends = {"restore.planned": "plan", "restore.loaded": "load", "restore.fetched": "fetch"}
     ends |= dict.fromkeys(_ENDS, "settle")
     spent: dict[str, float] = dict.fromkeys(["plan", "load", "fetch", "settle"], 0.0)
-    prefetched_s, before_s = 0.0, part[0].time_s
+    before_s = part[0].time_s
     for each in part:
-        if each.name == "restore.started":
-            prefetched_s = each.time_s - part[0].time_s
-        if each.name in ("prefetch.finished", "restore.started"):
-            before_s = each.time_s
-        elif (phase := ends.get(each.name)) is not None:
+        if (phase := ends.get(each.name)) is not None:
             spent[phase] += each.time_s - before_s
             before_s = each.time_s
-    return RestorePhases(**spent, prefetched=prefetched_s)
+    return RestorePhases(**spent)
 
 
 def _outcome(outcomes: Iterable[Outcome]) -> Outcome:

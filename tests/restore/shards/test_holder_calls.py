@@ -146,14 +146,3 @@ def test_holder_that_breaks_off_is_asked_while_some_of_it_comes(
     with pytest.raises(HolderUnreachable, match="a: "):
         calls.first("step 10", ["a"], ask, lambda *_: None)
     assert longest_s - 120 < clock.now_s - began_s < longest_s
-
-
-def test_call_that_is_not_wanted_any_more_ends() -> None:
-    holders = Holders(a=[RESET])
-
-    def check() -> None:
-        raise ValueError("not wanted")
-
-    calls = HolderCalls(EventSink(None, process_index=0), WorkProgress.until(math.inf), check)
-    with pytest.raises(ValueError, match="not wanted"):
-        calls.first("step 10", ["a"], holders.ask, lambda *_: None)

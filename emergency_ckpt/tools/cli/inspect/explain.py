@@ -72,9 +72,6 @@ def _print(explanation: RestoreExplanation) -> None:
         _COLUMNS,
         [_row(each) for each in explanation.processes],
     )
-    hidden_s = max(each.phases.prefetched for each in explanation.processes)
-    if hidden_s:
-        print(f"\nof this, up to {seconds_text(hidden_s)} passed before restore was called")
     for each in explanation.processes:
         if each.outcome in ("failed", "unfinished"):
             reason = each.reason or f"it did not end; its last event is {each.last_event}"

@@ -1,0 +1,51 @@
+"""Fail where a word of a mechanism that this project gave up stands in code, tests or docs.
+
+A word that stays behind means that a part of its mechanism does. ``CHANGELOG.md`` and
+``docs/reliability.md`` say what was given up, and why: they may name it.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+MAY_NAME_THEM = frozenset(
+    {
+        "CHANGELOG.md",
+        "docs/reliability.md",
+        "native/engine/crc32c_interleaved.h",  # the CPU's prefetch
+        "verification/given_up_words.py",
+    }
+)
+
+WORDS = (
+    r"prefetch(?!_buffer_size|\(2\))",  # a restore ahead of its call; not Grain's and tf.data's
+)
+"""Regular expressions, for any case of letters."""
+
+_FILES = re.compile(r"\.(py|pyi|md|cc|h|yaml|yml|json|sh|txt|toml)$|(^|/)Makefile$")
+
+
+def main() -> int:
+    """Print each line with such a word; return 1 when there is one."""
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files"], check=True, capture_output=True, text=True
+    )
+    words = re.compile("|".join(WORDS), re.IGNORECASE)
+    count = 0
+    for name in listed.stdout.splitlines():
+        path = ROOT / name
+        if name in MAY_NAME_THEM or not _FILES.search(name) or not path.is_file():
+            continue
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            if found := words.search(line):
+                print(f"{name}:{number}: {found.group()!r} was given up: {line.strip()[:100]}")
+                count += 1
+    return 1 if count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
