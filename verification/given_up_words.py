@@ -23,6 +23,7 @@ MAY_NAME_THEM = frozenset(
 
 WORDS = (
     r"prefetch(?!_buffer_size|\(2\))",  # a restore ahead of its call; not Grain's and tf.data's
+    r"hedg|too_slow(?!\])",  # second requests for reads that are slower than others
 )
 """Regular expressions, for any case of letters."""
 

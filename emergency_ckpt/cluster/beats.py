@@ -134,7 +134,6 @@ class Beats:
         number = 0
         while not self._ended.wait(self._limits.beat_s):
             number += 1
-            self._progress.decide()
             try:
                 self._beat(number)
             except CheckpointError as error:

@@ -116,15 +116,6 @@ MAX_RANGES: Final = 1024
 MAX_MESSAGE_CHARS: Final = 1000
 """Maximum for the text of a ``Failure``."""
 
-# Reads of a restore
-
-MAX_HEDGED_SHARE: Final = 0.03
-"""Maximum of the bytes that come twice, of all that a process reads: where a network is slow, not a
-source, second requests make it slower. One read may go beyond it.
-"""
-MAX_HEDGED_SHARE_WHEN_IDLE: Final = 0.1
-"""The same when only late reads are left: then nothing else waits for the network."""
-
 # Jobs on one machine, and studies of a placement
 
 MAX_HOSTS: Final = 256

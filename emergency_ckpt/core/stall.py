@@ -1,16 +1,15 @@
 """The rules on how long work that moves bytes may take, and whom the others stop waiting for. Pure.
 
-A process judges its own work by its own clock (``decide_progress``): it goes on while bytes move,
-and ends when none have for the stall limit, or when its rate says that it cannot end by the total.
-Of the others it knows their beats alone (``BeatLog``), and when these came by its own clock.
+A process judges its own work by its own clock (``give_up_at_s``): it goes on while bytes move, and
+ends when none have for the stall limit, or at the total. Of the others it knows their beats alone
+(``BeatLog``), and when these came by its own clock.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -18,10 +17,9 @@ from emergency_ckpt.core.wording import seconds_text, size_text
 
 DEFAULT_STALL_S = 60.0
 _PATIENCE_IN_STALLS = 10
-_RATE_IN_STALLS = 5
-FIRST_WINDOW_BYTES = 64 << 20
-"""So much is asked for at once before a rate is known, the largest chunk that this package writes:
-a process that has 1.1 MB/s has it within the usual stall limit."""
+USUAL_PIECE_BYTES = 64 << 20
+"""The largest chunk that this package writes: a process that has 1.1 MB/s has it within the usual
+stall limit."""
 _SLOWEST_BYTES_PER_S = 2e6
 """A single answer that is larger than that has time in proportion: none of it is seen before all
 of it is there."""
@@ -55,82 +53,28 @@ def time_limits(stall_s: float | None, total_s: float) -> TimeLimits:
     return TimeLimits(min(DEFAULT_STALL_S, total_s) if stall_s is None else stall_s, total_s)
 
 
-class Move(NamedTuple):
-    """The bytes done when something moved, by the clock of the process."""
-
-    at_s: float
-    done_bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
-class ProgressDecision:
-    """``rate``: bytes per second lately. ``reason``: why it does not go on; else empty."""
-
-    kind: Literal["go_on", "stalled", "too_slow"]
-    rate: float
-    reason: str = ""
-
-
 def give_up_at_s(moved_s: float, limits: TimeLimits, end_s: float, piece_bytes: int = 0) -> float:
     """Return the time at which work that last moved at ``moved_s`` has stalled.
 
     ``piece_bytes``: the largest part of it that comes in one answer.
     """
-    longer_s = max(0, piece_bytes - FIRST_WINDOW_BYTES) / _SLOWEST_BYTES_PER_S
+    longer_s = max(0, piece_bytes - USUAL_PIECE_BYTES) / _SLOWEST_BYTES_PER_S
     return min(end_s, moved_s + limits.stall_s + longer_s)
 
 
-def decide_progress(
+def stall_reason(
     now_s: float,
-    samples: Sequence[Move],
-    total_bytes: int,
+    moved_s: float,
     limits: TimeLimits,
     end_s: float,
-    piece_bytes: int = 0,
-) -> ProgressDecision:
-    """Decide whether work goes on.
-
-    Args:
-      samples: the first of the work's begin, the last of the last move.
-      end_s: when the total is over. Only after five stall limits does a rate tell of it.
-    """
-    rate = rate_of(now_s, samples, limits)
-    moved_s, done_bytes = samples[-1]
-    left_bytes = max(0, total_bytes - done_bytes)
+    done_bytes: int,
+    total_bytes: int,
+) -> str:
+    """Return why work whose time is over does not go on."""
     done = f"{size_text(done_bytes)} of {size_text(max(total_bytes, done_bytes))} done"
-    if now_s >= give_up_at_s(moved_s, limits, end_s, piece_bytes):
-        if now_s >= end_s:
-            reason = f"it was not done in {seconds_text(limits.total_s)}: {done}"
-            return ProgressDecision("too_slow", rate, reason)
-        reason = f"nothing has moved for {seconds_text(now_s - moved_s)}: {done}"
-        return ProgressDecision("stalled", rate, reason)
-    took_s = now_s - samples[0].at_s
-    if left_bytes and took_s >= _RATE_IN_STALLS * limits.stall_s:
-        best = max(rate, (done_bytes - samples[0].done_bytes) / took_s)
-        if best * (end_s - now_s) < left_bytes:
-            reason = (
-                f"at {size_text(round(best))}/s it cannot end in the"
-                f" {seconds_text(end_s - now_s)} that are left: {done}"
-            )
-            return ProgressDecision("too_slow", rate, reason)
-    return ProgressDecision("go_on", rate)
-
-
-def rate_of(now_s: float, samples: Sequence[Move], limits: TimeLimits) -> float:
-    """Return the bytes per second since the begin, but of five stall limits at most."""
-    first = next(
-        (each for each in samples if each.at_s >= now_s - _RATE_IN_STALLS * limits.stall_s),
-        samples[-1],
-    )
-    took_s = now_s - first.at_s
-    return (samples[-1].done_bytes - first.done_bytes) / took_s if took_s > 0 else 0.0
-
-
-def window_bytes(rate: float, limits: TimeLimits, most_bytes: int) -> int:
-    """Return how much to ask for at once, so that something moves well within the limit."""
-    if math.isinf(limits.stall_s):
-        return most_bytes
-    return min(most_bytes, max(FIRST_WINDOW_BYTES, int(rate * limits.beat_s)))
+    if now_s >= end_s:
+        return f"it was not done in {seconds_text(limits.total_s)}: {done}"
+    return f"nothing has moved for {seconds_text(now_s - moved_s)}: {done}"
 
 
 class ProcessWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -139,6 +83,7 @@ class ProcessWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     Attributes:
       moves: rises with every move.
       doing: the part of the work that it is at; empty while it waits for others.
+      rate: bytes a second since the part began.
     """
 
     moves: int = 0

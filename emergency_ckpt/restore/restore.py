@@ -59,7 +59,6 @@ from emergency_ckpt.restore.storage_load import (
 )
 from emergency_ckpt.state.materialize import materialize
 from emergency_ckpt.state.tree import BoxTable
-from emergency_ckpt.storage.hedged_reads import OnHedged
 from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
 from emergency_ckpt.work_progress import WorkProgress
 
@@ -210,7 +209,6 @@ class Restore:
                 leaves=[leaf.spec for leaf in self._request.tree.leaves],
                 progress=self._progress,
                 room=self._room,
-                on_hedged=self._tell_hedged(plan.step),
             ).run()
         self._loaded_bytes += nbytes
         parts.events.emit(
@@ -220,18 +218,6 @@ class Restore:
             seconds=time.monotonic() - now_s,
         )
         return nbytes
-
-    def _tell_hedged(self, step: int) -> OnHedged:
-        def tell(leaf: str, again_bytes: int, reason: str) -> None:
-            self._parts.events.emit(
-                "restore.hedged",
-                step=step,
-                source="storage",
-                size_bytes=again_bytes,
-                reason=f"{leaf}: {reason}",
-            )
-
-        return tell
 
     # 4: place.
 

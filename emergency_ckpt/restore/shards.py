@@ -2,8 +2,8 @@
 
 1. Own shards are verified where they are (``ShardCollection._verify_own``).
 2. Lost ones are fetched, each checked as it comes (``ShardFetcher``). All that this process keeps
-   goes into one new slot; what it does not keep, into memory (``Scratch``). A fetch that is far
-   behind the others is cut, and others are asked for what it has not brought.
+   goes into one new slot; what it does not keep, into memory (``Scratch``). A fetch in which
+   nothing moves for ``transfer_timeout_s`` ends, and another holder is asked for the rest.
 3. A shard goes to the devices as soon as it is checked (``Arrivals``, ``bytes_of``).
 """
 
@@ -14,11 +14,9 @@ import functools
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -32,7 +30,6 @@ from emergency_ckpt.cluster.coordination import deadline_left_s
 from emergency_ckpt.cluster.peers import fetch_contents
 from emergency_ckpt.core.boxes import describe, divide, relative, shape_of, slices, volume
 from emergency_ckpt.core.placement.placement_policies import RetainedShards
-from emergency_ckpt.core.restore.hedge import Behind, ReadsInFlight
 from emergency_ckpt.core.restore.inventory import Quarantined
 from emergency_ckpt.core.restore.plan_types import FetchGroup, ProcessPlan, selected
 from emergency_ckpt.core.shard_layout import Layout, lay_out
@@ -51,8 +48,6 @@ from emergency_ckpt.restore.request import Tally
 from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.fetch import Fetch, FetchCut
-from emergency_ckpt.transfer.security.sealing import PIECE_BYTES
 from emergency_ckpt.transfer.source import FileTarget, PartlyMade, ShardTarget, Target
 from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardId
 from emergency_ckpt.work_progress import WorkProgress
@@ -459,8 +454,6 @@ def _layout(
 
 
 _MAX_SOURCES_AT_ONCE = 8
-_INSPECTION_S = 0.1
-"""Time between looks at which fetches are behind."""
 
 
 class CopiesFailed(RestoreFailed):
@@ -472,16 +465,6 @@ class CopiesFailed(RestoreFailed):
             f"shard {q.shard} of {q.digest[:12]} at {q.holder}" for q in self.unusable[:4]
         )
         super().__init__("restore", f"step {step}", f"copies cannot be used: {names}")
-
-
-@dataclass(eq=False)
-class _Attempt:
-    """A fetch of a group's shards from one source; ``others`` may have them too."""
-
-    source: str
-    others: tuple[str, ...]
-    fetch: Fetch | None = None
-    kept_bytes: int = 0
 
 
 class ShardFetcher:
@@ -502,8 +485,6 @@ class ShardFetcher:
         self.unusable: list[Quarantined] = []
         self.tally = Tally()
         self._lock = threading.Lock()
-        self._reads = ReadsInFlight[_Attempt]()
-        self._slow: set[str] = set()
 
     def mark_failed(self, copy: Quarantined, contents: Contents | None, detail: str) -> None:
         """Note that a copy cannot be used."""
@@ -555,21 +536,12 @@ class ShardFetcher:
 
         crcs: dict[ShardId, int] = {}
 
-        def fetch(group: FetchGroup) -> list[FetchGroup]:
-            return self._fetch_group(
-                group, contents[group.digest], addresses, places, into, arrived, crcs
-            )
+        def fetch(group: FetchGroup) -> None:
+            self._fetch_group(group, contents[group.digest], addresses, places, into, arrived, crcs)
 
         with ThreadPoolExecutor(_MAX_SOURCES_AT_ONCE, "eckpt-fetch") as pool:
-            waiting = deque(pool.submit(fetch, group) for group in groups)
-            while waiting:
-                with suppress(TimeoutError):
-                    waiting[0].exception(_INSPECTION_S)
-                if waiting[0].done():
-                    rest = waiting.popleft().result()
-                    waiting.extend(pool.submit(fetch, group) for group in rest)
-                else:
-                    self._cut_behind()
+            for _ in pool.map(fetch, groups):
+                pass
         return crcs
 
     def _fetch_group(
@@ -581,22 +553,22 @@ class ShardFetcher:
         into: Target,
         arrived: Callable[[ShardId], object],
         crcs: dict[ShardId, int],
-    ) -> list[FetchGroup]:
+    ) -> None:
         """Fetch from the first source; what does not come or is damaged, from the alternates.
 
-        Adds to ``crcs``. Returns what others are to be asked for, after a cut.
+        Adds to ``crcs``.
         """
         wanted = list(selected(group.shards, contents))
         usable = list(group.sources)
         if not wanted:
-            return []
+            return
 
-        def accept(attempt: _Attempt, shard: int, crc: int) -> None:
+        def accept(source: str, shard: int, crc: int) -> None:
             """Check what came against the CRC of capture time. What is damaged comes again."""
             entry, name = contents.shards[shard], contents.shard_id(shard)
             if crc != entry.crc32c or name in crcs:
                 return
-            self._count(attempt, entry.nbytes)
+            self._count(source, entry.nbytes)
             crcs[name] = crc
             self._calls.got_one()
             arrived(name)
@@ -607,21 +579,22 @@ class ShardFetcher:
         def ask(source: str) -> bool | None:
             """True, once nothing is missing; None when the rest is damaged there."""
             left = missing()
-            attempt = _Attempt(source, tuple(s for s in usable if s != source))
-            with self._watched(attempt, sum(contents.shards[shard].nbytes for shard in left)):
+            try:
                 received = self._client.fetch_shards(
                     addresses[source],
                     group.digest,
                     _targets(left, contents, places),
                     into,
                     deadline_left_s(self._calls.progress.end_s),
-                    lambda position, crc: accept(attempt, left[position], crc),
+                    lambda position, crc: accept(source, left[position], crc),
                     self._calls.progress.add,
-                    partial(setattr, attempt, "fetch"),
                 )
+            except TransferError as error:
+                _raise_if_full(error, self._save.step)
+                raise
             damaged = False
             for shard, crc in zip(left, received, strict=True):
-                accept(attempt, shard, crc)
+                accept(source, shard, crc)
                 if contents.shard_id(shard) not in crcs:
                     damaged = True
                     detail = _damage(crc, contents.shards[shard].crc32c)
@@ -635,86 +608,14 @@ class ShardFetcher:
             self.mark_failed(Quarantined(source, group.digest), contents, str(error))
 
         what = f"shards of step {self._save.step}"
-        try:
-            found = self._calls.first(what, self._slow_last(usable), ask, failed)
-        except FetchCut:
-            return self._divided(group.digest, contents, missing(), usable)
-        if found is None:
+        if self._calls.first(what, usable, ask, failed) is None:
             raise CopiesFailed(self._save.step, self.unusable)
-        return []
 
-    def _count(self, attempt: _Attempt, nbytes: int) -> None:
+    def _count(self, source: str, nbytes: int) -> None:
         with self._lock:
-            attempt.kept_bytes += nbytes
             self.tally.peer += nbytes
             of_holder = self.tally.by_holder
-            of_holder[attempt.source] = of_holder.get(attempt.source, 0) + nbytes
-
-    @contextmanager
-    def _watched(self, attempt: _Attempt, nbytes: int) -> Generator[None]:
-        """Compare the attempt's rate with that of others while inside. RamdiskFull."""
-        with self._lock:
-            self._reads.begin(attempt, nbytes, time.monotonic(), piece_bytes=PIECE_BYTES)
-        is_complete = False
-        try:
-            yield
-            is_complete = True
-        except TransferError as error:
-            _raise_if_full(error, self._save.step)
-            raise
-        finally:
-            with self._lock:
-                self._reads.end(attempt, time.monotonic(), is_complete=is_complete)
-
-    def _cut_behind(self) -> None:
-        """End each fetch that is far behind, where another holder has the same.
-
-        What a holder has brought in whole shards stays. Each is cut once: then it is waited for.
-        """
-        now_s = time.monotonic()
-        cut: list[tuple[_Attempt, Behind[_Attempt]]] = []
-        with self._lock:
-            attempts = {a: a.fetch for a in self._reads.names() if a.fetch is not None}
-            for attempt, fetch in attempts.items():
-                self._reads.saw(attempt, fetch.received_bytes, attempt.kept_bytes, now_s)
-            for attempt, fetch in attempts.items():
-                if self._slow.issuperset(attempt.others):
-                    continue
-                if (behind := self._reads.behind(attempt, now_s)) is not None:
-                    self._slow.add(attempt.source)
-                    fetch.cut(f"far behind other holders: {behind.reason}")
-                    cut.append((attempt, behind))
-        for attempt, behind in cut:
-            self._events.emit(
-                "restore.hedged",
-                step=self._save.step,
-                source=attempt.source,
-                size_bytes=behind.again_bytes,
-                reason=behind.reason,
-            )
-
-    def _slow_last(self, sources: Iterable[str]) -> list[str]:
-        return sorted(sources, key=self._slow.__contains__)
-
-    def _divided(
-        self, digest: str, contents: Contents, shards: Sequence[int], sources: Sequence[str]
-    ) -> list[FetchGroup]:
-        """Return groups of about equal size, each with another source first."""
-        slow = [source for source in sources if source in self._slow]
-        fast = [source for source in sources if source not in slow]
-        if not fast:  # the others were cut meanwhile
-            fast, slow = slow, fast
-        parts: list[list[int]] = [[] for _ in fast]
-        sizes = [0] * len(fast)
-        for shard in shards:
-            least = sizes.index(min(sizes))
-            parts[least].append(shard)
-            sizes[least] += contents.shards[shard].nbytes
-        return [
-            FetchGroup(digest, tuple(part), (*fast[first:], *fast[:first], *slow))
-            for first, part in enumerate(parts)
-            if part
-        ]
+            of_holder[source] = of_holder.get(source, 0) + nbytes
 
 
 def _targets(

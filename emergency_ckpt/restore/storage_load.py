@@ -23,7 +23,6 @@ from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.storage.calls import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from emergency_ckpt.storage.hedged_reads import OnHedged, not_told
 from emergency_ckpt.storage.tier import PersistentTier, StoredStep
 from emergency_ckpt.types import Box, LeafSpec, OrbaxStep, SaveId, ShardId
 from emergency_ckpt.work_progress import WorkProgress
@@ -182,7 +181,6 @@ class StorageLoad:
         leaves: Sequence[LeafSpec],
         progress: WorkProgress,
         room: RestoreRoom,
-        on_hedged: OnHedged = not_told,
     ) -> None:
         self._tier = tier
         self._room = room
@@ -198,7 +196,6 @@ class StorageLoad:
         shards = [read.shard for read in self._part.reads]
         self._sizes = {shard: shard_nbytes(specs[shard.leaf], shard.box) for shard in shards}
         self._progress = progress
-        self._on_hedged = on_hedged
 
     def run(self) -> int:
         """Read and publish; returns the bytes of tensors that were read.
@@ -262,8 +259,6 @@ class StorageLoad:
             file,
             complete=self._plan.complete,
             progress=self._progress,
-            crcs={read.shard: read.crc32c for read in reads if read.crc32c is not None},
-            on_hedged=self._on_hedged,
         )
         crcs: dict[ShardId, int] = {}
         for read, actual in zip(reads, found, strict=True):

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -21,27 +20,20 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import tensorstore
+from absl import logging
 from etils import epath
 
 from emergency_ckpt import _native
 from emergency_ckpt.core.boxes import CHUNK_BYTES, relative, shape_of, slices, split, volume
-from emergency_ckpt.core.restore.hedge import REQUEST_BYTES
 from emergency_ckpt.core.restore.leaves import stored_name
 from emergency_ckpt.core.restore.storage_read import StoredArray
+from emergency_ckpt.core.stall import USUAL_PIECE_BYTES
 from emergency_ckpt.core.wording import few
 from emergency_ckpt.errors import ConfigError, CorruptData
 from emergency_ckpt.state.tree import path_of
-from emergency_ckpt.storage.calls import is_damage
+from emergency_ckpt.storage.calls import NOT_IN_TIME, is_damage
 from emergency_ckpt.storage.chunks import ChunkIndex, FileBox, Sink, read_into
 from emergency_ckpt.storage.directory import text_of
-from emergency_ckpt.storage.hedged_reads import (
-    HedgedReads,
-    OnHedged,
-    Read,
-    Request,
-    Requests,
-    not_told,
-)
 from emergency_ckpt.storage.orbax_names import TREE
 from emergency_ckpt.storage.steps.folders import ITEMS
 from emergency_ckpt.types import Box, LeafSpec, ShardId
@@ -54,6 +46,8 @@ _OCDBT_CACHE_BYTES = 64 << 20
 _CONCURRENT_REQUESTS = 32
 _MOST_NAMED = 5
 _MOST_THREADS = 4
+_LONGEST_WAIT_S = 1.0
+"""Of one call into TensorStore, so that a signal is heeded."""
 _ONE_REQUEST_FOR_SEVERAL_CHUNKS = {
     "experimental_read_coalescing_threshold_bytes": 1 << 16,
     "experimental_read_coalescing_merged_bytes": 2 << 20,
@@ -231,6 +225,14 @@ class _Part(NamedTuple):
     is_last: bool
 
 
+class _Request:
+    """A part that TensorStore was asked for."""
+
+    def __init__(self, part: _Part, store: Any) -> None:
+        self.part = part
+        self.future = store[slices(part.box)].read(order="C")
+
+
 class BoxReader:
     """Reads boxes of a step. Not thread-safe.
 
@@ -240,9 +242,6 @@ class BoxReader:
         has the fill value.
       buffer_bytes: maximum number of bytes requested at once. A larger chunk is read alone.
       progress: counts what comes; DeadlineExceeded when nothing moves any more.
-      crcs: CRC32Cs of boxes, where they are known: of two answers for a whole box, one without it
-        is passed over.
-      on_hedged: told of each second request.
     """
 
     def __init__(
@@ -253,16 +252,12 @@ class BoxReader:
         complete: bool,
         buffer_bytes: int,
         progress: WorkProgress,
-        crcs: Mapping[ShardId, int] = MappingProxyType({}),
-        on_hedged: OnHedged = not_told,
     ) -> None:
         self._item = item.rstrip("/")
         self._arrays = arrays
         self._complete = complete
         self._buffer_bytes = buffer_bytes
         self._progress = progress
-        self._crcs = crcs
-        self._on_hedged = on_hedged
 
     def read(self, shards: Sequence[ShardId]) -> Iterator[tuple[ShardId, npt.NDArray[Any]]]:
         """Yield the boxes in the given order, C-contiguous.
@@ -283,29 +278,37 @@ class BoxReader:
                     yield part.shard, found
 
     def _read_parts(self, shards: Sequence[ShardId]) -> Generator[tuple[_Part, npt.NDArray[Any]]]:
-        stores = self._open({shard.leaf for shard in shards})
-        reads = HedgedReads(self._item, self._progress, self._on_hedged)
-        under_way: deque[tuple[_Part, Read]] = deque()
-        waiting_bytes = 0
-        again = _context()
+        leaves = {shard.leaf for shard in shards}
+        stores = self._open(leaves)
+        parts = deque(enumerate(self._parts_of(shards)))  # not asked for yet
+        requests: dict[int, _Request] = {}
+        most_bytes, asked_bytes, number = self._buffer_bytes, 0, 0
         try:
-            for part in self._parts_of(shards):
-                # So much at once that something comes well within the stall limit.
-                most_bytes = self._progress.window_bytes(self._buffer_bytes)
-                while under_way and waiting_bytes + part.nbytes > most_bytes:
-                    done, read = under_way.popleft()
-                    yield done, self._result(reads, done, read)
-                    waiting_bytes -= done.nbytes
-                leaf, index = part.shard.leaf, slices(part.box)
-                first = Request(stores[leaf][index].read(order="C"))
-                second = partial(self._ask_again, leaf, index, again)
-                under_way.append((part, reads.ask(leaf, part.nbytes, first, second)))
-                waiting_bytes += part.nbytes
-            while under_way:
-                done, read = under_way.popleft()
-                yield done, self._result(reads, done, read)
+            while parts or requests:
+                while parts and (
+                    number not in requests or asked_bytes + parts[0][1].nbytes <= most_bytes
+                ):
+                    asked, part = parts.popleft()
+                    requests[asked] = _Request(part, stores[part.shard.leaf])
+                    asked_bytes += part.nbytes
+                if _has_come(requests[number].future, self._item, self._progress):
+                    request = requests.pop(number)
+                    asked_bytes -= request.part.nbytes
+                    number += 1
+                    yield request.part, self._result(request)
+                    continue
+                # A connection hangs, or a node of the database: what has not come is asked for as
+                # by a client that has waited for nothing. Or the link is slow: then less at once.
+                logging.warning("%s: nothing moves, it is asked for again", self._item)
+                late = {n: each for n, each in requests.items() if not each.future.done()}
+                for given_up in sorted(late, reverse=True):
+                    requests.pop(given_up).future.cancel()
+                    parts.appendleft((given_up, late[given_up].part))
+                    asked_bytes -= late[given_up].part.nbytes
+                stores, most_bytes = self._open(leaves), min(most_bytes, USUAL_PIECE_BYTES)
         finally:
-            reads.cancel()
+            for request in requests.values():
+                request.future.cancel()
 
     def _parts_of(self, shards: Sequence[ShardId]) -> Iterator[_Part]:
         for shard in shards:
@@ -349,30 +352,21 @@ class BoxReader:
                 found[number] = FileBox(parts, offset)
         return found
 
-    def _ask_again(
-        self, leaf: str, index: tuple[slice, ...], context: tensorstore.Context
-    ) -> Request:
-        """Ask as a client that has waited for nothing: a node of the database may have stalled."""
-        return Request(self._start(leaf, context), lambda store: store[index].read(order="C"))
-
-    def _result(self, reads: HedgedReads, part: _Part, read: Read) -> npt.NDArray[Any]:
-        expected = self._crcs.get(part.shard) if part.box == part.shard.box else None
-
-        def is_right(array: npt.NDArray[Any]) -> bool:
-            return expected is None or _native.crc32c(_bytes_of(array)) == expected
-
+    def _result(self, request: _Request) -> npt.NDArray[Any]:
         try:
-            found = reads.result(read, is_right)
+            found = request.future.result()
         except ValueError as error:
-            raise (_damaged("read", self._item, {part.shard.leaf: error}) or error) from error
-        self._progress.add(part.nbytes)
+            raise (
+                _damaged("read", self._item, {request.part.shard.leaf: error}) or error
+            ) from error
+        self._progress.add(request.part.nbytes)
         return found
 
     def _start(self, leaf: str, context: tensorstore.Context) -> Any:
         return tensorstore.open(self._spec(self._arrays[leaf]), open=True, context=context)
 
     def _open(self, leaves: set[str]) -> dict[str, Any]:
-        stores = _opened(sorted(leaves), self._start, self._item, self._progress, self._on_hedged)
+        stores = _opened(sorted(leaves), self._start, self._item, self._progress)
         for leaf, store in stores.items():
             array = self._arrays[leaf]
             actual = (tuple(store.shape), store.dtype.numpy_dtype.itemsize)
@@ -394,12 +388,29 @@ class BoxReader:
         return spec | {"fill_missing_data_reads": False} if self._complete else spec
 
 
+def _has_come(future: Any, item: str, progress: WorkProgress) -> bool:
+    """Wait for TensorStore's ``future``; return False where nothing moves for half the stall limit.
+
+    DeadlineExceeded when nothing has moved for all of it.
+    """
+    quiet_s = max(time.monotonic(), progress.moved_s) + progress.limits.stall_s / 2
+    while not future.done():
+        now_s = time.monotonic()
+        if now_s >= progress.deadline_s:
+            raise progress.error("read", item, NOT_IN_TIME)
+        if now_s >= quiet_s:
+            return False
+        left_s = min(quiet_s, progress.deadline_s) - now_s
+        with contextlib.suppress(TimeoutError):
+            future.exception(timeout=min(left_s, _LONGEST_WAIT_S))
+    return True
+
+
 def _opened(
     leaves: Iterable[str],
     start: Callable[[str, tensorstore.Context], Any],
     item: str,
     progress: WorkProgress,
-    on_hedged: OnHedged = not_told,
 ) -> dict[str, Any]:
     """Return the opened arrays by leaf; when one fails or is late, cancel the others.
 
@@ -407,18 +418,9 @@ def _opened(
     cannot decode.
     """
     leaves = tuple(leaves)
-
-    def opening() -> Requests:
-        # One context for all: each reads the nodes of the database once.
-        context = _context()
-        return Requests({leaf: start(leaf, context) for leaf in leaves})
-
-    reads = HedgedReads(item, progress, on_hedged)
-    nbytes = REQUEST_BYTES * len(leaves)
-    read = reads.ask("arrays", nbytes, opening(), opening, piece_bytes=REQUEST_BYTES)
     stores: dict[str, Any] = {}
     damaged: dict[str, Exception] = {}
-    for leaf, future in reads.result(read).items():
+    for leaf, future in _opening(leaves, start, item, progress):
         try:
             stores[leaf] = future.result()
         except ValueError as error:
@@ -428,6 +430,34 @@ def _opened(
     if error := _damaged("open", item, damaged):
         raise error
     return stores
+
+
+def _opening(
+    leaves: Sequence[str],
+    start: Callable[[str, tensorstore.Context], Any],
+    item: str,
+    progress: WorkProgress,
+) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves and their futures, which are done; ask again where nothing moves."""
+    futures: dict[str, Any] = {}
+    try:
+        while True:
+            # One context for all: each reads the nodes of the database once.
+            context = _context()
+            futures |= {leaf: start(leaf, context) for leaf in leaves if leaf not in futures}
+            for future in futures.values():
+                if not _has_come(future, item, progress):
+                    break
+                progress.touch()
+            else:
+                break
+            for leaf in [leaf for leaf, future in futures.items() if not future.done()]:
+                futures.pop(leaf).cancel()
+        for leaf in leaves:
+            yield leaf, futures[leaf]
+    finally:
+        for future in futures.values():
+            future.cancel()
 
 
 def _damaged(operation: str, item: str, errors: Mapping[str, Exception]) -> CorruptData | None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -41,7 +40,6 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.state.host_state import decode, document_name
 from emergency_ckpt.storage.directory import StorageDirectory
-from emergency_ckpt.storage.hedged_reads import OnHedged, not_told
 from emergency_ckpt.storage.marker import (
     CHECKSUMS_NAME,
     HOST_STATE,
@@ -364,17 +362,13 @@ class PersistentTier:
         *,
         complete: bool,
         progress: WorkProgress,
-        crcs: Mapping[ShardId, int] = MappingProxyType({}),
-        on_hedged: OnHedged = not_told,
     ) -> list[int]:
         """Read each box to its offset in ``sink``; return the CRC32C of the bytes as read.
 
-        The bytes are in C order. ``complete``, ``progress``, ``crcs``, ``on_hedged``: as in
-        ``BoxReader``. Errors of ``sink`` pass through.
+        The bytes are in C order. ``complete``, ``progress``: as in ``BoxReader``. Errors of
+        ``sink`` pass through.
         """
-        reader = self._reader(
-            item, arrays, complete=complete, progress=progress, crcs=crcs, on_hedged=on_hedged
-        )
+        reader = self._reader(item, arrays, complete=complete, progress=progress)
         try:
             return reader.read_into(sink, boxes)
         except (CorruptData, LocalTierError):

@@ -85,7 +85,6 @@ class TransferClient:
         deadline_s: float,
         on_shard: Callable[[int, int], None] | None = None,
         on_bytes: Callable[[int], None] | None = None,
-        on_start: Callable[[Fetch], None] | None = None,
     ) -> list[int]:
         """Fetch whole shards of the contents ``digest`` into a writable mapping or a file.
 
@@ -99,7 +98,6 @@ class TransferClient:
             one byte when all its bytes have arrived, from the fetching threads. No thread writes
             to that shard afterwards. An exception that it raises ends the fetch.
           on_bytes: called with the number of bytes as they arrive; else as ``on_shard``.
-          on_start: called with the fetch before it begins, which ``Fetch.cut`` ends: FetchCut.
         """
         for target in wanted:
             end = target.offset + target.nbytes
@@ -117,8 +115,6 @@ class TransferClient:
             on_bytes_received=on_bytes or self._on_bytes_received,
             on_shard=on_shard or _ignore_shard,
         )
-        if on_start is not None:
-            on_start(fetch)
         return fetch.run()
 
     def fetch_host_state(self, address: str, save: SaveId, owner: int, count: int) -> bytes:

@@ -25,10 +25,6 @@ MAX_REQUEST_BYTES = 64 * wire.MIB
 _REQUESTS_PER_STREAM = 4  # so that a fast stream can take over from a slow one
 
 
-class FetchCut(CheckpointError):
-    """A fetch was ended from another thread. It says nothing about what its source holds."""
-
-
 class Part(NamedTuple):
     """A range of one wanted shard: position in the list, first byte in the shard, length."""
 
@@ -65,8 +61,7 @@ def requests_for(wanted: Sequence[ShardTarget], streams: int) -> list[list[Part]
 class Fetch:
     """Fetches ``wanted`` from one address; ``run`` blocks and may be called once.
 
-    After ``run`` has returned or raised, no thread writes to ``into``, or calls ``on_shard``. A
-    thread may still wait for a connection then: it closes that.
+    After ``run`` has returned or raised, no thread writes to ``into``, or calls ``on_shard``.
     """
 
     def __init__(
@@ -93,24 +88,13 @@ class Fetch:
         self._on_bytes_received = on_bytes_received
         self._on_shard = on_shard
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
         self._requests = deque(requests_for(wanted, streams))
         self._stream_count = min(streams, len(self._requests))
-        self._working = 0
         self._active: set[Stream] = set()
         self._error: BaseException | None = None
         self._not_connected: NotConnected | None = None
         self._received_bytes = 0
         self._crcs: list[dict[int, tuple[int, int]]] = [{} for _ in wanted]
-
-    @property
-    def received_bytes(self) -> int:
-        """Return how many bytes of shards have arrived. From any thread."""
-        return self._received_bytes
-
-    def cut(self, reason: str) -> None:
-        """End the fetch: ``run`` raises FetchCut. From any thread; does not wait for it."""
-        self._fail(FetchCut(OPERATION, self._address, reason))
 
     def run(self) -> list[int]:
         """Return the CRC32C of each wanted shard as received, or raise the first error."""
@@ -127,8 +111,7 @@ class Fetch:
         return [self._combined(position) for position in range(len(self._wanted))]
 
     def _run_streams(self, count: int) -> None:
-        """Run threads until all have ended or, after a cut, until none is at a connection."""
-        self._working = count
+        """Run threads until all have ended."""
         threads = [
             threading.Thread(
                 target=self._run_stream, name=f"fetch {self._address} {index}", daemon=True
@@ -139,28 +122,14 @@ class Fetch:
             thread.start()
         # This ends, since each wait of a thread has the fetch's deadline. Even an interrupt must
         # not leave a thread behind that writes to the caller's mapping.
-        while not self._is_over():
+        while any(thread.is_alive() for thread in threads):
             try:
-                with self._changed:
-                    self._changed.wait_for(self._is_over)
+                for thread in threads:
+                    thread.join()
             except KeyboardInterrupt as interrupt:
                 self._fail(interrupt)
-        if not self._working:
-            for thread in threads:
-                thread.join()
-
-    def _is_over(self) -> bool:
-        return not self._working or (isinstance(self._error, FetchCut) and not self._active)
 
     def _run_stream(self) -> None:
-        try:
-            self._work()
-        finally:
-            with self._changed:
-                self._working -= 1
-                self._changed.notify_all()
-
-    def _work(self) -> None:
         while (parts := self._next()) is not None:
             try:
                 self._pool.call(
@@ -193,9 +162,8 @@ class Fetch:
         try:
             self._transfer(stream, parts)
         finally:
-            with self._changed:
+            with self._lock:
                 self._active.discard(stream)
-                self._changed.notify_all()
 
     def _transfer(self, stream: Stream, parts: list[Part]) -> None:
         targets = [self._wanted[part.position] for part in parts]
@@ -239,7 +207,6 @@ class Fetch:
                 self._error = error
             for stream in self._active:
                 stream.abort()  # wakes the other streams: the whole fetch has failed
-            self._changed.notify_all()
 
     def _explained(self, error: BaseException) -> BaseException:
         if type(error) not in (TransferError, NotConnected):

@@ -9,7 +9,6 @@ import pytest
 from places import ROOT
 
 PROGRAMS = {
-    "bucket_reads": "--mib 4 --rounds 1",
     "bucket_save": "--mib 4 --rounds 1 --least 0.001",
     "disk_save": "--mib 4 --leaves 2 --rounds 1 --storage {}",
     "many_leaves": "--leaves 20 --rounds 1",

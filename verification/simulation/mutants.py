@@ -327,19 +327,6 @@ def copied_crc_not_compared() -> None:
     _edit("restore.shards", name, "if crc != entry.crc32c:", "if False:")
 
 
-@_mutant("tests/restore/shards/test_hedged_fetches.py", simulated=False)
-def slow_holder_waited_for() -> None:
-    """P6: one holder that stalls decides when a restore ends."""
-    _module("restore.shards").ShardFetcher._cut_behind = lambda self: None
-
-
-@_mutant("tests/storage/test_hedged_reads.py", simulated=False)
-def wrong_answer_of_two_taken() -> None:
-    """P5: of two answers of storage the damaged one counts, though the other may be right."""
-    check = "if is_right(request.result()):"
-    _edit("storage.hedged_reads", "HedgedReads._is_taken", check, "if [request.result()]:")
-
-
 @_mutant("tests/restore/test_host_state_sources.py", simulated=False)
 def another_host_state_taken() -> None:
     """P2: a holder's host state of another save, or another digest, is applied."""

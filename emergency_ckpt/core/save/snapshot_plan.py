@@ -28,7 +28,7 @@ class Buffers:
     staging_bytes: int = 256 << 20
     staging_memory: StagingMemory = "auto"
     copy_batch_bytes: int = 1 << 30
-    storage_bytes: int = 2 << 30
+    storage_bytes: int = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)

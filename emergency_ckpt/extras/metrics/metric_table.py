@@ -247,18 +247,6 @@ METRICS = (
         (Source("restore.quarantined"),),
     ),
     Metric(
-        "eckpt_restore_hedged_reads_total",
-        "counter",
-        "reads of a restore that were far behind the others and asked for once more",
-        (Source("restore.hedged"),),
-    ),
-    Metric(
-        "eckpt_restore_hedged_bytes_total",
-        "counter",
-        "bytes that came twice for that, at most",
-        (Source("restore.hedged", "size_bytes"),),
-    ),
-    Metric(
         "eckpt_divergence_total",
         "counter",
         "shards whose replicas differ",

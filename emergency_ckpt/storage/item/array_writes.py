@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorstore
@@ -110,11 +110,7 @@ class ArrayWrites:
         for array in arrays:
             for part in array.array.parts:
                 self._progress.expect(0, piece_bytes=part.nbytes)
-
-        def at_once_bytes() -> int:
-            return self._progress.window_bytes(self._at_once_bytes)
-
-        for batch in _batches(arrays, at_once_bytes, all_arrays=self._creates):
+        for batch in _batches(arrays, self._at_once_bytes, all_arrays=self._creates):
             self._uncounted_bytes = sum(part.nbytes for piece in batch for part in piece.parts)
             self._write_batch(database, batch, created)
             self._progress.touch(self._uncounted_bytes)
@@ -235,7 +231,7 @@ def _written_bytes() -> int:
 
 
 def _batches(
-    arrays: Iterable[NamedArray], at_once_bytes: Callable[[], int], *, all_arrays: bool
+    arrays: Iterable[NamedArray], at_once_bytes: int, *, all_arrays: bool
 ) -> Iterator[list[_Piece]]:
     """Yield the parts to write, as many at a time as fit; ``all_arrays``: also arrays without."""
     batch: list[_Piece] = []
@@ -243,7 +239,7 @@ def _batches(
     for named in arrays:
         parts: list[StoredPart] = []
         for part in named.array.parts:
-            if size_bytes and size_bytes + part.nbytes > at_once_bytes():
+            if size_bytes and size_bytes + part.nbytes > at_once_bytes:
                 yield [*batch, _Piece(named, tuple(parts))] if parts else batch
                 batch, parts, size_bytes = [], [], 0
             parts.append(part)

@@ -17,7 +17,6 @@ _TEXT_CHARS = 1000
 _REMARKS: Mapping[str, tuple[str, ...]] = {
     "restore.replanned": ("reason",),
     "restore.quarantined": ("step", "holder", "shard", "detail"),
-    "restore.hedged": ("step", "source", "reason"),
     "restore.suspect": ("text",),
     "restore.holder_unreachable": ("holder", "address", "reason"),
     "restore.persistent_unreachable": ("reason",),

@@ -1,4 +1,4 @@
-"""Reads of one step in a bucket: what came, what was asked for, and what was asked for twice.
+"""Reads of one step in a bucket: what came, and what was asked for.
 
 Single requests stall. With the argument ``plain`` each is answered after 30 ms, and the step has
 small leaves too.
@@ -14,11 +14,13 @@ from itertools import accumulate
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 from fake_gcs import FaultRule, GcsControl, RequestRecord
 from persistent_steps import life, writer_of
 from state_samples import on_host
 
+from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.state import BoxTable, describe
 from emergency_ckpt.storage import PersistentTier
@@ -84,11 +86,11 @@ class Reads:
         self.shards = sorted(BoxTable(describe(self.state, "restore"), 1).shards_of(0))
         self.expected = [np.asarray(self.state[shard.leaf]).tobytes() for shard in self.shards]
 
-    def read(self, rule: FaultRule, within_s: float = 60.0) -> dict[str, Any]:
+    def read(self, rule: FaultRule, progress: WorkProgress) -> dict[str, Any]:
         """Read the step with the fault in force until the end."""
         arrays = {path: leaf.array for path, leaf in self.stored.leaves.items()}
         ends = list(accumulate(map(len, self.expected)))
-        memory, told, error = Memory(ends[-1]), list[int](), ""
+        memory, error = Memory(ends[-1]), ""
         with self.gcs.fault(rule):
             try:
                 self.tier.read_into(
@@ -97,14 +99,12 @@ class Reads:
                     list(zip(self.shards, [0, *ends[:-1]], strict=True)),
                     memory,
                     complete=True,
-                    progress=WorkProgress.until(time.monotonic() + within_s),
-                    on_hedged=lambda leaf, nbytes, reason: told.append(nbytes),
+                    progress=progress,
                 )
             except PersistentTierError as failure:
                 error = type(failure).__name__
             hit = self.gcs.fault_states()[0].hit
         found = {"same": bytes(memory.data) == b"".join(self.expected), "hit": hit}
-        found |= {"hedged": len(told), "hedged_bytes": sum(told)}
         return {**found, "error": error} if error else found
 
 
@@ -113,7 +113,7 @@ def plain(gcs: GcsControl) -> dict[str, Any]:
     rule = FaultRule(kind="delay", delay_s=0.03, target="bucket/*")
     reads = Reads(gcs, rule, SMALL_LEAVES)
     gcs.clear_requests()
-    found = reads.read(rule, 120.0)
+    found = reads.read(rule, WorkProgress.until(time.monotonic() + 120))
     requests, large_bytes = gcs.requests(), int(np.prod(SHAPE)) * 4
     return {
         **found,
@@ -128,27 +128,15 @@ def stalled(gcs: GcsControl) -> dict[str, Any]:
     nothing = FaultRule(kind="delay", target="bucket/other")
     reads = Reads(gcs, nothing)
     media, data = "objects.media", f"bucket/run/{STEP}/*/d/*"
+    hold = FaultRule(kind="hold", operation=media, target=data, count=1)
+    limits = TimeLimits(stall_s=20.0, total_s=600.0)
     return {
-        "box_bytes": int(np.prod(SHAPE)) * 4,
-        "undisturbed": reads.read(nothing),
-        "stalled_node": reads.read(FaultRule(kind="hold", operation=media, target=data, count=1)),
-        "stalled_data": reads.read(
-            FaultRule(kind="hold", operation=media, target=data, skip=NODES, count=1)
+        "stalled_node": reads.read(hold, WorkProgress(limits)),
+        "stalled_data": reads.read(msgspec.structs.replace(hold, skip=NODES), WorkProgress(limits)),
+        "all_stall": reads.read(
+            FaultRule(kind="hold", operation=media, target=data),
+            WorkProgress(TimeLimits(stall_s=6.0, total_s=600.0)),
         ),
-        "slow_data": reads.read(
-            FaultRule(
-                kind="trickle",
-                operation=media,
-                target=data,
-                skip=NODES,
-                count=1,
-                bytes_per_s=1 << 14,
-            )
-        ),
-        "slow_alike": reads.read(
-            FaultRule(kind="throttle", operation=media, target=data, bytes_per_s=8 << 20)
-        ),
-        "all_stall": reads.read(FaultRule(kind="hold", operation=media, target=data), 12.0),
     }
 
 
