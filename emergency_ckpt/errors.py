@@ -207,24 +207,6 @@ class StepNotFound(RestoreFailed, ValueError):
     """The requested step is not complete in any tier."""
 
 
-class ReplicasDiffer(RestoreFailed):
-    """Replicas of a shard differ, no majority decides, and ``on_divergence`` is ``"stop"``.
-
-    ``differences`` has one line per shard: step, leaf, box, and the holders of each CRC32C.
-    """
-
-    def __init__(self, target: str, differences: Sequence[str]) -> None:
-        self.differences = tuple(differences)
-        lines = "".join(f"\n  {line}" for line in self.differences)
-        super().__init__(
-            "restore",
-            target,
-            f"its replicas differ, and no majority decides:{lines}\n",
-            hint="no process has restored anything; request an older step by its number, remove"
-            " the wrong copy, or set on_divergence='warn'",
-        )
-
-
 class PersistentTierError(CheckpointError):
     """The persistent directory could not be read or written.
 

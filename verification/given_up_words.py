@@ -18,11 +18,13 @@ MAY_NAME_THEM = frozenset(
         "docs/reliability.md",
         "native/engine/crc32c_interleaved.h",  # the CPU's prefetch
         "verification/given_up_words.py",
+        "verification/kill_matrix/defects.toml",  # which defects went with their mechanisms
     }
 )
 
 WORDS = (
     r"prefetch(?!_buffer_size|\(2\))",  # a restore ahead of its call; not Grain's and tf.data's
+    r"majority|on_divergence|outvoted|\bReplicasDiffer",
     r"hedg|too_slow(?!\])",  # second requests for reads that are slower than others
 )
 """Regular expressions, for any case of letters."""

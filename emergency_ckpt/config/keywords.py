@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         PlacementPolicy,
         StorageCompression,
     )
-    from emergency_ckpt.core.restore.majority import OnDivergence
     from emergency_ckpt.core.save.retention_rules import NonFinite
     from emergency_ckpt.core.save.snapshot_plan import SnapshotMode
     from emergency_ckpt.observer import OnEvent
@@ -53,7 +52,6 @@ class Settings(TypedDict, total=False):
     allow_missing_host_state: bool
     suspect_lives: int | None
     take_over_dir: bool
-    on_divergence: OnDivergence
     non_finite: NonFinite
     orbax_item: str | None
     step_name: str

@@ -30,7 +30,6 @@ from emergency_ckpt.core.placement.placement_policies import (
     PlacementPolicy,
     StorageCompression,
 )
-from emergency_ckpt.core.restore.majority import OnDivergence
 from emergency_ckpt.core.save.retention_rules import NonFinite
 from emergency_ckpt.core.save.snapshot_plan import (
     SnapshotMode,
@@ -183,12 +182,6 @@ class Config:
     take_over_dir: bool = setting(False, tier="persistent")
     """Save in ``dir`` although it belongs to another run, and replace that run's name by this
     one's. Later saves of that run into ``dir`` fail. Set it for one start only."""
-    on_divergence: OnDivergence = setting("warn", tier="local")
-    """Action of a restore when the replicas of a shard in RAM differ without a majority of more
-    than half of the holders. "warn": the restore continues, each process with its own copy if it
-    has one, and the event ``divergence`` names step, leaf and holders. "stop": ReplicasDiffer on
-    all processes; no older step is tried. With a majority, its bytes are restored in either case.
-    See docs/security.md for what this does not protect against."""
     non_finite: NonFinite = setting("report")
     """What a save does about values that are NaN or infinite; their count costs nothing beside the
     checksum. "report": the event ``save.non_finite`` names leaves that were finite before: at an

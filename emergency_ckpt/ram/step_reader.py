@@ -10,13 +10,13 @@ import numpy as np
 
 from emergency_ckpt import _native
 from emergency_ckpt.core.boxes import Portion, describe, divide, intersect, shape_of, whole
+from emergency_ckpt.core.restore.divergence import divergences, left_out
 from emergency_ckpt.core.restore.inventory import (
     HeldHostState,
     HeldTensors,
     HolderInventory,
     Inventory,
 )
-from emergency_ckpt.core.restore.majority import settle
 from emergency_ckpt.core.restore.restore_plan import choose_host_states, filter_inventory
 from emergency_ckpt.errors import CorruptData, HostStateError, LocalTierError, TransferError
 from emergency_ckpt.state.dtypes import dtype_named
@@ -59,7 +59,7 @@ class RamStep:
       copies: at least one.
       documents: its host states, of all holders.
 
-    The majority of holders decides between copies that differ.
+    Of copies that differ those are read that a restore would take.
     """
 
     saved_s: float | None = None
@@ -74,18 +74,18 @@ class RamStep:
         self._documents = documents
         self._inventory = _inventory(copies, documents)
         self._leaves = {leaf.path: leaf for leaf in copies[0].contents.leaves}
-        majority_result = settle(self._inventory, save)
-        self.notes = [
-            each.describe() for each in (*majority_result.decided, *majority_result.undecided)
-        ]
-        outvoted = {(bad.holder, bad.digest, bad.shard) for bad in majority_result.outvoted}
+        self.notes = [each.describe() for each in divergences(self._inventory, save)]
+        holders: dict[str, list[str]] = {}
+        for copy in copies:
+            holders.setdefault(copy.digest, []).append(copy.holder)
+        others = left_out(save, {each.digest: each.contents for each in copies}, holders, {})
         self._copies: dict[str, dict[Box, list[tuple[SlotCopy, ShardEntry]]]]
         self._copies = {path: {} for path in self._leaves}
         for copy in copies:
             for index, entry in enumerate(copy.contents.shards):
                 path = copy.contents.leaves[entry.leaf].path
-                bad = (copy.holder, copy.digest, index) in outvoted
-                if not bad and path in self._copies:
+                is_taken = index not in others.get(copy.digest, ())
+                if is_taken and path in self._copies:
                     self._copies[path].setdefault(entry.box, []).append((copy, entry))
         self._portions: dict[str, list[Portion]] = {}
         self._last: tuple[str, Box, Array] | None = None
@@ -96,7 +96,7 @@ class RamStep:
         return self._leaves
 
     def copies(self, path: str) -> list[ShardCopies]:
-        """Return what the holders have of a leaf, also what was outvoted."""
+        """Return what the holders have of a leaf, also what is not taken."""
         return self._held.get(path, [])
 
     @functools.cached_property

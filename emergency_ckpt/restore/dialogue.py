@@ -45,7 +45,7 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One process's inventory, and a digest of the state that it wants back.
 
     Attributes:
-      damaged: by digest, shards of its own copies that it found damaged or outvoted before.
+      damaged: by digest, shards of its own copies that it found damaged before.
       restored: the saves that the newest lives began from, by its records.
     """
 

@@ -2,9 +2,8 @@
 
 1. ``take_reports``: every process's inventory; the manifests that these name are read, each once
    over the job, and the step log and one listing of storage.
-2. ``plan``: ``core.restore`` chooses step and sources. Replicas that differ are settled by their
-   majority, and by storage's checksums where there is none. A step in storage is looked at before
-   it is taken, and its plan is to load it into RAM; all report again, and 1 and 2 follow once more.
+2. ``plan``: ``core.restore`` chooses step and sources. A step in storage is looked at before it is
+   taken, and its plan is to load it into RAM; all report again, and 1 and 2 follow once more.
 3. ``decide``: done, once more without the copies that failed, or the end.
 """
 
@@ -20,6 +19,7 @@ from absl import logging
 
 from emergency_ckpt.background import no_garbage_collection
 from emergency_ckpt.cluster.timelines import told_of_wait
+from emergency_ckpt.core.restore.divergence import Divergence, divergences
 from emergency_ckpt.core.restore.inventory import (
     SUSPECT_LIVES,
     Inventory,
@@ -33,12 +33,6 @@ from emergency_ckpt.core.restore.inventory import (
     suspicion,
 )
 from emergency_ckpt.core.restore.leaves import match_leaves
-from emergency_ckpt.core.restore.majority import (
-    Divergence,
-    MajorityResult,
-    name_outvoted,
-    settle,
-)
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, TargetSet
 from emergency_ckpt.core.restore.restore_plan import plan_restore
 from emergency_ckpt.core.stall import TimeLimits
@@ -66,15 +60,13 @@ from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE
 from emergency_ckpt.storage.steps.inspection import FoundStep
 from emergency_ckpt.storage.steps.stored import StoredView
 from emergency_ckpt.storage.tier import PersistentTier
-from emergency_ckpt.types import PERSISTENT, SaveId, ShardId
+from emergency_ckpt.types import PERSISTENT, SaveId
 
 MAX_ATTEMPTS = 16
 MAX_LOADS = 2
 """So often a persistent step is loaded in one restore, should copies of it fail in RAM."""
 LISTING_TIMEOUT_S = 30.0
 """Longest wait for the list of persistent steps when RAM alone holds a complete step."""
-CHECKSUMS_TIMEOUT_S = 30.0
-"""Longest wait for storage's checksums, which a restore from RAM does not need otherwise."""
 _DESCRIBED_IN_STALLS = 3
 _MOST_INSPECTED = 256
 _NAMED_HOLDERS = 64
@@ -120,7 +112,6 @@ class RestoreLeader:
         self._load: LoadPlan | None = None  # under way, or carried out and not yet reported
         self._loads: Counter[int] = Counter()
         self._has_told_loss = False
-        self._stored_crcs: dict[SaveId, Mapping[ShardId, int]] = {}
         self._told_divergences: set[Divergence] = set()
         self._inspected_at_once = INSPECTED_AT_ONCE
         self._attempts = 0
@@ -178,11 +169,8 @@ class RestoreLeader:
             if self._passes_over(answer):
                 continue
             if answer.save is not None:
-                settled = self._settle(answer)
-                if settled is None:
-                    continue
                 self._tell_holders(answer.save)
-                return settled
+                return self._settled(answer, answer.save)
             assert self._persistent is not None, "else there is no persistent step to choose"
             if self._loads[answer.step] >= MAX_LOADS:
                 reason = f"step {answer.step} was loaded from storage {MAX_LOADS} times; then"
@@ -385,75 +373,20 @@ class RestoreLeader:
     def _replace(self, **changes: object) -> None:
         self._inventory = msgspec.structs.replace(self._inventory, **changes)
 
-    # Replicas that differ.
-
-    def _settle(self, plan: RestorePlan) -> RestorePlan | NoPlan | None:
-        """Return the plan without a copy that a majority of its holders contradicts.
-
-        None when it names such copies: they are quarantined now, and a new plan is due.
-        """
-        assert plan.save is not None, "a persistent step has no replicas"
+    def _settled(self, plan: RestorePlan, save: SaveId) -> RestorePlan:
+        """Return the plan with what else the processes have to know; tell of copies that differ."""
         with no_garbage_collection():
-            result = self._majority_result(plan.save)
-        if not result.outvoted <= self._inventory.quarantined:
-            self._replace(quarantined=self._inventory.quarantined | result.outvoted)
-            return None
-        if result.undecided and self._parts.config.on_divergence == "stop":
-            named = [each.describe() for each in result.undecided[:_NAMED_SHARDS]]
-            lines = (*named, *_and_more(len(result.undecided)))
-            return NoPlan("diverged", step=plan.step, rejected=plan.rejected, missing=lines)
-        plan = msgspec.structs.replace(
-            plan,
-            timeline=self._inventory.timeline,
-            lives=self._lives_from(plan.save),
-            instead_of=self._instead_of,
-        )
-        return name_outvoted(plan, self._inventory, result) if result.outvoted else plan
-
-    def _majority_result(self, save: SaveId) -> MajorityResult:
-        """Return what a majority decides of ``save``, and tell of each shard that differs once.
-
-        Where the holders of a shard have no majority and storage holds the same save, its checksums
-        of capture time are one more vote: what lies in storage was written from the same snapshot,
-        by whoever may write there. They are read for nothing else, so a job whose replicas agree
-        never waits for them.
-        """
-        result = settle(self._inventory, save, self._stored_crcs.get(save, {}))
-        if result.undecided and save not in self._stored_crcs:
-            self._stored_crcs[save] = self._read_stored_crcs(save)
-            result = settle(self._inventory, save, self._stored_crcs[save])
-        if result.decided or result.undecided:
-            self._tell_divergences(save, result)
-        return result
-
-    def _read_stored_crcs(self, save: SaveId) -> Mapping[ShardId, int]:
-        """Return storage's CRC32C of each shard of the same save; none where it cannot be read."""
-        is_stored = any(
-            (item.step, item.incarnation, item.problem) == (save.step, save.incarnation, "")
-            for item in self._stored.values()
-        )
-        if self._persistent is None or not is_stored:
-            return {}
-        now_s = time.monotonic()
-        deadline_s = now_s + min(CHECKSUMS_TIMEOUT_S, (self._end_s - now_s) / 8)
-        try:
-            found = self._persistent.find(save.step, deadline_s)
-            stored = self._persistent.describe(found, deadline_s)
-        except CheckpointError as error:
-            text = f"storage cannot say which replicas of step {save.step} are right: {error}"
-            self._events.emit("restore.note", text=text[:500])
-            return {}
-        is_same = stored.marker is not None and stored.marker.save == save
-        return stored.crcs if is_same else {}
-
-    def _tell_divergences(self, save: SaveId, result: MajorityResult) -> None:
-        """Emit ``divergence`` for each shard that no event has named."""
-        texts = {each.divergence: each.describe() for each in result.decided}
-        texts |= {each: f"{each.describe()}; no majority" for each in result.undecided}
-        lines = [text for each, text in texts.items() if each not in self._told_divergences]
-        self._told_divergences.update(texts)
+            found = divergences(self._inventory, save)
+        lines = [each.describe() for each in found if each not in self._told_divergences]
+        self._told_divergences.update(found)
         for text in (*lines[:_NAMED_SHARDS], *_and_more(len(lines))):
             self._events.emit("divergence", step=save.step, text=text)
+        return msgspec.structs.replace(
+            plan,
+            timeline=self._inventory.timeline,
+            lives=self._lives_from(save),
+            instead_of=self._instead_of,
+        )
 
     # Storage.
 

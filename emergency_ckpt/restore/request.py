@@ -19,7 +19,6 @@ from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import (
     CheckpointError,
     HostStateError,
-    ReplicasDiffer,
     StateMismatch,
     StepNotFound,
     Unrecoverable,
@@ -175,8 +174,6 @@ def no_plan_error(answer: NoPlan, run: str) -> CheckpointError:
                 hint="set allow_missing_host_state to start with the non-tensor state as it is now,"
                 " or call restore without host_state",
             )
-        case "diverged":
-            return ReplicasDiffer(step, answer.missing)
         case "step_not_found":
             return StepNotFound("restore", step, "; ".join(answer.missing))
         case _:

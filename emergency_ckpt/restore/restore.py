@@ -21,17 +21,16 @@ import contextlib
 import dataclasses
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
 from absl import logging
 
 from emergency_ckpt.cluster.beats import Beats
 from emergency_ckpt.cluster.coordination import ERROR_LIMIT_CHARS
-from emergency_ckpt.core.boxes import describe
 from emergency_ckpt.core.restore.inventory import RestoredSave, persistent_unusable
 from emergency_ckpt.core.restore.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan
-from emergency_ckpt.core.wording import TIER_WORDS, few
+from emergency_ckpt.core.wording import TIER_WORDS
 from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
 from emergency_ckpt.restore.dialogue import (
     RestoreDialogue,
@@ -65,7 +64,6 @@ from emergency_ckpt.work_progress import WorkProgress
 _Plan = TypeVar("_Plan", RestorePlan, LoadPlan)
 _T = TypeVar("_T")
 
-_OUTVOTED = "most holders have other bytes, and theirs are restored"
 _PHASES = ("report", "plan", "load", "shards", "host_state", "agree")
 _WAITS = ("report", "agree")
 """The phases in which a process waits for others."""
@@ -228,7 +226,6 @@ class Restore:
         part = plan.processes.get(parts.process[0], ProcessPlan())
         self._tell_plan(plan, LOCAL)
         parts.tier.protect([held.save for held in parts.tier.held()[0]])
-        self._quarantine_outvoted(save, me, part.outvoted)
         shards = ShardCollection(
             parts.tier,
             parts.client,
@@ -263,35 +260,6 @@ class Restore:
             tally.local = max(0, tally.local - self._loaded_bytes)
             tally.persistent, tier = self._loaded_bytes, PERSISTENT
         return RestoredState(save, tier, state, tally, shards.gathered)
-
-    def _quarantine_outvoted(
-        self, save: SaveId, me: str, outvoted: Mapping[str, tuple[int, ...]]
-    ) -> None:
-        """Mark copies that a majority of their holders contradicts as damaged.
-
-        Each manifest is told of once, by ``restore.quarantined``.
-
-        Their bytes fit their CRC, so nothing but this mark keeps them from being used or served
-        until the restore has put the majority's in their place and unpublished their slot.
-        """
-        tier = self._parts.tier
-        for digest, shards in outvoted.items():
-            contents = tier.contents(digest)
-            if contents is None:
-                continue  # it is not held any more
-            known = tier.quarantined_shards(digest)
-            new = [shard for shard in shards if shard not in known]
-            for shard in new:
-                tier.quarantine(digest, shard, _OUTVOTED)
-            if new:
-                named = [contents.shard_id(shard) for shard in new]
-                self._parts.events.emit(
-                    "restore.quarantined",
-                    step=save.step,
-                    holder=me,
-                    shard=few(f"{shard.leaf}{describe(shard.box)}" for shard in named),
-                    detail=_OUTVOTED,
-                )
 
     # 5: host state.
 

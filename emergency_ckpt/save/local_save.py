@@ -14,7 +14,7 @@ from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.shard_source import holder_name
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config.policies import PreservationPolicy, wanted_steps
-from emergency_ckpt.core.restore.majority import find_divergence
+from emergency_ckpt.core.restore.divergence import find_divergence
 from emergency_ckpt.core.save.retention_rules import StepRecord, choose_removals
 from emergency_ckpt.core.shard_layout import Layout
 from emergency_ckpt.errors import CheckpointError, SaveFailed, TransferError

@@ -51,7 +51,7 @@ def one_of_three(world: JobProcess) -> Any:
     """Slices 1 to 3 keep a copy; that of slice 2 is altered. Then the two that were right go."""
     train(world, "three", range(1, 11))
     alter(world, "three", 2)
-    first = seen(world, "three", on_divergence="stop")
+    first = seen(world, "three")
     lose(world, "three", 1, 3)
     return [first, seen(world, "three")]
 
@@ -63,25 +63,6 @@ def one_of_three_striped(world: JobProcess) -> Any:
     return seen(world, "striped", **settings)
 
 
-def majority_is_lost(world: JobProcess) -> Any:
-    """What outvoted the altered copy is damaged: the older step is taken, not the altered one."""
-    train(world, "rotten", range(1, 11))
-    alter(world, "rotten", 2)
-    if world.process in (1, 3):
-        path = newest_manifest(process_dir(world, "rotten", world.process))
-        manifest, _ = decode_manifest(path.read_bytes())
-        entry = next(
-            each
-            for index, each in enumerate(manifest.contents.shards)
-            if manifest.contents.shard_id(index).leaf == LEAF
-        )
-        with path.with_name(f"{path.name.split('.')[0]}.bin").open("r+b") as file:
-            file.seek(entry.offset)
-            file.write(b"\xff" * entry.nbytes)
-    world.meet()
-    return seen(world, "rotten")
-
-
 def two_slices(world: JobProcess, name: str, **settings: Any) -> Any:
     """Two slices of two hosts, one copy in each: processes 0 and 2 hold the same."""
     train(world, name, range(1, 11), mesh=mesh_of(2))
@@ -89,23 +70,11 @@ def two_slices(world: JobProcess, name: str, **settings: Any) -> Any:
     return seen(world, name, mesh=mesh_of(2), **settings)
 
 
-def tie_warns(world: JobProcess) -> Any:
-    return two_slices(world, "warn")
-
-
-def tie_stops(world: JobProcess) -> Any:
-    """All stop; an older step is there, and is restored only when it is asked for."""
-    first = two_slices(world, "stop", on_divergence="stop")
-    older = seen(world, "stop", mesh=mesh_of(2), on_divergence="stop", requested=5)
-    return [first, older]
-
-
-def tie_is_settled_by_storage(world: JobProcess) -> Any:
-    """The same save lies in storage, whose checksums agree with one side."""
-    settings = {"dir": str(world.root / "persistent"), "save_every": 10}
-    train(world, "witness", range(1, 11), mesh=mesh_of(2), **settings)
-    alter(world, "witness", 0)
-    return seen(world, "witness", mesh=mesh_of(2), on_divergence="stop", **settings)
+def one_of_two(world: JobProcess) -> Any:
+    """All restore the same one of them, and what is saved then has equal copies."""
+    first = two_slices(world, "two")
+    lose(world, "two", 0)
+    return [first, seen(world, "two", mesh=mesh_of(2))]
 
 
 if __name__ == "__main__":

@@ -58,7 +58,6 @@ if TYPE_CHECKING:
         PlacementPolicy,
         StorageCompression,
     )
-    from emergency_ckpt.core.restore.majority import OnDivergence
     from emergency_ckpt.core.save.retention_rules import NonFinite
     from emergency_ckpt.core.save.snapshot_plan import SnapshotMode
     from emergency_ckpt.observer import OnEvent

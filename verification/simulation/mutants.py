@@ -359,8 +359,7 @@ def silence_not_heard() -> None:
     _edit("core.stall", "BeatLog.stuck", "silent_s >= self._limits.stall_s", "False")
 
 
-@_mutant("tests/core/restore/test_majority.py", simulated=False)
-def served_copy_counted_twice() -> None:
-    """Known: where replicas differ, a process's copy had a second vote by `eckpt serve`."""
-    voters = "[each for each in holders if each in processes] or holders"
-    _edit("core.restore.majority", "settle", voters, "holders")
+@_mutant("tests/core/restore/test_one_content.py", simulated=False)
+def own_copy_taken() -> None:
+    """Known: where replicas differed, each process restored the copy that its plan named."""
+    _module("core.restore.restore_plan").left_out = lambda *arguments: {}

@@ -92,15 +92,12 @@ class ProcessPlan(
       host_states: the process's own one; those of all former processes when a remap is due;
         none when none is needed or all are empty, and none for the persistent tier.
       addresses: ``"host:port"`` of each holder named above except the process itself.
-      outvoted: by digest of an own manifest, its shards that a majority of the holders contradicts.
-        The process must never use these copies again.
     """
 
     local: tuple[LocalRead, ...] = ()
     fetch: tuple[FetchGroup, ...] = ()
     host_states: tuple[HostStateFetch, ...] = ()
     addresses: dict[str, str] = {}
-    outvoted: dict[str, tuple[int, ...]] = {}
 
 
 class Rejection(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -154,7 +151,6 @@ class NoPlan(msgspec.Struct, frozen=True, tag="no_plan", forbid_unknown_fields=T
         ``host_state_count``: the newest complete save has the host states of ``saved_count``
         processes, the job has ``process_count``, and there is no remap.
         ``no_host_state``: plain Orbax wrote the newest complete step, without host states.
-        ``diverged``: replicas of the newest complete save differ, without a majority; ``missing``.
       step: the step in question, where there is one.
       missing: one line for each missing part or obstacle.
     """
@@ -166,7 +162,6 @@ class NoPlan(msgspec.Struct, frozen=True, tag="no_plan", forbid_unknown_fields=T
         "state_mismatch",
         "host_state_count",
         "no_host_state",
-        "diverged",
     ]
     step: int | None = None
     rejected: tuple[Rejection, ...] = ()

@@ -21,6 +21,7 @@ import msgspec
 
 from emergency_ckpt.core.boxes import covers, whole
 from emergency_ckpt.core.restore.assignment import SaveTensors, TensorPart, assign
+from emergency_ckpt.core.restore.divergence import left_out
 from emergency_ckpt.core.restore.inventory import (
     HeldHostState,
     HolderInventory,
@@ -204,12 +205,14 @@ def _decide_local(
     if request.needs_host_state:
         states = choose_host_states(part, len(request.targets))
     matching, foreign = _by_leaves(part, inventory, request.leaves)
-    tensors = SaveTensors(matching, part.manifests, part.damaged)
+    others = left_out(part.save, matching, part.manifests, part.damaged)
+    tensors = SaveTensors(matching, part.manifests, _without(part, others))
     assigned = assign(tensors, request.targets, usable.own) if matching else ["no manifest"]
     mismatches = _mismatches(foreign, part, request) if isinstance(assigned, list) else ()
     lacks: list[str] = []
     if isinstance(assigned, list) and not mismatches:
         lacks.append(_lost_tensors(part, usable, assigned, has_manifest=bool(matching)))
+        lacks += ["copies differ, and those that are taken are damaged"] if others else []
     if isinstance(states, str):
         lacks.append(states)
     if lacks or isinstance(states, str):
@@ -220,6 +223,19 @@ def _decide_local(
     if states is not None and not states.all_empty and _count_differs(states.count, request):
         return _count_mismatch(part.save.step, states.count, request)
     return _plan(part, usable, assigned, states, request)
+
+
+def _without(
+    part: SaveParts, others: Mapping[str, frozenset[int]]
+) -> dict[str, dict[str, frozenset[int]]]:
+    """Return the shards that must not be used at each holder: damaged, or of ``others``."""
+    unusable = dict(part.damaged)
+    for digest, shards in others.items():
+        damaged = part.damaged.get(digest, {})
+        unusable[digest] = {
+            holder: damaged.get(holder, frozenset()) | shards for holder in part.manifests[digest]
+        }
+    return unusable
 
 
 def _is_replaced(part: SaveParts, inventory: Inventory) -> bool:

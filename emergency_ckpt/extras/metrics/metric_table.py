@@ -243,7 +243,7 @@ METRICS = (
     Metric(
         "eckpt_quarantined_copies_total",
         "counter",
-        "copies of shards that failed their check, or that a majority contradicts",
+        "copies of shards that failed their check",
         (Source("restore.quarantined"),),
     ),
     Metric(

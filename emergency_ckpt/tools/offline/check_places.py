@@ -12,7 +12,7 @@ import msgspec
 
 from emergency_ckpt import _native
 from emergency_ckpt.core.boxes import describe
-from emergency_ckpt.core.restore.majority import settle
+from emergency_ckpt.core.restore.divergence import divergences
 from emergency_ckpt.errors import CheckpointError, CorruptData
 from emergency_ckpt.ram.process_files import ProcessFiles, file_name, manifest_name
 from emergency_ckpt.state.host_state import decode
@@ -97,8 +97,7 @@ class Check:
     def _replicas(self) -> Iterator[SurveyFault]:
         """Find replicas whose bytes differed at capture, or that one process changed since."""
         for save in self._survey.of(LOCAL):
-            majority_result = settle(self._survey.inventory(save.run_id), save.save)
-            for each in (*majority_result.decided, *majority_result.undecided):
+            for each in divergences(self._survey.inventory(save.run_id), save.save):
                 where = f"step {save.step} in RAM"
                 yield SurveyFault(where, f"replicas differ: {each.describe()}", save.step)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planner_world import Layout, contents_of
 
-from emergency_ckpt.core.restore.majority import find_divergence
+from emergency_ckpt.core.restore.divergence import find_divergence
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardEntry, ShardId
 
 LAYOUT = Layout(2, 1)

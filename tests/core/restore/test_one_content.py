@@ -1,0 +1,172 @@
+"""Replicas that differ: all processes take the same one of them, by a rule without a clock."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner_world import Layout, PlannerWorld
+
+from emergency_ckpt.core.restore.inventory import (
+    HeldTensors,
+    HolderInventory,
+    Inventory,
+    Quarantined,
+)
+from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, selected
+from emergency_ckpt.core.restore.restore_plan import plan_restore
+from emergency_ckpt.extras.striped import Striped
+from emergency_ckpt.types import SaveId, ShardId
+
+W = ShardId("w", ((0, 8), (0, 2)))
+GOOD, BAD = 0, 0xBAD
+
+
+def job(slices: int, hosts: int = 1, copies: int | None = None) -> tuple[PlannerWorld, SaveId]:
+    world = PlannerWorld(Layout(slices, hosts, placement=Striped(copies or slices, 0)))
+    return world, world.save(10, "a", complete=True)
+
+
+def alter(world: PlannerWorld, process: int, leaf: str = "w", crc: int = BAD) -> Quarantined:
+    """The process's manifest says another CRC for its shard of ``leaf``; which copy that is."""
+    machine = world.machine(process)
+    held = machine.tensors[-1]
+    contents = world.manifests[held.digest]
+    index = next(n for n in range(len(contents.shards)) if contents.shard_id(n).leaf == leaf)
+    shards = list(contents.shards)
+    shards[index] = msgspec.structs.replace(shards[index], crc32c=crc)
+    digest = world.publish(msgspec.structs.replace(contents, shards=tuple(shards)))
+    machine.tensors[-1] = HeldTensors(held.save, digest)
+    return Quarantined(f"process/{process}", digest, index)
+
+
+def planned(world: PlannerWorld, inventory: Inventory) -> RestorePlan:
+    plan = plan_restore(inventory, world.layout.targets(), world.layout.leaves())
+    assert isinstance(plan, RestorePlan)
+    return plan
+
+
+def crcs_used(plan: RestorePlan, inventory: Inventory, shard: ShardId) -> set[tuple[str, int]]:
+    """(holder, CRC) of every copy that some process reads or fetches, alternates included."""
+    found: set[tuple[str, int]] = set()
+    for process, part in plan.processes.items():
+        reads = [(g.digest, g.shards, (f"process/{process}", *g.alternates)) for g in part.local]
+        reads += [(g.digest, g.shards, g.sources) for g in part.fetch]
+        for digest, shards, holders in reads:
+            contents = inventory.manifests[digest]
+            for index in selected(shards, contents):
+                if contents.shard_id(index) == shard:
+                    found |= {(holder, contents.shards[index].crc32c) for holder in holders}
+    return found
+
+
+@pytest.mark.parametrize(("slices", "altered"), [(3, [1]), (4, [0]), (5, [1, 3])])
+def test_copies_that_most_holders_have_are_taken_by_all(slices: int, altered: list[int]) -> None:
+    world, _ = job(slices)
+    for process in altered:
+        alter(world, process)
+    inventory = world.inventory()
+    used = crcs_used(planned(world, inventory), inventory, W)
+    assert {crc for _, crc in used} == {GOOD}
+    assert {holder for holder, _ in used}.isdisjoint(f"process/{p}" for p in altered)
+
+
+@pytest.mark.parametrize("altered", [0, 1])
+def test_one_of_two_copies_is_taken_by_both(altered: int) -> None:
+    """Nobody knows which is right: the smaller digest decides, and the replicas stay together."""
+    world, _ = job(2)
+    alter(world, altered)
+    inventory = world.inventory()
+    used = crcs_used(planned(world, inventory), inventory, W)
+    assert len({crc for _, crc in used}) == 1
+    (holder,) = {holder for holder, _ in used}
+    digests = {f"process/{p}": world.machine(p).tensors[-1].digest for p in (0, 1)}
+    assert digests[holder] == min(digests.values())
+
+
+def test_whole_replica_is_taken_and_not_leaves_of_two() -> None:
+    """Every leaf differs: what was trained apart is not put together."""
+    world, _ = job(2)
+    leaves = {contents_id.leaf for contents_id in world.layout.targets()[0]}
+    for leaf in leaves:
+        alter(world, 1, leaf)
+    inventory = world.inventory()
+    plan = planned(world, inventory)
+    holders = {
+        holder
+        for shard in world.layout.targets()[0]
+        for holder, _ in crcs_used(plan, inventory, shard)
+    }
+    assert len(holders) == 1
+
+
+def test_intact_replica_goes_before_one_that_most_have_damaged() -> None:
+    world, _ = job(3)
+    copy = alter(world, 1)
+    for process in (0, 2):
+        digest = world.machine(process).tensors[-1].digest
+        world.quarantined.add(Quarantined(f"process/{process}", digest, copy.shard))
+    inventory = world.inventory()
+    assert crcs_used(planned(world, inventory), inventory, W) == {("process/1", BAD)}
+
+
+def test_no_replica_that_is_whole_is_no_reason_to_mix() -> None:
+    world, _ = job(2)
+    copy = alter(world, 0)
+    other = world.machine(1).tensors[-1].digest
+    for holder, digest in (("process/0", copy.digest), ("process/1", other)):
+        shard = copy.shard if digest == min(copy.digest, other) else 1 - (copy.shard or 0)
+        world.quarantined.add(Quarantined(holder, digest, shard))
+    outcome = plan_restore(world.inventory(), world.layout.targets(), world.layout.leaves())
+    assert isinstance(outcome, NoPlan)
+    assert any("copies differ" in line for line in outcome.missing)
+
+
+def test_plan_replaces_the_survivors_own_copy_that_is_not_taken() -> None:
+    world, _ = job(3)
+    copy = alter(world, 1)
+    plan = planned(world, world.inventory())
+    part = plan.processes[1]
+    assert [(g.digest, g.shards) for g in part.fetch] == [
+        (world.machine(0).tensors[-1].digest, (copy.shard,))
+    ]
+    assert [read.shards for read in part.local] == [(0,)]
+    encoded = msgspec.json.encode(plan)
+    assert msgspec.json.decode(encoded, type=RestorePlan) == plan
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_plan_takes_one_content_of_each_shard(data: st.DataObject) -> None:
+    slices, hosts = data.draw(st.integers(2, 6)), data.draw(st.integers(1, 2))
+    copies = data.draw(st.integers(2, slices))
+    world, save = job(slices, hosts, copies)
+    for process in data.draw(st.lists(st.integers(0, slices * hosts - 1), max_size=2)):
+        world.lose(process)
+    inventory = world.inventory()
+    holders: dict[ShardId, list[HolderInventory]] = {}
+    for holder in inventory.holders:
+        for held in holder.tensors:
+            contents = inventory.manifests[held.digest]
+            for index in range(len(contents.shards)):
+                holders.setdefault(contents.shard_id(index), []).append(holder)
+    if not holders:
+        return
+    for shard in data.draw(st.lists(st.sampled_from(sorted(holders)), max_size=2, unique=True)):
+        indices = [int(holder.holder.removeprefix("process/")) for holder in holders[shard]]
+        for process in data.draw(st.lists(st.sampled_from(indices), unique=True)):
+            alter(world, process, shard.leaf, data.draw(st.sampled_from([BAD, BAD + 1])))
+    inventory = world.inventory()
+    targets, leaves = world.layout.targets(), world.layout.leaves()
+    outcome = plan_restore(inventory, targets, leaves, needs_host_state=False)
+    order = random.Random(data.draw(st.integers()))
+    shuffled = msgspec.structs.replace(
+        inventory, holders=tuple(order.sample(inventory.holders, len(inventory.holders)))
+    )
+    assert plan_restore(shuffled, targets, leaves, needs_host_state=False) == outcome
+    if isinstance(outcome, RestorePlan) and outcome.save == save:
+        for shard in holders:
+            assert len({crc for _, crc in crcs_used(outcome, inventory, shard)}) <= 1
