@@ -29,7 +29,7 @@ from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.cluster.round import Series, run_on_all
 from emergency_ckpt.config.settings import Config
 from emergency_ckpt.core.placement.placement_policies import place
-from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, selected
+from emergency_ckpt.core.restore.plan_types import RestorePlan, selected
 from emergency_ckpt.core.stall import time_limits
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.extensions import parse_placement
@@ -38,6 +38,7 @@ from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.leader import RestoreLeader
 from emergency_ckpt.restore.request import RestoreRequest
 from emergency_ckpt.save.vote import Ballot, Vote
+from emergency_ckpt.types import SaveId
 from emergency_ckpt.work_progress import WorkProgress
 
 DEADLINE_S = 3600.0
@@ -144,9 +145,9 @@ class TimedLeader(RestoreLeader):
         self.answer, self.manifests = answer, self._inventory.manifests
         return answer
 
-    def _settle(self, plan: RestorePlan) -> RestorePlan | NoPlan | None:
-        self.searched_s, answer = _cpu_s(lambda: super(TimedLeader, self)._settle(plan))
-        return answer
+    def _settled(self, plan: RestorePlan, save: SaveId) -> RestorePlan:
+        self.searched_s, settled = _cpu_s(lambda: super(TimedLeader, self)._settled(plan, save))
+        return settled
 
 
 def _cpu_s(work: Callable[[], Any]) -> tuple[float, Any]:

@@ -50,7 +50,6 @@ class Settings(TypedDict, total=False):
     host_state_buddies: int | None
     host_state_remap: HostStateRemap | None
     allow_missing_host_state: bool
-    suspect_lives: int | None
     take_over_dir: bool
     non_finite: NonFinite
     orbax_item: str | None

@@ -173,12 +173,6 @@ class Config:
     allow_missing_host_state: bool = setting(False, tier="persistent")
     """Accept a step that plain Orbax wrote, which has no host states, and leave the given host
     state unchanged. False: such a step is an error where ``restore`` is given a host state."""
-    suspect_lives: int | None = setting(None, tier="persistent", least=1, needs="dir")
-    """Number of lives in a row that began from one step and ended before a newer save was complete,
-    after which a restore takes the newest older step of ``dir`` instead, as if it were requested.
-    The step is put aside there, never removed. None: it is restored again, and after 3 lives the
-    event ``restore.suspect`` names it. What starts the job again must not give up before: see
-    docs/runbook.md."""
     take_over_dir: bool = setting(False, tier="persistent")
     """Save in ``dir`` although it belongs to another run, and replace that run's name by this
     one's. Later saves of that run into ``dir`` fail. Set it for one start only."""

@@ -21,13 +21,12 @@ from emergency_ckpt.background import no_garbage_collection
 from emergency_ckpt.cluster.timelines import told_of_wait
 from emergency_ckpt.core.restore.divergence import Divergence, divergences
 from emergency_ckpt.core.restore.inventory import (
-    SUSPECT_LIVES,
+    MANY_LIVES,
     Inventory,
     PersistentStep,
     Quarantined,
     RestoredSave,
     lives_from,
-    newest_older,
     newest_timeline,
     persistent_unusable,
     suspicion,
@@ -118,8 +117,6 @@ class RestoreLeader:
         self._last_failure = ""
         self._restored: tuple[RestoredSave, ...] = ()
         self._judged: set[SaveId] = set()
-        self._only_below: int | None = None
-        self._instead_of: RestoredSave | None = None
         self._greatest = 0  # number of an incarnation that a report or storage named
 
     @property
@@ -163,11 +160,8 @@ class RestoreLeader:
             if self._read_more(answer):
                 continue
             if not isinstance(answer, RestorePlan):
-                if self._takes_suspect("no older step can be restored"):
-                    continue
                 return self._without_plan(answer)
-            if self._passes_over(answer):
-                continue
+            self._tell_suspect(answer)
             if answer.save is not None:
                 self._tell_holders(answer.save)
                 return self._settled(answer, answer.save)
@@ -180,8 +174,6 @@ class RestoreLeader:
                 planned = self._plan_stored(answer, self._persistent)
             except (PersistentTierError, CorruptData) as error:
                 if isinstance(error, PersistentTierError) and error.unreachable:
-                    if self._takes_suspect(str(error)):
-                        continue
                     raise  # that says nothing about the step: an older one is no answer
                 self._cancel(answer.step, str(error))
                 continue
@@ -261,25 +253,22 @@ class RestoreLeader:
                 host_state_remap=self._parts.config.host_state_remap is not None,
                 needs_host_state=self._wants_host_state,
                 takes_rolled_back=takes_rolled_back,
-                only_below=None if requested_step is not None else self._only_below,
             )
 
     # Saves that end the lives that begin from them.
 
-    def _passes_over(self, answer: RestorePlan) -> bool:
-        """Tell of a suspect save; return whether an older one is to be planned for instead."""
-        limit, save = self._parts.config.suspect_lives, answer.save
+    def _tell_suspect(self, answer: RestorePlan) -> None:
+        """Tell once of a save that many lives in a row began from. It is restored all the same."""
+        save = answer.save
         if save is None:
             incarnation = self._stored[answer.step].incarnation
             save = SaveId(answer.step, incarnation, self._parts.config.run_name)
         suspect = RestoredSave(save, self._lives_from(save))
-        is_suspect = suspect.lives >= (limit or SUSPECT_LIVES)
-        if self._requested_step is not None or not is_suspect or save in self._judged:
-            return False
+        if self._requested_step is not None or suspect.lives < MANY_LIVES:
+            return
+        if save in self._judged:
+            return
         self._judged.add(save)
-        older: int | None = None
-        if limit is not None:
-            older = newest_older(self._stored.values(), save.step, self._inventory.timeline)
         held = (each.save.step for h in self._inventory.holders for each in h.tensors)
         reached = max([*held, save.step])
         self._events.emit(
@@ -287,26 +276,13 @@ class RestoreLeader:
             step=save.step,
             lives=suspect.lives,
             reached=reached,
-            text=suspicion(suspect, reached, older, limit),
+            text=suspicion(suspect, reached),
         )
-        if older is None:
-            return False
-        self._only_below, self._instead_of = save.step, self._instead_of or suspect
-        return True
 
     def _lives_from(self, save: SaveId) -> int:
         entry = None if self._view is None else self._view.entry(save.step, save.incarnation)
         listed = [] if entry is None else [RestoredSave(save, entry.lives)]
         return lives_from(save, [*self._restored, *listed])
-
-    def _takes_suspect(self, reason: str) -> bool:
-        """Return to the suspect save where the older ones cannot be had; False: there is none."""
-        if self._only_below is None:
-            return False
-        self._only_below = self._instead_of = None
-        text = f"the suspect step is restored after all: {reason}"
-        self._events.emit("restore.note", text=text[:500])
-        return True
 
     def _read_more(self, answer: RestorePlan | NoPlan) -> bool:
         """Read manifests again, of saves newer than ``answer``; return whether any was to be read.
@@ -385,7 +361,6 @@ class RestoreLeader:
             plan,
             timeline=self._inventory.timeline,
             lives=self._lives_from(save),
-            instead_of=self._instead_of,
         )
 
     # Storage.

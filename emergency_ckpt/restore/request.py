@@ -13,7 +13,6 @@ from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.cluster.timelines import StoredChain, Timelines
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement.placement_policies import RetainedShards
-from emergency_ckpt.core.restore.inventory import RestoredSave
 from emergency_ckpt.core.restore.plan_types import NoPlan, Rejection
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import (
@@ -97,7 +96,7 @@ class RestoredState:
       gathered: digest of the slot with all that this process keeps, where one was written.
       is_loaded: this restore loaded the step from storage, on all processes.
       timeline: the newest that any process knew, or storage.
-      lives, instead_of: as in ``RestorePlan``.
+      lives: as in ``RestorePlan``.
       lack: why a part of the step is not in this process's RAM; empty when all of it is.
       incarnation: the id under which the job saves from now on; empty until all processes have
         their part.
@@ -112,7 +111,6 @@ class RestoredState:
     rejected: tuple[Rejection, ...] = ()
     timeline: Timeline | None = None
     lives: int = 0
-    instead_of: RestoredSave | None = None
     lack: str = ""
     incarnation: str = ""
 

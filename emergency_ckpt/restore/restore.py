@@ -278,7 +278,6 @@ class Restore:
             rejected=plan.rejected,
             timeline=plan.timeline,
             lives=plan.lives,
-            instead_of=plan.instead_of,
             lack=restored.lack or self._room.lack,
         )
 
@@ -330,8 +329,7 @@ class Restore:
         if restored.gathered is not None:
             # All processes have gathered what they keep; peers need nothing more from here.
             parts.tier.keep_only(restored.save, restored.gathered)
-        goes_back = self._request.requested_step is not None or restored.instead_of is not None
-        at_once = goes_back and not keep_newer
+        at_once = self._request.requested_step is not None and not keep_newer
         parts.timelines.begin(
             restored.timeline, restored.save, restored.incarnation, at_once=at_once
         )
@@ -351,8 +349,6 @@ class Restore:
         """
         parts, save = self._parts, restored.save
         if parts.process[0] == 0 and parts.stored_chain is not None:
-            if restored.instead_of is not None:
-                parts.stored_chain.note_lives_soon(restored.instead_of)
             if restored.is_loaded:  # of a restore from RAM the ledgers are record enough
                 parts.stored_chain.note_lives_soon(RestoredSave(save, lives))
             parts.stored_chain.began_from = save

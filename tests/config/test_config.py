@@ -47,7 +47,6 @@ MUST_AGREE: dict[str, Any] = {
     "host_state_buddies": 1,
     "host_state_remap": lambda: lambda payloads, index, count: payloads[0],
     "extra_holders": ("127.0.0.1:1",),
-    "suspect_lives": 3,
     "non_finite": "off",
 }
 """A field, and a value that must be noticed when only some processes have it."""

@@ -63,26 +63,19 @@ def one_part_is_not_finite(world: JobProcess) -> Any:
 
 def lives_end_behind_one_step(world: JobProcess) -> Any:
     """All RAM is lost after the second life: storage and the ledgers count the same."""
-    settings: dict[str, Any] = {"suspect_lives": 3}
-    with _open(world, "lives", **settings) as ckpt:
+    with _open(world, "lives") as ckpt:
         _save(world, ckpt, 1, 2)
     found: list[Any] = []
-    for life in range(4):
+    for life in range(5):
         if life == 1:
             lose(world, "lives", *range(world.count))
         try:
-            with _open(world, "lives", **settings) as ckpt:
+            with _open(world, "lives") as ckpt:
                 found.append(_restore(world, ckpt)[0])
                 world.meet()
                 raise _Crash
         except _Crash:
             world.meet()
-    with _open(world, "lives", **settings) as ckpt:
-        found.append(_restore(world, ckpt))
-        _save(world, ckpt, 3)
-    with _open(world, "lives", **settings) as ckpt:
-        found.append(_restore(world, ckpt))
-        world.meet()
     return [found, [each["lives"] for each in world.named("restore.suspect")]]
 
 

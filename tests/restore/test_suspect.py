@@ -1,4 +1,4 @@
-"""A step that ends the lives that begin from it: it is named, and passed over on request."""
+"""A step that ends the lives that begin from it: it is named; an older one is taken on request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from looks import eckpt_here
 from world import World, finish, same
 
 from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.errors import ConfigError, PersistentTierError
+from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.storage import DirectoryWriter
 
 STORAGE: dict[str, Any] = {"local_save_every": 0, "save_every": 1}
@@ -65,7 +65,7 @@ def test_third_life_that_ends_is_told_by_the_fourth(world: World, settings: dict
     (event,) = [event for event in world.events if event.name == "restore.suspect"]
     assert event.fields["text"] == (
         "3 lives in a row ended before a newer save than step 4 was complete; it is restored"
-        " again, as suspect_lives is not set"
+        " again: restore(step=...) goes back further"
     )
     crash(world, 4, **settings)
     assert suspects(world) == [(4, 3), (4, 4)]
@@ -108,51 +108,16 @@ def test_stop_after_an_error_is_no_orderly_end(world: World) -> None:
     assert suspects(world) == [(1, 3)]
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["RAM", "RAM lost each time"])
-def test_older_step_of_storage_is_taken_instead(world: World, lost: bool) -> None:
-    settings = {**BOTH, "suspect_lives": 2}
-    with crashing(world, **settings) as ckpt:
+def test_older_step_is_restored_on_request(world: World) -> None:
+    with crashing(world, **BOTH) as ckpt:
         save(ckpt, world, 1, 2, 3, 4)
-    for _ in range(2):
-        if lost:
-            world.lose_ram()
-        crash(world, 4, **settings)
-    crash(world, 2, **settings)  # and it is binding at once
-    assert suspects(world) == [(4, 2)]
-    (event,) = [event for event in world.events if event.name == "restore.suspect"]
-    assert event.fields["text"].endswith("; step 2 of storage is restored instead")
-    with world.open_both(**settings) as ckpt:
-        assert restored(ckpt, world) == 2
-        assert ckpt.all_steps() == [2]
-    aside = [path.name for path in world.persistent.glob("4.rolled-back-*")]
-    assert len(aside) == 1  # marked, not removed
-    with world.open_both(**settings) as ckpt:
+    for _ in range(3):
+        crash(world, 4, **BOTH)
+    with crashing(world, **BOTH) as ckpt:
+        assert restored(ckpt, world, 2) == 2
+    crash(world, 2, **BOTH)  # and it is binding at once
+    with world.open_both(**BOTH) as ckpt:
         assert restored(ckpt, world, 4) == 4  # who asks for it gets it
-
-
-def test_older_suspects_are_passed_over_in_turn(world: World) -> None:
-    settings = {**STORAGE, "suspect_lives": 1}
-    with crashing(world, **settings) as ckpt:
-        save(ckpt, world, 1, 2, 3)
-    for step in (3, 2, 1):
-        crash(world, step, **settings)
-    crash(world, 1, **settings)  # nothing is older
-    assert suspects(world) == [(3, 1), (2, 1), (1, 1)]
-    assert [e.fields["text"] for e in world.events if e.name == "restore.suspect"][-1].endswith(
-        "; it is restored again: storage has no older step"
-    )
-
-
-def test_suspect_is_taken_where_the_older_step_is_damaged(world: World) -> None:
-    settings = {**STORAGE, "suspect_lives": 1}
-    with crashing(world, **settings) as ckpt:
-        save(ckpt, world, 1, 2)
-    crash(world, 2, **settings)
-    (world.persistent / "host_state" / "1" / "checksums.json").write_bytes(b"{}")
-    crash(world, 2, **settings)
-    assert suspects(world) == [(2, 1)]
-    notes = [event.fields["text"] for event in world.events if event.name == "restore.note"]
-    assert "the suspect step is restored after all: no older step can be restored" in notes
 
 
 def test_count_that_storage_cannot_record_is_named(
@@ -182,13 +147,6 @@ def test_job_that_saves_nothing_is_not_counted(world: World) -> None:
     for _ in range(4):
         crash(world, 1, local_save_every=0, save_every=0)
     assert suspects(world) == []
-
-
-def test_setting_needs_storage_and_a_life(world: World) -> None:
-    with pytest.raises(ConfigError, match="suspect_lives is set, but dir is not"):
-        world.open(suspect_lives=3)
-    with pytest.raises(ConfigError, match="suspect_lives must be a whole number of at least 1"):
-        world.open_both(suspect_lives=0)
 
 
 def test_ls_shows_how_many_lives_began_from_a_step(

@@ -14,8 +14,8 @@ from emergency_ckpt.core.timeline import Timeline, newest, newest_step, number_o
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.types import PERSISTENT, Contents, SaveId
 
-SUSPECT_LIVES = 3
-"""So many lives in a row make a save suspect, where the user says nothing else."""
+MANY_LIVES = 3
+"""So many lives in a row make a save suspect."""
 
 
 class HeldTensors(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True, gc=False):
@@ -163,35 +163,12 @@ def lives_from(save: SaveId, records: Iterable[RestoredSave]) -> int:
     return max((each.lives for each in records if each.save == save), default=0)
 
 
-def newest_older(
-    stored: Iterable[PersistentStep], below: int, timeline: Timeline | None
-) -> int | None:
-    """Return the newest step of storage before ``below`` that may be restored; None without any."""
-    steps = (
-        each.step
-        for each in stored
-        if each.step < below
-        and not each.problem
-        and not (timeline and timeline.rejection_reason(each.step, each.incarnation))
-    )
-    return max(steps, default=None)
-
-
-def suspicion(suspect: RestoredSave, reached: int, older: int | None, limit: int | None) -> str:
-    """Return what is told of a suspect save, and what becomes of it.
-
-    Args:
-      reached: the newest step that a holder has a part of.
-      older: the step that is restored instead; None: the suspect is, once more.
-      limit: the setting ``suspect_lives``.
-    """
+def suspicion(suspect: RestoredSave, reached: int) -> str:
+    """Return what is told of a suspect save; ``reached``: the newest step that has a part."""
     step = suspect.save.step
     began = count_text(suspect.lives, "life in a row", "lives in a row")
     came = f", the last came to step {reached} or further" if reached > step else ""
-    if older is not None:
-        then = f"step {older} of storage is restored instead"
-    elif limit is None:
-        then = "it is restored again, as suspect_lives is not set"
-    else:
-        then = "it is restored again: storage has no older step"
-    return f"{began} ended before a newer save than step {step} was complete{came}; {then}"
+    return (
+        f"{began} ended before a newer save than step {step} was complete{came}; it is restored"
+        " again: restore(step=...) goes back further"
+    )

@@ -10,7 +10,6 @@ from typing import Literal
 
 import msgspec
 
-from emergency_ckpt.core.restore.inventory import RestoredSave
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.types import Contents, SaveId, ShardId, TierName
 
@@ -120,7 +119,6 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
       notes: contradictions in the inventories, to be logged.
       timeline: the newest one known; every process stores it.
       lives: so many in a row began from this save before.
-      instead_of: a newer save that is suspect, so that the job goes back behind it.
     """
 
     tier: TierName
@@ -132,7 +130,6 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
     notes: tuple[str, ...] = ()
     timeline: Timeline | None = None
     lives: int = 0
-    instead_of: RestoredSave | None = None
 
     def share_of(self, process: int) -> RestorePlan:
         """Return this plan with the part of one process only, as it is sent to that process."""

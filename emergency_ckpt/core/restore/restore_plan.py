@@ -65,7 +65,6 @@ def plan_restore(
     host_state_remap: bool = False,
     needs_host_state: bool = True,
     takes_rolled_back: bool = False,
-    only_below: int | None = None,
 ) -> RestorePlan | NoPlan:
     """Choose the step to restore and the source of every shard and host state.
 
@@ -86,7 +85,6 @@ def plan_restore(
         the numbers differ, every process gets all of them.
       needs_host_state: False to restore tensors alone.
       takes_rolled_back: a rolled-back save may be taken when there is no other.
-      only_below: take a step of storage before this one, which is suspect.
     """
     request = _Request(targets, leaves, host_state_remap, needs_host_state)
     usable = filter_inventory(inventory)
@@ -96,8 +94,6 @@ def plan_restore(
         candidates.sort(key=lambda each: bool(_rejection_reason(each, inventory)))
     for candidate in candidates:
         rejection_reason = _rejection_reason(candidate, inventory)
-        if only_below is not None:
-            rejection_reason = rejection_reason or _suspicion(candidate, inventory, only_below)
         if rejection_reason and not takes_rolled_back:
             rejected.append(_rejection(candidate, rejection_reason))
             continue
@@ -155,15 +151,6 @@ def _rejection_reason(candidate: SaveParts | PersistentStep, inventory: Inventor
             return ""  # an inspection will tell
         return inventory.timeline.rejection_reason(candidate.step, candidate.incarnation)
     return inventory.timeline.rejection_reason(candidate.save.step, candidate.save.incarnation)
-
-
-def _suspicion(candidate: SaveParts | PersistentStep, inventory: Inventory, only_below: int) -> str:
-    """Return why a candidate is passed over in favour of an older step of storage."""
-    step = candidate.step if isinstance(candidate, PersistentStep) else candidate.save.step
-    if step >= only_below:
-        return "lives that began from it ended before a newer save was complete"
-    is_stored = any(each.step == step for each in inventory.persistent)
-    return "" if is_stored else "it is not in storage, and the step after it is suspect"
 
 
 def _rejection(candidate: SaveParts | PersistentStep, reason: str) -> Rejection:

@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--breaker-deaths",
         type=int,
         default=JobSpec.breaker_deaths,
-        help="give up after this many deaths in a row without progress; more than suspect_lives",
+        help="give up after this many deaths in a row without progress",
     )
     parser.add_argument(
         "--hang-timeout-s", type=seconds, help="restart when no step was reported for this time"
