@@ -24,6 +24,7 @@ MAY_NAME_THEM = frozenset(
 
 WORDS = (
     r"prefetch(?!_buffer_size|\(2\))",  # a restore ahead of its call; not Grain's and tf.data's
+    r"ckpt\.remaps|position_remap|IteratorRemap|smallest_position",
     r"suspect_lives|takes_suspect|only_below",
     r"majority|on_divergence|outvoted|\bReplicasDiffer",
     r"hedg|too_slow(?!\])",  # second requests for reads that are slower than others

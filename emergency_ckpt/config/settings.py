@@ -168,8 +168,8 @@ class Config:
     """Number of processes on other slices that store a copy of a host state; None: one on every
     other slice."""
     host_state_remap: HostStateRemap | None = setting(None, basic=True)
-    """Function that derives a process's host state from those of a job of another size: one of
-    ``emergency_ckpt.remaps``, or a function of ``(all former host states, process, count)``."""
+    """Function that derives a process's host state from those of a job of another size, of
+    ``(all former host states, process, count)``. docs/policies.md has recipes for Grain."""
     allow_missing_host_state: bool = setting(False, tier="persistent")
     """Accept a step that plain Orbax wrote, which has no host states, and leave the given host
     state unchanged. False: such a step is an error where ``restore`` is given a host state."""

@@ -18,7 +18,6 @@ from emergency_ckpt.errors import (
     NotHeld,
 )
 from emergency_ckpt.ram.tier import LocalTier
-from emergency_ckpt.remaps import IteratorRemap, payload_for
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.request import RestoreParts
 from emergency_ckpt.restore.room import RestoreRoom
@@ -160,11 +159,9 @@ def apply_host_state(
             hint="set host_state_remap",
         )
     payloads = [d.payload for d in sorted(documents, key=lambda document: document.owner)]
-    if isinstance(remap, IteratorRemap):
-        return host_states.apply(target, remap.payload(payloads, me, count))
     value = remap([host_states.value_of(payload) for payload in payloads], me, count)
     stateful = as_stateful(target)
     if stateful is not None:
         stateful.set_state(value)  # as it is: the remap knows what the object takes
         return target
-    return host_states.apply(target, payload_for(target, value))
+    return host_states.apply(target, host_states.payload_for(target, value))

@@ -161,7 +161,7 @@ def no_plan_error(answer: NoPlan, run: str) -> CheckpointError:
                 "they were saved by another number of processes",
                 expected=answer.process_count,
                 actual=answer.saved_count,
-                hint="set host_state_remap (emergency_ckpt.remaps has some), or start as many"
+                hint="set host_state_remap (docs/policies.md has recipes), or start as many"
                 " processes as at the save",
             )
         case "no_host_state":

@@ -8,6 +8,7 @@ objects. No pickle: a document can hold values, never code.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
@@ -305,3 +306,27 @@ def _mismatch(path: str, problem: str) -> HostStateError:
     return HostStateError(
         "restore", path, problem, hint="give host_state the structure that it had at the save"
     )
+
+
+def payload_for(target: object, value: object, path: str = "host_state") -> Payload:
+    """Return the payload of ``value``, with a state where ``target`` has an object for it.
+
+    The result of a remap, in which an iterator's state is a plain value, can then be applied.
+    """
+    if as_stateful(target) is not None:
+        return {codec.STATE: codec.to_payload(value, path)}
+    if isinstance(target, dict) and isinstance(value, dict):
+        targets, values = cast("dict[Any, Any]", target), cast("dict[Any, Any]", value)
+        return codec.dict_payload(
+            (key, payload_for(targets.get(key), item, f"{path}[{key!r}]"))
+            for key, item in values.items()
+        )
+    if isinstance(target, list | tuple) and type(target) is type(value):  # pyright: ignore[reportUnknownArgumentType]
+        targets, values = cast("Sequence[Any]", target), cast("Sequence[Any]", value)
+        if len(targets) == len(values):
+            items = [
+                payload_for(old, new, f"{path}[{place}]")
+                for place, (old, new) in enumerate(zip(targets, values, strict=True))
+            ]
+            return codec.sequence_payload(type(values), items)
+    return codec.to_payload(value, path)

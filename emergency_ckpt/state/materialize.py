@@ -44,7 +44,7 @@ def materialize(
     Not collective. Blocks for the arrivals, and until the transfers to the devices have begun.
 
     Args:
-      like: gives the type of host leaves, and the layout of arrays as ``in_layouts_of``.
+      like: gives the type of host leaves, and the layout of arrays on their devices.
       bytes_of: returns read-only uint8 arrays that must not change while the result lives: on CPU
         64-byte aligned memory becomes the array's own buffer.
       arrivals: shards available from ``bytes_of``, as they come; a leaf's transfer begins with its
@@ -68,14 +68,6 @@ def materialize(
     with _as_they_are():
         values.update(placing.finish())
     return tree.unflatten(values)
-
-
-def in_layouts_of(like: PyTree, state: PyTree) -> PyTree:
-    """Return ``state``, each array in the layout on its devices that ``like`` has, if it has one.
-
-    Not collective: each process moves its own shards. PRNG keys and host values have no layout.
-    """
-    return jax.tree.map(_in_layout_of, like, state)
 
 
 def layout_of(leaf: object) -> Layout | None:

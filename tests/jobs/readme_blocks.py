@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "plain_jax.py"
@@ -32,3 +34,13 @@ def example_in(directory: Path, name: str, *changes: tuple[str, str]) -> Path:
     path = directory / "train.py"
     path.write_text(lines)
     return path
+
+
+def recipes_of(name: str) -> ModuleType:
+    """Return an example of functions to copy, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,4 +1,4 @@
-"""Grain's iterators over restarts with other numbers of processes, by the ready remaps.
+"""Grain's iterators over restarts with other numbers of processes, by the recipes of the docs.
 
 Each life reads on from what the one before had saved, and says which elements it read.
 """
@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from grain.experimental import ElasticIterator
 from job_process import JobProcess, finish, mesh_of, programs_of, run_program
+from readme_blocks import recipes_of
 
-from emergency_ckpt import remaps
 from emergency_ckpt.tools.job_environment import JobEnvironment
 
 SIZE = 96
@@ -34,9 +34,10 @@ def sliced(index: int, count: int) -> Any:
     return iter(grain.MapDataset.range(SIZE).shuffle(seed=1)[index::count].to_iter_dataset())
 
 
-KINDS: dict[str, tuple[Callable[[int, int], Any], Callable[[], Any]]] = {
-    "elastic": (elastic, remaps.same_on_all),
-    "sliced": (sliced, remaps.smallest_position),
+RECIPES = recipes_of("grain_other_size")
+KINDS: dict[str, tuple[Callable[[int, int], Any], Any]] = {
+    "elastic": (elastic, RECIPES.elastic),
+    "sliced": (sliced, RECIPES.sliced),
 }
 
 
@@ -52,7 +53,7 @@ def _life(world: JobProcess, kind: str, rounds: int | None) -> Any:
     iterator = build(world.process, world.count)
     local_dir = JobEnvironment.from_environ().local_dir / kind
     config = world.config(kind, mesh=mesh_of(world.slices), local_dir=str(local_dir))
-    config.set(host_state_remap=remap())
+    config.set(host_state_remap=remap)
     with config.instantiate() as ckpt:
         target = {"data": iterator, "epoch": 0}
         found, state = ckpt.restore(state=state_on(world, 0), host_state=target)

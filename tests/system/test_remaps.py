@@ -1,4 +1,4 @@
-"""Three lives of a job, of four, two and three processes, whose iterators go on by a remap."""
+"""Three lives of a job of four, two and three processes; iterators go on by the docs' recipes."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def _times(lives: list[Life]) -> Counter[int]:
     return Counter(number for life in lives for seen in seen_in(life) for number in seen["read"])
 
 
-def test_same_on_all_reads_each_element_once(lives: Lives) -> None:
+def test_elastic_recipe_reads_each_element_once(lives: Lives) -> None:
     assert _times(lives["elastic"]) == Counter(range(SIZE))
     assert all(seen["read"] for life in lives["elastic"] for seen in seen_in(life))
 
 
-def test_smallest_position_leaves_out_no_element(lives: Lives) -> None:
+def test_sliced_recipe_leaves_out_no_element(lives: Lives) -> None:
     """What some were ahead of the one least far comes again, and fewer than there are besides."""
     times = _times(lives["sliced"])
     assert set(times) == set(range(SIZE))
