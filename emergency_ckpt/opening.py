@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 from absl import logging
 
 from emergency_ckpt.background import Failures
@@ -42,16 +41,14 @@ from emergency_ckpt.save.vote import Vote
 from emergency_ckpt.start import (
     ClaimAtStart,
     PeerProbe,
-    StorageProbe,
     config_warnings,
-    device_warnings,
 )
 from emergency_ckpt.state.link import Link
+from emergency_ckpt.storage.probe import probe_storage
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import PERSISTENT
 
-_PEER_PROBE_TIMEOUT_S = 5.0
 _PROBE_TIMEOUT_S = 20.0
 _LOOPBACK = "127.0.0.1"
 
@@ -132,8 +129,7 @@ class Opened:
 
     def _open(self, start: str, secret: OwnSecret | None) -> None:
         config, process, events = self.config, self.process, self.events
-        devices = device_warnings(jax.local_device_count(), os.environ)
-        for text in [*config_warnings(config, process[0]), *devices]:
+        for text in config_warnings(config) if process[0] == 0 else ():
             events.emit("start.warning", text=text)
         events.emit("start.link", **dataclasses.asdict(self.link.facts))
         self._storage: _Storage | None = None
@@ -158,8 +154,6 @@ class Opened:
             self.expect_no_step()
             self._leave(text_of(error))
             raise
-        if self._probe is not None and "storage" not in config.require:
-            self._probe.start()
 
     # Its end.
 
@@ -181,8 +175,6 @@ class Opened:
         Idempotent. The end of the event log is written, which a silent file server delays by 5 s.
         """
         self.expect_no_step()
-        if self._probe is not None:
-            self._probe.end()
         self._leave(reason)
         self.events.close()
 
@@ -249,25 +241,10 @@ class Opened:
 
         return storage.claim.inspect(storage.tier.directory, create)
 
-    def _storage_probe(self) -> StorageProbe | None:
-        """Return the test of storage at the leader of a job that saves there.
-
-        A job that only restores may have no permission to write. Storage that has just failed is
-        tested only where it must be there.
-        """
-        config, storage = self.config, self._storage
-        if storage is None or storage.claim is None or not self._saves_to_storage:
-            return None
-        if not storage.claim.has_read and "storage" not in config.require:
-            return None
-        timeout_s = min(_PROBE_TIMEOUT_S, config.start_timeout_s / 4)
-        return StorageProbe(storage.tier, self.member.incarnation, self.events, timeout_s)
-
     # The parts.
 
     def _assemble(self) -> None:
         config, process, member, storage = self.config, self.process, self.member, self._storage
-        self._probe = self._storage_probe()
         self._finite = FiniteLeaves(self.events, config.non_finite)
         timelines = Timelines(member.tier, self.events, member.newest_step, member.complete)
         self.preservation: Preservation | None = None
@@ -373,24 +350,25 @@ class Opened:
     # The checks.
 
     def _check(self) -> None:
-        """Check for faults that would otherwise show only at a loss or at a save."""
-        config, member = self.config, self.member
-        claim = None if self._storage is None else self._storage.claim
+        """Check what ``require`` names; `eckpt doctor` checks the rest before a start."""
+        config, member, storage = self.config, self.member, self._storage
+        claim = None if storage is None else storage.claim
         host = config.bind_host or _LOOPBACK
         view = JobView(member.coordinator, self.events, self.progress, host)
         for observer in self._observers:
             observer.join(view)
         if claim is not None:
             claim.check()
-        # Where a peer must answer, a slow one would end the job.
-        must_answer = "peers" in config.require
-        longest_s = config.start_timeout_s / (2 if must_answer else 4)
-        timeout_s = longest_s if must_answer else min(_PEER_PROBE_TIMEOUT_S, longest_s)
-        peer_probe = PeerProbe(member.peers, self.process, self.events, timeout_s)
-        if self._probe is not None and "storage" in config.require:
-            self._probe.run()
+        peer_probe: PeerProbe | None = None
+        if "peers" in config.require:
+            peer_probe = PeerProbe(member.peers, self.process, config.start_timeout_s / 2)
+        must_take_files = "storage" in config.require and self._saves_to_storage
+        if storage is not None and claim is not None and must_take_files:
+            deadline_s = time.monotonic() + min(_PROBE_TIMEOUT_S, config.start_timeout_s / 4)
+            probe_storage(storage.tier.storage, member.incarnation, deadline_s)
         member.adopt_orphans()
-        peer_probe.finish(required=must_answer)
+        if peer_probe is not None:
+            peer_probe.finish()
         if claim is not None:
             claim.finish(member.incarnation)
 

@@ -21,6 +21,7 @@ from world import small_tmpfs
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.storage import StorageDirectory, probe_storage
+from emergency_ckpt.tools.cli.doctor.checks import check_devices
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer import TransferServer
 
@@ -250,3 +251,25 @@ def test_probe_storage_without_preconditions_is_an_error(tmp_path: Path) -> None
     with pytest.raises(PersistentTierError, match="created although it existed"):
         probe_storage(_Forgetful(str(tmp_path), 30), "1-2", deadline_s, conditions=True)
     assert list((tmp_path / "host_state").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("tasks", "gpus", "ids", "is_said"),
+    [
+        ("1(x4)", "8", None, True),
+        ("4", "8", None, True),
+        ("1(x4)", "8", "0,1,2,3,4,5,6,7", False),
+        ("8(x4)", "8", None, False),
+        ("4(x2),3", "8", None, False),  # not known for this node
+        ("1", "eight", None, False),
+        ("", "8", None, False),
+    ],
+)
+def test_doctor_names_gpus_without_a_task(
+    tasks: str, gpus: str, ids: str | None, is_said: bool
+) -> None:
+    environ = {"SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_GPUS_ON_NODE": gpus}
+    environ |= {} if ids is None else {"JAX_LOCAL_DEVICE_IDS": ids}
+    found = list(check_devices(environ))
+    assert len(found) == is_said
+    assert all("--ntasks-per-node=8" in each.mend for each in found)

@@ -13,7 +13,7 @@ from world import World, logged, save_all
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.start import LAUNCHED_COUNT, config_warnings, device_warnings
+from emergency_ckpt.start import LAUNCHED_COUNT, config_warnings
 
 
 def mesh_of(*shape: int) -> Mesh:
@@ -32,47 +32,12 @@ def config(**settings: Any) -> Config:
         ({"local_save_every": 0}, "neither tier saves"),
         ({"mesh": None, "replica_axis": "slice"}, "but mesh is not"),
         ({"mesh": None}, ""),
-        ({"local_dir": "/proc/x"}, "lies on proc, not on tmpfs"),
     ],
 )
 def test_config_warnings_doubtful_setting_is_named(settings: dict[str, Any], said: str) -> None:
-    warnings = config_warnings(config(**settings), 0)
+    warnings = config_warnings(config(**settings))
     assert len(warnings) == bool(said)
     assert said in "".join(warnings)
-
-
-def test_config_warnings_job_wide_ones_come_from_process_0() -> None:
-    settings = config(local_save_every=0)
-    assert config_warnings(settings, 1) == []
-
-
-@pytest.mark.parametrize(
-    ("devices", "tasks", "gpus", "local", "is_said"),
-    [
-        (1, "1(x4)", "8", "0", True),
-        (8, "1(x4)", "8", "0", False),
-        (1, "8(x4)", "8", "0", False),
-        (1, "8", "8", "0", False),
-        (1, "4", "8", "0", True),
-        (1, "4", "8", "1", False),  # one task of a node says it for all
-        (1, "4(x2),3", "8", "0", False),  # not known for this node
-        (1, "1", "", "0", False),
-        (1, "1", "eight", "0", False),
-        (1, "", "8", "0", False),
-    ],
-)
-def test_device_warnings_gpus_without_a_task_are_named(
-    devices: int, tasks: str, gpus: str, local: str, is_said: bool
-) -> None:
-    environ = {
-        "SLURM_STEP_TASKS_PER_NODE": tasks,
-        "SLURM_GPUS_ON_NODE": gpus,
-        "SLURM_LOCALID": local,
-    }
-    warnings = device_warnings(devices, environ)
-    assert len(warnings) == is_said
-    assert all("--ntasks-per-node=8" in line for line in warnings)
-    assert device_warnings(devices, {}) == []
 
 
 def test_checkpointer_says_warnings_at_start(world: World) -> None:

@@ -175,6 +175,7 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
 
     yield checks.check_versions()
     yield checks.check_engine()
+    yield from checks.check_devices(os.environ)
     finding, secret = checks.check_secret(args.secret_file and str(args.secret_file), os.environ)
     yield finding
     if args.bind_host is not None:

@@ -7,10 +7,11 @@ import dataclasses
 import ipaddress
 import os
 import platform
+import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -42,6 +43,8 @@ _ROUNDS = 3
 _AT_ONCE = 16
 _SKEW_S = 30.0
 """Above it the times in logs may mislead people who read them."""
+_COUNT = re.compile(r"(\d{1,6})(?:\(x\d{1,6}\))?", re.ASCII)
+"""A number of Slurm's, equal on all nodes: ``8(x4)``."""
 _MEMORY = Path("/proc/meminfo")
 _SHMEM_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _LARGE = frozenset({"always", "within_size", "advise"})
@@ -71,6 +74,28 @@ def check_versions() -> Finding:
         mend = f"{sys.executable} -m pip install --upgrade {_DISTRIBUTION}"
         return Finding("versions", "failure", "; ".join(wrong), mend)
     return Finding("versions", "ok", text)
+
+
+def check_devices(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield a warning where Slurm gave this node more GPUs than its tasks will use.
+
+    ``jax.distributed.initialize`` takes one GPU for each task of Slurm, unless
+    JAX_LOCAL_DEVICE_IDS names more.
+    """
+    gpus = _COUNT.fullmatch(environ.get("SLURM_GPUS_ON_NODE", ""))
+    tasks = _COUNT.fullmatch(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    if gpus is None or tasks is None or "JAX_LOCAL_DEVICE_IDS" in environ:
+        return
+    gpu_count, task_count = int(gpus[1]), int(tasks[1])
+    if task_count < gpu_count:
+        yield Finding(
+            "devices",
+            "warning",
+            f"Slurm gave this node {gpu_count} GPUs and {task_count} tasks; JAX takes one GPU for"
+            " each task, and the others do nothing",
+            f"Start a task for each GPU (--ntasks-per-node={gpu_count}), or let one task take all"
+            f" (JAX_LOCAL_DEVICE_IDS=0,...,{gpu_count - 1}).",
+        )
 
 
 def check_engine() -> Finding:
