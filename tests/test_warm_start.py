@@ -127,3 +127,10 @@ def test_fork_of_a_killed_worker_ends() -> None:
         worker.kill()
     wait_until_gone([fork])
     assert printed(PROGRAM, "end", "0") == "at its end\n", "the servers go on"
+
+
+@pytest.mark.skipif(warm_start.COLD_VARIABLE in os.environ, reason="there are no forks")
+def test_time_of_a_fork_counts_when_it_was_waited_for() -> None:
+    before_s = warm_start.cpu_s()
+    assert printed(PROGRAM, "end", "0") == "at its end\n"
+    assert warm_start.cpu_s() > before_s
