@@ -99,7 +99,7 @@ class MappingRefused(LocalTierError):
 
 
 class SlotBusy(LocalTierError):
-    """No slot may be written now: each is lent to JAX arrays or holds the last complete step."""
+    """No slot may be written now: each is read, or holds a step that must be kept."""
 
     retryable = True
 

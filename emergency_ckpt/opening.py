@@ -134,7 +134,7 @@ class Opened:
         events.emit("start.link", **dataclasses.asdict(self.link.facts))
         self._storage: _Storage | None = None
         self.member = member = Membership(
-            config, process, start, secret, events, self._look_at_storage
+            config, process, start, secret, events, self._look_at_storage, self.link.mapper
         )
         if process[0] != 0:
             self._storage = self._open_storage()
@@ -269,6 +269,7 @@ class Opened:
             events=self.events,
             timelines=timelines,
             stored_chain=chain if self._saves_to_storage else None,
+            link=self.link,
         )
         self.saver = saver = Saver(
             SaverParts(

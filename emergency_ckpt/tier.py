@@ -13,7 +13,7 @@ is a step that one of them has. Where the two differ:
 | a read costs | a copy of memory | requests, each with a deadline and retries |
 | it survives | the end of every process on the host | the loss of all hosts |
 
-What one alone can do is not here: RAM lends its memory to JAX and to peers (``LocalTier.lend``);
+What one alone can do is not here: RAM gives its memory to be read (``LocalTier.reading``);
 storage is read in ranges (``PersistentTier.read_into``). Nor is writing, which has no part in
 common: a slot is written while the bytes arrive (``SlotWriter``), and counts by a vote; storage is
 written by several processes in stages (``PersistentTier.write_tensors``), and after the job's end

@@ -19,6 +19,7 @@ from emergency_ckpt.ram.old_lives import greatest_number
 from emergency_ckpt.ram.other_runs import GRACE_S, LeftRun, OtherRuns
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.run_secret import OwnSecret
+from emergency_ckpt.state.mapped import Mapper
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import Writer
@@ -49,6 +50,7 @@ class Membership:
         secret: OwnSecret | None,
         events: EventSink,
         stored: Callable[[], Known],
+        mapper: Mapper | None = None,
     ) -> None:
         """Join the job.
 
@@ -56,9 +58,11 @@ class Membership:
           start: the result of ``agree_settings``.
           secret: the one that was given to this process, as to all others; None: none was.
           stored: called at the leader, once all have come: what storage knows of the run.
+          mapper: maps slots for the devices' DMA.
         """
         me, count = process
         self._events = events
+        self._mapper = mapper
         self._config = config
         self._start = start
         run_id = self._run_id = config.run_name
@@ -127,6 +131,8 @@ class Membership:
             wait_s=self._wait_s,
             other_runs=OtherRuns(local_dir, self._run_id, GRACE_S, self._tell_removed),
             keeps_finite=config.non_finite == "keep",
+            mapper=self._mapper,
+            on_refused=self._tell_refused,
         )
         # A restore needs the pages of earlier slots, whether it reads or receives.
         self._tier.map_newest_in_background()
@@ -146,6 +152,10 @@ class Membership:
         nearby = greatest_number(local_dir / self._run_id)
         self.known = Known(max(held.greatest, nearby), held.newest_step, held.known_complete)
         return self._server.contact, self.known
+
+    def _tell_refused(self, reason: str) -> None:
+        text = f"saves and restores are slower, since slots are not mapped for DMA: {reason}"
+        self._events.emit("start.warning", text=text)
 
     def _tell_removed(self, run: LeftRun) -> None:
         age_s = round(run.age_s(time.time()))

@@ -5,7 +5,8 @@
    records the process that holds it. A damaged file is quarantined with its reason, never used.
    ``process_files`` is how all read such a directory: this scan, ``eckpt serve``
    and the survey of ``eckpt ls``; ``step_reader`` puts a step together from several.
-2. ``reserve`` makes two slots (preallocated files of one step each) or finds them.
+2. ``reserve`` makes the slots (preallocated files of one step each) or finds them: two, and one
+   more where this process writes to storage and there is room (``slot_choice.slots_for``).
 3. ``begin_write`` chooses a slot without a step that must be kept (``slot_choice``), removes its
    manifest, and returns a ``SlotWriter``.
 4. The writer copies the shards with their CRC32C, stages the manifest, and renames it into place:
@@ -17,13 +18,10 @@
 
 Guaranteed: a crash at any instant leaves the previous step complete; a published slot is not
 changed; one writer per directory, whose lock ends with its process; no directory is deleted while a
-process owns or serves it;
-memory lent to JAX is never written, also when its slot is not yet published (``LocalTier.lend``
-counts the arrays with finalizers, and a third slot takes the place of a lent one).
+process owns or serves it; a slot that is read is not written.
 
-Storage writes from a slot on loan, too (``SlotWriter.loan``), and may take hours:
-``keeps_lent_for_storage`` says whether saves have slots enough meanwhile, and makes a spare one,
-which then stays.
+Storage writes from a pinned slot (``SlotWriter.pin``), and may take hours: ``may_stay_pinned`` says
+whether local saves have slots enough meanwhile.
 
 Not guaranteed: survival of the host, whose copies other slices hold; the bytes of a slot, which a
 restore compares with the CRC32C of capture time; protection from root or from another process of

@@ -51,7 +51,6 @@ class HostStateStore:
         self._place = place
         self._lock = threading.Lock()
         self._held: dict[Key, HeldHostState] = {}
-        self._in_memory: dict[Key, bytes] = {}
         self._complete: SaveId | None = None
         self._dir_fd = files.ensure_directory(HOST_STATE_DIRECTORY, place.dir_fd)
         for name, found in place.host_states():
@@ -68,12 +67,9 @@ class HostStateStore:
                 problem = CorruptData("open", name, f"not a directory of host states: {error}")
                 report(name, problem)
 
-    def publish(
-        self, save: SaveId, owner: int, count: int, data: bytes, *, in_memory: bool = False
-    ) -> None:
+    def publish(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
         """Publish a document; it survives the end of every process on the host.
 
-        With ``in_memory`` it takes no room, and is there until ``drop_memory``.
         CorruptData when it is not the document of that save and owner, HostStateError when it is
         another run's or differs from the held one, RamdiskFull when there is no room.
         """
@@ -86,8 +82,7 @@ class HostStateStore:
         with self._lock:
             key = (save, owner, count)
             known = self._held.get(key)
-            is_there = in_memory or key not in self._in_memory
-            if known == entry and is_there and self._read(save, owner, count) == data:
+            if known == entry and self._read(save, owner, count) == data:
                 return
             if known is not None and known.digest != entry.digest:
                 raise HostStateError(
@@ -97,10 +92,6 @@ class HostStateStore:
                     expected=known.digest,
                     actual=entry.digest,
                 )
-            if in_memory:
-                self._in_memory[key] = data
-                self._held[key] = entry
-                return
             try:
                 self._mend()
             except OSError as error:
@@ -115,7 +106,6 @@ class HostStateStore:
             finally:
                 os.close(save_fd)
             self._held[key] = entry
-            self._in_memory.pop(key, None)
 
     def read(self, save: SaveId, owner: int, count: int) -> bytes | None:
         """Return a document's bytes, or None when not held. The caller checks the digest."""
@@ -146,11 +136,6 @@ class HostStateStore:
         with self._lock:
             self._remove([key for key, entry in self._held.items() if unwanted(entry)])
 
-    def drop_memory(self, keep: SaveId | None = None) -> None:
-        """Remove the documents that are in memory alone, but those of ``keep``."""
-        with self._lock:
-            self._remove([key for key in self._in_memory if key[0] != keep])
-
     def close(self) -> None:
         """Close the directory; later calls find no documents."""
         with self._lock:
@@ -161,8 +146,6 @@ class HostStateStore:
     def _read(self, save: SaveId, owner: int, count: int) -> bytes | None:
         if (save, owner, count) not in self._held:
             return None
-        if (save, owner, count) in self._in_memory:
-            return self._in_memory[save, owner, count]
         try:
             return self._place.document(save, owner, count)
         except (OSError, CorruptData):
@@ -176,7 +159,6 @@ class HostStateStore:
         os.close(self._dir_fd)
         self._dir_fd = dir_fd
         self._held.clear()
-        self._in_memory.clear()
 
     def _make_room(self, save: SaveId, size_bytes: int) -> None:
         """Remove saves older than ``save`` until one more document is within the bounds."""
@@ -205,8 +187,6 @@ class HostStateStore:
     def _remove(self, keys: list[Key]) -> None:
         for key in keys:
             del self._held[key]
-            if self._in_memory.pop(key, None) is not None:
-                continue
             with contextlib.suppress(FileNotFoundError):
                 self._remove_file(_name_of(key))
         for save in {key[0] for key in keys} - {key[0] for key in self._held}:

@@ -16,7 +16,6 @@ import itertools
 import os
 import re
 import socket
-import threading
 import weakref
 from pathlib import Path
 
@@ -41,7 +40,6 @@ _MAX_CLAIM_RACES = 16  # lost races against deleters before giving up
 _LOCKED = -1
 
 _PROCESS_PATTERN = re.compile(r"process_\d{5,10}(\.\d{1,4})?")
-_registry_lock = threading.Lock()
 
 
 class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,69 +113,25 @@ def _born(pid: int) -> int | None:
     return int(stat.rpartition(")")[2].split()[19])
 
 
-class LockedDirectory:
-    """The descriptors of a locked directory, closed with the last reference to this object.
+class Claim:
+    """The owner's lock on one process directory, until ``release`` or the end of the process.
 
     Attributes:
-      retired: True when only arrays that read its slots refer to it, and no claim does.
+      dir_fd: descriptor of the directory; -1 once released.
     """
 
-    def __init__(self, lock_fd: int, dir_fd: int) -> None:
-        self.lock_fd = lock_fd
-        self.dir_fd = dir_fd
-        self.retired = False
-        self.close = weakref.finalize(self, _close_all, (lock_fd, dir_fd))
-        drop_in_child(self, LockedDirectory._close_copies)
-
-    def _close_copies(self) -> None:
-        """In a forked child, close the copies of the descriptors."""
-        if self.close.detach() is not None:
-            _close_all((self.lock_fd, self.dir_fd))
-
-
-_held: weakref.WeakValueDictionary[tuple[int, int], LockedDirectory] = weakref.WeakValueDictionary()
-
-
-class Claim:
-    """The owner's lock on one process directory, until ``release`` or the end of the process."""
-
-    def __init__(self, path: Path, held: LockedDirectory) -> None:
+    def __init__(self, path: Path, dir_fd: int, lock_fd: int) -> None:
         self.path = path
-        self.dir_fd = held.dir_fd
-        self._held: LockedDirectory | None = held
-
-    @property
-    def held(self) -> LockedDirectory:
-        """Return the holder of the lock, for a caller that needs the lock longer than the claim."""
-        assert self._held is not None, "the claim was released"
-        return self._held
+        self.dir_fd = dir_fd
+        self._lock_fd = lock_fd
+        self._close = weakref.finalize(self, _close_all, (lock_fd, dir_fd))
+        drop_in_child(self, Claim.release)
 
     def release(self) -> None:
         """Release the directory. Idempotent."""
-        held = self._release_held()
-        if held is None:
-            return
-        with _registry_lock:
-            for key in [key for key, value in _held.items() if value is held]:
-                del _held[key]
-            held.close()
-
-    def retire(self) -> None:
-        """Release the lock with the last other reference to ``held``. Idempotent.
-
-        Used while arrays still read slots of the directory: until they end, the lock prevents
-        writes by other processes; this process may claim the directory again.
-        """
-        held = self._release_held()
-        if held is not None:
-            with _registry_lock:
-                held.retired = True
-
-    def _release_held(self) -> LockedDirectory | None:
-        held, self._held = self._held, None
-        # The number may soon be another file's, so no later call may use it.
-        self.dir_fd = -1
-        return held
+        # The numbers may soon be another file's, so no later call may use them.
+        self.dir_fd = self._lock_fd = -1
+        self._close()
 
     def sign(self, start: str) -> None:
         """Write the record that this process of ``start`` owns the directory.
@@ -186,7 +140,7 @@ class Claim:
         stop a restore.
         """
         try:
-            write_owner(self.held.lock_fd, this_process(start))
+            write_owner(self._lock_fd, this_process(start))
         except OSError as error:
             logging.warning("no record of its owner in %s: %s", self.path, error)
 
@@ -197,7 +151,7 @@ class Claim:
             lock = os.stat(OWNER_LOCK, dir_fd=self.dir_fd, follow_symlinks=False)
         except OSError:
             return False
-        is_lock = os.path.samestat(lock, os.fstat(self.held.lock_fd))
+        is_lock = os.path.samestat(lock, os.fstat(self._lock_fd))
         return is_lock and os.path.samestat(here, os.fstat(self.dir_fd))
 
     def is_served(self) -> bool:
@@ -321,7 +275,7 @@ def claim_directory(
 
 def claim_existing(path: Path, start: str) -> Claim | Holder | None:
     """Claim one directory for ``start``; None when another process of it has it, or it is gone."""
-    found = _registered_claim(path, create=True)
+    found = _claim(path, create=True)
     if isinstance(found, Claim):
         found.sign(start)
         return found
@@ -388,7 +342,7 @@ def claim_to_delete(path: Path, *, own: bool = False) -> Claim | Holder | None:
 
     ``own``: files.NotOwn when it, its run or ``local_dir`` is not this user's.
     """
-    return _registered_claim(path, create=False, take_retired=False, own=own)
+    return _claim(path, create=False, own=own)
 
 
 def remove_empty(path: Path) -> None:
@@ -409,34 +363,23 @@ def _claim_new(path: Path, start: str) -> Claim | None:
     return None
 
 
-def _registered_claim(
-    path: Path, *, create: bool, take_retired: bool = True, own: bool = True
-) -> Claim | Holder | None:
+def _claim(path: Path, *, create: bool, own: bool = True) -> Claim | Holder | None:
     try:
         dir_fd = open_process_directory(path) if own else open_to_delete(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    status = os.fstat(dir_fd)
-    key = (status.st_dev, status.st_ino)
-    with _registry_lock:
-        held = _held.get(key)
-        if held is not None and held.retired and take_retired:
-            os.close(dir_fd)
-            held.retired = False
-            return Claim(path, held)
-        try:
-            lock_fd = _try_lock(OWNER_LOCK, dir_fd, fcntl.LOCK_EX, create=create)
-        except OSError:
-            os.close(dir_fd)
-            raise
-        if lock_fd is None or lock_fd == _LOCKED or not _same_file(status, path):
-            holder = Holder(path, read_owner(dir_fd)) if lock_fd == _LOCKED else None
-            _close_all((dir_fd,) if lock_fd in (None, _LOCKED) else (lock_fd, dir_fd))
-            return holder
-        held = _held[key] = LockedDirectory(lock_fd, dir_fd)
+    try:
+        lock_fd = _try_lock(OWNER_LOCK, dir_fd, fcntl.LOCK_EX, create=create)
+    except OSError:
+        os.close(dir_fd)
+        raise
+    if lock_fd is None or lock_fd == _LOCKED or not _same_file(os.fstat(dir_fd), path):
+        holder = Holder(path, read_owner(dir_fd)) if lock_fd == _LOCKED else None
+        _close_all((dir_fd,) if lock_fd in (None, _LOCKED) else (lock_fd, dir_fd))
+        return holder
     if create:
         os.close(files.open_regular(READER_LOCK, dir_fd, os.O_RDWR | os.O_CREAT))
-    return Claim(path, held)
+    return Claim(path, dir_fd, lock_fd)
 
 
 def _try_lock(name: str, dir_fd: int, kind: int, *, create: bool) -> int | None:

@@ -1,4 +1,4 @@
-"""Background prefaulting of slots, so that saves find their pages mapped."""
+"""Background work on slots: reserve them, make their pages, map them for the devices' DMA."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class Prefaulter:
 
     Args:
       reserve: reserves the slots; its argument is their size in bytes.
+      map_slots: maps the slots for the devices, once their pages are there.
       mappings: returns the memory of all slots, or of the newest only when its argument is True,
         and whether its pages were written before.
     """
@@ -28,11 +29,13 @@ class Prefaulter:
         name: str,
         reserve: Callable[[int], None],
         mappings: Callable[[bool], Sequence[tuple[Mapping, bool]]],
+        map_slots: Callable[[], None],
         threads: int,
     ) -> None:
         self._name = name
         self._reserve = reserve
         self._mappings = mappings
+        self._map_slots = map_slots
         self._threads = threads
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -78,6 +81,7 @@ class Prefaulter:
                         return
                     nbytes = min(_PIECE_BYTES, mapping.size_bytes - offset)
                     _native.prefault(mapping, offset, nbytes, self._threads, written=written)
+            self._map_slots()
         except (OSError, ValueError, LocalTierError) as error:
             # ValueError: the slot was removed meanwhile.
-            logging.warning("prefault of %s: %s; saves are slower", self._name, error)
+            logging.warning("prefault of %s: %s; saves and restores are slower", self._name, error)

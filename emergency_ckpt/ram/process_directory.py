@@ -32,7 +32,8 @@ from emergency_ckpt.ram.process_files import (
     manifest_name,
 )
 from emergency_ckpt.ram.slot_choice import adds_nothing
-from emergency_ckpt.ram.slots import MemorySlot, Slot, make_slot, open_slot
+from emergency_ckpt.ram.slots import Slot, make_slot, open_slot
+from emergency_ckpt.state.mapped import Mapper
 from emergency_ckpt.types import SaveId, Writer
 
 _SLOT_FILES = re.compile(r"slot_(\d{1,2})\.(bin|manifest\.json)")
@@ -51,19 +52,15 @@ class QuarantineRecord(msgspec.Struct, frozen=True):
 class ProcessDirectory:
     """The contents of a claimed directory. Changed under the tier's lock only."""
 
-    def __init__(
-        self,
-        claim: Claim,
-        run_id: str,
-    ) -> None:
+    def __init__(self, claim: Claim, run_id: str, mapper: Mapper | None = None) -> None:
         """Scan the directory. A damaged file does not raise: it is quarantined with a record.
 
-        OSError when the directory itself cannot be read or written.
+        OSError when the directory itself cannot be read or written. ``mapper``: as of ``Slot``.
         """
         self.claim = claim
+        self._mapper = mapper
         self.files = ProcessFiles(claim.dir_fd, run_id)
         self.slots: list[Slot] = []
-        self.in_memory: list[Slot] = []
         self.quarantined: list[QuarantineRecord] = []
         self.ledger = Ledger()
         files.remove_temporaries(claim.dir_fd)
@@ -129,7 +126,7 @@ class ProcessDirectory:
         self.ledger = ledger
 
     def sibling(self, claim: Claim) -> ProcessDirectory:
-        """Scan another directory of this run. OSError."""
+        """Scan another directory of this run, to be read. OSError."""
         return ProcessDirectory(claim, self.files.run_id)
 
     def follow(self, timeline: Timeline) -> None:
@@ -148,42 +145,29 @@ class ProcessDirectory:
         self.host_states.remove_if(lambda held: left(held.save))
 
     def published(self) -> Iterator[Slot]:
-        """Return the slots that hold a save, those in memory last."""
-        every = [*self.slots, *self.in_memory]
-        return (slot for slot in every if slot.published is not None)
+        """Return the slots that hold a save."""
+        return (slot for slot in self.slots if slot.published is not None)
 
     def new_slot_number(self) -> int:
         """Return the lowest slot number without a file."""
-        taken = {slot.number for slot in [*self.slots, *self.in_memory]}
+        taken = {slot.number for slot in self.slots}
         for name in os.listdir(self.claim.dir_fd):
             if match := _SLOT_FILES.fullmatch(name):
                 taken.add(int(match.group(1)))
         return min(set(NUMBERS) - taken)
 
-    def make_slot(self, size_bytes: int, *, sparse: bool = False) -> Slot:
+    def make_slot(self, size_bytes: int) -> Slot:
         """Reserve one more slot; the caller adds it to ``slots``. RamdiskFull, LocalTierError."""
-        return make_slot(self.new_slot_number(), self.claim, size_bytes, sparse=sparse)
-
-    def make_memory_slot(self, save: SaveId, size_bytes: int) -> Slot:
-        """Return a new slot in memory for ``save``; those of other saves go."""
-        self.drop_memory(save)
-        slot = MemorySlot(self.new_slot_number(), self.claim, size_bytes)
-        self.in_memory.append(slot)
-        return slot
-
-    def drop_memory(self, keep: SaveId | None = None) -> None:
-        """Remove what is in memory, but of ``keep``. Readers and views keep their part alive."""
-        for slot in list(self.in_memory):
-            if keep is None or slot.published is None or slot.published.save != keep:
-                self.discard(slot)
-        self.host_states.drop_memory(keep)
+        return make_slot(self.new_slot_number(), self.claim, size_bytes, self._mapper)
 
     def discard(self, slot: Slot) -> None:
-        """Remove a slot and its files; do nothing when it is already removed."""
-        for slots in (self.slots, self.in_memory):
-            if slot in slots:
-                slots.remove(slot)
-                slot.delete()
+        """Remove a slot and its files; do nothing when it is already removed.
+
+        Readers and views keep its memory alive.
+        """
+        if slot in self.slots:
+            self.slots.remove(slot)
+            slot.delete()
 
     def drop_twins(self, of: Slot) -> None:
         """Unpublish every other slot with the digest of ``of``, which was published last.
@@ -279,7 +263,7 @@ class ProcessDirectory:
     def made_again(self, run_dir: Path, writer: Writer, start: str) -> ProcessDirectory:
         """Claim a directory in place of this one, which another program removed; close this one.
 
-        Memory that readers and arrays use stays until they are done. On LocalTierError this
+        Memory that readers use stays until they are done. On LocalTierError this
         directory stays as it is.
         """
         logging.warning("%s was removed while the job runs; it is made again", self.claim.path)
@@ -289,7 +273,7 @@ class ProcessDirectory:
                 "make again", str(found.path), f"{found.describe()} has taken the directory"
             )
         try:
-            made = self.sibling(found)
+            made = ProcessDirectory(found, self.files.run_id, self._mapper)
         except OSError as error:
             found.release()
             raise files.local_error("make again", str(found.path), error) from error
@@ -301,22 +285,17 @@ class ProcessDirectory:
 
     def drop_lost_slots(self) -> None:
         """Close slots whose files another program removed or cut; their saves are lost."""
-        for slot in [slot for slot in self.slots if not (slot.writing or slot.is_in_place())]:
+        for slot in [slot for slot in self.slots if not (slot.in_use or slot.is_in_place())]:
             logging.warning("slot %d in %s was removed or cut", slot.number, self.claim.path)
             self.slots.remove(slot)
             slot.delete()
 
     def close(self) -> None:
-        """Unmap unused slots and release the lock, which live views keep until they end."""
-        lent = any(slot.lent for slot in self.slots)
+        """Give up the slots, whose memory views keep, and release the lock."""
         for slot in self.slots:
-            slot.mapping.close()
-        self.drop_memory()
+            slot.close()
         self._close_parts()
-        if lent:
-            self.claim.retire()
-        else:
-            self.claim.release()
+        self.claim.release()
 
     def delete(self) -> bool:
         """Delete the directory; return False when a reader serves it: it then stays, released.
@@ -343,7 +322,7 @@ class ProcessDirectory:
         names = os.listdir(self.claim.dir_fd)
         found = {match.group(1) for name in names if (match := _SLOT_FILES.fullmatch(name))}
         for number in sorted(map(int, found)):
-            slot, problem = open_slot(number, self.claim, self.files)
+            slot, problem = open_slot(number, self.claim, self.files, self._mapper)
             if problem is not None:
                 self._report(manifest_name(number), problem)
             holds_a_save = slot is not None and slot.published is not None

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable
-from typing import Literal
 
 from emergency_ckpt.types import Contents, SaveId
 
 SLOTS_AT_REST = 2
 """One complete step and one being written; more when more steps are to be kept."""
-MAX_EXTRA_SLOTS = 2
-"""Maximum number of further slots while others are lent."""
+
+
+def slots_for(kept_steps: int, *, writes_storage: bool) -> int:
+    """Return the number of slots of a process whose RAM keeps so many complete steps.
+
+    One more is written by the next save. A save to storage pins another one while it writes from
+    it, and local saves go on beside it.
+    """
+    return kept_steps + 1 + writes_storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,15 +27,13 @@ class SlotState:
     Attributes:
       number: the slot's number in its directory.
       save: the published save, or None.
-      lent: arrays still read its memory.
-      in_use: a writer or a peer uses it now.
+      in_use: a writer or a reader uses it now, or a save to storage has it pinned.
       incomplete: ``save`` is known not to be complete on all processes.
       excluded: ``save`` is not on the chain that the job continues.
     """
 
     number: int
     save: SaveId | None
-    lent: bool
     in_use: bool
     incomplete: bool = False
     excluded: bool = False
@@ -37,10 +41,7 @@ class SlotState:
 
 @dataclasses.dataclass(frozen=True)
 class SlotChoice:
-    """The decision: write to slot ``number``, or make a slot, or (neither) no slot is available.
-
-    Both: make a slot, and write to ``number`` where there is no room for one.
-    """
+    """The decision: write to slot ``number``, or make a slot, or (neither) no slot is available."""
 
     number: int | None
     make_one: bool
@@ -51,31 +52,28 @@ def choose_slot(
     slots: Collection[SlotState],
     protected: Collection[SaveId],
     *,
-    allow_extra: bool,
-    at_rest: int = SLOTS_AT_REST,
+    needed: int = SLOTS_AT_REST,
+    at_rest: int | None = None,
+    allow_extra: bool = False,
 ) -> SlotChoice:
     """Choose the unpublished slot of lowest number, else the one with the oldest unprotected save.
 
     A save off the chain goes before any on it, and one that is known to be incomplete before any
-    that may be whole, also an older one.
-    While there are fewer slots than ``at_rest``, a slot is made before a published save is
-    overwritten; those that are lent and hold no save keep nothing, so they do not count. When no
-    slot is available, one is made if lent slots or several copies of one
-    protected save are the cause (with ``allow_extra``, for any cause), up to ``MAX_EXTRA_SLOTS``.
+    that may be whole, also an older one. While there are fewer slots than ``needed``, a slot is
+    made before a published save is overwritten. When no slot is available, one is made up to
+    ``at_rest`` (None: ``needed``), or where several have copies of one protected save.
+    ``allow_extra``: a restore may have one slot more than saves have, so that no older step is lost
+    while it brings a newer one.
     """
     number = least_needed(slots, protected)
     chosen = next((slot for slot in slots if slot.number == number), None)
-    most = at_rest + MAX_EXTRA_SLOTS
-    allowed = most if allow_extra else slots_allowed(slots, protected, at_rest)
-    keeping = sum(slot.save is not None or not slot.lent for slot in slots)
-    is_enough = keeping >= at_rest or len(slots) >= max(allowed, at_rest)
-    if chosen is not None and (chosen.save is None or is_enough):
+    if chosen is not None and (chosen.save is None or len(slots) >= needed):
         held = "holds nothing" if chosen.save is None else f"holds old step {chosen.save.step}"
         return SlotChoice(chosen.number, False, f"slot {chosen.number} {held}")
     blocked = "; ".join(_why_kept(slot) for slot in slots)
-    if len(slots) < allowed:
-        instead = None if chosen is None or len(slots) < at_rest else chosen.number
-        return SlotChoice(instead, True, f"another slot is needed: {blocked or 'there is none'}")
+    most = slots_allowed(slots, protected, needed if at_rest is None else at_rest)
+    if len(slots) < most + allow_extra:
+        return SlotChoice(None, True, f"another slot is needed: {blocked or 'there is none'}")
     return SlotChoice(None, False, blocked)
 
 
@@ -89,16 +87,9 @@ def least_needed(slots: Iterable[SlotState], protected: Collection[SaveId]) -> i
 def slots_allowed(
     slots: Iterable[SlotState], protected: Collection[SaveId], at_rest: int = SLOTS_AT_REST
 ) -> int:
-    """Return ``at_rest`` plus one per lent slot and per further copy of a protected save."""
-    extra = 0
-    seen: set[SaveId] = set()
-    for slot in sorted(slots, key=lambda slot: slot.lent):
-        again = slot.save is not None and slot.save in protected and slot.save in seen
-        if slot.lent or again:
-            extra += 1
-        if slot.save is not None:
-            seen.add(slot.save)
-    return at_rest + min(extra, MAX_EXTRA_SLOTS)
+    """Return ``at_rest`` plus one per further copy of a protected save."""
+    saves = [slot.save for slot in slots if slot.save is not None and slot.save in protected]
+    return at_rest + len(saves) - len(set(saves))
 
 
 def surplus_slots(
@@ -119,28 +110,6 @@ def surplus_slots(
     return tuple(slot.number for slot in outdated[: max(excess, 0)])
 
 
-StorageSource = Literal["lend", "make_one", "copy"]
-"""The memory from which storage writes a step: its slot on loan, or else a copy of it.
-
-``make_one``: lend it once a spare slot was made, so that saves go on; without room, copy.
-"""
-
-
-def choose_storage_source(
-    slots: Collection[SlotState], has_room: bool, at_rest: int = SLOTS_AT_REST
-) -> StorageSource:
-    """Return whether a slot that is already on loan may stay so for as long as storage takes.
-
-    It may while ``at_rest`` others are left, because storage may hang and saves must go on.
-    ``has_room``: the ramdisk has room for one slot more.
-    """
-    left = sum(not slot.lent for slot in slots)
-    if left >= at_rest:
-        return "lend"
-    can_grow = left + 1 >= at_rest and len(slots) < at_rest + MAX_EXTRA_SLOTS
-    return "make_one" if can_grow and has_room else "copy"
-
-
 def adds_nothing(old: Contents, new: Contents) -> bool:
     """Return True when ``new`` has every shard of ``old`` with the same CRC32C."""
     if old.save != new.save or old.leaves != new.leaves:
@@ -150,7 +119,7 @@ def adds_nothing(old: Contents, new: Contents) -> bool:
 
 
 def _is_free(slot: SlotState, protected: Collection[SaveId]) -> bool:
-    return not slot.lent and not slot.in_use and slot.save not in protected
+    return not slot.in_use and slot.save not in protected
 
 
 def _least_needed_first(slot: SlotState) -> tuple[bool, bool, bool, tuple[int, str], int]:
@@ -160,8 +129,6 @@ def _least_needed_first(slot: SlotState) -> tuple[bool, bool, bool, tuple[int, s
 
 
 def _why_kept(slot: SlotState) -> str:
-    if slot.lent:
-        return f"slot {slot.number} is lent to arrays"
     if slot.in_use:
         return f"slot {slot.number} is being written or read"
     assert slot.save is not None, "else it would be free"

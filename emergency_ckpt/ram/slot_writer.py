@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Generator, Sequence
 from typing import Any, Self
@@ -26,41 +25,34 @@ from emergency_ckpt.ram.process_directory import ProcessDirectory
 from emergency_ckpt.ram.process_files import Published, manifest_name
 from emergency_ckpt.ram.slots import Slot
 from emergency_ckpt.state.dtypes import ValuePattern
-from emergency_ckpt.state.lending import Loan
+from emergency_ckpt.state.mapped import MappedMemory
+from emergency_ckpt.state.pins import Pin
 from emergency_ckpt.types import Contents, SaveId, Writer
 
 
-class SlotFile:
-    """The file of a slot, for writes by system calls from several threads at once.
+class MappedSink:
+    """Mapped memory for writes from several threads at once until it is closed.
 
-    They make the pages of a slot with holes in half the time of clearing and mapping them first,
-    and fail with an error, not a signal, where there is no room.
+    A read from storage that was given up may still deliver: it is then refused.
     """
 
-    def __init__(self, fd: int, size_bytes: int) -> None:
-        self._fd = fd
-        self._size_bytes = size_bytes
+    def __init__(self, mapping: _native.Mapping) -> None:
+        self._mapping = mapping
         self._changed = threading.Condition()
         self._writes = 0
         self._is_closed = False
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Write all of ``data`` at ``offset`` in bytes. RamdiskFull, LocalTierError when closed.
+        """Copy all of ``data`` to ``offset`` in bytes. LocalTierError when closed.
 
-        ValueError for a range outside the slot.
+        ValueError for a range outside of the memory.
         """
-        if offset < 0 or offset + data.nbytes > self._size_bytes:
-            raise ValueError(f"{data.nbytes} bytes at {offset} are not in {self._size_bytes}")
         with self._changed:
             if self._is_closed:
-                raise LocalTierError("write", "a slot", "its file was closed before")
+                raise LocalTierError("write", "memory", "it was closed before")
             self._writes += 1
         try:
-            while data.nbytes:
-                count = os.pwrite(self._fd, data, offset)
-                data, offset = data[count:], offset + count
-        except OSError as error:
-            raise files.local_error("write", "a slot", error, self._size_bytes) from error
+            _native.copy_crc32c(self._mapping, [(data, offset)], 1)
         finally:
             with self._changed:
                 self._writes -= 1
@@ -71,7 +63,16 @@ class SlotFile:
         with self._changed:
             self._is_closed = True
             self._changed.wait_for(lambda: self._writes == 0)
-        os.close(self._fd)
+
+
+@contextlib.contextmanager
+def writes_to(mapping: _native.Mapping) -> Generator[MappedSink]:
+    """Give mapped memory to threads that write to it; they are refused once the context ends."""
+    sink = MappedSink(mapping)
+    try:
+        yield sink
+    finally:
+        sink.close()
 
 
 class SlotWriter:
@@ -103,72 +104,38 @@ class SlotWriter:
     @property
     def mapping(self) -> _native.Mapping:
         """Return the slot's memory, to receive into it directly."""
-        self._check_open("use the mapping of")
-        self._slot.reserve()
+        self._check_unstaged("use the mapping of")
         return self._slot.mapping
 
-    @contextlib.contextmanager
-    def sparse_file(self) -> Generator[tuple[int, int] | None]:
-        """Lend (descriptor, size in bytes) of a slot with holes; None for a reserved slot.
-
-        Writes by system calls allocate the pages in half the time of clearing and mapping them
-        first, and without room they fail with an error instead of a signal.
-        """
-        self._check_open("use the file of")
-        if self._slot.reserved:
-            yield None
-            return
-        fd = self._slot.open_file()
-        try:
-            yield fd, self._slot.size_bytes
-        finally:
-            os.close(fd)
-
     @property
-    def made(self) -> _native.Mapping | None:
-        """Return the memory of that part of a slot with holes whose pages exist; None without."""
-        self._check_open("use the pages of")
-        return None if self._slot.reserved else self._slot.made
+    def mapped(self) -> MappedMemory:
+        """Return what of the slot's memory is mapped for the devices' DMA."""
+        self._check_open("use the mapping of")
+        return self._slot.mapped
 
-    @contextlib.contextmanager
-    def file(self) -> Generator[SlotFile]:
-        """Lend the slot's file, also of a reserved slot, until the context ends."""
-        self._check_open("use the file of")
-        if self._staged is not None:
-            raise self._misuse("write to", "its manifest is staged already")
-        file = SlotFile(self._slot.open_file(), self._slot.size_bytes)
-        try:
-            yield file
-        finally:
-            file.close()
+    def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return a read-only uint8 array [nbytes] without a copy, 64-byte aligned with ``offset``.
 
-    def lend(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return a read-only uint8 array [nbytes], also before ``publish``; see ``LocalTier.lend``.
+        It shows what is in the slot, also of a later save: use it before the caller, who alone has
+        the slot, lets another begin.
+        """
+        return self._slot.mapping.view(offset, nbytes, self._slot)
 
-        The caller must not write to these bytes again. After ``abort`` the slot is not reused while
-        the array is alive.
+    def pin(self) -> Pin:
+        """Pin the slot while it is being written, to read what ``copy`` has copied.
+
+        It is not written again before the end of the pin, whether or not the save is published.
         """
         with self._tier_lock:
-            is_published = self._staged is not None and self._slot.published is self._staged[1]
-            if not is_published:
-                self._check_open("lend from")
-            return self._slot.lend(offset, nbytes)
-
-    def loan(self) -> Loan:
-        """Lend the slot's memory while it is being written, to read what ``copy`` has copied.
-
-        The slot is not reused while it is on loan, whether or not the save is published.
-        """
-        with self._tier_lock:
-            self._check_open("lend")
-            return self._slot.loan()
+            self._check_open("pin")
+            return self._slot.pins.pin(self._slot.mapping)
 
     def copy(self, copies: Sequence[tuple[Buffer | npt.NDArray[Any], int]]) -> list[int]:
         """Copy each buffer to its offset in bytes; return the CRC32C of each. Releases the GIL.
 
         ValueError for a range outside the slot or a buffer that is not contiguous.
         """
-        return _native.copy_crc32c(self._to_copy_to(), copies, self._threads)
+        return _native.copy_crc32c(self.mapping, copies, self._threads)
 
     def copy_and_count(
         self,
@@ -176,14 +143,7 @@ class SlotWriter:
         patterns: Sequence[ValuePattern],
     ) -> tuple[list[int], list[int]]:
         """As ``copy``; also return how many values of each buffer fit its pattern."""
-        return _native.copy_and_count(self._to_copy_to(), copies, patterns, self._threads)
-
-    def _to_copy_to(self) -> _native.Mapping:
-        self._check_open("copy to")
-        if self._staged is not None:
-            raise self._misuse("copy to", "its manifest is staged already")
-        self._slot.reserve()
-        return self._slot.mapping
+        return _native.copy_and_count(self.mapping, copies, patterns, self._threads)
 
     def stage(self, contents: Contents) -> str:
         """Write the manifest under a temporary name, for ``publish``; return the digest.
@@ -191,10 +151,7 @@ class SlotWriter:
         All bytes must be in the slot. CorruptData when the contents break a rule of the format,
         are of another save or do not fit; RamdiskFull when there is no room.
         """
-        self._check_open("stage")
-        if self._staged is not None:
-            raise self._misuse("stage", "it is staged already")
-        self._slot.reserve()
+        self._check_unstaged("stage")
         check_manifest_contents(contents)
         if contents.save != self._save:
             raise CorruptData(
@@ -210,10 +167,8 @@ class SlotWriter:
             )
         encoded = encode_contents(contents)
         name = manifest_name(self._slot.number)
-        temporary = ""
-        if not self._slot.in_memory:
-            data = wrap_contents(encoded, self._writer)
-            temporary = files.write_temporary(name, self._slot.claim.dir_fd, data)
+        data = wrap_contents(encoded, self._writer)
+        temporary = files.write_temporary(name, self._slot.claim.dir_fd, data)
         digest = contents_digest(encoded)
         self._staged = (temporary, Published(digest=digest, encoded=encoded, contents=contents))
         return digest
@@ -221,8 +176,7 @@ class SlotWriter:
     def publish(self) -> None:
         """Publish the save atomically; it survives the end of every process on the host.
 
-        Any other slot of the same digest is unpublished. In memory it survives nothing, and takes
-        no slot's place.
+        Any other slot of the same digest is unpublished.
         """
         self._check_open("publish")
         if self._staged is None:
@@ -231,15 +185,12 @@ class SlotWriter:
         name = manifest_name(self._slot.number)
         with self._tier_lock:
             try:
-                if not self._slot.in_memory:
-                    files.rename(temporary, name, self._slot.claim.dir_fd)
+                files.rename(temporary, name, self._slot.claim.dir_fd)
             except OSError as error:
                 raise files.local_error("publish", name, error) from error
             self._slot.published = published
             self._slot.writing = False
             self._open = False
-            if self._slot.in_memory:
-                return
             try:
                 self._place.drop_twins(self._slot)
             except OSError as error:
@@ -247,23 +198,13 @@ class SlotWriter:
                 logging.warning("an older slot of step %d stays: %s", self._save.step, error)
 
     def abort(self) -> None:
-        """Return the slot without a step. Idempotent; does nothing after ``publish``.
-
-        A slot that could not be reserved is removed.
-        """
-        try:
-            self._slot.reserve()
-        except LocalTierError:
-            with self._tier_lock:
-                self._place.discard(self._slot)
+        """Return the slot without a step. Idempotent; does nothing after ``publish``."""
         with self._tier_lock:
             if not self._open:
                 return
             self._open = False
             self._slot.writing = False
-            if self._slot.in_memory:
-                self._place.discard(self._slot)
-            elif self._staged is not None:
+            if self._staged is not None:
                 with contextlib.suppress(OSError):  # the next owner removes it when it opens
                     files.remove(self._staged[0], self._slot.claim.dir_fd)
 
@@ -276,6 +217,11 @@ class SlotWriter:
     def _check_open(self, operation: str) -> None:
         if not self._open:
             raise self._misuse(operation, "it was published or aborted before")
+
+    def _check_unstaged(self, operation: str) -> None:
+        self._check_open(operation)
+        if self._staged is not None:
+            raise self._misuse(operation, "its manifest is staged already")
 
     def _misuse(self, operation: str, problem: str) -> LocalTierError:
         return LocalTierError(

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
-import weakref
-from collections.abc import Callable
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
+from absl import logging
 
 from emergency_ckpt import files
 from emergency_ckpt._native import Mapping
-from emergency_ckpt.errors import CorruptData, LocalTierError, MemoryLimitReached, RamdiskFull
+from emergency_ckpt.errors import (
+    CorruptData,
+    DeadlineExceeded,
+    LocalTierError,
+    MemoryLimitReached,
+    RamdiskFull,
+)
 from emergency_ckpt.ram.host_memory import new_pages_fit
 from emergency_ckpt.ram.locks import Claim
 from emergency_ckpt.ram.process_files import (
@@ -27,11 +32,14 @@ from emergency_ckpt.ram.process_files import (
     manifest_name,
     why_too_short,
 )
-from emergency_ckpt.state.lending import Lease, LentCount, Loan
+from emergency_ckpt.state.mapped import MappedMemory, Mapper, cut_into_pieces
+from emergency_ckpt.state.pins import Pins
 
-_counts_lock = threading.Lock()
-# One for each file in the process, shared by a closed tier and the next that opens the directory.
-_counts: weakref.WeakValueDictionary[tuple[int, int], LentCount] = weakref.WeakValueDictionary()
+_PIECE_BYTES = 256 << 20
+"""Mapped for DMA at once: the call may hold the GIL, for about 0.01 s. A larger shard is whole."""
+_UNMAP_TIMEOUT_S = 30.0
+_kept: list[npt.NDArray[np.uint8]] = []
+"""Memory that a device did not let go of."""
 
 
 class Slot:
@@ -40,35 +48,42 @@ class Slot:
     Attributes:
       published: its published contents, or None.
       writing: a ``SlotWriter`` is in use.
-      readers: number of peers and verifications that read it now.
+      readers: number of peers, verifications and restores that read it now.
+      pins: those of saves to storage that write from it.
       bad_shards: indices of shards that failed verification.
       whole: whether all processes have its save, as their vote or a restore found; None: unknown.
-      reserved: False while its file may have holes. A write to its mapping is then forbidden,
-        because without room it causes SIGBUS.
       written: its pages were written or cleared before this process opened it.
-      made: maps the beginning of a sparse slot, whose pages exist; None without such.
-      in_memory: it is a ``MemorySlot``.
+      mapped: what of its memory is mapped for the devices' DMA.
     """
 
-    in_memory = False
-    reserved = True
     written = False
     whole: bool | None = None
-    made: Mapping | None = None
 
-    def __init__(self, number: int, claim: Claim, mapping: Mapping, fd: int) -> None:
-        """``fd``: descriptor of the mapped file; only the file's identity is kept."""
+    def __init__(
+        self, number: int, claim: Claim, mapping: Mapping, fd: int, mapper: Mapper | None = None
+    ) -> None:
+        """``fd``: descriptor of the mapped file; only the file's identity is kept.
+
+        ``mapper``: of the link to the devices; None: it maps nothing.
+        """
         status = os.fstat(fd)
         self._file = (status.st_dev, status.st_ino)
         self.number = number
         self.claim = claim
         self.mapping = mapping
+        self._mapper = mapper
+        self.mapped = _unmapped(mapper, mapping)
+        self._pieces: list[tuple[int, int]] | None = None
         self.published: Published | None = None
         self.writing = False
         self.readers = 0
+        self.pins = Pins()
         self.bad_shards: set[int] = set()
-        self._count = _count_for(self._file)
-        self._lease: Callable[[], Lease | None] = _no_lease
+
+    @property
+    def in_use(self) -> bool:
+        """Return whether somebody writes or reads it now. The caller holds the tier's lock."""
+        return self.writing or self.readers > 0 or self.pins.count() > 0
 
     def is_in_place(self) -> bool:
         """Return True when the file is at its name, has the mapping's length and no new holes.
@@ -78,8 +93,7 @@ class Slot:
         status = self._status()
         if status is None or (status.st_dev, status.st_ino) != self._file:
             return False
-        held_bytes = status.st_blocks * 512 if self.reserved else self.size_bytes
-        return min(status.st_size, held_bytes) >= self.size_bytes
+        return min(status.st_size, status.st_blocks * 512) >= self.size_bytes
 
     def is_cut(self) -> bool:
         """Return True when the file was made shorter: a read of the mapping could be a SIGBUS."""
@@ -99,69 +113,61 @@ class Slot:
     def size_bytes(self) -> int:
         return self.mapping.size_bytes
 
-    @property
-    def lent(self) -> bool:
-        return self._count.alive() > 0
-
-    def lend(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return a read-only uint8 array [nbytes]; the slot is lent while a view of it is alive."""
-        # One lease for all: making one for each of thousands of shards is slow.
-        lease = self._lease()
-        if lease is None:
-            lease = self._count.lease(self.claim.held)
-            self._lease = weakref.ref(lease)
-        return Loan(self.mapping, lease).view(offset, nbytes)
-
-    def loan(self) -> Loan:
-        """Lend the whole slot. The caller holds the tier's lock."""
-        return Loan(self.mapping, self._count.lease(self.claim.held))
-
-    def grow(self, size_bytes: int, *, sparse: bool = False) -> None:
+    def grow(self, size_bytes: int) -> None:
         """Extend the file to at least ``size_bytes``; its bytes stay, also on RamdiskFull.
 
-        Views and readers keep the old mapping alive. With ``sparse`` as in ``make_slot``.
+        Views and readers keep the old mapping alive.
         """
         size_bytes = whole_pages(size_bytes)
         if size_bytes <= self.size_bytes:
             return
         name = file_name(self.number)
-        fd = self.open_file()
+        fd = files.open_regular(name, self.claim.dir_fd, os.O_RDWR)
         try:
             check_room(self.claim, size_bytes - self.size_bytes)
             try:
-                if sparse:
-                    os.ftruncate(fd, max(size_bytes, os.fstat(fd).st_size))
-                else:
-                    _reserve(fd, self.size_bytes, size_bytes - self.size_bytes)
+                _reserve(fd, self.size_bytes, size_bytes - self.size_bytes)
             except OSError as error:
                 # Free the blocks reserved before the room ran out; no mapping has them yet.
                 os.ftruncate(fd, self.size_bytes)
                 raise files.local_error("reserve", name, error, size_bytes) from error
-            if sparse and self.reserved:
-                self.made = self.mapping  # to receive into: its pages may be mapped already
-            self.mapping = _map(fd, size_bytes, name)
-            self.reserved = self.reserved and not sparse
+            mapping = _map(fd, size_bytes, name)
         finally:
             os.close(fd)
+        self._unmap()
+        self.mapping, self.mapped, self._pieces = mapping, _unmapped(self._mapper, mapping), None
 
-    def open_file(self) -> int:
-        """Return a read-write descriptor of the slot's file; the caller closes it."""
-        return files.open_regular(file_name(self.number), self.claim.dir_fd, os.O_RDWR)
+    def pieces(self, places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return (offset, nbytes) of the parts that are mapped for DMA one after the other.
 
-    def reserve(self) -> None:
-        """Fill the holes of a sparse slot. RamdiskFull when there is no room."""
-        if self.reserved:
-            return
-        fd = self.open_file()
+        ``places``: (offset, nbytes) of what a save puts here, where nothing is published. What the
+        first call returns stays.
+        """
+        if self._pieces is None:
+            published = self.published
+            if published is not None:
+                places = [(entry.offset, entry.nbytes) for entry in published.contents.shards]
+            places = list(places)
+            largest = max((nbytes for _, nbytes in places), default=0)
+            most = max(_PIECE_BYTES, whole_pages(largest) + mmap.PAGESIZE)
+            self._pieces = cut_into_pieces(self.size_bytes, places, most)
+        return self._pieces
+
+    def _unmap(self) -> None:
+        """Unmap the memory from DMA, once no device uses it. Blocks.
+
+        Where one does not end, the memory stays for the life of this process, mapped.
+        """
         try:
-            if os.fstat(fd).st_blocks * 512 < self.size_bytes:
-                _reserve(fd, 0, self.size_bytes)
-        except OSError as error:
-            name = file_name(self.number)
-            raise files.local_error("reserve", name, error, self.size_bytes) from error
-        finally:
-            os.close(fd)
-        self.reserved = True
+            self.mapped.unmap(_UNMAP_TIMEOUT_S)
+        except (DeadlineExceeded, LocalTierError) as error:
+            logging.warning("slot %d keeps its memory: %s", self.number, error)
+            _kept.append(self.mapping.view(0, self.size_bytes, None))
+
+    def close(self) -> None:
+        """Give the memory up, which readers and views keep."""
+        self._unmap()
+        self.mapping.close()
 
     def unpublish(self) -> None:
         """Remove the manifest: the slot no longer holds a step."""
@@ -169,57 +175,12 @@ class Slot:
         self.published = None
         self.whole = None
         self.bad_shards.clear()
-        if self.reserved:
-            self.made = None
 
     def delete(self) -> None:
         """Remove the slot's files. Readers and views keep the memory alive."""
         self.unpublish()
         files.remove(file_name(self.number), self.claim.dir_fd)
-        self.mapping.close()
-
-
-class MemorySlot(Slot):
-    """A slot in memory of this process, for a restore that finds no room in the ramdisk.
-
-    It has no files: it ends with the process, so no save may be written to it.
-    """
-
-    in_memory = True
-
-    def __init__(self, number: int, claim: Claim, size_bytes: int) -> None:
-        """LocalTierError when the system gives no memory."""
-        size_bytes = whole_pages(size_bytes)
-        try:
-            self._fd = os.memfd_create("eckpt-restored", os.MFD_CLOEXEC)
-        except OSError as error:
-            raise files.local_error("make", "a slot in memory", error, size_bytes) from error
-        try:
-            os.ftruncate(self._fd, size_bytes)
-            super().__init__(number, claim, _map(self._fd, size_bytes, "in memory"), self._fd)
-        except BaseException as error:
-            os.close(self._fd)
-            if isinstance(error, OSError):
-                raise files.local_error("make", "a slot in memory", error, size_bytes) from error
-            raise
-
-    def is_in_place(self) -> bool:
-        return True
-
-    def is_cut(self) -> bool:
-        return False
-
-    def open_file(self) -> int:
-        return os.dup(self._fd)
-
-    def unpublish(self) -> None:
-        self.published = None
-        self.bad_shards.clear()
-
-    def delete(self) -> None:
-        self.unpublish()
-        self.mapping.close()
-        os.close(self._fd)
+        self.close()
 
 
 def whole_pages(size_bytes: int) -> int:
@@ -255,11 +216,10 @@ def check_room(claim: Claim, needed_bytes: int, processes: int = 1) -> None:
         )
 
 
-def make_slot(number: int, claim: Claim, size_bytes: int, *, sparse: bool = False) -> Slot:
+def make_slot(number: int, claim: Claim, size_bytes: int, mapper: Mapper | None = None) -> Slot:
     """Reserve and map a new slot. RamdiskFull, LocalTierError; no file is left on failure.
 
-    The time is proportional to the size. With ``sparse`` it is not: the file has holes, which
-    ``Slot.reserve`` or writes to the file fill. Room is checked in both cases.
+    The time is proportional to the size.
     """
     size_bytes = whole_pages(size_bytes)
     check_room(claim, size_bytes)
@@ -269,13 +229,8 @@ def make_slot(number: int, claim: Claim, size_bytes: int, *, sparse: bool = Fals
     except OSError as error:
         raise files.local_error("make slot", name, error) from error
     try:
-        if sparse:
-            os.ftruncate(fd, size_bytes)
-        else:
-            _reserve(fd, 0, size_bytes)
-        slot = Slot(number, claim, _map(fd, size_bytes, name), fd)
-        slot.reserved = not sparse
-        return slot
+        _reserve(fd, 0, size_bytes)
+        return Slot(number, claim, _map(fd, size_bytes, name), fd, mapper)
     except BaseException as error:
         files.remove(name, claim.dir_fd)
         if isinstance(error, OSError):
@@ -286,7 +241,7 @@ def make_slot(number: int, claim: Claim, size_bytes: int, *, sparse: bool = Fals
 
 
 def open_slot(
-    number: int, claim: Claim, place: ProcessFiles
+    number: int, claim: Claim, place: ProcessFiles, mapper: Mapper | None = None
 ) -> tuple[Slot | None, CorruptData | None]:
     """Open a slot of an earlier life, with its contents if they are complete.
 
@@ -304,7 +259,7 @@ def open_slot(
     try:
         fd = files.open_regular(name, claim.dir_fd, os.O_RDWR)
         try:
-            slot = _adopt_file(fd, number, claim)
+            slot = _adopt_file(fd, number, claim, mapper)
         finally:
             os.close(fd)
     except (OSError, CorruptData, LocalTierError) as error:
@@ -318,14 +273,14 @@ def open_slot(
     return slot, problem
 
 
-def _adopt_file(fd: int, number: int, claim: Claim) -> Slot:
+def _adopt_file(fd: int, number: int, claim: Claim, mapper: Mapper | None) -> Slot:
     size_bytes = os.fstat(fd).st_size // mmap.PAGESIZE * mmap.PAGESIZE
     if size_bytes == 0:
         raise CorruptData("open", file_name(number), "less than a page long")
     if os.fstat(fd).st_blocks * 512 < size_bytes:
         # On a full ramdisk the first access to a hole would be a SIGBUS.
         _reserve(fd, 0, size_bytes)
-    slot = Slot(number, claim, _map(fd, size_bytes, file_name(number)), fd)
+    slot = Slot(number, claim, _map(fd, size_bytes, file_name(number)), fd, mapper)
     slot.written = True
     return slot
 
@@ -335,6 +290,11 @@ def _reserve(fd: int, offset: int, nbytes: int) -> None:
         os.posix_fallocate(fd, offset, nbytes)
 
 
+def _unmapped(mapper: Mapper | None, mapping: Mapping) -> MappedMemory:
+    address = mapping.view(0, 1, None).ctypes.data
+    return MappedMemory(mapper, address, mapping.size_bytes)
+
+
 def _map(fd: int, size_bytes: int, name: str) -> Mapping:
     try:
         return Mapping(fd, size_bytes, writable=True)
@@ -342,15 +302,3 @@ def _map(fd: int, size_bytes: int, name: str) -> Mapping:
         raise LocalTierError(
             "map", name, str(error), hint="is there address space left?"
         ) from error
-
-
-def _count_for(key: tuple[int, int]) -> LentCount:
-    with _counts_lock:
-        count = _counts.get(key)
-        if count is None:
-            count = _counts[key] = LentCount()
-        return count
-
-
-def _no_lease() -> None:
-    return None

@@ -7,7 +7,6 @@ methods are thread-safe. Nothing here is collective.
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -33,13 +32,13 @@ from emergency_ckpt.core.timeline import Timeline, number_of
 from emergency_ckpt.errors import (
     CheckpointError,
     LocalTierError,
+    MappingRefused,
     NotHeld,
     RamdiskFull,
     SlotBusy,
     StepNotFound,
 )
 from emergency_ckpt.ram import locks as claims
-from emergency_ckpt.ram.host_memory import new_pages_fit
 from emergency_ckpt.ram.old_lives import claim_or_wait
 from emergency_ckpt.ram.other_runs import OtherRuns
 from emergency_ckpt.ram.prefault import Prefaulter
@@ -50,13 +49,14 @@ from emergency_ckpt.ram.slot_choice import (
     SlotChoice,
     SlotState,
     choose_slot,
-    choose_storage_source,
     least_needed,
+    slots_for,
     surplus_slots,
 )
 from emergency_ckpt.ram.slot_writer import SlotWriter
 from emergency_ckpt.ram.slots import Slot, check_room, whole_pages
 from emergency_ckpt.ram.step_reader import DocumentCopy, RamStep, SlotCopy
+from emergency_ckpt.state.mapped import Mapper
 from emergency_ckpt.types import LOCAL, Contents, SaveId, ShardEntry, TierName, Writer
 
 __all__ = ["LocalTier", "SlotWriter"]
@@ -85,8 +85,12 @@ class LocalTier:
         start: str = "",
         other_runs: OtherRuns | None = None,
         keeps_finite: bool = False,
+        on_refused: Callable[[str], None] = logging.warning,
     ) -> None:
-        self._slots_at_rest = slots
+        self._on_refused = on_refused
+        self._maps = True
+        self._places: tuple[tuple[int, int], ...] = ()
+        self._slots_needed = self._slots_at_rest = slots
         self._own = own
         self._orphans: list[ProcessDirectory] = []
         self._threads = copy_threads
@@ -102,11 +106,12 @@ class LocalTier:
         )
         self._keeps_finite = keeps_finite
         self._reserved_bytes = 0
-        self._spare_slots = 0
         # Serialises long operations, so that _lock is never held for long.
         self._saving = threading.Lock()
         self._closing = threading.Event()
-        self._prefaulter = Prefaulter(str(self.path), self.reserve, self._mappings, copy_threads)
+        self._prefaulter = Prefaulter(
+            str(self.path), self.reserve, self._mappings, self._map_for_dma, copy_threads
+        )
 
     @classmethod
     def open(
@@ -121,6 +126,8 @@ class LocalTier:
         wait_s: float = 0.0,
         other_runs: OtherRuns | None = None,
         keeps_finite: bool = False,
+        mapper: Mapper | None = None,
+        on_refused: Callable[[str], None] = logging.warning,
     ) -> LocalTier:
         """Claim ``<local_dir>/<run_id>/<process directory>/`` and scan what it holds.
 
@@ -128,7 +135,9 @@ class LocalTier:
         process owns, else makes one. Waits up to ``wait_s`` seconds for a directory that a process
         of another ``start`` holds. Damaged files are quarantined, never raised. Until the first
         ``protect`` or ``note_complete`` every save found is protected. ``slots``: number of slots
-        at rest, one more than the complete steps to keep. ``keeps_finite``: see ``pinned``.
+        that saves need, one more than the complete steps to keep. ``keeps_finite``: see ``pinned``.
+        ``mapper``: maps slots for the devices' DMA, in the background. ``on_refused``: told once
+        why that was refused, and what to raise; all goes on without it.
 
         ConfigError for an invalid run id; LocalTierError when the ramdisk cannot be used, or an
         earlier life of the run still holds it. The claim ends with ``close`` or with the process.
@@ -140,7 +149,7 @@ class LocalTier:
             wait_s,
         )
         try:
-            own = ProcessDirectory(claim, run_id)
+            own = ProcessDirectory(claim, run_id, mapper)
         except OSError as error:
             claim.release()
             raise files.local_error("open", str(claim.path), error) from error
@@ -153,6 +162,7 @@ class LocalTier:
             start=start,
             other_runs=other_runs,
             keeps_finite=keeps_finite,
+            on_refused=on_refused,
         )
 
     @property
@@ -193,20 +203,35 @@ class LocalTier:
             with self._lock:
                 self._orphans.append(orphan)
 
-    def expect_documents(self, nbytes: int) -> None:
-        """Count on ``nbytes`` of host states for each save, own and buddies', from now on.
+    def plan_saves(
+        self,
+        document_bytes: int,
+        *,
+        writes_storage: bool,
+        places: Iterable[tuple[int, int]] = (),
+    ) -> None:
+        """Note what the saves to come need, before their slots are reserved.
 
-        They get no room of their own: ``reserve`` and what makes a slot leave room for them.
+        Args:
+          document_bytes: of the host states of one save, own and buddies'. They get no room of
+            their own: ``reserve`` and what makes a slot leave room for them.
+          writes_storage: this process writes to storage; see ``slot_choice.slots_for``.
+          places: (offset, nbytes) of the shards in a slot, which is mapped for DMA in pieces that
+            cut none of them where possible.
         """
         with self._lock:
-            self._document_bytes = nbytes
+            self._places = tuple(places)
+            self._document_bytes = document_bytes
+            kept = self._slots_needed - 1
+            self._slots_at_rest = slots_for(kept, writes_storage=writes_storage)
 
     def reserve(self, slot_bytes: int) -> None:
         """Reserve the slots at rest, of at least ``slot_bytes`` each. Idempotent.
 
-        Published slots stay. Larger free slots of an earlier life are replaced, so that no RAM is
-        wasted. RamdiskFull with both sizes before any change. Blocks for about a second per GiB,
-        since the kernel clears each page.
+        That of a process that writes to storage beyond those that its saves need is left out where
+        it has no room. Published slots stay. Larger free slots of an earlier life are replaced, so
+        that no RAM is wasted. RamdiskFull with both sizes before any change. Blocks for about a
+        second per GiB, since the kernel clears each page.
         """
         self._check_open("reserve slots in")
         with self._saving:
@@ -218,7 +243,12 @@ class LocalTier:
             for slot in kept:
                 slot.grow(target)
             for _ in range(missing):
-                self._add_slot(target)
+                try:
+                    self._add_slot(target)
+                except RamdiskFull:
+                    if len(self._own.slots) < self._slots_needed:
+                        raise
+                    break  # others were faster: what saves need is there
             self._reserved_bytes = target
 
     def check_reservable(self, slot_bytes: int) -> None:
@@ -232,8 +262,6 @@ class LocalTier:
         self._mend()
         target = max(whole_pages(slot_bytes), self._reserved_bytes)
         with self._lock:
-            if target > self._reserved_bytes:
-                self._spare_slots = 0  # the slots that saves need come first
             self._drop_surplus()
             slots = list(self._own.slots)
             too_large = [
@@ -241,23 +269,36 @@ class LocalTier:
                 for slot in slots
                 if self._reserved_bytes < target < slot.size_bytes
                 and slot.published is None
-                and not self._in_use(slot)
+                and not slot.in_use
             ]
         kept = [slot for slot in slots if slot not in too_large]
-        missing = max(self._slots_at_rest - len(kept), 0)
-        needed = missing * target + sum(max(target - slot.size_bytes, 0) for slot in kept)
-        needed += self._missing_document_bytes()
-        if needed > 0:
-            # A slot beyond those at rest makes way for host states.
-            freed = sum(slot.size_bytes for slot in [*too_large, *kept[self._slots_at_rest :]])
-            places = claims.process_directories(self._run_dir)
-            waiting = sum(not any(place.glob("slot_*.bin")) for place in places)
-            needed += SMALL_FILES_BYTES - freed
-            check_room(self._own.claim, needed, processes=max(waiting, 1))
-        return target, missing, kept, too_large
+        places = claims.process_directories(self._run_dir)
+        waiting = sum(not any(place.glob("slot_*.bin")) for place in places)
+
+        def missing_of(count: int, others_bytes: int) -> int:
+            """Return the number to make for ``count`` slots. RamdiskFull.
+
+            ``others_bytes``: to leave for other processes of this host.
+            """
+            missing = max(count - len(kept), 0)
+            needed = missing * target + sum(max(target - slot.size_bytes, 0) for slot in kept)
+            needed += self._missing_document_bytes()
+            if needed > 0:
+                # A slot beyond those at rest makes way for host states.
+                freed = sum(slot.size_bytes for slot in [*too_large, *kept[count:]])
+                needed += SMALL_FILES_BYTES - freed + others_bytes
+                check_room(self._own.claim, needed, processes=max(waiting, 1))
+            return missing
+
+        if self._slots_at_rest > self._slots_needed:
+            others = max(waiting - (not slots), 0)
+            with contextlib.suppress(RamdiskFull):  # only what saves need must have room
+                wanted = self._slots_at_rest
+                return target, missing_of(wanted, others * wanted * target), kept, too_large
+        return target, missing_of(self._slots_needed, 0), kept, too_large
 
     def prefault_in_background(self, reserve_bytes: int | None = None) -> None:
-        """Touch the pages of all slots in a background thread, so that saves find them mapped.
+        """Touch the pages of all slots in a background thread, then map the slots for DMA.
 
         With ``reserve_bytes``, ``reserve`` runs first, after a successful ``check_reservable``;
         saves wait for it. A request during another one is done next. Changes no byte. A failure is
@@ -273,29 +314,14 @@ class LocalTier:
         """
         self._prefaulter.ask(None, newest_only=True)
 
-    def begin_write_in_memory(self, save: SaveId, nbytes: int) -> SlotWriter:
-        """Return the writer of a slot in memory of this process, for a restore without room.
-
-        What it publishes is held as if it were in the ramdisk, until the next save begins. What
-        memory holds of other saves goes now. LocalTierError when there is none.
-        """
-        self._check_open("write to")
-        with self._saving, self._lock:
-            slot = self._own.make_memory_slot(save, nbytes)
-            slot.writing = True
-            return SlotWriter(slot, save, self._writer, self._threads, self._lock, self._own)
-
-    def begin_write(
-        self, save: SaveId, nbytes: int, *, allow_extra: bool = False, sparse: bool = False
-    ) -> SlotWriter:
+    def begin_write(self, save: SaveId, nbytes: int, *, restores: bool = False) -> SlotWriter:
         """Return the writer of a slot of at least ``nbytes`` for ``save``; see ``choose_slot``.
 
-        Removes the slot's old manifest, so the old save no longer counts. With ``allow_extra`` a
-        slot is made when all hold protected saves, and for its room slots go that hold no protected
-        save (for a restore). With ``sparse`` what is new of
-        it has holes, for bytes that are written to its file (``SlotWriter.sparse_file``). SlotBusy
-        when no slot is available; RamdiskFull when one must be made or grown without room (then
-        protected saves stay).
+        Removes the slot's old manifest, so the old save no longer counts. A slot that must be made
+        or grown is reserved first, which takes a third of a second per GiB or more. With
+        ``restores`` one slot more is made when all hold protected saves, and for its room slots go
+        that hold no protected save. SlotBusy when no slot is available; RamdiskFull when one must
+        be made or grown without room (then protected saves stay).
         """
         self._check_open("write to")
         if save.run_id != self._run_dir.name:
@@ -303,27 +329,26 @@ class LocalTier:
         with self._saving:
             self._mend()
             with self._lock:
-                if not allow_extra:
-                    self._own.drop_memory()
                 self._drop_surplus()
                 choice = choose_slot(
                     self._slot_states(),
                     self._kept(),
-                    allow_extra=allow_extra,
+                    needed=self._slots_needed,
                     at_rest=self._slots_at_rest,
+                    allow_extra=restores,
                 )
             if choice.number is None and not choice.make_one:
                 raise SlotBusy(
                     "begin write of",
                     f"step {save.step}",
                     choice.reason,
-                    hint="the next save tries again; drop restored arrays that are not in use",
+                    hint="the next save tries again",
                 )
-            slot = self._slot_of(choice, save, nbytes, sparse=sparse, restores=allow_extra)
+            slot = self._slot_of(choice, save, nbytes, restores=restores)
             with self._lock:
                 # The tables may have changed while the slot was growing.
                 held = slot.published.save if slot.published else None
-                if self._in_use(slot) or held in self._kept():
+                if slot.in_use or held in self._kept():
                     raise SlotBusy("begin write of", f"step {save.step}", "the slot was just taken")
                 try:
                     slot.unpublish()
@@ -332,25 +357,14 @@ class LocalTier:
                 slot.writing = True
             return SlotWriter(slot, save, self._writer, self._threads, self._lock, self._own)
 
-    def keeps_lent_for_storage(self) -> bool:
-        """Return whether a slot on loan to storage may stay so however long storage takes.
+    def may_stay_pinned(self) -> bool:
+        """Return whether local saves have slots enough beside those that are pinned now.
 
-        Makes the spare slot that this needs, and keeps it from then on: storage comes back with
-        each of its saves. False where none can be made: a copy needs none. May block for about a
-        second per GiB.
+        Storage may then write from a pinned slot for as long as it takes.
         """
-        with self._saving:
-            with self._lock:
-                states = self._slot_states()
-            has_room = self._has_room(self._slots_at_rest)
-            choice = choose_storage_source(states, has_room, self._slots_at_rest)
-            if choice == "make_one":
-                try:
-                    self._add_slot(self._reserved_bytes)
-                except LocalTierError:
-                    return False
-                self._spare_slots = 1
-            return choice != "copy"
+        with self._lock:
+            free = sum(slot.pins.count() == 0 for slot in self._own.slots)
+            return free >= self._slots_needed
 
     def protect(self, saves: Iterable[SaveId]) -> None:
         """Protect these saves, and no others, from being overwritten."""
@@ -372,7 +386,7 @@ class LocalTier:
         """
         with self._lock:
             finite = self._own.finite if self._keeps_finite else None
-            is_room = finite in self._protected or len(self._protected) + 2 <= self._slots_at_rest
+            is_room = finite in self._protected or len(self._protected) + 2 <= self._slots_needed
             return finite if is_room else None
 
     def _kept(self) -> frozenset[SaveId]:
@@ -424,7 +438,7 @@ class LocalTier:
         with self._lock:
             for slot in self._own.slots:
                 held = slot.published.save if slot.published else None
-                if held == save and held not in self._kept() and not self._in_use(slot):
+                if held == save and held not in self._kept() and not slot.in_use:
                     slot.unpublish()
 
     def publish_host_state(
@@ -435,7 +449,6 @@ class LocalTier:
         data: bytes,
         *,
         restores: bool = False,
-        in_memory: bool = False,
     ) -> None:
         """Publish an encoded host state, own or a buddy's; see ``HostStateStore.publish``.
 
@@ -445,7 +458,7 @@ class LocalTier:
         self._mend()
 
         def publish() -> None:
-            self._own.host_states.publish(save, owner, count, data, in_memory=in_memory)
+            self._own.host_states.publish(save, owner, count, data)
 
         try:
             publish()
@@ -518,7 +531,7 @@ class LocalTier:
     def release_orphans(self) -> None:
         """Delete the adopted directories; release those that a reader serves.
 
-        Views and readers keep their memory alive.
+        Readers keep their memory alive.
         """
         with self._lock:
             while self._orphans:
@@ -540,9 +553,9 @@ class LocalTier:
 
     @contextlib.contextmanager
     def mapping_for(self, digest: str) -> Generator[tuple[Mapping, Contents]]:
-        """Lend the slot's memory for reading; it is not reused meanwhile. NotHeld when gone.
+        """Give the slot's memory for reading; it is not reused meanwhile. NotHeld when gone.
 
-        Where several slots hold the digest they are compared first: what is lent goes to a peer,
+        Where several slots hold the digest they are compared first: what is read goes to a peer,
         which would hold all of them for damaged.
         """
         with self._lock:
@@ -601,38 +614,39 @@ class LocalTier:
                     slot.readers -= 1
         return [(shard, crcs[shard]) for shard in left]
 
-    def lend(self, digest: str, shard: int) -> npt.NDArray[np.uint8]:
-        """Return a read-only uint8 array [nbytes] over a shard's memory, 64-byte aligned, no copy.
+    @contextlib.contextmanager
+    def reading(self, digest: str) -> Generator[Callable[[int], npt.NDArray[np.uint8]]]:
+        """Give a function that returns the bytes of a shard here, without a copy.
 
-        The slot is not written while this array, or an array made from it without a copy (JAX
-        on CPU), is alive, also after ``close``. NotHeld when gone or quarantined.
+        They are a read-only uint8 array [nbytes], 64-byte aligned, of a copy that is not known to
+        be damaged; the function raises NotHeld without one. No slot with the digest is written
+        while inside. NotHeld when the digest is gone. Thread-safe.
         """
         with self._lock:
-            slot, published = self._held_slot(digest, shard)
-            entry = _entry(published.contents, digest, shard)
-            if shard in slot.bad_shards:
-                raise NotHeld("lend", f"shard {shard} of {digest[:12]}", "it is quarantined")
-            return slot.lend(entry.offset, entry.nbytes)
+            self._held_slot(digest)
+            slots = [slot for slot, _ in self._found(digest)]
+            for slot in slots:
+                slot.readers += 1
 
-    def has_room_to_lend(self) -> bool:
-        """Return True when a third slot has room, so that saves continue while one is lent.
+        def view(shard: int) -> npt.NDArray[np.uint8]:
+            with self._lock:
+                slot, published = self._held_slot(digest, shard)
+                entry = _entry(published.contents, digest, shard)
+                if shard in slot.bad_shards:
+                    raise NotHeld("read", f"shard {shard} of {digest[:12]}", "it is quarantined")
+                return slot.mapping.view(entry.offset, entry.nbytes, slot)
 
-        Counts every process of the run on this ramdisk, since all restore at the same time.
-        """
-        return self._has_room(self._slots_at_rest + 1)
-
-    def _has_room(self, wanted: int) -> bool:
-        """Return True when ramdisk and memory limit have room for ``wanted`` slots, not lent."""
-        with self._lock:
-            slots, dir_fd = list(self._own.slots), self._own.claim.dir_fd
-            largest = max((slot.size_bytes for slot in slots), default=0)
-            missing = max(wanted - sum(not slot.lent for slot in slots), 0)
-            holes = sum(slot.size_bytes for slot in slots if not slot.reserved)
-            free = files.free_bytes(dir_fd)
-        processes = max(len(claims.process_directories(self._own.claim.path.parent)), 1)
-        documents = self._missing_document_bytes()
-        needed = processes * (missing * largest + holes + documents + SMALL_FILES_BYTES)
-        return needed <= free and new_pages_fit(self._own.claim.path, needed)[0]
+        try:
+            with contextlib.ExitStack() as transfers:
+                for slot in slots:
+                    if not transfers.enter_context(slot.mapped.transfer()):
+                        what = f"manifest {digest[:12]}"
+                        raise NotHeld("read", what, "its slot is being given up")
+                yield view
+        finally:
+            with self._lock:
+                for slot in slots:
+                    slot.readers -= 1
 
     def _missing_document_bytes(self) -> int:
         """Return the room that host states of saves to come take beside those that are here."""
@@ -641,14 +655,14 @@ class LocalTier:
             for held in self._own.host_states.held():
                 by_save[held.save] += held.size_bytes
             each = max([self._document_bytes, *by_save.values()])
-            return max(self._slots_at_rest * each - by_save.total(), 0)
+            return max(self._slots_needed * each - by_save.total(), 0)
 
     def quarantine(self, digest: str, shard: int | None, detail: str) -> None:
         """Never use a copy again, and record the reason ``detail``.
 
-        With a shard index, only that shard: ``lend`` refuses it, ``quarantined_shards`` names it,
-        the others are still offered. With None the manifest is removed and its slot is free. For a
-        digest that is not held only the record is written.
+        With a shard index, only that shard: ``reading`` refuses it, ``quarantined_shards`` names
+        it, the others are still offered. With None the manifest is removed and its slot is free.
+        For a digest that is not held only the record is written.
         """
         with self._lock:
             for place in self._directories():
@@ -762,7 +776,7 @@ class LocalTier:
     def keep_only(self, save: SaveId, digest: str) -> None:
         """Unpublish the slots of ``save`` except ``digest``, which has all shards needed here.
 
-        Does nothing when ``digest`` is not published. Memory being read or lent stays valid.
+        Does nothing when ``digest`` is not published. Memory being read stays valid.
         """
         with self._lock:
             slots = [
@@ -800,20 +814,11 @@ class LocalTier:
     # The end.
 
     def close(self) -> None:
-        """Release the directory; published saves stay for the next life. Idempotent.
-
-        While lent memory is alive, only this process can claim the directory again, and it does not
-        write to the lent slots.
-        """
+        """Release the directory; published saves stay for the next life. Idempotent."""
         if self._closing.is_set():
             return
         self._closing.set()
         self._prefaulter.close(_CLOSE_TIMEOUT_S)
-        with self._lock:
-            lent = any(slot.lent for place in self._directories() for slot in place.slots)
-        if lent:
-            # JAX keeps the host memory of deleted arrays until the next garbage collection.
-            gc.collect()
         with self._lock:
             for place in self._directories():
                 place.close()
@@ -840,30 +845,18 @@ class LocalTier:
         states = self._slot_states()
         dropped = surplus_slots(states, self._kept(), complete, self._slots_at_rest)
         for slot in [slot for slot in self._own.slots if slot.number in dropped]:
-            if slot.number in dropped[: self._spare_slots]:
-                slot.unpublish()
-            else:
-                self._own.discard(slot)
+            self._own.discard(slot)
 
     def _discard(self, slot: Slot) -> None:
         with self._lock:
             self._own.discard(slot)
 
-    def _slot_of(
-        self, choice: SlotChoice, save: SaveId, nbytes: int, *, sparse: bool, restores: bool
-    ) -> Slot:
-        size_bytes = max(nbytes, self._reserved_bytes)
+    def _slot_of(self, choice: SlotChoice, save: SaveId, nbytes: int, *, restores: bool) -> Slot:
         if choice.number is None:
-            return self._with_room(
-                lambda: self._add_slot(size_bytes, sparse=sparse), save, restores=restores
-            )
-        if choice.make_one:
-            with contextlib.suppress(RamdiskFull):
-                return self._add_slot(size_bytes, sparse=sparse)
+            size_bytes = max(nbytes, self._reserved_bytes)
+            return self._with_room(lambda: self._add_slot(size_bytes), save, restores=restores)
         slot = next(slot for slot in self._own.slots if slot.number == choice.number)
-        self._with_room(
-            lambda: slot.grow(nbytes, sparse=sparse), save, keep=slot, restores=restores
-        )
+        self._with_room(lambda: slot.grow(nbytes), save, keep=slot, restores=restores)
         return slot
 
     def _with_room(
@@ -905,7 +898,7 @@ class LocalTier:
             published = {slot.published.save for slot in own.published() if slot.published}
             documents = {held.save for held in own.host_states.held()} - kept - published
             gone = min(filter(may_go, documents), default=None)
-            if gone is None and (restores or len(own.slots) > self._slots_at_rest):
+            if gone is None and (restores or len(own.slots) > self._slots_needed):
                 states = [
                     state
                     for state in self._slot_states()
@@ -923,8 +916,8 @@ class LocalTier:
             own.host_states.remove_if(lambda held: held.save == gone and gone not in kept)
             return True
 
-    def _add_slot(self, size_bytes: int, *, sparse: bool = False) -> Slot:
-        slot = self._own.make_slot(size_bytes, sparse=sparse)
+    def _add_slot(self, size_bytes: int) -> Slot:
+        slot = self._own.make_slot(size_bytes)
         with self._lock:
             self._own.slots.append(slot)
         return slot
@@ -934,21 +927,17 @@ class LocalTier:
             SlotState(
                 number=slot.number,
                 save=slot.published.save if slot.published else None,
-                lent=slot.lent,
-                in_use=slot.writing or slot.readers > 0,
+                in_use=slot.in_use,
                 incomplete=slot.whole is False,
                 excluded=slot.published is not None and self._own.excludes(slot.published.save),
             )
             for slot in self._own.slots
         ]
 
-    def _in_use(self, slot: Slot) -> bool:
-        return slot.lent or slot.writing or slot.readers > 0
-
     def _mappings(self, newest_only: bool) -> list[tuple[Mapping, bool]]:
         """The memory of own slots, and whether its pages were written before they were opened."""
         with self._lock:
-            slots = [slot for slot in self._own.slots if slot.reserved]
+            slots = list(self._own.slots)
             if newest_only and slots:
                 saves = {
                     slot.published.save: slot
@@ -957,6 +946,25 @@ class LocalTier:
                 }
                 slots = [saves[max(saves)] if saves else max(slots, key=lambda s: s.size_bytes)]
             return [(slot.mapping, slot.written) for slot in slots]
+
+    def _map_for_dma(self) -> None:
+        """Map own slots for the devices, the newest step first: a restore reads it."""
+        with self._lock:
+            slots, places = list(self._own.slots), self._places
+        slots.sort(key=lambda slot: slot.published.save.step if slot.published else -1)
+        for slot in reversed(slots):
+            with self._lock:
+                mapped, pieces = slot.mapped, slot.pieces(places)
+            for offset, nbytes in pieces:
+                if not self._maps or self._closing.is_set():
+                    return
+                if not threading.main_thread().is_alive():
+                    return
+                try:
+                    mapped.map(offset, nbytes)
+                except MappingRefused as error:
+                    self._maps = False
+                    self._on_refused(str(error))
 
     def _directories(self) -> list[ProcessDirectory]:
         return [self._own, *self._orphans]

@@ -114,6 +114,7 @@ class RestoreLeader:
         self._told_divergences: set[Divergence] = set()
         self._inspected_at_once = INSPECTED_AT_ONCE
         self._attempts = 0
+        self._no_room = ""  # why nothing can be loaded into the RAM of some process
         self._last_failure = ""
         self._restored: tuple[RestoredSave, ...] = ()
         self._judged: set[SaveId] = set()
@@ -187,7 +188,7 @@ class RestoreLeader:
         """Done when all went well; once more when copies were found unusable; else the end."""
         failed = {p: s for p, s in sorted(statuses.items()) if s.error}
         if not failed:
-            if self._load is not None:
+            if self._load is not None and not self._load.no_room:
                 return Verdict(done=True)
             return Verdict(done=True, incarnation=self._next_incarnation())
         found = {q for status in statuses.values() for q in status.unusable}
@@ -202,6 +203,7 @@ class RestoreLeader:
             return Verdict(error=text, kind=kinds.pop() if len(kinds) == 1 else "failed")
         if lack_room and self._load is not None:
             self._loads[self._load.step] -= 1  # its files are as good as before
+            self._no_room = text[:500]
         if self._persistent is not None and any(each.holder == PERSISTENT for each in new):
             self._has_news(self._persistent)
         self._replace(quarantined=self._inventory.quarantined | new)
@@ -517,6 +519,8 @@ class RestoreLeader:
             self._leaves,
             self._parts.config.run_name,
             wants_host_state=self._wants_host_state,
+            no_room=self._no_room,
+            timeline=self._inventory.timeline if self._no_room else None,
         )
 
     def _has_news(self, tier: PersistentTier) -> bool:

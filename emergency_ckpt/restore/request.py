@@ -24,6 +24,7 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.tier import LocalTier
+from emergency_ckpt.state.link import Link
 from emergency_ckpt.state.tree import PyTree, StateTree
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.transfer.client import TransferClient
@@ -51,6 +52,7 @@ class RestoreParts:
     events: EventSink
     timelines: Timelines
     stored_chain: StoredChain | None
+    link: Link
     series: Series = dataclasses.field(default_factory=Series)
 
 

@@ -3,7 +3,8 @@
 1. Report. Each process tells the leader, process 0, what its RAM holds and which state it wants.
 2. Plan. The leader chooses step and sources (``leader``), and tells each process its part.
 3. Load. Where the step is in storage, all load it into RAM (``storage_load``), each byte once over
-   the job, and report again: from here on it is a step in RAM.
+   the job, and report again: from here on it is a step in RAM. Where a ramdisk has no room, each
+   process brings its part from storage to its devices, and 4 is left out.
 4. Place. Each process verifies its own shards, fetches lost ones from peers (``shards``), and hands
    their memory to JAX.
 5. Host state. The documents are fetched, pushed to the buddies, and applied (``host_state``).
@@ -47,6 +48,7 @@ from emergency_ckpt.restore.request import (
     RestoreParts,
     RestoreReport,
     RestoreRequest,
+    Tally,
     no_plan_error,
 )
 from emergency_ckpt.restore.room import RestoreRoom
@@ -143,6 +145,11 @@ class Restore:
             if isinstance(plan, NoPlan):
                 self._tell_no_plan(plan)
                 return None
+            if isinstance(plan, LoadPlan) and plan.no_room:
+                done = self._on_all(plan, self._restore_stored)
+                if done is not None:
+                    return self._with_incarnation(*done)
+                continue
             if isinstance(plan, LoadPlan):
                 if self._on_all(plan, self._load) is not None:
                     self._loaded = plan.save
@@ -196,26 +203,58 @@ class Restore:
     def _load(self, plan: LoadPlan) -> int:
         """Load this process's part of a persistent step into RAM; return its bytes."""
         parts, now_s = self._parts, time.monotonic()
-        assert parts.persistent is not None, "only a checkpointer with a directory plans for it"
         self._tell_plan(plan, PERSISTENT)
+        load = self._storage_load(plan)
         with self._phase("load"):
-            nbytes = StorageLoad(
-                parts.tier,
-                parts.persistent,
-                plan,
-                me=parts.process[0],
-                leaves=[leaf.spec for leaf in self._request.tree.leaves],
-                progress=self._progress,
-                room=self._room,
-            ).run()
-        self._loaded_bytes += nbytes
+            load.into_ram()
+        self._loaded_bytes += load.nbytes
         parts.events.emit(
             "restore.loaded",
             step=plan.step,
             bytes_persistent=self._loaded_bytes,
             seconds=time.monotonic() - now_s,
         )
-        return nbytes
+        return load.nbytes
+
+    def _restore_stored(self, plan: LoadPlan) -> RestoredState:
+        """Bring this process's part from storage onto its devices, and apply its host state."""
+        load, request = self._storage_load(plan), self._request
+        with self._phase("load"):
+            held, documents = load.into_memory()
+            state = materialize(
+                request.tree,
+                request.like,
+                held.bytes_of,
+                stored_dtype=held.dtype_of,
+                write=self._parts.link.write,
+            )
+        with self._phase("host_state"):
+            if self._host_state is not None:
+                self._host_state.apply(plan.save, documents)
+        return RestoredState(
+            plan.save,
+            PERSISTENT,
+            state,
+            Tally(persistent=load.nbytes),
+            gathered=None,
+            is_loaded=True,
+            rejected=plan.rejected,
+            timeline=plan.timeline,
+            lack=plan.no_room,
+        )
+
+    def _storage_load(self, plan: LoadPlan) -> StorageLoad:
+        parts = self._parts
+        assert parts.persistent is not None, "only a checkpointer with a directory plans for it"
+        return StorageLoad(
+            parts.tier,
+            parts.persistent,
+            plan,
+            me=parts.process[0],
+            leaves=[leaf.spec for leaf in self._request.tree.leaves],
+            progress=self._progress,
+            room=self._room,
+        )
 
     # 4: place.
 
@@ -246,8 +285,14 @@ class Restore:
         """Return the state on the devices: verified, fetched, placed."""
         request = self._request
         with shards.collecting(part) as arrivals:
+            held = shards.held
             state = materialize(
-                request.tree, request.like, shards.bytes_of, arrivals, shards.dtype_of
+                request.tree,
+                request.like,
+                held.bytes_of,
+                arrivals,
+                held.dtype_of,
+                self._parts.link.write,
             )
         events, tally, tier = self._parts.events, shards.tally, LOCAL
         events.emit(
@@ -399,8 +444,8 @@ def _carry_out(work: Callable[[_Plan], _T], plan: _Plan) -> tuple[_T | None, Sta
 def _forget_frames(error: BaseException | None) -> None:
     """Release what the frames of ``error`` hold, and those that they were called from.
 
-    That is memory on loan: of this attempt, which the next one needs, and, when ``restore`` has
-    returned, of the restored state, which saves need. Errors may be in reference cycles.
+    That is memory of this attempt, which the next one needs, and, when ``restore`` has returned,
+    the arrays on the devices. Errors may be in reference cycles.
     """
     while error is not None and error.__traceback__ is not None:
         traceback.clear_frames(error.__traceback__)

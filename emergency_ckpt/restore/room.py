@@ -1,7 +1,7 @@
 """Room for what a restore writes: what it may still need is given up last.
 
-Where the ramdisk has none, memory of the process takes it, until the next save begins: the step
-then goes to the devices, and is not in RAM.
+Where the ramdisk has none, the restore goes on without it: the step goes to the devices from plain
+memory, and is not in RAM.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RestoreRoom:
     """The room of one process for what one restore brings.
 
     Room that is free goes first, then what is of ``expendable``, then of other saves but
-    ``sources``, the oldest first: an older step is second choice. Then memory is used.
+    ``sources``, the oldest first: an older step is second choice.
 
     Args of its methods:
       expendable: saves of which nothing here is needed: passed over by the plan, or about to be
@@ -30,7 +30,7 @@ class RestoreRoom:
       sources: what is written is copied from these.
 
     Attributes:
-      lack: why something is in memory instead of the ramdisk; empty while nothing is.
+      lack: why something is not in the ramdisk; empty while there was room for all.
     """
 
     def __init__(self, tier: LocalTier) -> None:
@@ -38,9 +38,9 @@ class RestoreRoom:
         self.lack = ""
 
     def note_full(self, reason: str) -> None:
-        """Use memory alone from now on: the ramdisk became full while it was written."""
+        """Use the ramdisk no more: it has no room, or became full while it was written."""
         if not self.lack:
-            logging.warning("what is restored goes into memory, not into the ramdisk: %s", reason)
+            logging.warning("what is restored is not kept in the ramdisk: %s", reason)
         self.lack = self.lack or reason
 
     def begin_write(
@@ -50,16 +50,10 @@ class RestoreRoom:
         *,
         expendable: Collection[SaveId],
         sources: Collection[SaveId] = (),
-        sparse: bool = False,
-    ) -> SlotWriter:
-        """Return the writer of a slot for ``save``; ``sparse`` as in ``LocalTier.begin_write``."""
-        tier = self._tier
-        return self._find(
-            expendable,
-            sources,
-            lambda: tier.begin_write(save, size_bytes, allow_extra=True, sparse=sparse),
-            lambda: tier.begin_write_in_memory(save, size_bytes),
-        )
+    ) -> SlotWriter | None:
+        """Return the writer of a slot for ``save``; None where there is no room."""
+        begin = self._tier.begin_write
+        return self._find(expendable, sources, lambda: begin(save, size_bytes, restores=True))
 
     def publish_host_state(
         self,
@@ -69,32 +63,27 @@ class RestoreRoom:
         data: bytes,
         *,
         expendable: Collection[SaveId] = (),
-    ) -> None:
-        """Publish a document of ``save``, whose tensors here stay."""
-        publish = self._tier.publish_host_state
-        self._find(
-            expendable,
-            [save],
-            lambda: publish(save, owner, count, data, restores=True),
-            lambda: publish(save, owner, count, data, in_memory=True),
-        )
+    ) -> bool:
+        """Publish a document of ``save``, whose tensors here stay; False where there is no room."""
+
+        def publish() -> bool:
+            self._tier.publish_host_state(save, owner, count, data, restores=True)
+            return True
+
+        return self._find(expendable, [save], publish) is not None
 
     def _find(
-        self,
-        expendable: Collection[SaveId],
-        sources: Collection[SaveId],
-        in_ramdisk: Callable[[], _T],
-        in_memory: Callable[[], _T],
-    ) -> _T:
+        self, expendable: Collection[SaveId], sources: Collection[SaveId], work: Callable[[], _T]
+    ) -> _T | None:
         if self.lack:
-            return in_memory()
+            return None
         held = {each.save for each in self._tier.held()[0]}
         failure: LocalTierError | None = None
         for protected in (held, held.difference(expendable), held.intersection(sources)):
             self._tier.protect(protected)
             try:
-                return in_ramdisk()
+                return work()
             except (RamdiskFull, SlotBusy) as error:
                 failure = error
         self.note_full(str(failure))
-        return in_memory()
+        return None

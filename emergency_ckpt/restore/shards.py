@@ -2,26 +2,25 @@
 
 1. Own shards are verified where they are (``ShardCollection._verify_own``).
 2. Lost ones are fetched, each checked as it comes (``ShardFetcher``). All that this process keeps
-   goes into one new slot; what it does not keep, into memory (``Scratch``). A fetch in which
-   nothing moves for ``transfer_timeout_s`` ends, and another holder is asked for the rest.
-3. A shard goes to the devices as soon as it is checked (``Arrivals``, ``bytes_of``).
+   goes into one slot; what it does not keep, or has no room for, into memory (``Scratch``). A
+   fetch in which nothing moves for ``transfer_timeout_s`` ends, and another holder is asked for
+   the rest.
+3. A shard goes to the devices as soon as it is checked (``Arrivals``, ``bytes_of``), from where
+   it is. Nobody writes there before the restore is over.
 """
 
 from __future__ import annotations
 
-import errno
-import functools
 import os
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
 
-import jax
 import numpy as np
 import numpy.typing as npt
 
@@ -36,9 +35,7 @@ from emergency_ckpt.core.shard_layout import Layout, lay_out
 from emergency_ckpt.errors import (
     CheckpointError,
     LocalTierError,
-    RamdiskFull,
     RestoreFailed,
-    TransferError,
 )
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.manifest import build_contents
@@ -48,17 +45,16 @@ from emergency_ckpt.restore.request import Tally
 from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.source import FileTarget, PartlyMade, ShardTarget, Target
+from emergency_ckpt.transfer.source import ShardTarget
 from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardId
 from emergency_ckpt.work_progress import WorkProgress
 
-_Lender = Callable[[], npt.NDArray[np.uint8]]
+_View = Callable[[], npt.NDArray[np.uint8]]
 
 
 _GRACE_S = 5.0
 """Added to the time of the calls to holders: their error says more."""
 
-_ALIGNMENT = 64
 _VERIFY_BYTES = 256 << 20
 """Own shards that are checked at once: so large that it costs nothing to check them in parts."""
 
@@ -100,12 +96,58 @@ class Arrivals:
             yield found
 
 
+class HeldShards:
+    """The shards of one save that are in host memory, and the leaves that they are of."""
+
+    def __init__(self) -> None:
+        self._views: dict[str, dict[Box, _View]] = {}
+        self._leaves: dict[str, LeafSpec] = {}
+
+    def know(self, leaves: Iterable[LeafSpec]) -> None:
+        """Note leaves as saved."""
+        self._leaves.update({leaf.path: leaf for leaf in leaves})
+
+    def put(self, shard: ShardId, view: _View) -> bool:
+        """Note where a shard is; False when that was known already. From several threads."""
+        return self._views.setdefault(shard.leaf, {}).setdefault(shard.box, view) is view
+
+    def dtype_of(self, path: str) -> str:
+        """Return the dtype in which a leaf was saved."""
+        return self._leaves[path].dtype
+
+    def bytes_of(self, wanted: ShardId) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a shard: where they are, or put together when boxes differ."""
+        held = self._views.get(wanted.leaf, {})
+        if wanted.box in held:
+            return held[wanted.box]()
+        if volume(wanted.box) == 0:
+            return np.empty(0, np.uint8)
+        dtype = dtype_named(self._leaves[wanted.leaf].dtype)
+        # Boxes of one save may overlap: see ``boxes.divide``.
+        portions, missing = divide(wanted.box, tuple(held))
+        if missing:
+            raise RestoreFailed(
+                "restore",
+                f"{wanted.leaf}{describe(wanted.box)}",
+                f"{', '.join(map(describe, missing[:4]))} is held nowhere"
+                f" ({sum(map(volume, missing))} elements)",
+            )
+        target = np.empty(shape_of(wanted.box), dtype)
+        for source, parts in groupby(portions, key=attrgetter("source")):
+            array = held[source]().view(dtype).reshape(shape_of(source))
+            for portion in parts:
+                into, out_of = relative(portion.part, wanted.box), relative(portion.part, source)
+                target[slices(into)] = array[slices(out_of)]
+        return target.reshape(-1).view(np.uint8)
+
+
 class ShardCollection:
     """The shards of one save that this process needs, by shard identity, as they become usable.
 
     Attributes:
       gathered: digest of the slot that all went into which this process keeps; None when it was all
-        here, or nothing of it stays.
+        here, nothing of it stays, or there is no room for it.
+      held: where the shards are.
     """
 
     def __init__(
@@ -133,20 +175,12 @@ class ShardCollection:
         self._retained = retained
         self._expendable = expendable
         self.gathered: str | None = None
-        self._located: dict[str, dict[Box, _Lender]] = {}
-        self._leaves: dict[str, LeafSpec] = {}
+        self.held = HeldShards()
+        self._readings = ExitStack()
+        self._readers: dict[str, Callable[[int], npt.NDArray[np.uint8]]] = {}
         self._fetched: dict[str, Contents] = {}
         self._progress = calls.progress
         self._arrivals = Arrivals(calls.progress)
-
-    @functools.cached_property
-    def _lends(self) -> bool:
-        """Return whether arrays may keep the slot. Elsewhere than on CPU it is only read.
-
-        Without room for another slot no save would find a free one while the arrays live.
-        """
-        on_cpu = jax.local_devices()[0].platform == "cpu"
-        return not on_cpu or self._tier.has_room_to_lend()
 
     @property
     def tally(self) -> Tally:
@@ -157,12 +191,12 @@ class ShardCollection:
     def collecting(self, plan: ProcessPlan) -> Generator[Iterable[Sequence[ShardId]]]:
         """Verify what is here and fetch what is not, in a thread of its own, while inside.
 
-        Gives the shards whose boxes are as in the save, as they become usable: then ``bytes_of``
-        has them. All else it has at the end of these. Blocks at the exit until nothing is written
-        any more. From what it gives or at the exit CopiesFailed when sources ran out, and
-        HolderUnreachable.
+        Gives the shards whose boxes are as in the save, as they become usable: then ``held`` has
+        them, as long as this lasts. All else it has at the end of these. Blocks at the exit until
+        nothing is written any more. From what it gives or at the exit CopiesFailed when sources ran
+        out, and HolderUnreachable.
         """
-        with ThreadPoolExecutor(1, "eckpt-collect") as pool:
+        with self._readings, ThreadPoolExecutor(1, "eckpt-collect") as pool:
             collected = pool.submit(self._collect, plan)
 
             def arrivals() -> Generator[Sequence[ShardId]]:
@@ -186,7 +220,7 @@ class ShardCollection:
 
     def _bring(self, plan: ProcessPlan) -> None:
         for read in plan.local:
-            self._know(self._own_contents(read.digest))
+            self.held.know(self._own_contents(read.digest).leaves)
         self._progress.begin("shards", self._own_bytes(plan))
         own, lost = self._verify_own(plan, in_place=not plan.fetch)
         groups = [*plan.fetch, *lost]
@@ -194,14 +228,17 @@ class ShardCollection:
         for group in groups:
             if group.digest not in contents:
                 contents[group.digest] = self._contents_of(group, plan)
-                self._know(contents[group.digest])
+                self.held.know(contents[group.digest].leaves)
             of = contents[group.digest]
             self._progress.expect(sum(of.shards[i].nbytes for i in selected(group.shards, of)))
         kept, used = self._divide(groups, contents)
         if kept:
             # What is kept goes into one slot, so that the old ones are free.
-            own_kept, own = self._divide(own, contents)
-            self._gather_into_slot(own_kept, kept, contents, plan.addresses)
+            own_kept, own_used = self._divide(own, contents)
+            if self._gather_into_slot(own_kept, kept, contents, plan.addresses):
+                own = own_used
+            else:
+                used = [*kept, *used]
         for group in own:
             self._locate(group.digest, group.shards or ())
         if used:
@@ -212,9 +249,6 @@ class ShardCollection:
             found = self._fetcher.contents_from(group, plan.addresses)
             self._fetched[group.digest] = found
         return self._fetched[group.digest]
-
-    def _know(self, contents: Contents) -> None:
-        self._leaves.update({leaf.path: leaf for leaf in contents.leaves})
 
     def _divide(
         self, groups: Sequence[FetchGroup], contents: Mapping[str, Contents]
@@ -285,9 +319,11 @@ class ShardCollection:
         if not shards:
             return
         contents = self._own_contents(digest)
+        if digest not in self._readers:
+            self._readers[digest] = self._readings.enter_context(self._tier.reading(digest))
         for shard in shards:
-            lender = partial(self._tier.lend, digest, shard)
-            if self._put(contents.shard_id(shard), lender):
+            view = partial(self._readers[digest], shard)
+            if self._put(contents.shard_id(shard), view):
                 self._fetcher.tally.local += contents.shards[shard].nbytes
 
     def _gather_into_slot(
@@ -296,10 +332,11 @@ class ShardCollection:
         groups: Sequence[FetchGroup],
         contents: Mapping[str, Contents],
         addresses: Mapping[str, str],
-    ) -> None:
+    ) -> bool:
         """Copy and fetch all that is kept into one free slot and publish it there.
 
-        So this host holds what it has to hold again, and its old slots are free.
+        So this host holds what it has to hold again, and its old slots are free. False where there
+        is no room for a slot; nothing was done then.
         """
         leaves = next(iter(contents.values())).leaves
         layout = _layout(leaves, contents, [*own, *groups])
@@ -310,17 +347,17 @@ class ShardCollection:
             layout.size_bytes,
             expendable=self._expendable,
             sources=[self._save],
-            sparse=True,
         )
+        if writer is None:
+            return False
+        self._readings.enter_context(writer.mapped.transfer())
 
         def put(shard: ShardId) -> bool:
-            return self._put(shard, partial(writer.lend, places[shard], sizes[shard]))
+            return self._put(shard, partial(writer.view, places[shard], sizes[shard]))
 
         try:
-            # First what comes over the network: the slot is still being reserved meanwhile.
-            with writer.sparse_file() as file:
-                into = receive_target(writer, file)
-                crcs = self._fetcher.fetch_all(groups, contents, addresses, places, into, put)
+            into = writer.mapping
+            crcs = self._fetcher.fetch_all(groups, contents, addresses, places, into, put)
             crcs.update(self._copy_own(own, contents, places, writer, put))
             built = build_contents(
                 self._save, leaves, layout, [crcs[placed.shard] for placed in layout.shards]
@@ -330,6 +367,7 @@ class ShardCollection:
         except BaseException:
             writer.abort()
             raise
+        return True
 
     def _fetch_into_scratch(
         self,
@@ -337,7 +375,7 @@ class ShardCollection:
         contents: Mapping[str, Contents],
         addresses: Mapping[str, str],
     ) -> None:
-        """Fetch shards that other hosts keep: they live as long as the arrays made of them."""
+        """Fetch shards that this process does not keep into plain memory."""
         leaves = next(iter(contents.values())).leaves
         layout = _layout(leaves, contents, groups)
         places = {placed.shard: placed.offset for placed in layout.shards}
@@ -347,15 +385,11 @@ class ShardCollection:
         def put(shard: ShardId) -> bool:
             return self._put(shard, partial(scratch.view, places[shard], sizes[shard]))
 
-        try:
-            into = FileTarget(scratch.fd, scratch.size_bytes)
-            self._fetcher.fetch_all(groups, contents, addresses, places, into, put)
-        finally:
-            scratch.close()
+        self._fetcher.fetch_all(groups, contents, addresses, places, scratch.mapping, put)
 
-    def _put(self, shard: ShardId, lender: _Lender) -> bool:
+    def _put(self, shard: ShardId, view: _View) -> bool:
         """The shard can be used; False when that was known already. From several threads."""
-        if self._located.setdefault(shard.leaf, {}).setdefault(shard.box, lender) is not lender:
+        if not self.held.put(shard, view):
             return False
         self._arrivals.put(shard)
         return True
@@ -387,46 +421,6 @@ class ShardCollection:
                     if put(shard_id):
                         self._fetcher.tally.local += entry.nbytes
         return crcs
-
-    def dtype_of(self, path: str) -> str:
-        """The dtype in which a leaf was saved; known at the end of the arrivals."""
-        return self._leaves[path].dtype
-
-    def bytes_of(self, wanted: ShardId) -> npt.NDArray[np.uint8]:
-        """Bytes of a wanted shard: lent from the slot, or put together when boxes differ."""
-        held = self._located.get(wanted.leaf, {})
-        if wanted.box in held:
-            lent = held[wanted.box]()
-            return lent if self._lends else _copied(lent)
-        if volume(wanted.box) == 0:
-            return np.empty(0, np.uint8)
-        dtype = dtype_named(self._leaves[wanted.leaf].dtype)
-        # Boxes of one save may overlap: see ``boxes.divide``.
-        portions, missing = divide(wanted.box, tuple(held))
-        if missing:
-            raise RestoreFailed(
-                "restore",
-                f"{wanted.leaf}{describe(wanted.box)}",
-                f"{', '.join(map(describe, missing[:4]))} is held nowhere"
-                f" ({sum(map(volume, missing))} elements)",
-            )
-        target = np.empty(shape_of(wanted.box), dtype)
-        for source, parts in groupby(portions, key=attrgetter("source")):
-            array = held[source]().view(dtype).reshape(shape_of(source))
-            for portion in parts:
-                into, out_of = relative(portion.part, wanted.box), relative(portion.part, source)
-                target[slices(into)] = array[slices(out_of)]
-        return target.reshape(-1).view(np.uint8)
-
-
-def _copied(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The bytes in memory of their own, aligned so that JAX takes it as it is."""
-    room = np.empty(data.nbytes + _ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % _ALIGNMENT
-    copy = room[start : start + data.nbytes]
-    copy[:] = data
-    copy.flags.writeable = False
-    return copy
 
 
 def _batches(shards: Sequence[int], contents: Contents) -> Generator[list[int]]:
@@ -521,7 +515,7 @@ class ShardFetcher:
         contents: Mapping[str, Contents],
         addresses: Mapping[str, str],
         places: Mapping[ShardId, int],
-        into: Target,
+        into: _native.Mapping,
         arrived: Callable[[ShardId], object],
     ) -> dict[ShardId, int]:
         """Fetch every group into ``places`` of ``into``; the CRC32C of each shard.
@@ -550,7 +544,7 @@ class ShardFetcher:
         contents: Contents,
         addresses: Mapping[str, str],
         places: Mapping[ShardId, int],
-        into: Target,
+        into: _native.Mapping,
         arrived: Callable[[ShardId], object],
         crcs: dict[ShardId, int],
     ) -> None:
@@ -579,19 +573,15 @@ class ShardFetcher:
         def ask(source: str) -> bool | None:
             """True, once nothing is missing; None when the rest is damaged there."""
             left = missing()
-            try:
-                received = self._client.fetch_shards(
-                    addresses[source],
-                    group.digest,
-                    _targets(left, contents, places),
-                    into,
-                    deadline_left_s(self._calls.progress.end_s),
-                    lambda position, crc: accept(source, left[position], crc),
-                    self._calls.progress.add,
-                )
-            except TransferError as error:
-                _raise_if_full(error, self._save.step)
-                raise
+            received = self._client.fetch_shards(
+                addresses[source],
+                group.digest,
+                _targets(left, contents, places),
+                into,
+                deadline_left_s(self._calls.progress.end_s),
+                lambda position, crc: accept(source, left[position], crc),
+                self._calls.progress.add,
+            )
             damaged = False
             for shard, crc in zip(left, received, strict=True):
                 accept(source, shard, crc)
@@ -631,55 +621,25 @@ def _damage(received: int, expected: int) -> str:
     return f"CRC32C {received:08x} as received, expected {expected:08x}"
 
 
-def _raise_if_full(error: Exception, step: int) -> None:
-    """A ramdisk that ran full while bytes came in is no fault of their source."""
-    cause = error.__cause__
-    if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
-        raise RamdiskFull(
-            "fetch", f"step {step}", str(cause), hint="enlarge the ramdisk"
-        ) from error
-
-
-def receive_target(writer: SlotWriter, file: tuple[int, int] | None) -> Target:
-    """Return what receives the slot's bytes. ``file``: from ``writer.sparse_file``, still open."""
-    if file is None:
-        return writer.mapping
-    made = writer.made
-    return FileTarget(*file) if made is None else PartlyMade(made, FileTarget(*file))
-
-
 class Scratch:
-    """An anonymous file: bytes are written to it, then read through views. Nothing is published.
-
-    Its pages are allocated by the writes, which takes half the time of clearing them first. They
-    are freed with the last view, or at ``close`` without views. Thread-safe for writes to the file
-    only.
+    """Plain memory of this process, as a mapping to receive into. Freed with its last view.
 
     Raises:
-      LocalTierError: the system cannot make such a file.
+      LocalTierError: the system gives none.
     """
 
     def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = max(1, size_bytes)
+        size_bytes = max(1, size_bytes)
         try:
-            self.fd = os.memfd_create("eckpt-fetched", os.MFD_CLOEXEC)
+            fd = os.memfd_create("eckpt-fetched", os.MFD_CLOEXEC)
+            try:
+                os.ftruncate(fd, size_bytes)
+                self.mapping = _native.Mapping(fd, size_bytes, writable=True)
+            finally:
+                os.close(fd)
         except OSError as error:
-            raise _no_memory(size_bytes, error) from error
-        try:
-            os.ftruncate(self.fd, self.size_bytes)
-            self._mapping = _native.Mapping(self.fd, self.size_bytes, writable=False)
-        except OSError as error:
-            self.close()
-            raise _no_memory(size_bytes, error) from error
+            raise LocalTierError("make", f"{size_bytes} bytes of memory", str(error)) from error
 
     def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return a read-only uint8 array [nbytes] without a copy; it keeps the memory alive."""
-        return self._mapping.view(offset, nbytes, None)
-
-    def close(self) -> None:
-        """Close the file for writes; views stay valid."""
-        os.close(self.fd)
-
-
-def _no_memory(size_bytes: int, error: OSError) -> LocalTierError:
-    return LocalTierError("make", f"{size_bytes} bytes of memory", str(error))
+        return self.mapping.view(offset, nbytes, None)

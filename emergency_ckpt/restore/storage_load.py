@@ -2,30 +2,40 @@
 
 Each byte leaves storage once, spread over all processes. Each publishes what it reads in its own
 RAM, like a save of its own; the restore that follows is one from RAM and peers.
+
+Where the ramdisk of a process has no room, each process reads all that it needs itself, into plain
+memory, and the step is in no RAM.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 
+from emergency_ckpt._native import Mapping as Mapped
 from emergency_ckpt.core.restore.inventory import Inventory, Quarantined
 from emergency_ckpt.core.restore.leaves import PYTHON_NUMBERS
 from emergency_ckpt.core.restore.plan_types import Rejection, RestorePlan, TargetSet
 from emergency_ckpt.core.restore.storage_read import StoredArray, assign_reads
 from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
-from emergency_ckpt.errors import CorruptData, PersistentTierError
+from emergency_ckpt.core.timeline import Timeline
+from emergency_ckpt.errors import CorruptData, PersistentTierError, RamdiskFull
 from emergency_ckpt.ram.manifest import build_contents
-from emergency_ckpt.ram.slot_writer import SlotFile
+from emergency_ckpt.ram.slot_writer import writes_to
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.room import RestoreRoom
+from emergency_ckpt.restore.shards import HeldShards, Scratch
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.storage.calls import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from emergency_ckpt.storage.tier import PersistentTier, StoredStep
 from emergency_ckpt.types import Box, LeafSpec, OrbaxStep, SaveId, ShardId
 from emergency_ckpt.work_progress import WorkProgress
+
+_T = TypeVar("_T")
 
 
 class StorageRead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -53,6 +63,8 @@ class LoadPart(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=True):
     """Bring a persistent step into RAM. Each byte is read once over the whole job.
 
+    With ``no_room`` each process reads what it needs, to its devices, and nothing is kept in RAM.
+
     Attributes:
       save: identity under which it is published in RAM.
       item: directory with its arrays.
@@ -60,6 +72,8 @@ class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=Tr
       numbers: the stored dtypes of leaves that are Python numbers in the wanted state.
       documents: folder of the host states, below ``host_state``.
       document_count: number of processes that the host states are of; 0: none are brought.
+      no_room: why the step is not brought into RAM; empty where it is.
+      timeline: as in ``RestorePlan``, with ``no_room``.
     """
 
     step: int
@@ -71,6 +85,8 @@ class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=Tr
     documents: str = ""
     document_count: int = 0
     rejected: tuple[Rejection, ...] = ()
+    no_room: str = ""
+    timeline: Timeline | None = None
 
     def share_of(self, process: int) -> LoadPlan:
         """This plan with the part of one process only: what is sent to that process."""
@@ -96,22 +112,30 @@ def plan_load(
     run_id: str,
     *,
     wants_host_state: bool,
+    no_room: str = "",
+    timeline: Timeline | None = None,
 ) -> LoadPlan:
-    """Return the part of each process in bringing a persistent step into RAM. Deterministic."""
+    """Return the part of each process in bringing a persistent step into RAM. Deterministic.
+
+    ``no_room``, ``timeline``: as in ``LoadPlan``.
+    """
     marker = stored.marker
     digests: Sequence[str] = ("",) * len(targets) if marker is None else marker.digests
+    if no_room and (marker is None or all(marker.empty)):
+        wants_host_state = False  # there is nothing to apply
     saved: dict[str, list[Box]] = {}
     for shard in stored.crcs:
         saved.setdefault(shard.leaf, []).append(shard.box)
+    reads = _all_reads(targets, arrays, saved) if no_room else assign_reads(targets, arrays, saved)
     parts: dict[int, LoadPart] = {}
-    for process, shards in assign_reads(targets, arrays, saved).items():
+    for process, shards in reads.items():
+        owners: Iterable[int] = range(process, len(digests), len(targets))
+        if no_room and len(digests) != len(targets):
+            owners = range(len(digests))  # to be remapped
         parts[process] = LoadPart(
             reads=tuple(StorageRead(shard, stored.crcs.get(shard)) for shard in shards),
             arrays={leaf: arrays[leaf] for leaf in sorted({shard.leaf for shard in shards})},
-            documents=tuple(
-                DocumentRead(owner, digests[owner])
-                for owner in range(process, len(digests), len(targets))
-            )
+            documents=tuple(DocumentRead(owner, digests[owner]) for owner in owners)
             if wants_host_state
             else (),
         )
@@ -125,7 +149,22 @@ def plan_load(
         documents=stored.documents,
         document_count=len(digests) if wants_host_state else 0,
         rejected=plan.rejected,
+        no_room=no_room,
+        timeline=timeline,
     )
+
+
+def _all_reads(
+    targets: Mapping[int, TargetSet],
+    arrays: Mapping[str, StoredArray],
+    saved: Mapping[str, Sequence[Box]],
+) -> dict[int, tuple[ShardId, ...]]:
+    """Return the boxes that each process reads to have all that it needs without its peers."""
+    by_targets: dict[int, tuple[ShardId, ...]] = {}
+    for process, wanted in targets.items():  # equal ones share a tuple
+        if id(wanted) not in by_targets:
+            by_targets[id(wanted)] = assign_reads({process: wanted}, arrays, saved)[process]
+    return {process: by_targets[id(wanted)] for process, wanted in targets.items()}
 
 
 def _stored_numbers(
@@ -197,18 +236,33 @@ class StorageLoad:
         self._sizes = {shard: shard_nbytes(specs[shard.leaf], shard.box) for shard in shards}
         self._progress = progress
 
-    def run(self) -> int:
-        """Read and publish; returns the bytes of tensors that were read.
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of tensors that this process reads."""
+        return sum(self._sizes.values())
+
+    def into_ram(self) -> None:
+        """Read and publish.
 
         Blocks until nothing moves any more: while storage does not answer, it is asked again. An
         answer that breaks off comes again too, but gets further before long.
-        PersistentTierError, CorruptData; RamdiskFull when others fill the ramdisk meanwhile.
+        PersistentTierError, CorruptData; RamdiskFull when the ramdisk has no room.
         """
+        self._until_it_answers(self._publish)
+
+    def into_memory(self) -> tuple[HeldShards, list[host_states.HostStateDocument]]:
+        """Read into plain memory; return what was read. Blocks as ``into_ram``.
+
+        PersistentTierError, CorruptData; LocalTierError when the system gives no memory.
+        """
+        return self._until_it_answers(self._read_into_memory)
+
+    def _until_it_answers(self, work: Callable[[], _T]) -> _T:
         pause_s, most_bytes, further_s = FIRST_PAUSE_S, 0, time.monotonic()
-        self._progress.begin("load", sum(self._sizes.values()))
+        self._progress.begin("load", self.nbytes)
         while True:
             try:
-                return self._bring()
+                return work()
             except PersistentTierError as error:
                 done_bytes = self._progress.work.done_bytes
                 if done_bytes > most_bytes:
@@ -221,52 +275,69 @@ class StorageLoad:
             self._progress.again()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _bring(self) -> int:
-        self._bring_documents()
+    def _publish(self) -> None:
+        save, count = self._plan.save, self._plan.document_count
+        for owner, data in self._documents():
+            if not self._room.publish_host_state(
+                save, owner, count, data, expendable=self._expendable
+            ):
+                raise self._no_room()
         # Somebody must publish a manifest, also of a state without any bytes.
-        if not self._part.reads and self._me != 0:
-            return 0
-        return self._bring_tensors(self._part.reads)
+        if self._part.reads or self._me == 0:
+            self._publish_tensors()
+
+    def _publish_tensors(self) -> None:
+        plan = self._plan
+        layout = lay_out(self._leaves, list(self._sizes.items()))
+        offsets = {placed.shard: placed.offset for placed in layout.shards}
+        # What is here of the save is not complete, and is read once more.
+        writer = self._room.begin_write(plan.save, layout.size_bytes, expendable=self._expendable)
+        if writer is None:
+            raise self._no_room()
+        with writer:
+            crcs = self._read(offsets, writer.mapping)
+            ordered = [crcs[placed.shard] for placed in layout.shards]
+            digest = writer.stage(build_contents(plan.save, self._leaves, layout, ordered))
+            writer.publish()
+        self._tier.keep_only(plan.save, digest)
+
+    def _read_into_memory(self) -> tuple[HeldShards, list[host_states.HostStateDocument]]:
+        layout = lay_out(self._leaves, list(self._sizes.items()))
+        scratch, held = Scratch(layout.size_bytes), HeldShards()
+        held.know(self._leaves)
+        documents = [host_states.decode(data) for _, data in self._documents()]
+        self._read({placed.shard: placed.offset for placed in layout.shards}, scratch.mapping)
+        for placed in layout.shards:
+            held.put(placed.shard, partial(scratch.view, placed.offset, placed.nbytes))
+        return held, documents
 
     @property
     def _expendable(self) -> set[SaveId]:
         return {self._plan.save, *passed_over(self._plan.save, self._plan.rejected)}
 
-    def _bring_tensors(self, reads: Sequence[StorageRead]) -> int:
-        plan = self._plan
-        layout = lay_out(self._leaves, list(self._sizes.items()))
-        offsets = {placed.shard: placed.offset for placed in layout.shards}
-        # What is here of the save is not complete, and is read once more.
-        with self._room.begin_write(
-            plan.save, layout.size_bytes, expendable=self._expendable, sparse=True
-        ) as writer:
-            with writer.file() as file:
-                crcs = self._read(reads, offsets, file)
-            ordered = [crcs[placed.shard] for placed in layout.shards]
-            digest = writer.stage(build_contents(plan.save, self._leaves, layout, ordered))
-            writer.publish()
-        self._tier.keep_only(plan.save, digest)
-        return sum(placed.nbytes for placed in layout.shards)
+    def _no_room(self) -> RamdiskFull:
+        return RamdiskFull("load", f"step {self._plan.step}", self._room.lack)
 
-    def _read(
-        self, reads: Sequence[StorageRead], offsets: Mapping[ShardId, int], file: SlotFile
-    ) -> dict[ShardId, int]:
-        """Read all into the slot's file; return the CRC32C of each shard. CorruptData."""
-        found = self._persistent.read_into(
-            self._plan.item,
-            self._part.arrays,
-            [(read.shard, offsets[read.shard]) for read in reads],
-            file,
-            complete=self._plan.complete,
-            progress=self._progress,
-        )
+    def _read(self, offsets: Mapping[ShardId, int], into: Mapped) -> dict[ShardId, int]:
+        """Read all into mapped memory; return the CRC32C of each shard. CorruptData."""
+        reads = self._part.reads
+        with writes_to(into) as sink:
+            found = self._persistent.read_into(
+                self._plan.item,
+                self._part.arrays,
+                [(read.shard, offsets[read.shard]) for read in reads],
+                sink,
+                complete=self._plan.complete,
+                progress=self._progress,
+            )
         crcs: dict[ShardId, int] = {}
         for read, actual in zip(reads, found, strict=True):
             _check_crc(self._plan, read.shard, read.crc32c, actual)
             crcs[read.shard] = actual
         return crcs
 
-    def _bring_documents(self) -> None:
+    def _documents(self) -> Iterator[tuple[int, bytes]]:
+        """Read each document; yield its owner and the bytes for RAM."""
         save, count = self._plan.save, self._plan.document_count
         for wanted in self._part.documents:
             payload: host_states.Payload = None
@@ -284,10 +355,7 @@ class StorageLoad:
                     )
                 payload, orbax = document.payload, document.orbax
             # Encoded anew: the step may have been saved under another run id.
-            data = host_states.encode(save, wanted.owner, count, payload, orbax=orbax)
-            self._room.publish_host_state(
-                save, wanted.owner, count, data, expendable=self._expendable
-            )
+            yield wanted.owner, host_states.encode(save, wanted.owner, count, payload, orbax=orbax)
 
 
 def _check_crc(plan: LoadPlan, shard: ShardId, expected: int | None, actual: int) -> None:

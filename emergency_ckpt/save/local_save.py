@@ -53,8 +53,8 @@ class LocalSave:
 class LocalSaves:
     """Carries out local saves, one at a time, in a background thread.
 
-    Keeps the rule that makes two slots enough: the newest save known to be complete everywhere,
-    and any whose outcome is in doubt, are never overwritten.
+    Keeps the rule that makes two slots enough for them: the newest save known to be complete
+    everywhere, and any whose outcome is in doubt, are never overwritten.
 
     Attributes:
       steps: those of which the RAM of all processes together keeps a copy, as set, and complete
@@ -221,8 +221,8 @@ class LocalSaves:
             [each[position] for position in range(len(shards))] for each in (crcs, counts)
         )
         if job.capture.is_wanted:
-            loan = writer.loan()
-            job.capture.hand_over(loan, job.leaves, job.layout, in_order, non_finite)
+            pin = writer.pin()
+            job.capture.hand_over(pin, job.leaves, job.layout, in_order, non_finite)
         by_shard = {p.shard: count for p, count in zip(shards, non_finite, strict=True)}
         self._finite.note(job.save.step, by_shard)
         return in_order, self._finite.is_on and not any(non_finite)

@@ -27,6 +27,7 @@ from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.ram.slot_choice import slots_for
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.save.finite import FiniteLeaves
 from emergency_ckpt.save.local_save import LocalSave, LocalSaves
@@ -269,6 +270,9 @@ class SaveWork:
     def _writes(self, placement: ProcessPlacement) -> bool:
         return self._parts.process[0] in placement.writers
 
+    def _pins_slots(self, placement: ProcessPlacement) -> bool:
+        return PERSISTENT in self._schedules and self._writes(placement)
+
     def _local(
         self, plan: _SnapshotPlan, flat: list[Any], request: SaveRequest, payload: Payload
     ) -> TierWork:
@@ -383,7 +387,10 @@ class SaveWork:
         if LOCAL not in self._schedules:
             return
         tier, size_bytes = self._parts.tier, placement.layout.size_bytes
-        tier.expect_documents(host_state_bytes * (1 + len(placement.buddies)))
+        documents = host_state_bytes * (1 + len(placement.buddies))
+        places = [(placed.offset, placed.nbytes) for placed in placement.layout.shards]
+        pins = self._pins_slots(placement)
+        tier.plan_saves(documents, writes_storage=pins, places=places)
         if in_background:  # training waits for nothing that the first save does not need yet
             tier.check_reservable(size_bytes)
             tier.prefault_in_background(size_bytes)
@@ -395,7 +402,8 @@ class SaveWork:
         """Fields of ``start.ready``. ``ram_bytes``: of the slots that this process reserves."""
         config, topology = self._parts.config, placement.topology
         plans = {name: schedule.plan for name, schedule in self._schedules.items()}
-        slots = config.local_keep_last_n + 1 if LOCAL in plans else 0
+        pins = self._pins_slots(placement)
+        slots = slots_for(config.local_keep_last_n, writes_storage=pins) if LOCAL in plans else 0
         return {
             "processes": topology.process_count,
             "slices": len(topology.slices),

@@ -18,7 +18,7 @@ A snapshot:
    or for storage an area that is used again (``save.persistent.capture``). The background
    thread copies arrived bytes with CRC and starts the transfers that then have room.
 5. A step that is due in both tiers is captured once (``SlotCapture``): the local save reads the
-   snapshot and lends its slot (``lending``) to the persistent save, which reads what no slot has.
+   snapshot and pins its slot (``pins``) for the persistent save, which reads what no slot has.
 
 Guaranteed: when ``save`` returns, the state may be donated. ``jax.transfer_guard`` refuses none of
 these transfers: the user has asked for them.
@@ -35,7 +35,7 @@ these transfers: the user has asked for them.
 A failed transfer fails the save. Transfers that JAX makes itself (types of less than a byte; no
 pinned memory) are read before training continues, because a donated array cannot be read any more.
 
-Memory on loan is written again when its reader says that it has ended, or when no view of it is
+Pinned memory is written again when its reader says that it has ended, or when no view of it is
 alive: a write to storage that was given up may still read.
 
 Not guaranteed: a staging limit when the background thread waits for others.

@@ -1,11 +1,15 @@
-"""Host to device: a restored state from host bytes, without a copy where JAX allows it."""
+"""Host to device: a restored state from host bytes.
+
+The link sends the bytes from where they are to accelerators. Nothing that comes back keeps them: on
+CPU, and for a target in host memory, the link copies.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import msgspec
@@ -15,13 +19,13 @@ from jax.experimental.layout import Format, Layout
 
 from emergency_ckpt.core.boxes import whole
 from emergency_ckpt.state.dtypes import dtype_named
+from emergency_ckpt.state.link import find_link
 from emergency_ckpt.state.tree import (
     Device,
     Leaf,
     LeafKind,
     PyTree,
     StateTree,
-    box_at,
     boxes_by_device,
 )
 from emergency_ckpt.types import Box, ShardId
@@ -30,6 +34,8 @@ _MATRIX = 2
 """Dimensions from which on arrays have more than one layout."""
 
 BytesOf = Callable[[ShardId], npt.NDArray[np.uint8]]
+Write = Callable[[Sequence[npt.NDArray[Any]], Sequence[jax.sharding.Sharding]], Sequence[jax.Array]]
+"""As ``Link.write``."""
 
 
 def materialize(
@@ -38,35 +44,42 @@ def materialize(
     bytes_of: BytesOf,
     arrivals: Iterable[Sequence[ShardId]] = (),
     stored_dtype: Callable[[str], str] | None = None,
+    write: Write | None = None,
 ) -> PyTree:
     """Return the state that ``tree`` describes, with each shard's bytes from ``bytes_of``.
 
-    Not collective. Blocks for the arrivals, and until the transfers to the devices have begun.
+    Not collective. Blocks for the arrivals, and until the transfers to the devices have ended, also
+    when it raises: the memory that ``bytes_of`` returns may then be written.
 
     Args:
       like: gives the type of host leaves, and the layout of arrays on their devices.
-      bytes_of: returns read-only uint8 arrays that must not change while the result lives: on CPU
-        64-byte aligned memory becomes the array's own buffer.
+      bytes_of: returns uint8 arrays [nbytes]; called once for each shard of a device, by this
+        thread.
       arrivals: shards available from ``bytes_of``, as they come; a leaf's transfer begins with its
-        last shard. The others must be available when these are over, and are transferred then.
+        last shard, and in one call with those of all leaves whose last shards came with it. The
+        others must be available when these are over, and are transferred then.
       stored_dtype: returns the stored dtype of the Python number with this path; called when the
         arrivals are over. None: that of ``tree``.
+      write: ``write`` of the link to the devices; None: of the link of this process.
     """
     flat = jax.tree_util.tree_leaves(like)
-    placing = _Placing(tree, flat, bytes_of)
-    for shards in arrivals:
-        with _as_they_are():
-            placing.place(shards)
+    placing = _Placing(tree, flat, bytes_of, write or find_link().write)
     values: dict[str, object] = {}
-    for leaf in tree.leaves:
-        if leaf.sharding is None:
-            stored = leaf
-            if leaf.number and stored_dtype is not None:
-                dtype = stored_dtype(leaf.spec.path)
-                stored = replace(leaf, spec=msgspec.structs.replace(leaf.spec, dtype=dtype))
-            values[leaf.spec.path] = _host_value(stored, flat[leaf.position], bytes_of)
-    with _as_they_are():
-        values.update(placing.finish())
+    try:
+        for shards in arrivals:
+            with _as_they_are():
+                placing.place(shards)
+        for leaf in tree.leaves:
+            if leaf.sharding is None:
+                stored = leaf
+                if leaf.number and stored_dtype is not None:
+                    dtype = stored_dtype(leaf.spec.path)
+                    stored = replace(leaf, spec=msgspec.structs.replace(leaf.spec, dtype=dtype))
+                values[leaf.spec.path] = _host_value(stored, flat[leaf.position], bytes_of)
+        with _as_they_are():
+            values.update(placing.finish())
+    finally:
+        placing.wait()
     return tree.unflatten(values)
 
 
@@ -103,12 +116,16 @@ def _as_they_are() -> Generator[None]:
 class _Placing:
     """The arrays of a state on this process's devices, leaf by leaf."""
 
-    def __init__(self, tree: StateTree, like: Sequence[object], bytes_of: BytesOf) -> None:
+    def __init__(
+        self, tree: StateTree, like: Sequence[object], bytes_of: BytesOf, write: Write
+    ) -> None:
         self._like = like
+        self._write = write
         self._bytes_of = bytes_of
         self._leaves: dict[str, Leaf] = {}
         self._missing: dict[str, set[Box]] = {}
-        self._made: dict[str, object] = {}
+        self._made: dict[str, Any] = {}
+        self._begun: list[jax.Array] = []
         for leaf in tree.leaves:
             if leaf.sharding is not None:
                 path = leaf.spec.path
@@ -119,41 +136,69 @@ class _Placing:
 
     def place(self, shards: Iterable[ShardId]) -> None:
         """Make the arrays whose last shards these are."""
+        whole_leaves: list[str] = []
         for shard in shards:
             missing = self._missing.get(shard.leaf)
             if missing is None or shard.box not in missing:
                 continue
             missing.discard(shard.box)
             if not missing:
-                self._make(shard.leaf)
+                whole_leaves.append(shard.leaf)
+        self._make(whole_leaves)
 
     def finish(self) -> dict[str, object]:
         """Make the remaining arrays; return all by path."""
-        for path in list(self._missing):
-            self._make(path)
+        self._make(list(self._missing))
         return self._made
 
-    def _make(self, path: str) -> None:
-        del self._missing[path]
-        leaf = self._leaves[path]
-        array = _array_of(leaf, self._bytes_of)
-        if leaf.kind is LeafKind.KEYS:
-            array = jax.random.wrap_key_data(array, impl=leaf.spec.key_impl)
-        self._made[path] = _in_layout_of(self._like[leaf.position], array)
+    def wait(self) -> None:
+        """Wait for the transfers that have begun."""
+        jax.block_until_ready(self._begun)
+
+    def _make(self, paths: Sequence[str]) -> None:
+        """Make the arrays of these leaves, with the transfers of all in one call."""
+        places: list[_Place] = []
+        for path in paths:
+            del self._missing[path]
+            leaf = self._leaves[path]
+            views: dict[Box, npt.NDArray[Any]] = {}
+            for device, box in boxes_by_device(leaf).items():
+                if _is_mine(device):
+                    if box not in views:
+                        views[box] = _typed(leaf, ShardId(path, box), self._bytes_of)
+                    places.append(_Place(path, _sharding_on(leaf, device), views[box]))
+        arrays: Sequence[jax.Array] = ()
+        if places:
+            arrays = self._write([each.view for each in places], [each.target for each in places])
+            self._begun += arrays
+        parts: dict[str, list[jax.Array]] = {path: [] for path in paths}
+        for place, array in zip(places, arrays, strict=True):
+            parts[place.path].append(array)
+        for path, on_devices in parts.items():
+            leaf = self._leaves[path]
+            assert leaf.sharding is not None, "host values are not placed"
+            # Of what it has no shard here JAX cannot tell the type; else the look-up takes longer.
+            dtype = None if on_devices else dtype_named(leaf.spec.dtype)
+            array = jax.make_array_from_single_device_arrays(
+                leaf.spec.global_shape, leaf.sharding, on_devices, dtype=dtype
+            )
+            if leaf.kind is LeafKind.KEYS:
+                array = jax.random.wrap_key_data(array, impl=leaf.spec.key_impl)
+            self._made[path] = _in_layout_of(self._like[leaf.position], array)
 
 
-def _array_of(leaf: Leaf, bytes_of: BytesOf) -> jax.Array:
-    """Return the leaf's array: in one call for all devices, and so without an array for each."""
-    shape, path = leaf.spec.global_shape, leaf.spec.path
+class _Place(NamedTuple):
+    """The place of a shard on one device."""
 
-    def shard_at(index: tuple[slice, ...] | None) -> npt.NDArray[Any]:
-        assert index is not None
-        return _typed(leaf, ShardId(path, box_at(index, shape)), bytes_of)
+    path: str
+    target: jax.sharding.Sharding
+    view: npt.NDArray[Any]
 
+
+def _sharding_on(leaf: Leaf, device: Any) -> jax.sharding.Sharding:
+    """Return the placement on ``device`` alone, in the memory where the leaf is."""
     assert leaf.sharding is not None, "host values are not placed"
-    # Of what it has no shard here it cannot tell the type; else looking it up takes longer.
-    dtype = None if leaf.sharding.addressable_devices else dtype_named(leaf.spec.dtype)
-    return jax.make_array_from_callback(shape, leaf.sharding, shard_at, dtype=dtype)
+    return jax.sharding.SingleDeviceSharding(device, memory_kind=leaf.sharding.memory_kind)
 
 
 def _is_mine(device: Device) -> bool:

@@ -267,8 +267,8 @@ class PlacementCosts:
     """Costs of one placement, for the host with the highest.
 
     Attributes:
-      stored_bytes: of one save; the RAM tier has room for ``SLOTS`` of them. One more is of use:
-        for arrays that a restore lends, and for saves to storage. Without it these copy.
+      stored_bytes: of one save; the RAM tier has room for ``SLOTS`` of them, and for one more where
+        the host writes to storage.
       ram_bytes: RAM that the slots take, and the host states of as many saves.
       stall_s: time that the training thread waits for the transfer of the stored shards.
       publish_s: until the save is in the ramdisk, the stall included.

@@ -99,7 +99,7 @@ class ReadOnlyRamdisk:
 
     @contextmanager
     def mapping_for(self, digest: str) -> Generator[tuple[Mapping, Contents]]:
-        """Lend the slot's bytes. A trainer that starts may write to them: compare the CRCs.
+        """Give the slot's bytes. A trainer that starts may write to them: compare the CRCs.
 
         NotHeld when they are not published, or the slot is gone or too short.
         """

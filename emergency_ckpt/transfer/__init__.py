@@ -21,12 +21,10 @@ holder, which the restore decides.
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.pool import UnprovedPeer
 from emergency_ckpt.transfer.server import TransferServer
-from emergency_ckpt.transfer.source import FileTarget, Holdings, PartlyMade, ShardTarget
+from emergency_ckpt.transfer.source import Holdings, ShardTarget
 
 __all__ = [
-    "FileTarget",
     "Holdings",
-    "PartlyMade",
     "ShardTarget",
     "TransferClient",
     "TransferServer",

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_INVENTORY_BYTES, MAX_MANIFEST_BYTES
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import HostStateTooLarge, ProtocolViolation
@@ -16,7 +17,7 @@ from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.fetch import Fetch
 from emergency_ckpt.transfer.pool import ConnectionPool
 from emergency_ckpt.transfer.security import handshake
-from emergency_ckpt.transfer.source import ShardTarget, Target
+from emergency_ckpt.transfer.source import ShardTarget
 from emergency_ckpt.transfer.stream import Stream, constant_timeout
 from emergency_ckpt.types import SaveId
 
@@ -81,7 +82,7 @@ class TransferClient:
         address: str,
         digest: str,
         wanted: Sequence[ShardTarget],
-        into: Target,
+        into: Mapping,
         deadline_s: float,
         on_shard: Callable[[int, int], None] | None = None,
         on_bytes: Callable[[int], None] | None = None,

@@ -11,12 +11,13 @@ from typing import NamedTuple
 from absl import logging
 
 from emergency_ckpt import _native
+from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.limits import MAX_RANGES
 from emergency_ckpt.errors import CheckpointError, ProtocolViolation, TransferError
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.pool import ConnectionPool, NotConnected
 from emergency_ckpt.transfer.security import handshake
-from emergency_ckpt.transfer.source import ShardTarget, Target
+from emergency_ckpt.transfer.source import ShardTarget
 from emergency_ckpt.transfer.stream import Stream, timeout_until
 
 OPERATION = "fetch shards"
@@ -70,7 +71,7 @@ class Fetch:
         address: str,
         digest: str,
         wanted: Sequence[ShardTarget],
-        into: Target,
+        into: Mapping,
         *,
         streams: int,
         deadline_s: float,

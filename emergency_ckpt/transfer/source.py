@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -14,50 +13,17 @@ from emergency_ckpt.types import Contents, SaveId
 
 
 class ShardTarget(msgspec.Struct, frozen=True):
-    """A shard to fetch, and its place in the target.
+    """A shard to fetch, and its place in the memory that receives it.
 
     Attributes:
       shard: index into the ``shards`` of the contents that the fetch names.
       nbytes: length of the whole shard in bytes.
-      offset: position in bytes of its first byte in the target.
+      offset: position in bytes of its first byte in the memory that receives it.
     """
 
     shard: int
     nbytes: int
     offset: int
-
-
-class FileTarget(msgspec.Struct, frozen=True):
-    """An open file to fetch into, which may have holes; the caller owns and closes ``fd``.
-
-    It costs less than a mapping when the file's pages do not exist yet.
-    """
-
-    fd: int
-    size_bytes: int
-
-
-class PartlyMade(msgspec.Struct, frozen=True):
-    """A file to fetch into whose pages exist up to some place: mapped up to there, holes after it.
-
-    ``made``: a mapping of the file's beginning.
-    """
-
-    made: Mapping
-    file: FileTarget
-
-    @property
-    def size_bytes(self) -> int:
-        return self.file.size_bytes
-
-    def of(self, ranges: Sequence[tuple[int, int]]) -> Mapping | FileTarget:
-        """Return what receives the (offset, nbytes) ranges: the mapping where it has all."""
-        end = max((offset + nbytes for offset, nbytes in ranges), default=0)
-        return self.made if end <= self.made.size_bytes else self.file
-
-
-Target = Mapping | FileTarget | PartlyMade
-"""A writable mapping, or a file, or both, that receives the fetched bytes."""
 
 
 class Holdings(Protocol):
@@ -75,7 +41,7 @@ class Holdings(Protocol):
         ...
 
     def mapping_for(self, digest: str) -> AbstractContextManager[tuple[Mapping, Contents]]:
-        """Lend the bytes and their layout. The slot is not written meanwhile; NotHeld when gone."""
+        """Give the bytes and their layout. The slot is not written meanwhile; NotHeld when gone."""
         ...
 
     def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:

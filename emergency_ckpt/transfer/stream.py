@@ -30,7 +30,6 @@ from emergency_ckpt.transfer.security.sealing import (
     receive_sealed,
     send_sealed,
 )
-from emergency_ckpt.transfer.source import PartlyMade, Target
 
 T = TypeVar("T")
 Timeout = Callable[[], float]
@@ -165,7 +164,7 @@ class Stream:
 
     def receive_ranges(
         self,
-        into: Target,
+        into: Mapping,
         ranges: Sequence[tuple[int, int]],
         timeout: Timeout,
         on_bytes: Callable[[int], None],
@@ -178,8 +177,7 @@ class Stream:
         crcs = [0] * len(ranges)
         for piece in pieces(ranges, PIECE_BYTES):
             batch = [(offset, nbytes) for _, offset, nbytes in piece]
-            target = into.of(batch) if isinstance(into, PartlyMade) else into
-            parts = receive_sealed(self._socket.fileno(), self._receiving, target, batch, timeout())
+            parts = receive_sealed(self._socket.fileno(), self._receiving, into, batch, timeout())
             for (index, _, nbytes), crc in zip(piece, parts, strict=True):
                 crcs[index] = _native.crc32c_combine(crcs[index], crc, nbytes)
             on_bytes(sum(nbytes for _, nbytes in batch))

@@ -1,4 +1,4 @@
-"""A process that reads memory lent to JAX while somebody cuts the slot's file.
+"""A process that reads a slot while somebody cuts the slot's file.
 
 Run as ``python cut_program.py <ramdisk> <faulthandler: no, before, after>``. It prints the slot's
 path, waits for a line, and reads.
@@ -21,7 +21,8 @@ def main() -> None:
     tier.reserve(LAYOUT.size_bytes)
     if when == "after":
         faulthandler.enable()
-    view = tier.lend(complete_save(tier, 1), W_SHARD)
+    reading = tier.reading(complete_save(tier, 1))
+    view = reading.__enter__()(W_SHARD)
     if when == "after":
         complete_save(tier, 2)
         tier.reserve(4 * LAYOUT.size_bytes)  # maps anew

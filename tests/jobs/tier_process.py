@@ -25,14 +25,15 @@ def die_before_publishing(tier: LocalTier) -> None:
 
 
 def leave_everything_open(ramdisk: Path) -> None:
-    """End with pages being touched, a lent view in a cycle, and a writer at work."""
+    """End with pages being touched, a pinned view in a cycle, and a writer at work."""
     tier = open_tier(ramdisk)
     tier.reserve(64 << 20)
     tier.prefault_in_background()
     writer = tier.begin_write(save_id(1), LAYOUT.size_bytes)
-    digest = writer.stage(fill(writer, save_id(1)))
+    writer.stage(fill(writer, save_id(1)))
+    pin = writer.pin()
     writer.publish()
-    cycle: list[object] = [tier, tier.lend(digest, 3), tier.begin_write(save_id(2), 0)]
+    cycle: list[object] = [tier, pin.view(0, 64), tier.begin_write(save_id(2), 0)]
     cycle.append(cycle)
 
 

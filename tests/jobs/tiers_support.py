@@ -14,6 +14,7 @@ from emergency_ckpt.ram import LocalTier, OtherRuns, build_contents
 from emergency_ckpt.ram.slot_choice import SLOTS_AT_REST
 from emergency_ckpt.ram.tier import SlotWriter
 from emergency_ckpt.state import host_state
+from emergency_ckpt.state.pins import Pin
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardId, Writer
 
 RUN_ID = "run-7"
@@ -171,8 +172,25 @@ def assert_whole(tier: LocalTier, digest: str, step: int) -> None:
     """Every byte of a save is as it was written."""
     everything = range(len(LAYOUT.shards))
     assert tier.verify(digest, everything) == []
-    found = [tier.lend(digest, shard).tobytes() for shard in everything]
-    assert found == shard_bytes(step)
+    with tier.reading(digest) as view:
+        assert [view(shard).tobytes() for shard in everything] == shard_bytes(step)
+
+
+def shard_here(tier: LocalTier, digest: str, shard: int) -> bytes:
+    """Return the bytes of a shard, of a copy that is not known to be damaged."""
+    with tier.reading(digest) as view:
+        return view(shard).tobytes()
+
+
+def pinned_save(tier: LocalTier, step: int) -> tuple[str, Pin]:
+    """Publish a save, and pin its slot as for storage; note the save as complete."""
+    save = save_id(step)
+    with tier.begin_write(save, LAYOUT.size_bytes) as writer:
+        digest = writer.stage(fill(writer, save))
+        pin = writer.pin()
+        writer.publish()
+    tier.note_complete(save)
+    return digest, pin
 
 
 def slot_files(tier: LocalTier) -> set[str]:

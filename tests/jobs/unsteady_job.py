@@ -134,7 +134,7 @@ def small_ramdisk(world: JobProcess) -> Any:
         wanted = small_state(10, mesh)["w"].addressable_shards[0].data
         same = np.array_equal(state["w"].addressable_shards[0].data, wanted)
         del state
-        gc.collect()  # what is lent is given back
+        gc.collect()
         for later in range(11, 21):
             ckpt.save(step=later, state=small_state(later, mesh))
         finish(ckpt)

@@ -112,11 +112,12 @@ def test_orphans_are_offered_until_they_are_released(ramdisk: Path) -> None:
     assert [held.owner for held in tier.held()[1]] == [1]
     assert tier.host_state_bytes(save_id(2), 1, 4) == b_document()
     assert_whole(tier, digests[1], 2)
-    view = tier.lend(digests[1], W_SHARD)
-    tier.release_orphans()
-    assert held_steps(tier) == [1]
-    assert names(ramdisk) == ["process_00000"]
-    assert view.tobytes() == shard_bytes(2)[W_SHARD]
+    with tier.reading(digests[1]) as view:
+        data = view(W_SHARD)
+        tier.release_orphans()
+        assert held_steps(tier) == [1]
+        assert names(ramdisk) == ["process_00000"]
+        assert data.tobytes() == shard_bytes(2)[W_SHARD]
 
 
 def b_document() -> bytes:

@@ -16,7 +16,7 @@ LINE = "emergency_ckpt: SIGBUS in a mapped slot of the ramdisk: its file was mad
 
 
 @pytest.mark.parametrize("faulthandler", ["no", "before", "after"])
-def test_read_of_lent_memory_after_a_cut_says_why(ramdisk: Path, faulthandler: str) -> None:
+def test_read_of_a_slot_after_a_cut_says_why(ramdisk: Path, faulthandler: str) -> None:
     child = subprocess.Popen(
         [sys.executable, str(PROGRAM), str(ramdisk), faulthandler],
         stdin=subprocess.PIPE,

@@ -9,9 +9,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-import resource
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,16 +24,15 @@ from tiers_support import (
     close_tiers,
     complete_save,
     document,
-    fill,
     held_steps,
     make_old,
     open_tier,
+    pinned_save,
     save_id,
     shard_bytes,
     write_save,
 )
 
-from emergency_ckpt._native import receive_to_file
 from emergency_ckpt.errors import LocalTierError, MemoryLimitReached, RamdiskFull
 from emergency_ckpt.files import local_error
 
@@ -136,13 +133,12 @@ def test_slot_more_that_does_not_fit_fails_the_save_only(small: Ramdisk) -> None
         size = LAYOUT.size_bytes
     tier.reserve(size)
     digest = complete_save(tier, 1)
-    view = tier.lend(digest, W_SHARD)
-    complete_save(tier, 2)
-    if small.mounted:
-        with pytest.raises(RamdiskFull):
-            tier.begin_write(save_id(3), size)
-    assert view.tobytes() == shard_bytes(1)[W_SHARD]
-    del view
+    tier.plan_saves(0, writes_storage=True)
+    with tier.reading(digest):
+        complete_save(tier, 2)
+        if small.mounted:
+            with pytest.raises(RamdiskFull):
+                tier.begin_write(save_id(3), size)
     complete_save(tier, 3)
     assert held_steps(tier) == [2, 3]
 
@@ -183,84 +179,30 @@ def test_read_only_ramdisk_is_an_error(small: Ramdisk) -> None:
         open_tier(place)
 
 
-def test_received_bytes_without_room_are_an_error_and_no_signal(small: Ramdisk) -> None:
-    """What lets bytes come into a slot with holes."""
-    if not small.mounted:
-        pytest.skip("needs a tmpfs of its own, which this process may not mount")
-    near, far = socket.socketpair()
-    with near, far, open(small.path / "slot", "w+b") as file:
-        os.ftruncate(file.fileno(), 1 << 20)
-        small.fill()
-        near.sendall(b"x" * 4096)
-        with pytest.raises(OSError, match="write received bytes") as caught:
-            receive_to_file(far.fileno(), file.fileno(), [(0, 4096)], 5.0)
-        assert caught.value.errno == errno.ENOSPC
-
-
-def test_sparse_slot_is_wholly_reserved_once_it_is_published(small: Ramdisk) -> None:
+def test_slot_is_wholly_reserved_before_it_is_written(small: Ramdisk) -> None:
     tier = open_tier(small.path)
     size_bytes = 1 << 20
-    writer = tier.begin_write(save_id(1), size_bytes, sparse=True)
-    (slot,) = tier.path.glob("slot_?.bin")
-    assert slot.stat().st_blocks == 0
-    with writer.sparse_file() as file:
-        assert file is not None
-        assert os.fstat(file[0]).st_size == file[1] == size_bytes
-    digest = writer.stage(fill(writer, save_id(1)))
-    writer.publish()
-    assert slot.stat().st_blocks * 512 >= size_bytes
-    assert_whole(tier, digest, 1)
-    with tier.begin_write(save_id(2), size_bytes, sparse=True) as second:
-        second.copy([])
-        with second.sparse_file() as file:
-            assert file is None  # reserved by now: its mapping may be written
+    with tier.begin_write(save_id(1), size_bytes, restores=True):
+        (slot,) = tier.path.glob("slot_?.bin")
+        assert slot.stat().st_blocks * 512 >= size_bytes
 
 
-def test_sparse_slot_without_room_is_removed(small: Ramdisk) -> None:
+def test_writer_of_storage_without_room_for_its_third_slot(small: Ramdisk) -> None:
+    """Local saves use the two that there are, and storage gets a copy."""
     if not small.mounted:
         pytest.skip("needs a tmpfs of its own, which this process may not mount")
     tier = open_tier(small.path)
-    writer = tier.begin_write(save_id(1), small.free_bytes // 2, sparse=True)
-    small.fill()
-    with pytest.raises(RamdiskFull):
-        writer.copy([(shard_bytes(1)[W_SHARD], LAYOUT.shards[W_SHARD].offset)])
-    writer.abort()
-    assert not list(tier.path.glob("slot_*"))
-    (small.path / "filler").unlink()
-    assert_whole(tier, complete_save(tier, 2), 2)
-
-
-@pytest.mark.parametrize("has_room", [True, False])
-def test_slot_beside_lent_memory_is_made_where_there_is_room(
-    small: Ramdisk, has_room: bool
-) -> None:
-    """The lent slot holds no step, since its own was rolled back."""
-    tier = open_tier(small.path, slots=3)
-    view = tier.lend(complete_save(tier, 1), W_SHARD)
-    tier.invalidate_newer(save_id(0))
-    complete_save(tier, 4)
+    size = small.free_bytes // 5 * 2
+    tier.reserve(size)
+    tier.plan_saves(0, writes_storage=True)
+    tier.reserve(size)
+    for step in range(1, 4):
+        complete_save(tier, step)
+    assert held_steps(tier) == [2, 3]
+    _, pin = pinned_save(tier, 4)
+    assert not tier.may_stay_pinned()
+    pin.end()
     complete_save(tier, 5)
-    if not has_room:
-        small.fill()
-    write_save(tier, 6)
-    made = has_room or not small.mounted
-    assert held_steps(tier) == ([4, 5, 6] if made else [5, 6])
-    assert view.tobytes() == shard_bytes(1)[W_SHARD]
-
-
-def test_loan_to_storage_without_a_further_slot_ends(small: Ramdisk) -> None:
-    """Storage then copies the step; its save must not fail for a slot that only spares a copy."""
-    tier = open_tier(small.path, slots=2)
-    tier.reserve(LAYOUT.size_bytes)
-    view = tier.lend(complete_save(tier, 1), W_SHARD)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LAYOUT.size_bytes // 2, limits[1]))
-    try:
-        assert not tier.keeps_lent_for_storage()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert view.tobytes() == shard_bytes(1)[W_SHARD]
-    assert tier.keeps_lent_for_storage()
 
 
 def test_memory_limit_of_the_kernel_is_no_full_ramdisk() -> None:

@@ -67,7 +67,7 @@ def test_saves_in_doubt_leave_no_slot(tier: LocalTier) -> None:
     tier.protect([save_id(1), save_id(2)])
     with pytest.raises(SlotBusy, match="holds step 1, which must be kept"):
         tier.begin_write(save_id(3), LAYOUT.size_bytes)
-    with tier.begin_write(save_id(3), LAYOUT.size_bytes, allow_extra=True):
+    with tier.begin_write(save_id(3), LAYOUT.size_bytes, restores=True):
         assert held_steps(tier) == [1, 2]
     tier.protect([save_id(2)])
     tier.note_complete(save_id(2))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from other_processes import other_process
-from tiers_support import complete_save, held_steps, open_tier
+from tiers_support import held_steps, open_tier
 
 from emergency_ckpt.errors import LocalTierError
 from emergency_ckpt.ram import LocalTier, old_lives
@@ -71,19 +71,6 @@ def test_second_tier_in_one_process_is_an_error_at_once(ramdisk: Path) -> None:
         open_tier(ramdisk, start="second", wait_s=LONG_S)
     first.close()
     open_tier(ramdisk, start="second").close()
-
-
-def test_lent_memory_of_a_stopped_life_does_not_stop_the_next(ramdisk: Path) -> None:
-    first = open_tier(ramdisk, start="first")
-    view = first.lend(complete_save(first, 1), 3)
-    first.close()
-    second = open_tier(ramdisk, start="second")
-    assert second.path.name == "process_00000"
-    owner = claims.read_owner(os.open(second.path, os.O_RDONLY))
-    assert owner is not None
-    assert owner.start == "second"
-    second.close()
-    del view
 
 
 def test_holder_without_a_record_of_its_own_is_given_time(

@@ -91,10 +91,11 @@ def test_read_of_a_cut_slot_is_no_signal(tier: LocalTier) -> None:
         tier.verify(digest, [0])
 
 
-def test_lent_memory_survives_the_removal(tier: LocalTier) -> None:
-    view = tier.lend(complete_save(tier, 1), 3)
-    before = view.tobytes()
-    shutil.rmtree(tier.path)
-    for step in (2, 3, 4):
-        complete_save(tier, step)
-    assert view.tobytes() == before
+def test_memory_that_is_read_survives_the_removal(tier: LocalTier) -> None:
+    with tier.reading(complete_save(tier, 1)) as view:
+        data = view(3)
+        before = data.tobytes()
+        shutil.rmtree(tier.path)
+        for step in (2, 3, 4):
+            complete_save(tier, step)
+        assert data.tobytes() == before

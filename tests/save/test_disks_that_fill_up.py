@@ -51,7 +51,7 @@ def test_storage_full_between_arrays_costs_that_save_alone(
         world.restores(10, host=True, **settings)
 
 
-def test_ramdisk_full_between_chunks_sends_the_rest_by_memory(
+def test_ramdisk_full_between_chunks_sends_all_by_memory(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with world.open_both() as checkpointer:

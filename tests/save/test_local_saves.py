@@ -141,7 +141,7 @@ class Process:
 
 
 class LocalSavesMachine(RuleBasedStateMachine):
-    """Any order of saves, outcomes, late answers, lent memory and restarts."""
+    """Any order of saves, outcomes, late answers and restarts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,10 +152,8 @@ class LocalSavesMachine(RuleBasedStateMachine):
         self.complete: int | None = None
         self.doubtful: set[int] = set()
         self.refused: set[int] = set()
-        self.lent: list[np.ndarray] = []
 
     def teardown(self) -> None:
-        self.lent.clear()
         self.process.close()
         shutil.rmtree(self.ramdisk)
 
@@ -205,17 +203,6 @@ class LocalSavesMachine(RuleBasedStateMachine):
             outcome = "incomplete"
         self.vote.decided[save_id(step)] = outcome
 
-    @precondition(lambda self: self.complete is not None and len(self.lent) < 2)
-    @rule()
-    def arrays_use_the_complete_save(self) -> None:
-        self.lent.append(self.process.tier.lend(self.process.held()[self.complete or 0], 1))
-
-    @precondition(lambda self: self.lent)
-    @rule()
-    def arrays_are_dropped(self) -> None:
-        self.lent.clear()
-
-    @precondition(lambda self: not self.lent)
     @rule()
     def restart_and_restore(self) -> None:
         self.process.close()
@@ -237,7 +224,8 @@ class LocalSavesMachine(RuleBasedStateMachine):
         for step in {self.complete} | published:
             assert step in held, f"step {step} was overwritten; held: {sorted(held)}"
             assert self.process.tier.verify(held[step], range(2)) == []
-            assert self.process.tier.lend(held[step], 1).tobytes() == content(step).tobytes()
+            with self.process.tier.reading(held[step]) as view:
+                assert view(1).tobytes() == content(step).tobytes()
         document = self.process.tier.host_state_bytes(save_id(self.complete), 0, 1)
         assert document is not None
         assert host_state.value_of(host_state.decode(document).payload) == {"step": self.complete}

@@ -48,7 +48,7 @@ class LateVote(Vote):
 
 
 def refuse_slot(*_: Any, **__: Any) -> Any:
-    raise SlotBusy("begin write of", "step 1", "both slots are lent")
+    raise SlotBusy("begin write of", "step 1", "both slots are read")
 
 
 def refuse_copy(*_: Any, **__: Any) -> Any:
@@ -95,7 +95,7 @@ def test_training_goes_on_before_the_vote_ends(
     save = SaveId(1, "life", "run")
     saves.run(LocalSave(save, leaves, layout, SlotCapture(snapshot), host_state.capture(0), ()))
     assert vote.training_went_on == [True]
-    with pytest.raises(SaveFailed, match=r"both slots are lent|no space left"):
+    with pytest.raises(SaveFailed, match=r"both slots are read|no space left"):
         failures.raise_pending()
     snapshot.close()
     client.close()

@@ -143,6 +143,56 @@ def test_host_array_is_the_callers_own() -> None:
     back["x"][:] = 1
 
 
+@pytest.mark.parametrize("memory", [None, "pinned_host", "unpinned_host"])
+def test_memory_of_a_shard_may_be_written_again_afterwards(memory: str | None) -> None:
+    """On CPU JAX takes aligned memory for an array's own: a restore gives it a copy."""
+    sharding = jax.sharding.NamedSharding(mesh_of(2, 4), P("y"))
+    if memory is not None:
+        sharding = sharding.with_memory_kind(memory)
+    whole = np.arange(4096, dtype=np.float32).reshape(8, 512)
+    like = {"w": jax.device_put(whole, sharding), "host": np.arange(3)}
+    tree = describe(like, "restore")
+    slot = np.zeros(2 * whole.nbytes, np.uint8)
+    slot = slot[-slot.ctypes.data % 64 :]
+    taken = 0
+
+    def bytes_of(shard: ShardId) -> np.ndarray:
+        nonlocal taken
+        values = np.arange(3) if shard.leaf == "host" else whole[slice(*shard.box[0])]
+        data, offset = values.reshape(-1).view(np.uint8), taken
+        taken += -(-data.nbytes // 64) * 64
+        slot[offset : offset + data.nbytes] = data
+        view = slot[offset : offset + data.nbytes]
+        view.flags.writeable = False
+        return view
+
+    back = materialize(tree, like, bytes_of)
+    slot[:] = 255
+    assert_same(back, like)
+
+
+def test_small_leaves_go_to_the_devices_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {f"leaf {n}": sharded(np.arange(8) + n, mesh_of(4), "x") for n in range(50)}
+    tree = describe(state, "restore")
+    kept = {
+        ShardId(spec, ((2 * at, 2 * at + 2),)): np.asarray(array)[2 * at : 2 * at + 2].view(
+            np.uint8
+        )
+        for spec, array in state.items()
+        for at in range(4)
+    }
+    calls: list[int] = []
+    device_put = jax.device_put
+
+    def counted(values: Any, *args: Any, **settings: Any) -> Any:
+        calls.append(len(values))
+        return device_put(values, *args, **settings)
+
+    monkeypatch.setattr(jax, "device_put", counted)
+    assert_same(materialize(tree, state, kept.__getitem__, [tuple(kept)]), state)
+    assert calls == [200]
+
+
 @pytest.mark.parametrize("name", DTYPE_ITEM_BYTES)
 def test_each_dtype_that_is_stored_has_a_name_and_a_size(name: str) -> None:
     assert dtype_named(name).itemsize == DTYPE_ITEM_BYTES[name]

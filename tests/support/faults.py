@@ -19,7 +19,7 @@ from emergency_ckpt.cluster import membership
 from emergency_ckpt.core.boxes import split
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.extras.event_log import log_writer
-from emergency_ckpt.ram.slot_writer import SlotFile, SlotWriter
+from emergency_ckpt.ram.slot_writer import MappedSink, SlotWriter
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore import steps as step_catalog
 from emergency_ckpt.state import staging
@@ -180,7 +180,7 @@ def disk_fills_up_between_arrays(monkeypatch: pytest.MonkeyPatch, disk: Path) ->
 
 def disk_fills_up_between_chunks(monkeypatch: pytest.MonkeyPatch, disk: Path) -> Callable[[], None]:
     """Fill the disk once a chunk is in a slot; return the function that makes room."""
-    return _fill_after_first(monkeypatch, SlotFile, "write", disk)
+    return _fill_after_first(monkeypatch, MappedSink, "write", disk)
 
 
 def _fill_after_first(

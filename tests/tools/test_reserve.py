@@ -53,9 +53,7 @@ def test_reserved_slot_is_the_one_that_is_written(ramdisk: Path) -> None:
     assert slot_sizes(ramdisk)[RUN_ID][1] == SIZE_BYTES
     tier = open_tier(ramdisk)
     assert held_steps(tier) == []
-    with tier.begin_write(save_id(1), SIZE_BYTES, allow_extra=True, sparse=True) as writer:
-        with writer.sparse_file() as file:
-            assert file is None, "its pages are there"
+    with tier.begin_write(save_id(1), SIZE_BYTES, restores=True) as writer:
         digest = writer.stage(fill(writer, save_id(1)))
         writer.publish()
     assert_whole(tier, digest, 1)
@@ -63,21 +61,16 @@ def test_reserved_slot_is_the_one_that_is_written(ramdisk: Path) -> None:
     assert _inode(_slot(ramdisk)) == status.st_ino
 
 
-def test_half_made_slot_is_filled_by_what_is_received(ramdisk: Path) -> None:
-    """Its maker was stopped: what is missing comes as holes, as in a new slot."""
+def test_half_made_slot_is_made_whole_before_it_is_written(ramdisk: Path) -> None:
+    """Its maker was stopped."""
     assert _stop_after(2, ramdisk) == 2 * PIECE_BYTES
     inode = _inode(_slot(ramdisk))
     tier = open_tier(ramdisk)
-    writer = tier.begin_write(save_id(1), SIZE_BYTES, allow_extra=True, sparse=True)
-    with writer.sparse_file() as file:
-        assert file is not None
-        assert os.fstat(file[0]).st_blocks * 512 == 2 * PIECE_BYTES
-        assert writer.made is not None, "what has pages is received into them"
-        assert writer.made.size_bytes == 2 * PIECE_BYTES
-        assert file[1] == SIZE_BYTES
+    writer = tier.begin_write(save_id(1), SIZE_BYTES, restores=True)
+    assert writer.mapping.size_bytes == SIZE_BYTES
+    assert _slot(ramdisk).stat().st_blocks * 512 == SIZE_BYTES
     digest = writer.stage(fill(writer, save_id(1)))
     writer.publish()
-    assert _slot(ramdisk).stat().st_blocks * 512 == SIZE_BYTES, "reserved before it counts"
     assert_whole(tier, digest, 1)
     assert _inode(_slot(ramdisk)) == inode
 
@@ -133,17 +126,15 @@ def test_owner_that_comes_meanwhile_ends_the_maker(
     assert_whole(again, digest, 1)
 
 
-@pytest.mark.parametrize("sparse", [True, False])
 def test_maker_changes_no_byte_of_a_slot_that_has_grown(
-    ramdisk: Path, monkeypatch: pytest.MonkeyPatch, *, sparse: bool
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its owner has made the slot longer and filled it before the maker's write of a moment ago."""
     maker = _HeldMaker(ramdisk, monkeypatch)
     tier = open_tier(ramdisk)
-    writer = tier.begin_write(save_id(1), SIZE_BYTES, allow_extra=True, sparse=sparse)
-    with writer.file() as file:
-        data = np.random.default_rng(1).integers(1, 256, SIZE_BYTES, np.uint8)
-        file.write(memoryview(data), 0)
+    writer = tier.begin_write(save_id(1), SIZE_BYTES, restores=True)
+    data = np.random.default_rng(1).integers(1, 256, SIZE_BYTES, np.uint8)
+    writer.copy([(data, 0)])
     maker.finish()
     found = np.frombuffer(_slot(ramdisk).read_bytes()[:SIZE_BYTES], np.uint8)
     assert np.array_equal(found, data)

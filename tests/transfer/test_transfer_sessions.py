@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -17,7 +16,6 @@ from transfer_support import (
     SECRET,
     admit,
     connect,
-    fetch_all,
     log_in,
     peer_that,
     quick_client,
@@ -28,11 +26,8 @@ from transfer_support import (
     send_frame,
 )
 
-from emergency_ckpt import _native
 from emergency_ckpt.errors import AuthenticationFailed, TransferError
 from emergency_ckpt.transfer import (
-    FileTarget,
-    PartlyMade,
     ShardTarget,
     TransferServer,
     UnprovedPeer,
@@ -289,30 +284,6 @@ def test_holder_another_than_asked_for_is_refused(holdings: MemoryHoldings) -> N
         with pytest.raises(UnprovedPeer, match="another server has that address"):
             client.inventory(gone)
         assert client.inventory(second.contact) == client.inventory(second.address)
-
-
-@pytest.mark.parametrize("made_bytes", [0, 1, 9 * MIB])
-def test_shards_of_every_size_arrive_in_a_file(holdings: MemoryHoldings, made_bytes: int) -> None:
-    """Also in one whose first pages exist."""
-    shards = random_shards(0, 1, 15, 16, 4 * MIB, 4 * MIB - 1, 4 * MIB + 1, 9 * MIB, *([7] * 1500))
-    digest = holdings.add(SAVE, shards)
-    with (
-        server_of(holdings) as server,
-        quick_client() as client,
-        tempfile.TemporaryFile() as file,
-    ):
-        _, crcs, contents = fetch_all(client, server.contact, digest)
-        targets = [ShardTarget(i, s.nbytes, s.offset) for i, s in enumerate(contents.shards)]
-        size = max(t.offset + t.nbytes for t in targets)
-        into = FileTarget(file.fileno(), size)
-        if made_bytes:
-            file.truncate(made_bytes)
-            made = _native.Mapping(file.fileno(), made_bytes, writable=True)
-            into = PartlyMade(made, into)
-        assert client.fetch_shards(server.contact, digest, targets, into, 60) == crcs
-        for target, shard in zip(targets, shards, strict=True):
-            file.seek(target.offset)
-            assert file.read(target.nbytes) == shard
 
 
 def test_request_sealed_for_another_connection_is_refused(

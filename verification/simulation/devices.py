@@ -1,7 +1,7 @@
 """JAX's devices and arrays as the simulated processes see them, over numpy memory.
 
 Each process has one device. A leaf is split over the hosts of a slice or held whole by each. On
-these devices memory given to an array is its buffer, as on CPU, so a slot is lent.
+these devices memory given to an array is its buffer, as on CPU.
 """
 
 from __future__ import annotations

@@ -160,12 +160,12 @@ def published_before_the_bytes() -> None:
         flat = [np.ascontiguousarray(views[n]).reshape(-1).view(np.uint8) for n in sorted(views)]
         crcs = [native.crc32c(each.tobytes()) for each in flat]
         digest = writer.stage(module.build_contents(job.save, job.leaves, job.layout, crcs))
-        loan = writer.loan()
+        pin = writer.pin()
         writer.publish()
         for each, place in zip(flat, job.layout.shards, strict=True):
             module.time.sleep(0.001)
             native.copy_crc32c(writer._slot.mapping, [(each, place.offset)], 1)
-        job.capture.hand_over(loan, job.leaves, job.layout, crcs)
+        job.capture.hand_over(pin, job.leaves, job.layout, crcs)
         self._publish_host_state(job)
         return module.Ballot(bytes.fromhex(digest), module.layout_digest(job.layout))
 
@@ -287,7 +287,7 @@ def writers_do_not_wait() -> None:
     _module("save.persistent.rounds").WriterMeetings.meet = lambda self, *args: None
 
 
-@_mutant("tests/ram/test_lent_and_read_slots.py", simulated=False)
+@_mutant("tests/ram/test_read_and_pinned_slots.py", simulated=False)
 def mended_copy_beside_the_damaged() -> None:
     """Known: a slot with a damaged shard stayed published beside the slot that replaced it."""
     _module("ram.process_directory").ProcessDirectory.drop_twins = lambda self, of: None
@@ -314,7 +314,7 @@ def quarantine_kept_for_ever() -> None:
     _replace_everywhere("restore.storage_load", "loaded_copies", lambda plan, found: set())
 
 
-@_mutant("tests/ram/test_lent_and_read_slots.py", simulated=False)
+@_mutant("tests/ram/test_read_and_pinned_slots.py", simulated=False)
 def quarantine_kept_by_the_slot() -> None:
     """Known: a slot that is written anew keeps the marks of its former damage."""
     _edit("ram.slots", "Slot.unpublish", "self.bad_shards.clear()", "pass")
@@ -325,6 +325,12 @@ def copied_crc_not_compared() -> None:
     """P5: own shards that go into a fresh slot may change on the way."""
     name = "ShardCollection._copy_own"
     _edit("restore.shards", name, "if crc != entry.crc32c:", "if False:")
+
+
+@_mutant("tests/state/test_materialize.py", simulated=False)
+def restored_arrays_are_the_slot() -> None:
+    """P1: on CPU an array that is restored takes the memory of the slot, which a save writes."""
+    _module("state.link")._private_copy = lambda view: view
 
 
 @_mutant("tests/restore/test_host_state_sources.py", simulated=False)

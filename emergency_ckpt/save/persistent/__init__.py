@@ -6,8 +6,8 @@ One save:
    of all slices, each with its part of every leaf.
 2. Every other process sends its host state to its ``host_state_writer`` in the primary slice, or
    the reason why it cannot.
-3. Each writer has its shards in host memory (``capture``): on loan from the slot of the local save
-   of the step, else copied at once into an area that is used again by the next save.
+3. Each writer has its shards in host memory (``capture``): in the slot of the local save of the
+   step, which it pins, else copied at once into an area that is used again by the next save.
 4. The writers write host states, then tensors (Orbax commits), then checksums, then
    ``marker.json``. Each stage is a round (``cluster.round``) that the first writer leads: it alone
    reads the reports, and answers all with the first failure or none. A writer asks the
@@ -19,9 +19,10 @@ Guaranteed: a step with a marker is complete; what is written is an ordinary Orb
 Not guaranteed: that a step without a marker is absent. A step that has no host-state directory at
 all was written by plain Orbax and counts as tensors only.
 
-The marker has the CRC32C of that capture. Storage may hang for hours: a slot stays on loan only
-while the local tier has as many others as it needs (``slot_choice.choose_storage_source``), a write
-that was given up keeps its memory until no view of it is alive, and a third such memory is refused.
+The marker has the CRC32C of that capture. Storage may hang for hours: a slot stays pinned only
+while the local tier has as many others as it needs (``LocalTier.may_stay_pinned``). A write that
+was given up keeps its memory until no view of it is alive: one slot at most, and the area; until
+then a save that needs more fails.
 
 Arrays over the writers' devices are made from the snapshot's host memory, so Orbax sees ordinary
 arrays, without replicas where a leaf can be divided, and writes one layout for any number of

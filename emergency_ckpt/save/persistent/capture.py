@@ -14,7 +14,7 @@ from emergency_ckpt import _native
 from emergency_ckpt.background import copy_threads
 from emergency_ckpt.core.shard_layout import Layout
 from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.state.lending import LentCount, Loan
+from emergency_ckpt.state.pins import Pin, Pins
 from emergency_ckpt.state.staging import Batch, HostShard, Memory, Snapshot, flat_bytes
 from emergency_ckpt.types import LeafSpec, ShardId
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class SlotCapture:
     """The snapshot that the local save of a step reads, once for both tiers.
 
-    The local save lends its slot to the persistent save, where that wants the bytes. When it
+    The local save pins its slot for the persistent save, where that wants the bytes. When it
     leaves without having read (no slot is free, RAM has the step already, the save is dropped), the
     persistent save reads the snapshot itself. Each side ends its interest; then the snapshot is
     closed.
@@ -41,7 +41,7 @@ class SlotCapture:
         self._settled = threading.Event()
         self._is_wanted = is_wanted
         self._is_read = False
-        self._copied: tuple[Loan, dict[ShardId, HostShard]] | None = None
+        self._copied: tuple[Pin, dict[ShardId, HostShard]] | None = None
 
     # The local save.
 
@@ -57,28 +57,28 @@ class SlotCapture:
 
     def hand_over(
         self,
-        loan: Loan,
+        pin: Pin,
         leaves: Sequence[LeafSpec],
         layout: Layout,
         crcs: Sequence[int],
         counts: Sequence[int] = (),
     ) -> None:
-        """Give the bytes in the slot on ``loan`` to the persistent save, if it still wants them.
+        """Give the bytes in the slot under ``pin`` to the persistent save, if it still wants them.
 
         ``counts``: how many values of each shard are not finite; none where nobody counts them.
         """
         specs = {leaf.path: leaf for leaf in leaves}
         with self._lock:
             if not self._is_wanted:
-                loan.end()
+                pin.end()
                 return
             copied: dict[ShardId, HostShard] = {}
             found = zip(layout.shards, crcs, counts or [0] * len(crcs), strict=True)
             for placed, crc, count in found:
-                shard, memory = placed.shard, loan.view(placed.offset, placed.nbytes)
+                shard, memory = placed.shard, pin.view(placed.offset, placed.nbytes)
                 spec = specs[shard.leaf]
                 copied[shard] = HostShard.of_bytes(memory, spec, shard.box, crc, count)
-            self._copied = loan, copied
+            self._copied = pin, copied
         self._settled.set()
 
     def close(self) -> None:
@@ -90,10 +90,10 @@ class SlotCapture:
 
     # The persistent save.
 
-    def take(self, timeout_s: float) -> tuple[Loan, dict[ShardId, HostShard]] | None:
-        """Return the loan of the slot and the shards in it; None when the snapshot is unread.
+    def take(self, timeout_s: float) -> tuple[Pin, dict[ShardId, HostShard]] | None:
+        """Return the pin of the slot and the shards in it; None when the snapshot is unread.
 
-        The caller ends the loan. Waits for the local save: SaveFailed when it began to read and
+        The caller ends the pin. Waits for the local save: SaveFailed when it began to read and
         failed, or takes longer.
         """
         if not self._settled.wait(timeout_s):
@@ -117,62 +117,43 @@ class SlotCapture:
             copied[0].end()
 
 
-_MOST_AREAS = 2
-"""One that is used, and one that a write which was given up may still read."""
-
-
 class ScratchArea:
     """Memory of one process outside of its ramdisk. Thread-safe.
 
     It grows to the largest save, and stays: new pages cost ten times the copy. Pages that no save
-    has written cost nothing. While a save that was given up is still read, the next one gets
-    another area, and a third is refused, so that a storage that hangs cannot take all memory.
+    has written cost nothing. While storage may still read it for a save that was given up, it is
+    refused to the next one, so that a storage that hangs cannot take all memory.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._current: tuple[_native.Mapping, LentCount] | None = None
-        self._given_up: list[LentCount] = []
+        self._mapping: _native.Mapping | None = None
+        self._pins = Pins()
 
-    def borrow(self, nbytes: int) -> tuple[_native.Mapping, Loan]:
-        """Lend an area of at least ``nbytes`` to one save, which alone writes to it.
-
-        It is free again at the end of the loan.
+    def borrow(self, nbytes: int) -> tuple[_native.Mapping, Pin]:
+        """Give at least ``nbytes`` to one save, which alone writes to them until the pin ends.
 
         Raises:
-          SaveFailed: earlier saves still use all areas, or the system has no memory.
+          SaveFailed: storage may still read it for an earlier save, or the system has no memory.
         """
         with self._lock:
-            if self._areas_lent() >= _MOST_AREAS:
+            if self._pins.count():
                 gc.collect()  # views of failed saves may be in cycles
-                if self._areas_lent() >= _MOST_AREAS:
-                    raise SaveFailed(
-                        "borrow",
-                        f"{nbytes} bytes of memory",
-                        "storage still reads the memory of earlier saves, which were given up",
-                        hint="find out why storage does not answer",
-                    )
-            if self._current is not None:
-                mapping, count = self._current
-                if count.alive() > 0:
-                    self._given_up.append(count)
-                    self._current = None
-                elif mapping.size_bytes < nbytes:
-                    self._current = None
-            if self._current is None:
-                self._current = (_new_memory(nbytes), LentCount())
-            mapping, count = self._current
-            return mapping, Loan(mapping, count.lease(mapping))
+            if self._pins.count():
+                raise SaveFailed(
+                    "borrow",
+                    f"{nbytes} bytes of memory",
+                    "storage still reads the memory of earlier saves, which were given up",
+                    hint="find out why storage does not answer",
+                )
+            if self._mapping is None or self._mapping.size_bytes < nbytes:
+                self._mapping = _new_memory(nbytes)
+            return self._mapping, self._pins.pin(self._mapping)
 
     def release(self) -> None:
         """Return the memory to the system once no view of it is alive."""
         with self._lock:
-            self._current = None
-
-    def _areas_lent(self) -> int:
-        self._given_up = [count for count in self._given_up if count.alive() > 0]
-        current = self._current is not None and self._current[1].alive() > 0
-        return len(self._given_up) + current
+            self._mapping = None
 
 
 def _new_memory(nbytes: int) -> _native.Mapping:
@@ -191,8 +172,9 @@ def _new_memory(nbytes: int) -> _native.Mapping:
 class StorageCapture:
     """The shards that one process writes in one persistent save. For the background thread.
 
-    1. What the local save of the step has in its slot is written from there: the slot is on loan.
-       Where the ramdisk has no room for the spare slot that this needs, it is copied first.
+    1. What the local save of the step has in its slot is written from there: the slot is pinned.
+       Where local saves would have too few slots meanwhile, since storage may still read another
+       for a save that was given up, or the ramdisk had no room for one, it is copied first.
     2. What no slot holds is copied into the scratch area at once, through the staging memory. On
        CPU too: XLA copies a donated state that is still read, into new memory, within the step.
     """
@@ -221,9 +203,9 @@ class StorageCapture:
         self._snapshot = snapshot
         self._shards = shards
         self._shared = shared
-        self._borrowed: tuple[_native.Mapping, Loan] | None = None
+        self._borrowed: tuple[_native.Mapping, Pin] | None = None
         self._captured: dict[ShardId, HostShard] = {}
-        self._loans: list[Loan] = []
+        self._pins: list[Pin] = []
         self._error: Exception | None = None
 
     def read(self) -> None:
@@ -258,9 +240,9 @@ class StorageCapture:
         if self._shared is not None:
             self._shared.release()
         if is_written:
-            for loan in self._loans:
-                loan.end()
-        self._captured, self._loans, self._borrowed, self._error = {}, [], None, None
+            for pin in self._pins:
+                pin.end()
+        self._captured, self._pins, self._borrowed, self._error = {}, [], None, None
 
     def _read(self) -> str:
         sources = [self._take(self._snapshot, self._shards)] if self._shards else []
@@ -268,10 +250,10 @@ class StorageCapture:
             copied = self._shared.take(self._parts.config.persistent_limits.patience_s)
             if copied is None:
                 sources.append(self._take(self._shared.snapshot, self._shared.shards))
-            elif self._parts.tier.keeps_lent_for_storage():
-                loan, shards = copied
+            elif self._parts.tier.may_stay_pinned():
+                pin, shards = copied
                 self._captured.update(shards)
-                self._loans.append(loan)
+                self._pins.append(pin)
                 sources.append("slot")
             else:
                 sources.append(self._copy_out(*copied))
@@ -282,26 +264,26 @@ class StorageCapture:
             self._copy([(shards[position], view) for position, view in batch])
         return "scratch"
 
-    def _copy_out(self, loan: Loan, copied: Mapping[ShardId, HostShard]) -> str:
+    def _copy_out(self, pin: Pin, copied: Mapping[ShardId, HostShard]) -> str:
         self._copy([(shard, each.view) for shard, each in copied.items()])
         for shard, each in copied.items():
             if self._captured[shard].crc32c != each.crc32c:
                 raise SaveFailed("copy", f"shard {shard}", "its slot was changed since its capture")
-        loan.end()
+        pin.end()
         return "scratch"
 
     def _copy(self, batch: Sequence[tuple[ShardId, Memory]]) -> None:
         """Copy shards to their places in the scratch area."""
         if self._borrowed is None:
             self._borrowed = self._scratch.borrow(self._size_bytes)
-            self._loans.append(self._borrowed[1])
-        (mapping, loan), places = self._borrowed, self._places
+            self._pins.append(self._borrowed[1])
+        (mapping, pin), places = self._borrowed, self._places
         copies = [(flat_bytes(view), places[shard].offset) for shard, view in batch]
         finite, shards = self._parts.finite, [shard for shard, _ in batch]
         patterns = finite.patterns(shards, self._specs)
         crcs, counts = _native.copy_and_count(mapping, copies, patterns, copy_threads())
         for shard, crc, count in zip(shards, crcs, counts, strict=True):
-            memory = loan.view(places[shard].offset, places[shard].nbytes)
+            memory = pin.view(places[shard].offset, places[shard].nbytes)
             spec = self._specs[shard.leaf]
             self._captured[shard] = HostShard.of_bytes(memory, spec, shard.box, crc, count)
         finite.note(self._step, dict(zip(shards, counts, strict=True)))

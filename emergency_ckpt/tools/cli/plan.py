@@ -16,8 +16,8 @@ _GB = 1e9
 
 
 _LEGEND = (
-    "RAM: two slots of a host, and the host states of two saves. Plan one slot more, for arrays",
-    "that a restore on CPU lends and for saves to storage; without it both copy.",
+    "RAM: two slots of a host, and the host states of two saves. Plan one slot more for hosts that",
+    "write to storage, which copies without it.",
     "stall: transfer to the host. in RAM: time until a save is complete.",
     "fetch: from peers, with nothing lost. slice lost: the same for the busiest host after a loss.",
     "k lost: the RAM tier survives k random hosts failing at once. All computed from the rates.",

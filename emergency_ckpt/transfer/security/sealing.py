@@ -22,7 +22,6 @@ from emergency_ckpt import _native
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.errors import AuthenticationFailed
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.source import FileTarget
 
 _KEY_BYTES = 32
 IV_BYTES = 12
@@ -145,7 +144,7 @@ def send_sealed(
 
 
 def receive_sealed(
-    fd: int, receiving: Direction, into: Mapping | FileTarget, ranges: Ranges, timeout_s: float
+    fd: int, receiving: Direction, into: Mapping, ranges: Ranges, timeout_s: float
 ) -> list[int]:
     """Receive one piece into the ranges and return the CRC32C of each.
 
@@ -172,21 +171,10 @@ def _gather(source: Mapping, ranges: Ranges, into: Buffer) -> memoryview:
     return into.view[:at]
 
 
-def _scatter(opened: memoryview, into: Mapping | FileTarget, ranges: Ranges) -> list[int]:
+def _scatter(opened: memoryview, into: Mapping, ranges: Ranges) -> list[int]:
     starts = accumulate((length for _, length in ranges), initial=0)
     parts = [
         (opened[at : at + length], offset)
         for at, (offset, length) in zip(starts, ranges, strict=False)
     ]
-    if isinstance(into, Mapping):
-        return _native.copy_crc32c(into, parts, 1)
-    crcs = [_native.crc32c(part) for part, _ in parts]
-    for part, offset in parts:
-        _write(into, part, offset)
-    return crcs
-
-
-def _write(into: FileTarget, part: memoryview, offset: int) -> None:
-    while part:
-        written = os.pwrite(into.fd, part, offset)
-        part, offset = part[written:], offset + written
+    return _native.copy_crc32c(into, parts, 1)

@@ -69,7 +69,7 @@ class Host:
     def publish(self, boxes: Sequence[Box]) -> None:
         self.tier.protect([SAVE])  # publishing a part does not cost another part
         shards = {ShardId("w", box): VALUES[_at(box)] for box in boxes}
-        publish(self.tier, SAVE, (LEAF,), shards, allow_extra=True)
+        publish(self.tier, SAVE, (LEAF,), shards, restores=True)
 
 
 def _at(box: Box) -> tuple[slice, ...]:
@@ -131,10 +131,8 @@ def collected(host: Host, plan: ProcessPlan, wanted: Sequence[ShardId]) -> dict[
         with shards.collecting(plan) as arrivals:
             for _ in arrivals:
                 pass
-        return {
-            shard.box: shards.bytes_of(shard).view(np.int32).reshape(shape_of(shard.box)).copy()
-            for shard in wanted
-        }
+            found = {shard.box: shards.held.bytes_of(shard).view(np.int32) for shard in wanted}
+            return {box: data.reshape(shape_of(box)).copy() for box, data in found.items()}
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))

@@ -22,18 +22,17 @@ from emergency_ckpt.restore.shards import CopiesFailed, ShardCollection
 from emergency_ckpt.tools.reserve import reserve_slot
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
-from emergency_ckpt.types import SaveId, Writer
+from emergency_ckpt.types import SaveId, ShardId, Writer
 from emergency_ckpt.work_progress import WorkProgress
 
 SECRET = b"s" * 40
 SAVE = SaveId(5, "000000000002-life", "run")
 
 
-def _use_until_given_up(shards: ShardCollection, plan: ProcessPlan) -> None:
+def _use_what_comes(shards: ShardCollection, plan: ProcessPlan) -> None:
     with shards.collecting(plan) as arrivals:
         for arrived in arrivals:
-            while True:  # until the slot is given up under one's hands
-                shards.bytes_of(arrived[0])
+            shards.held.bytes_of(arrived[0])
 
 
 def _tier(ramdisk: Path) -> LocalTier:
@@ -88,7 +87,8 @@ def test_fetched_bytes_go_into_the_reserved_slot(ramdisk: Path, made_bytes: int)
     before = slot.stat()
     tier = _fetched(ramdisk, holdings, digest)
     assert tier.verify(digest, range(8)) == []
-    assert [tier.lend(digest, shard).tobytes() for shard in range(8)] == data
+    with tier.reading(digest) as view:
+        assert [view(shard).tobytes() for shard in range(8)] == data
     after = slot.stat()
     assert after.st_ino == before.st_ino
     assert after.st_blocks * 512 == max(made_bytes, 8 << 20), "no holes, and no room beyond it"
@@ -97,19 +97,21 @@ def test_fetched_bytes_go_into_the_reserved_slot(ramdisk: Path, made_bytes: int)
 
 
 def test_fetched_bytes_without_room_go_into_memory(ramdisk: Path) -> None:
+    """They can be used, and the ramdisk has none of them."""
     holdings = MemoryHoldings()
     data = [bytes([number]) * (1 << 20) for number in range(8)]
     digest = holdings.add(SAVE, data)
     with small_tmpfs(ramdisk / "small", 2 << 20):
-        tier = _fetched(ramdisk / "small", holdings, digest)
-        lent = tier.lend(digest, 3)
+        tier = _tier(ramdisk / "small")
+        with _fetching(tier, holdings, digest) as (shards, plan):
+            found: dict[ShardId, bytes] = {}
+            with shards.collecting(plan) as arrivals:
+                for shard in (each for arrived in arrivals for each in arrived):
+                    found[shard] = shards.held.bytes_of(shard).tobytes()
+            assert sorted(found.values()) == data
+            assert shards.gathered is None
+        assert tier.held()[0] == ()
         assert not list(tier.path.glob("slot_?.bin"))
-        assert tier.verify(digest, range(8)) == []
-        assert [held.save for held in tier.held()[0]] == [SAVE]
-        with tier.begin_write(SaveId(6, SAVE.incarnation, "run"), 4096):
-            assert tier.held()[0] == ()
-        assert lent.tobytes() == data[3]
-        del lent
         tier.close()
 
 
@@ -147,7 +149,7 @@ def _fetch_from(addresses: dict[str, str], tier: LocalTier, digest: str, deadlin
 
 
 def test_peer_lost_in_the_middle_leaves_the_rest_to_another(ramdisk: Path) -> None:
-    """Half of a request has come, into pages that were made ahead and into holes behind them."""
+    """Half of a request has come."""
     holdings = MemoryHoldings()
     data = [bytes([number]) * (4 << 20) for number in range(8)]
     digest = holdings.add(SAVE, data)
@@ -163,7 +165,8 @@ def test_peer_lost_in_the_middle_leaves_the_rest_to_another(ramdisk: Path) -> No
         _fetch_from(addresses, tier, digest, 60)
     assert line.breaks
     assert tier.verify(digest, range(8)) == []
-    assert [tier.lend(digest, shard).tobytes() for shard in range(8)] == data
+    with tier.reading(digest) as view:
+        assert [view(shard).tobytes() for shard in range(8)] == data
     tier.close()
 
 
@@ -200,7 +203,7 @@ def test_failed_copy_is_named_also_by_users_of_what_had_come(tmp_path: Path) -> 
     try:
         with _fetching(tier, holdings, digest) as (shards, plan):
             with pytest.raises(CopiesFailed) as failed:
-                _use_until_given_up(shards, plan)
+                _use_what_comes(shards, plan)
             assert [(copy.holder, copy.shard) for copy in failed.value.unusable] == [("server", 7)]
     finally:
         tier.close()
