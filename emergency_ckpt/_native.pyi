@@ -60,6 +60,17 @@ def copy_and_count(
     another number of patterns or another width.
     """
 
+def check_and_count(
+    mapping: Mapping,
+    ranges: Sequence[tuple[int, int]],
+    patterns: Sequence[tuple[int, int, int]],
+    threads: int,
+) -> tuple[list[int], list[int]]:
+    """CRC32C of each (offset, nbytes), and how many of its values fit, as ``copy_and_count``.
+
+    In one pass over memory. Values are counted from the start of the range on.
+    """
+
 def crc32c_ranges(mapping: Mapping, ranges: Sequence[tuple[int, int]], threads: int) -> list[int]:
     """CRC32C of each (offset, nbytes) of the mapping."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import functools
 import gc
 import os
 import queue
@@ -24,6 +25,8 @@ from typing import Protocol
 
 from absl import logging
 
+from emergency_ckpt import _native
+from emergency_ckpt.core.copy_threads import threads_for
 from emergency_ckpt.core.save.timing import Repeats
 from emergency_ckpt.errors import CheckpointError, SaveFailed
 
@@ -56,9 +59,36 @@ def no_garbage_collection() -> Generator[None]:
             gc.enable()
 
 
+_PROBE_BYTES = 16 << 20
+
+
 def copy_threads() -> int:
-    """Return the number of threads that copy and check: 2, or 1 where one core is all there is."""
-    return min(2, len(os.sched_getaffinity(0)))
+    """Return the number of threads that copy and check; see ``core.copy_threads``.
+
+    The first call on a machine with many cores measures for some milliseconds what one thread does.
+    The threads have the niceness of who starts them: those of saves yield to training.
+    """
+    cores = len(os.sched_getaffinity(0))
+    return threads_for(cores, _rate_of_one_thread) if cores > 1 else 1
+
+
+@functools.lru_cache(maxsize=1)
+def _rate_of_one_thread() -> float:
+    """Return the GB/s at which one thread copies into shared memory with CRC32C."""
+    file = os.memfd_create("eckpt-rate", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(file, _PROBE_BYTES)
+        memory = _native.Mapping(file, _PROBE_BYTES, writable=True)
+    finally:
+        os.close(file)
+    data = bytes(_PROBE_BYTES)
+    seconds: list[float] = []
+    for _ in range(3):  # the first makes the pages
+        began_s = time.perf_counter()
+        _native.copy_crc32c(memory, [(data, 0)], 1)
+        seconds.append(time.perf_counter() - began_s)
+    memory.close()
+    return _PROBE_BYTES / 1e9 / min(seconds)
 
 
 FIRST_TOLD_S = 5.0

@@ -61,9 +61,8 @@ class EmergencyCheckpointer:
         check_joined(jax.process_count())
         self._config, start = agreed_config(config or Config(), settings)
         process = (jax.process_index(), jax.process_count())
-        self._opened = opened = Opened(
-            self._config, start, process, self._buffers, self._link or find_link()
-        )
+        link = (self._link or find_link()).reading(self._config.device_reads)
+        self._opened = opened = Opened(self._config, start, process, self._buffers, link)
         self._left_processes, self._failures = opened.left_processes, opened.failures
         self._saver, self._steps = opened.saver, opened.steps
         self._resume = Resume(opened)

@@ -286,6 +286,7 @@ class Opened:
                 events=self.events,
                 failures=self.failures,
                 finite=self._finite,
+                link=self.link,
                 inspect=self._deaths.inspect,
             ),
             member.incarnation,

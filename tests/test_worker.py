@@ -247,9 +247,9 @@ def test_stop_lets_the_work_end_and_takes_no_more(failures: Failures) -> None:
     assert worker.stop(LONG_S)
 
 
-def test_copies_use_two_threads_but_one_on_one_core() -> None:
+def test_copies_use_two_threads_or_more_but_one_on_one_core() -> None:
     cores = os.sched_getaffinity(0)
-    assert copy_threads() == min(2, len(cores))
+    assert min(2, len(cores)) <= copy_threads() <= len(cores)
     os.sched_setaffinity(0, {min(cores)})
     try:
         assert copy_threads() == 1

@@ -127,12 +127,7 @@ def _session(way: str, state: Any, ramdisk: Path, storage: Path) -> Any:
     if way == _ORBAX:
         return PlainSession(storage, abstract, max_to_keep=1)
     to_storage, to_ram = _INTERVALS[way.removesuffix(_WAITS)]
-    mode: dict[str, Any] = {"snapshot_mode": "wait"}
-    if not way.endswith(_WAITS):
-        mode = {
-            "snapshot_mode": "device_copy",
-            "device_copy_bytes": sum(leaf.nbytes for leaf in state.values()),
-        }
+    copies = 0 if way.endswith(_WAITS) else sum(leaf.nbytes for leaf in state.values())
     return OurSession(
         abstract,
         dir=str(storage),
@@ -141,7 +136,8 @@ def _session(way: str, state: Any, ramdisk: Path, storage: Path) -> Any:
         save_every=to_storage,
         local_save_every=to_ram,
         keep_last_n=1,
-        **mode,
+        device_copy_bytes=copies,
+        device_reads="pinned_host",
     )
 
 

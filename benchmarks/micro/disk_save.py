@@ -104,10 +104,8 @@ def _write_files(folder: Path, state: dict[str, Any], step: int) -> None:
 
 
 def _tier(folder: Path, state: dict[str, Any], **options: Any) -> Callable[[int], object]:
-    import jax  # noqa: PLC0415
     import numpy as np  # noqa: PLC0415
 
-    from emergency_ckpt.state.snapshot import SnapshotRecipe  # noqa: PLC0415
     from emergency_ckpt.state.staging import HostShard  # noqa: PLC0415
     from emergency_ckpt.state.tree import BoxTable, describe  # noqa: PLC0415
     from emergency_ckpt.storage import DirectoryWriter  # noqa: PLC0415
@@ -116,11 +114,11 @@ def _tier(folder: Path, state: dict[str, Any], **options: Any) -> Callable[[int]
 
     tree = describe(state, "save")
     ids = BoxTable(tree, 1).shards_of(0)
-    snapshot = SnapshotRecipe(tree, ids).take(jax.tree_util.tree_leaves(state))
     shards = {
-        ids[position]: HostShard(np.asarray(view), 0)
-        for batch in snapshot.batches(1 << 40)
-        for position, view in batch
+        shard: HostShard(
+            np.asarray(state[shard.leaf])[tuple(slice(*each) for each in shard.box)], 0
+        )
+        for shard in ids
     }
     tier = PersistentTier(str(folder), **options)
     tier.create()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         StorageCompression,
     )
     from emergency_ckpt.core.save.retention_rules import NonFinite
-    from emergency_ckpt.core.save.snapshot_plan import SnapshotMode
+    from emergency_ckpt.core.save.snapshot_plan import DeviceReads
     from emergency_ckpt.observer import OnEvent
     from emergency_ckpt.types import Requirement
 
@@ -60,8 +60,8 @@ class Settings(TypedDict, total=False):
     bind_port: int
     secret_file: os.PathLike[str] | str | None
     extra_holders: list[str] | tuple[str, ...]
-    snapshot_mode: SnapshotMode
-    device_copy_bytes: int
+    device_copy_bytes: int | None
+    device_reads: DeviceReads
     start_timeout_s: float
     stall_timeout_s: float | None
     restore_timeout_s: float

@@ -31,9 +31,7 @@ from emergency_ckpt.core.placement.placement_policies import (
     StorageCompression,
 )
 from emergency_ckpt.core.save.retention_rules import NonFinite
-from emergency_ckpt.core.save.snapshot_plan import (
-    SnapshotMode,
-)
+from emergency_ckpt.core.save.snapshot_plan import DeviceReads
 from emergency_ckpt.core.stall import TimeLimits, time_limits
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extensions import parse_placement
@@ -215,16 +213,16 @@ class Config:
     """Addresses of ``eckpt serve`` on hosts whose trainer is not part of this job: ``"host:port"``,
     or ``"identity@host:port"`` as ``eckpt serve`` prints it, which accepts that server only, and
     not after it was started again. A name with several addresses means a server at each."""
-    snapshot_mode: SnapshotMode = setting("auto", may_differ=True)
-    """Way in which a save copies the state off the devices. In every mode the state may be donated
-    when ``save`` returns. "wait": the training thread waits until all bytes have left the devices,
-    without device memory for copies; on CPU, until they are copied to the slot, so that the next
-    step need not write to fresh memory. "device_copy": leaves are copied on their devices first,
-    the largest first, within ``device_copy_bytes``; the training thread waits for the other leaves
-    only. "auto": "wait"; on CPU the arrays' buffers are shared, without a wait."""
-    device_copy_bytes: int = setting(0, may_differ=True)
-    """Device memory, on each device, for copies that are not transferred yet. While the copies of
-    one save fill it, the next save waits."""
+    device_copy_bytes: int | None = setting(None, may_differ=True)
+    """Memory of each device for copies of the state: leaves are copied there first, the largest
+    first, and the training thread waits only for those that do not fit. While the copies of one
+    save fill it, the next save waits. None: at most half of what was free on every device during
+    one whole interval between saves, where that can be known (a TPU, or a GPU whose memory JAX took
+    at the start); it is lowered when less is free, and never raised. 0: no copies."""
+    device_reads: DeviceReads = setting("auto", may_differ=True)
+    """Way in which arrays leave the devices. "auto": what a probe at the start found to work, see
+    the event ``start.link``. "pinned_host", "pageable": JAX's own transfers; memory of the first
+    kind comes from a pool that JAX never gives back."""
     start_timeout_s: float = setting(
         120.0, may_differ=True, orbax="multiprocessing_options.coordination_timeout_secs"
     )

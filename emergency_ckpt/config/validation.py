@@ -185,13 +185,6 @@ def _stall_problems(stall_s: float | None, restore_s: float, persistent_s: float
     ]
 
 
-def _snapshot_problems(mode: str, device_copy_bytes: int) -> list[str]:
-    return _line(
-        (device_copy_bytes > 0) != (mode == "device_copy"),
-        "device_copy_bytes and snapshot_mode 'device_copy' need each other",
-    )
-
-
 def _placement_problems(placement: object) -> list[str]:
     return _line(
         not isinstance(placement, PlacementPolicy) or isinstance(placement, type),
@@ -383,7 +376,6 @@ _RULES: tuple[_Rule, ...] = (
         for name in ("local_preservation_policy", "preservation_policy")
     ),
     (("stall_timeout_s", "restore_timeout_s", "persistent_timeout_s"), _stall_problems),
-    (("snapshot_mode", "device_copy_bytes"), _snapshot_problems),
     (("placement",), _placement_problems),
     (("preemption_notice",), notice_problems),
     (("extra_holders",), _holder_problems),

@@ -26,7 +26,7 @@ from emergency_ckpt.save.persistent.capture import SlotCapture
 from emergency_ckpt.save.unchanged import UnchangedSaves
 from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 from emergency_ckpt.state import host_state as host_states
-from emergency_ckpt.state.staging import flat_bytes
+from emergency_ckpt.state.staging import LandingPlace
 from emergency_ckpt.types import Contents, LeafSpec, OrbaxStep, SaveId
 
 
@@ -143,7 +143,7 @@ class LocalSaves:
     def _run(self, job: LocalSave) -> None:
         started_s = time.monotonic()
         if self._in_doubt:
-            job.capture.snapshot.start(everything=True)  # training does not wait for the others
+            job.capture.snapshot.start()
         self._resolve_doubts()
         if self._complete is not None and self._complete.step == job.save.step:
             # The save before was this very step, and the others know already that it is complete.
@@ -199,33 +199,29 @@ class LocalSaves:
         )
 
     def _copy(self, job: LocalSave, writer: SlotWriter) -> tuple[list[int], bool]:
-        """Return the CRC of each shard, and whether all are known to be finite.
-
-        What was copied is let go before the next batch is waited for.
-        """
+        """Return the CRC of each shard, and whether all are known to be finite."""
         shards, specs = job.layout.shards, {leaf.path: leaf for leaf in job.leaves}
-        patterns = self._finite.patterns([placed.shard for placed in shards], specs)
-        crcs: dict[int, int] = {}
-        counts: dict[int, int] = {}
-        for batch in job.capture.batches(self._copy_batch_bytes):
-            positions = [position for position, _ in batch]
-            copies = [(flat_bytes(view), shards[position].offset) for position, view in batch]
-            counted = [patterns[position] for position in positions]
-            copied = writer.copy_and_count(copies, counted)
-            for found, of_batch in zip((crcs, counts), copied, strict=True):
-                found.update(zip(positions, of_batch, strict=True))
-            del copies
-            if len(crcs) < len(shards):
-                self._events.emit("save.copying", step=job.save.step, shards=len(crcs))
-        in_order, non_finite = (
-            [each[position] for position in range(len(shards))] for each in (crcs, counts)
+        target = LandingPlace(
+            writer.mapping,
+            [placed.offset for placed in shards],
+            writer.mapped,
+            patterns=self._finite.patterns([placed.shard for placed in shards], specs),
+            batch_bytes=self._copy_batch_bytes,
         )
+        crcs, non_finite = [0] * len(shards), [0] * len(shards)
+        count = 0
+        for landed in job.capture.read_into(target):
+            for position, crc, matches in landed:
+                crcs[position], non_finite[position] = crc, matches
+            count += len(landed)
+            if count < len(shards):
+                self._events.emit("save.copying", step=job.save.step, shards=count)
         if job.capture.is_wanted:
             pin = writer.pin()
-            job.capture.hand_over(pin, job.leaves, job.layout, in_order, non_finite)
+            job.capture.hand_over(pin, job.leaves, job.layout, crcs, non_finite)
         by_shard = {p.shard: count for p, count in zip(shards, non_finite, strict=True)}
         self._finite.note(job.save.step, by_shard)
-        return in_order, self._finite.is_on and not any(non_finite)
+        return crcs, self._finite.is_on and not any(non_finite)
 
     def _publish_host_state(self, job: LocalSave) -> None:
         me, count = self._process_index, self._process_count

@@ -6,12 +6,13 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from emergency_ckpt.background import Closeable, Failures, no_garbage_collection
+from emergency_ckpt.background import Closeable, Failures, chain, no_garbage_collection
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.cluster.process_placement import (
@@ -37,6 +38,7 @@ from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.host_state import Payload
+from emergency_ckpt.state.link import Link
 from emergency_ckpt.state.snapshot import DeviceCopies, SnapshotRecipe, StateStructure
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import PyTree, StateTree, check_values, describe
@@ -52,6 +54,7 @@ class SaverParts:
 
     Attributes:
       finite: which leaves were finite.
+      link: between the devices of this process and host memory.
       inspect: raises PeerLeft, or PeerAbsent, when a process is found that the training waits
         for in vain.
     """
@@ -69,6 +72,7 @@ class SaverParts:
     events: EventSink
     failures: Failures
     finite: FiniteLeaves
+    link: Link
     inspect: Callable[[], None]
 
     @functools.cached_property
@@ -229,7 +233,7 @@ class _SnapshotPlan:
     def _recipe(self, wanted: Sequence[ShardId]) -> SnapshotRecipe:
         parts, tree = self._parts, self.placement.tree
         return SnapshotRecipe(
-            tree, wanted, parts.config, parts.buffers, self._copies, parts.inspect
+            tree, wanted, parts.link, parts.buffers.staging_bytes, self._copies, parts.inspect
         )
 
 
@@ -261,6 +265,7 @@ class SaveWork:
 
         The local tier comes first: what it takes, the persistent tier shares.
         """
+        self._copies.note_save(request.step)
         with no_garbage_collection():
             plan, flat = self._plan_for(request)
             payload = request.capture()
@@ -289,8 +294,8 @@ class SaveWork:
             buddies=placement.buddies,
             orbax=request.orbax,
         )
-        local = self._parts.local
-        return TierWork(snapshot, None, lambda: local.run(job), capture)
+        work = chain(partial(self._parts.local.run, job), plan.local.prepare)
+        return TierWork(snapshot, None, work, capture)
 
     def _persistent(
         self, plan: _SnapshotPlan, flat: list[Any], request: SaveRequest, payload: Payload
@@ -341,16 +346,12 @@ class SaveWork:
     def _plan_for(self, request: SaveRequest) -> tuple[_SnapshotPlan, list[Any]]:
         """Return the plan for states like this one, the same while those come, and the leaves."""
         state, plan, flat = request.state, self._plan, None
-        if plan is None and self._placement is not None:  # that of a restore
-            plan = _SnapshotPlan(self._placement, self._parts, self._copies)
         if plan is not None:
             flat = plan.structure.leaves_of(state)
         if plan is None or flat is None:
             placement = self.place(describe(state, "save"))
-            plan = _SnapshotPlan(placement, self._parts, self._copies)
-            self.use_placement(placement, host_states.size_of(request.capture()))
+            plan = self.use_placement(placement, host_states.size_of(request.capture()))
             flat = jax.tree_util.tree_leaves(state)
-        self._plan = plan
         return plan, flat
 
     def place(self, tree: StateTree) -> ProcessPlacement:
@@ -367,8 +368,10 @@ class SaveWork:
 
     def use_placement(
         self, placement: ProcessPlacement, host_state_bytes: int, *, in_background: bool = False
-    ) -> None:
-        """Save states of this structure, reserve their slots; RamdiskFull when there is no room.
+    ) -> _SnapshotPlan:
+        """Save states of this structure, by the plan returned, and reserve their slots.
+
+        RamdiskFull when there is no room.
 
         Room for host states is part of it: this process's, and as many of others as have a copy.
         """
@@ -383,9 +386,10 @@ class SaveWork:
                     single_bytes=single_bytes,
                     state_bytes=state_bytes,
                 )
-        self._placement, self._plan = placement, None
+        self._placement = placement
+        self._plan = plan = _SnapshotPlan(placement, self._parts, self._copies)
         if LOCAL not in self._schedules:
-            return
+            return plan
         tier, size_bytes = self._parts.tier, placement.layout.size_bytes
         documents = host_state_bytes * (1 + len(placement.buddies))
         places = [(placed.offset, placed.nbytes) for placed in placement.layout.shards]
@@ -394,9 +398,11 @@ class SaveWork:
         if in_background:  # training waits for nothing that the first save does not need yet
             tier.check_reservable(size_bytes)
             tier.prefault_in_background(size_bytes)
+            self._schedules[LOCAL].worker.submit_next(plan.local.prepare)
         else:
             tier.reserve(size_bytes)
             tier.prefault_in_background()
+        return plan
 
     def _start_facts(self, placement: ProcessPlacement) -> dict[str, int | str]:
         """Fields of ``start.ready``. ``ram_bytes``: of the slots that this process reserves."""

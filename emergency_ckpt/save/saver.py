@@ -10,7 +10,7 @@ In the training thread, by ``Saver.save``:
    Where that takes too long this save is left out, and ``SaverParts.skip`` tells the others.
 4. ``SaveWork.take`` captures the host state and takes a ``Snapshot`` of the shards that
    ``ProcessPlacement`` gives this process, and returns the work that is left.
-5. ``Snapshot.start`` starts what fits into the staging memory; ``TierSchedule.start`` hands the
+5. ``Snapshot.start`` starts what may be in flight; ``TierSchedule.start`` hands the
    work to the tier's thread.
 6. When the saves of all tiers have begun, ``_wait_captured`` waits until the state may be donated.
 
@@ -204,8 +204,7 @@ class Saver:
             return []
         if number is not None:
             work = self._when_confirmed(name, request.step, number, work)
-        # Training waits neither for others, for whom the reader may have to wait, nor for storage.
-        snapshot.start(everything=read is None and number is not None)
+        snapshot.start()
         if read is not None:
             work = chain(read, work)
         self._parts.events.emit("save.started", step=request.step, tier=name)

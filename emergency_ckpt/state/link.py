@@ -33,13 +33,20 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 import numpy.typing as npt
+from jax.experimental.layout import Layout
 
+from emergency_ckpt.core.save.snapshot_plan import DeviceReads
 from emergency_ckpt.errors import CheckpointError, MappingRefused
+from emergency_ckpt.state.cuda_driver import cuda_dma
+from emergency_ckpt.state.dtypes import PACKED_DTYPES
 from emergency_ckpt.state.mapped import MappedMemory, Mapper, cut_into_pieces
+from emergency_ckpt.state.tree import Leaf
 
 Way = Literal["views", "direct", "pinned_host", "pageable"]
 """How the bytes of an array leave its device."""
 
+_MATRIX = 2
+"""Dimensions from which on arrays have more than one layout."""
 _PROBE_BYTES = 8 << 20
 _ALIGNMENT_BYTES = 64
 """Of memory that JAX takes for an array's own on CPU."""
@@ -114,6 +121,24 @@ class Link:
         self.dma = dma
         self.way: Way = facts.way
 
+    def ways_of(self, device: Any, leaf: Leaf) -> tuple[Way, Way]:
+        """Return the way of a leaf's shards from ``device``, and the one without mapped memory."""
+        by_jax: Way = _way_of_jax(device) if self.way == "direct" else self.way
+        if self.way == "views":
+            return "views", "pageable"
+        if leaf.spec.dtype in PACKED_DTYPES:
+            # Packed on the device; only JAX's own transfer writes one byte for each.
+            return "pageable", "pageable"
+        kind = leaf.sharding.memory_kind if leaf.sharding is not None else None
+        is_own = kind in (None, device.default_memory().kind)
+        return (self.way if is_own else by_jax), by_jax
+
+    def reading(self, way: DeviceReads) -> Link:
+        """Return this link with the user's choice of a way; "auto": as it was found."""
+        if way == "auto" or (way == "pinned_host" and not _has_pinned_memory()):
+            return self
+        return Link(dataclasses.replace(self.facts, way=way), self.mapper)
+
     def write(
         self, views: Sequence[npt.NDArray[Any]], targets: Sequence[jax.sharding.Sharding]
     ) -> list[jax.Array]:
@@ -130,6 +155,27 @@ class Link:
         ]
         with jax.enable_x64(True), jax.transfer_guard("allow"):
             return jax.device_put(own, list(targets))
+
+
+def _has_pinned_memory() -> bool:
+    return all(
+        "pinned_host" in {memory.kind for memory in device.addressable_memories()}
+        for device in jax.local_devices()
+    )
+
+
+def is_linear(array: jax.Array) -> bool:
+    """Return whether the buffer of an array on one device is its values in row-major order."""
+    if array.dtype.name in PACKED_DTYPES or array.on_device_size_in_bytes() != array.nbytes:
+        return False
+    if array.ndim < _MATRIX:
+        return True
+    layout = getattr(getattr(array, "format", None), "layout", None)  # not in JAX's stubs
+    return (
+        isinstance(layout, Layout)
+        and tuple(layout.major_to_minor) == tuple(range(array.ndim))
+        and not layout.tiling
+    )
 
 
 def _leaves_the_host(target: jax.sharding.Sharding) -> bool:
@@ -215,6 +261,8 @@ def probe(devices: Sequence[Any], mapper: Mapper | None = None, dma: Dma | None 
         return Link(dataclasses.replace(facts, why=error.problem))
     try:
         facts = dataclasses.replace(facts, maps=mapped.mapped_bytes == _PROBE_BYTES)
+        if dma is None and device.platform == "gpu":
+            dma = cuda_dma()
         if dma is None:
             return Link(
                 dataclasses.replace(facts, why=f"no direct read of {device.platform}"), mapper

@@ -15,25 +15,28 @@ import numpy as np
 import numpy.typing as npt
 from absl import logging
 
-from emergency_ckpt.config import Config
+from emergency_ckpt.core.boxes import shape_of
+from emergency_ckpt.core.save.device_memory import Free, free_for_copies
 from emergency_ckpt.core.save.snapshot_plan import (
     Buffers,
+    DeviceCopyPlan,
     Piece,
-    StagingMemory,
     choose_sources,
     plan_device_copies,
     transfer_order,
 )
 from emergency_ckpt.core.shard_layout import shard_nbytes
 from emergency_ckpt.errors import StateMismatch
-from emergency_ckpt.state.dtypes import PACKED_DTYPES, dtype_named
+from emergency_ckpt.state.dtypes import dtype_named
+from emergency_ckpt.state.link import Link, Way
 from emergency_ckpt.state.staging import (
+    DeviceShard,
     Inspect,
     Memory,
     Snapshot,
-    Transfer,
     inspect_nothing,
     is_over,
+    on_one_device,
     wait_until_ready,
 )
 from emergency_ckpt.state.tree import (
@@ -62,25 +65,54 @@ def copy_on_device(arrays: list[jax.Array]) -> list[jax.Array]:
 
     No other process takes part, and it runs between the steps dispatched before and after.
     """
-    (device,) = arrays[0].devices()
-    mesh = jax.sharding.Mesh(np.array([device]), ("device",))
-    # Under the caller's mesh, with more devices, JAX refuses these; a NaN is a value like others.
-    with jax.set_mesh(mesh), jax.debug_nans(False), jax.debug_infs(False):
+    with on_one_device(arrays[0].devices()):
         return _copy_all(arrays)
+
+
+def _stats_of_devices() -> list[tuple[str, Mapping[str, int]]]:
+    return [(each.platform, each.memory_stats() or {}) for each in jax.local_devices()]
 
 
 class DeviceCopies:
     """Makes copies and counts their bytes on each device. Thread-safe.
 
-    Sizes are those of the values; a device may pad them.
+    Sizes are those of the values; a device may pad them. Where no limit was set, it follows from
+    what the devices have free (``core.save.device_memory``): it is 0 until a whole interval between
+    saves has shown what training needs, and is only ever lowered after that.
     """
 
-    def __init__(self, limit_bytes: int, copy: CopyOnDevice = copy_on_device) -> None:
-        """``limit_bytes``: maximum on each device."""
-        self.limit_bytes = limit_bytes
+    def __init__(
+        self,
+        limit_bytes: int | None,
+        copy: CopyOnDevice = copy_on_device,
+        stats: Callable[[], list[tuple[str, Mapping[str, int]]]] = _stats_of_devices,
+    ) -> None:
+        """``limit_bytes``: maximum on each device; None: what is found free.
+
+        ``stats``: gives the platform and ``memory_stats`` of each device.
+        """
+        self.limit_bytes = limit_bytes or 0
+        self.reason = "set by device_copy_bytes" if limit_bytes is not None else "no interval yet"
+        self._is_found = limit_bytes is None
         self._copy = copy
+        self._stats = stats
         self._lock = threading.Lock()
         self._used: dict[int, int] = {}
+        self._last_step: int | None = None
+        self._has_looked = False
+
+    def note_save(self, step: int) -> None:
+        """Before the copies of a save at ``step``: look again how much is free."""
+        if not self._is_found or step == self._last_step:
+            return
+        is_first, self._last_step = self._last_step is None, step
+        if is_first:
+            return
+        found = [free_for_copies(platform, stats) for platform, stats in self._stats()]
+        least = min(found, default=Free(0, "no device"))
+        if not self._has_looked or least.nbytes < self.limit_bytes:
+            self.limit_bytes, self.reason = least
+        self._has_looked = True
 
     def make(
         self, sources: Mapping[int, Sequence[jax.Array]], needs: Mapping[int, int]
@@ -116,22 +148,48 @@ class DeviceCopies:
 class _Take:
     """The source of one shard: its leaf, its index among addressable shards, and its device.
 
-    ``is_shared``: a view replaces the transfer. ``memory``: target of the transfer, see
-    ``Transfer``. ``nbytes``: of its values.
+    ``way``, ``otherwise``: see ``DeviceShard``; "views" where a view replaces the transfer.
+    ``nbytes``: of its values.
     """
 
     shard: ShardId
     leaf: Leaf
     addressable: int
     device: Device | None
-    is_shared: bool
-    memory: str | None
+    way: Way
+    otherwise: Way
     nbytes: int
 
     @property
     def piece(self) -> Piece:
         assert self.device is not None
         return Piece(self.leaf.position, self.device.id, self.nbytes)
+
+    @property
+    def is_shared(self) -> bool:
+        return self.way == "views"
+
+    def like(self) -> jax.ShapeDtypeStruct:
+        """Return what describes its array on its device."""
+        assert self.device is not None
+        there = jax.sharding.SingleDeviceSharding(self.device)
+        dtype = dtype_named(self.leaf.spec.dtype)
+        return jax.ShapeDtypeStruct(shape_of(self.shard.box), dtype, sharding=there)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Arrangement:
+    """The copies on the devices for one limit, and the order in which shards leave them.
+
+    Attributes:
+      order: of the shards that are transferred.
+      shared: those that views replace.
+    """
+
+    limit_bytes: int
+    copies: DeviceCopyPlan
+    order: Sequence[int]
+    shared: Sequence[int]
 
 
 class SnapshotRecipe:
@@ -144,23 +202,23 @@ class SnapshotRecipe:
         self,
         tree: StateTree,
         wanted: Sequence[ShardId],
-        config: Config | None = None,
-        buffers: Buffers = Buffers(),  # noqa: B008  frozen
+        link: Link,
+        bound_bytes: int = Buffers.staging_bytes,
         copies: DeviceCopies | None = None,
         inspect: Inspect = inspect_nothing,
     ) -> None:
-        """``config``: None for the settings' defaults.
+        """``bound_bytes``: of what is in flight; see ``Snapshot``.
 
         Args:
-          copies: for ``device_copy``, shared by all recipes of this process.
+          copies: shared by all recipes of this process; None for no copies on the devices.
           inspect: called during a wait for arrays, see ``wait_until_ready``.
         """
         self._inspect = inspect
         self._tree = tree
-        self._config = config = config or Config()
-        self._buffers = buffers
-        self._copies = copies or DeviceCopies(config.device_copy_bytes)
-        self._takes = _takes(tree, wanted, buffers.staging_memory)
+        self._link = link
+        self._bound_bytes = bound_bytes
+        self._copies = copies or DeviceCopies(0)
+        self._takes = _takes(tree, wanted, link)
         used = {take.leaf.position for take in self._takes}
         self._keys = sorted(
             leaf.position
@@ -170,29 +228,32 @@ class SnapshotRecipe:
         self._unused = StateTree(
             tuple(leaf for leaf in tree.leaves if leaf.position not in used), tree.treedef
         )
-        on_devices = [i for i, take in enumerate(self._takes) if take.device is not None]
-        pieces = [self._takes[i].piece for i in on_devices]
-        self._plan = plan_device_copies(
-            (self._takes[i].piece for i in on_devices if _is_copyable(self._takes[i])),
-            self._copies.limit_bytes if config.snapshot_mode == "device_copy" else 0,
-        )
-        order = (on_devices[i] for i in transfer_order(pieces, self._plan.leaves))
-        self._order = [
-            position
-            for position in order
-            if not self._takes[position].is_shared
-            or self._takes[position].leaf.position in self._plan.leaves
-        ]
         self._host_values = [i for i, take in enumerate(self._takes) if take.device is None]
-        self._shared = [
-            i
-            for i, take in enumerate(self._takes)
-            if take.is_shared and take.leaf.position not in self._plan.leaves
-        ]
+        self._without_copies = self._arrange(0)
+        self._prepared = self._arrangement = self._arrange(self._copies.limit_bytes)
+        self._is_prepared = False
         self._ways: list[tuple[int, _Way | None, _Take]] = []  # of the shared ones
 
+    def _arrange(self, limit_bytes: int) -> _Arrangement:
+        on_devices = [i for i, take in enumerate(self._takes) if take.device is not None]
+        pieces = [self._takes[i].piece for i in on_devices]
+        plan = plan_device_copies(
+            (self._takes[i].piece for i in on_devices if _is_copyable(self._takes[i])), limit_bytes
+        )
+
+        def is_shared(i: int) -> bool:
+            return self._takes[i].is_shared and self._takes[i].leaf.position not in plan.leaves
+
+        order = [on_devices[i] for i in transfer_order(pieces, plan.leaves)]
+        return _Arrangement(
+            limit_bytes,
+            plan,
+            [i for i in order if not is_shared(i)],
+            [i for i in on_devices if is_shared(i)],
+        )
+
     def take(self, flat: Sequence[Any]) -> Snapshot:
-        """Return the snapshot of the wanted shards, as ``wait`` or ``device_copy``.
+        """Return the snapshot of the wanted shards.
 
         Does not block, but on CPU until the arrays are computed.
         Once its ``wait_captured`` is true the state may be donated. On CPU the views share the
@@ -206,34 +267,80 @@ class SnapshotRecipe:
             check_values(self._tree, flat, "save")
             raise
 
+    def prepare(self) -> None:
+        """Make what a save needs once: compile the program that copies, and fill JAX's pool.
+
+        In a background thread before the first save, and after each that changed the limit: until
+        then a save does without. Blocks.
+        """
+        arrangement = self._prepared
+        if arrangement.limit_bytes != self._copies.limit_bytes:
+            arrangement = self._arrange(self._copies.limit_bytes)
+        elif self._is_prepared:
+            return
+        for positions in self._by_device(arrangement).values():
+            shapes = [self._takes[position].like() for position in positions]
+            with jax.transfer_guard("allow"), on_one_device(shapes[0].sharding.device_set):
+                _copy_all.lower(shapes).compile()
+        if not self._is_prepared:
+            self._fill_pool()
+        self._prepared, self._is_prepared = arrangement, True
+
+    def _fill_pool(self) -> None:
+        """Let JAX's pool of pinned memory grow to what is in flight: it never shrinks."""
+        devices = [take.device for take in self._takes if take.way == "pinned_host"]
+        if devices and devices[0] is not None and devices[0].platform != "cpu":
+            there = jax.sharding.SingleDeviceSharding(devices[0], memory_kind="pinned_host")
+            nbytes = min(self._bound_bytes, sum(take.nbytes for take in self._takes))
+            with jax.transfer_guard("allow"):
+                jax.block_until_ready(jax.device_put(np.zeros(nbytes, np.uint8), there))
+
+    def _arrange_now(self) -> _Arrangement:
+        """Return what this save does: no copies while a limit was lowered since the last plan."""
+        arrangement = self._prepared
+        if arrangement.limit_bytes > self._copies.limit_bytes:
+            arrangement = self._without_copies
+        if arrangement is not self._arrangement:
+            self._arrangement, self._ways = arrangement, []
+        return arrangement
+
+    def _by_device(self, arrangement: _Arrangement) -> dict[int, list[int]]:
+        """Return the shards to copy, by the id of their device."""
+        of_device: dict[int, list[int]] = {}
+        for position, take in enumerate(self._takes):
+            if take.leaf.position in arrangement.copies.leaves and take.device is not None:
+                of_device.setdefault(take.device.id, []).append(position)
+        return of_device
+
     def _take(self, flat: Sequence[Any]) -> Snapshot:
+        plan = self._arrange_now()
         stored = flat
         if self._keys:
             stored = list(flat)
             for position in self._keys:
                 stored[position] = jax.random.key_data(flat[position])
-        copied = self._copy_on_devices(stored) if self._plan.leaves else {}
-        waits = self._config.snapshot_mode != "auto"
+        copied = self._copy_on_devices(stored) if plan.copies.leaves else {}
         held, ready_s = self._hold(stored)
-        views: list[tuple[int, Memory]] = list(zip(self._shared, held, strict=True))
+        views: list[tuple[int, Memory]] = list(zip(plan.shared, held, strict=True))
         for position in self._host_values:
             leaf = self._takes[position].leaf
             # The next step may change host values in place; they are small, so they are copied.
             value = np.array(stored[leaf.position], dtype=dtype_named(leaf.spec.dtype))
             views.append((position, value))
-        transfers: list[Transfer] = []
-        for position in self._order:
+        sources: list[DeviceShard] = []
+        for position in plan.order:
             take, copy = self._takes[position], copied.get(position)
             if take.is_shared and copy is None:
                 views.append((position, np.asarray(_data(take, stored))))
                 continue
             assert take.device is not None
-            transfers.append(
-                Transfer(
+            sources.append(
+                DeviceShard(
                     position,
                     _data(take, stored) if copy is None else copy,
                     take.nbytes,
-                    take.memory,
+                    take.otherwise if take.is_shared else take.way,
+                    take.otherwise,
                     waited_for=copy is None,
                     release=_nothing
                     if copy is None
@@ -241,13 +348,8 @@ class SnapshotRecipe:
                 )
             )
         # If another snapshot uses the budget, nothing is copied and training waits for all.
-        return Snapshot(
-            views,
-            transfers,
-            self._buffers.staging_bytes,
-            waits_for_views=waits and len(views) > len(self._host_values),
-            ready_s=ready_s,
-        )
+        sources.sort(key=lambda source: not source.waited_for)
+        return Snapshot(views, sources, self._bound_bytes, dma=self._link.dma, ready_s=ready_s)
 
     def _hold(self, stored: Sequence[Any]) -> tuple[list[Memory], float]:
         """Return the memory of the shards that views replace; it outlives their arrays.
@@ -255,10 +357,14 @@ class SnapshotRecipe:
         Also the seconds of the wait until they were computed.
         """
         ready_s = 0.0
+        shared_takes = [self._takes[i] for i in self._arrangement.shared]
         if not self._ways:
-            shared = (stored[self._takes[i].leaf.position] for i in self._shared)
+            shared = (stored[take.leaf.position] for take in shared_takes)
             ready_s = wait_until_ready(shared, self._inspect)
-            self._find_ways(stored)
+            # The fastest way to each shard's memory is the same at every save.
+            self._ways = [
+                (take.leaf.position, _way_to(take, stored), take) for take in shared_takes
+            ]
         held: list[Memory] = []
         try:
             # In one pass: with thousands of leaves each one is out of the processor's caches.
@@ -268,28 +374,18 @@ class SnapshotRecipe:
                     ready_s += wait_until_ready((array,), self._inspect)
                 held.append(memoryview(array) if way is None else way(take, stored))
         except BufferError:  # not as it was: the error below says more, if it is one
-            held = [_array(self._takes[i], stored) for i in self._shared]
+            held = [_array(take, stored) for take in shared_takes]
         return held, ready_s
-
-    def _find_ways(self, stored: Sequence[Any]) -> None:
-        """Find the fastest way to each shard's memory, which is the same at every save."""
-        self._ways = [
-            (take.leaf.position, _way_to(take, stored), take)
-            for take in (self._takes[i] for i in self._shared)
-        ]
 
     def _copy_on_devices(self, stored: Sequence[Any]) -> dict[int, jax.Array]:
         """Return the planned copies by position; empty when there is no room for them now."""
-        of_device: dict[int, list[int]] = {}
-        for position, take in enumerate(self._takes):
-            if take.leaf.position in self._plan.leaves and take.device is not None:
-                of_device.setdefault(take.device.id, []).append(position)
+        plan, of_device = self._arrangement.copies, self._by_device(self._arrangement)
         made = self._copies.make(
             {
                 device: [_data(self._takes[position], stored) for position in positions]
                 for device, positions in of_device.items()
             },
-            self._plan.device_bytes,
+            plan.device_bytes,
         )
         if made is None:
             return {}
@@ -338,16 +434,15 @@ def _way_to(take: _Take, stored: Sequence[Any]) -> _Way | None:
     return _array
 
 
-def _takes(tree: StateTree, wanted: Sequence[ShardId], staging: StagingMemory) -> list[_Take]:
+def _takes(tree: StateTree, wanted: Sequence[ShardId], link: Link) -> list[_Take]:
     """Return the source of each wanted shard, spread evenly over the devices that hold it."""
     leaves = {leaf.spec.path: leaf for leaf in tree.leaves}
     holders = [_holders(leaves[shard.leaf], shard) for shard in wanted]
     for i, held in enumerate(holders):
         first = next(iter(held), None)
-        if first is not None and _is_shared(first, staging):
-            holders[i] = {
-                first: held[first]
-            }  # all share one memory, and the first is found fastest
+        if first is not None and link.way == "views":
+            # All share one memory, and the first is found fastest.
+            holders[i] = {first: held[first]}
     sizes = [shard_nbytes(leaves[shard.leaf].spec, shard.box) for shard in wanted]
     on_devices = [i for i, held in enumerate(holders) if held]
     chosen = choose_sources(
@@ -359,25 +454,9 @@ def _takes(tree: StateTree, wanted: Sequence[ShardId], staging: StagingMemory) -
         leaf = leaves[shard.leaf]
         device = next((device for device in holders[i] if device.id == source[i]), None)
         index = 0 if device is None else holders[i][device]
-        shared = device is not None and _is_shared(device, staging)
-        memory = None if device is None else _memory(device, leaf.spec.dtype, staging)
-        takes.append(_Take(shard, leaf, index, device, shared, memory, sizes[i]))
+        way, otherwise = ("views", "views") if device is None else link.ways_of(device, leaf)
+        takes.append(_Take(shard, leaf, index, device, way, otherwise, sizes[i]))
     return takes
-
-
-def _is_shared(device: Device, staging: StagingMemory) -> bool:
-    """Return whether a view of a device's array replaces the transfer."""
-    return device.platform == "cpu" and staging == "auto"
-
-
-def _memory(device: Device, dtype: str, staging: StagingMemory) -> str | None:
-    """Return the host memory that ``device`` transfers to; None for JAX's own transfer."""
-    if staging == "pageable" or _is_shared(device, staging):
-        return None
-    if dtype in PACKED_DTYPES:
-        return None  # packed on the device; only JAX's own transfer writes one byte for each
-    kinds = {memory.kind for memory in device.addressable_memories()}
-    return "pinned_host" if "pinned_host" in kinds else None
 
 
 def _is_copyable(take: _Take) -> bool:

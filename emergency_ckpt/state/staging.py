@@ -1,27 +1,35 @@
 """One snapshot on its way to the host: a bounded number of bytes at a time, read as they arrive.
 
 The training thread makes it and waits until the state may be donated; one background thread reads
-it. Bytes between device and slot are in staging memory; transfers start when that has room.
+it into the memory that keeps it. Shards move in pieces, of which no more than the bound are in
+flight, whoever waits for whom. See ``state.link`` for the ways in which a piece moves.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
+from emergency_ckpt import _native
+from emergency_ckpt.background import copy_threads
 from emergency_ckpt.core.boxes import shape_of
-from emergency_ckpt.core.save.snapshot_plan import startable
-from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.state.dtypes import dtype_named
+from emergency_ckpt.core.save.snapshot_plan import Buffers
+from emergency_ckpt.errors import CheckpointError, SaveFailed
+from emergency_ckpt.state.dtypes import NO_VALUES, ValuePattern, dtype_named
+from emergency_ckpt.state.link import Dma, DmaCopy, Way, is_linear
+from emergency_ckpt.state.mapped import MappedMemory
+from emergency_ckpt.state.tree import Device
 from emergency_ckpt.types import Box, LeafSpec
 
 Inspect = Callable[[], None]
@@ -65,8 +73,6 @@ def inspect_nothing() -> None:
 Memory = memoryview | npt.NDArray[Any]
 """Elements of a shard on the host, in their shape; contiguous or not."""
 
-Batch = list[tuple[int, Memory]]
-
 
 def flat_bytes(view: Memory) -> Memory:
     """Return contiguous bytes; extension types have no buffer interface of their own."""
@@ -76,43 +82,109 @@ def flat_bytes(view: Memory) -> Memory:
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Transfer:
-    """Shard number ``position`` on its way from its device.
+class DeviceShard:
+    """Shard number ``position`` in device memory, on its way in pieces.
 
     Attributes:
-      source: an array on one device.
-      memory: kind of the target host memory; None where JAX's own transfer is used.
-      waited_for: the training thread waits for its end; otherwise ``source`` is a copy.
-      release: called once when ``source`` is no longer needed.
-      target: from the start on; the source where JAX's own transfer is used.
+      array: on one device.
+      nbytes: of its values as they are stored, which are those of the array but for packed types.
+      way: the best one. "direct" needs memory that is mapped; ``otherwise`` is taken without.
+      waited_for: the training thread waits for its end; otherwise ``array`` is a copy.
+      release: called once when ``array`` is no longer needed.
+      begun_bytes, chosen: how far the snapshot is with it, and by which way.
     """
 
     position: int
-    source: jax.Array
+    array: jax.Array
     nbytes: int
-    memory: str | None
+    way: Way
+    otherwise: Way
     waited_for: bool
     release: Callable[[], None]
-    # Any: ``is_ready`` is public but missing in JAX's array type.
-    target: Any = dataclasses.field(default=None, init=False)
-    _view: npt.NDArray[Any] | None = dataclasses.field(default=None, init=False)
-    _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False)
+    begun_bytes: int = dataclasses.field(default=0, init=False)
+    chosen: Way | None = dataclasses.field(default=None, init=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LandingPlace:
+    """Host memory that a snapshot is read into.
+
+    Attributes:
+      offsets: of each shard by its position, in bytes of ``mapping``.
+      mapped: what of ``mapping`` is mapped for DMA; None where nothing is.
+      patterns: the values to count in each shard; none to count nothing.
+      batch_bytes: of one native call that copies.
+    """
+
+    mapping: _native.Mapping
+    offsets: Sequence[int]
+    mapped: MappedMemory | None = None
+    patterns: Sequence[ValuePattern] = ()
+    batch_bytes: int = Buffers.copy_batch_bytes
+
+
+class Landed(NamedTuple):
+    """A shard whose bytes are in the target; ``matches``: how many values were counted."""
+
+    position: int
+    crc32c: int
+    matches: int
+
+
+class _Arrived(NamedTuple):
+    """Bytes of a shard from ``offset`` on. ``view``: None where they are in the target already."""
+
+    position: int
+    offset: int
+    nbytes: int
+    view: Memory | None
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Flight:
+    """A piece of a shard on its way: an array of JAX on the host, or copies of the device."""
+
+    source: DeviceShard
+    offset: int
+    nbytes: int
+    way: Way
+    array: Any = None  # ``is_ready`` is public but missing in JAX's array type
+    copies: Sequence[DmaCopy] = ()
+    _landed: npt.NDArray[Any] | None = None
+    _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the bytes are on the host; after the start."""
-        return self.target.is_ready()
+        """Return whether the bytes are on the host, or never will be."""
+        if self.way == "direct":
+            return all(copy.has_ended for copy in self.copies)
+        return self.array.is_ready()
 
-    def land(self) -> npt.NDArray[Any]:
-        """Return the bytes on the host; blocks for them. The source may be released afterwards.
+    def land(self) -> npt.NDArray[Any] | None:
+        """Wait for the bytes; return them, or None where they are in the target. Any thread.
 
-        Called from both threads, because a source that was donated meanwhile cannot be read again.
+        SaveFailed, with the name of the device, where they do not come.
         """
-        with self._lock:
-            if self._view is None:
-                with jax.transfer_guard("allow"):
-                    self._view = np.asarray(jax.block_until_ready(self.target))
-            return self._view
+        try:
+            if self.way == "direct":
+                came = sum(copy.wait() for copy in self.copies)
+                if came != self.nbytes:
+                    raise OSError(f"{came} bytes came of {self.nbytes}")
+                return None
+            with self._lock:  # a source that was donated meanwhile cannot be read again
+                if self._landed is None:
+                    with jax.transfer_guard("allow"):
+                        self._landed = np.asarray(jax.block_until_ready(self.array))
+                return self._landed
+        except (CheckpointError, OSError, RuntimeError) as error:
+            raise _lost(self.source, error) from error
+
+
+def _lost(source: DeviceShard, error: BaseException) -> SaveFailed:
+    if source.array.is_deleted():
+        return SaveFailed("read", f"shard {source.position}", f"its array was deleted: {error}")
+    device = ", ".join(str(each) for each in source.array.devices())
+    return SaveFailed("read", f"a shard from device {device}", str(error))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -141,34 +213,36 @@ class Snapshot:
     def __init__(
         self,
         views: Iterable[tuple[int, Memory]],
-        transfers: Sequence[Transfer] = (),
-        staging_bytes: int | None = None,
+        sources: Sequence[DeviceShard] = (),
+        bound_bytes: int = Buffers.staging_bytes,
         *,
-        waits_for_views: bool = False,
+        dma: Dma | None = None,
         ready_s: float = 0.0,
     ) -> None:
-        """``transfers`` start in their order, those with ``waited_for`` first.
+        """``sources`` move in their order, those with ``waited_for`` first.
 
         Args:
           views: shards by position that are readable on the host already.
-          staging_bytes: maximum of unread bytes on the host; None for unlimited. A larger shard is
-            transferred alone.
-          waits_for_views: the training thread waits until the reader has released them.
+          bound_bytes: most bytes in flight, or one element.
+          dma: for the way "direct".
           ready_s: seconds that the training thread has waited for arrays still being computed.
         """
         self.ready_s = ready_s
-        self._sources = [each.source for each in transfers if each.waited_for]
+        self._computed = [each.array for each in sources if each.waited_for]
         self._views = deque(views)
-        self._waiting = deque(transfers)
-        self._started: deque[Transfer] = deque()
-        self._waited_for: dict[int, Transfer] = {}  # started ones, by position
-        self._staging_bytes = staging_bytes
+        self._waiting = deque(sources)
+        self._held = set(sources)  # not released
+        self._started: deque[_Flight] = deque()
+        self._bound_bytes = bound_bytes
+        self._dma = dma
         self._in_use_bytes = 0
-        self._shared = waits_for_views
+        self._target: LandingPlace | None = None
+        self._is_mapped = False
         self._lock = threading.Lock()
         self._closed = False
         self._failure: Exception | None = None
         self._nothing_to_start = threading.Event()  # among those waited for
+        self._waited_for: set[_Flight] = set()  # started, and not landed
         self._note_progress()
 
     @staticmethod
@@ -178,22 +252,16 @@ class Snapshot:
 
     # Before reading.
 
-    def start(self, *, everything: bool = False) -> None:
-        """Start the transfers that staging memory has room for. Does not block; never raises.
+    def start(self) -> None:
+        """Start what the bound allows, but for direct reads, which need the target's memory.
 
-        ``everything``: start all, because the reader must wait for others first, or needs all at
-        once. The whole snapshot then comes to the host, whatever the staging memory, and the
-        training thread waits for transfers only, not for the reader.
+        Does not block; never raises.
         """
         with self._lock:
-            if everything:
-                self._staging_bytes = None
-                self._shared = False
             try:
                 self._start()
             except Exception as error:  # noqa: BLE001 - the reader raises it
-                self._failure = error
-                self._nothing_to_start.set()
+                self._fail(error)
             self._note_progress()
 
     def wait_captured(self, timeout_s: float, inspect: Inspect = inspect_nothing) -> bool:
@@ -203,106 +271,171 @@ class Snapshot:
         device that does not answer also stops the next step; an error of ``inspect`` ends the wait.
         ``ready_s`` grows by the time until the devices have computed what is transferred.
         """
-        self.ready_s += wait_until_ready(self._sources, inspect)
-        self._sources = []
+        self.ready_s += wait_until_ready(self._computed, inspect)
+        self._computed = []
         if not self._nothing_to_start.wait(timeout_s):
             return False
         with self._lock:
-            transfers = list(self._waited_for.values())
-        # Of the others the target is the source.
-        pinned = [each.target for each in transfers if each.memory is not None]
+            flights = list(self._waited_for)
+        # Of transfers by JAX's own way the array is the source.
+        pinned = [each.array for each in flights if each.way == "pinned_host"]
         wait_until_ready(pinned, inspect)
         try:
-            jax.block_until_ready(pinned)
-            for transfer in transfers:
-                if transfer.memory is None:
-                    transfer.land()
-        except Exception as error:  # noqa: BLE001 - the reader raises it
-            self._failure = error
+            for flight in flights:
+                flight.land()
+        except SaveFailed as error:
+            with self._lock:
+                self._fail(error)
         return True
 
     # Called by the reader.
 
-    def batches(self, limit_bytes: int) -> Iterator[Batch]:
-        """Yield all shards as (position, view), at most ``limit_bytes`` or one shard at a time.
+    def read_into(self, target: LandingPlace) -> Iterator[list[Landed]]:
+        """Bring all shards into ``target``; yield those that are there, with their CRC32C.
 
-        Views are valid until the next batch is requested. Blocks for transfers.
+        In lists, as they come. Blocks for transfers; each piece is let go before more are started.
 
         Raises:
-          SaveFailed: the snapshot was closed before all was read.
-          Exception: the error of a failed transfer, in either thread.
+          SaveFailed: a transfer failed, in either thread, and the device's name; or the snapshot
+            was closed before all was read.
         """
+        mapped = target.mapped
+        with contextlib.ExitStack() as held:
+            if mapped is not None and self._dma is not None:
+                self._is_mapped = held.enter_context(mapped.transfer())
+            held.callback(self._end_direct)
+            with self._lock:
+                self._target = target
+            yield from self._read_views(target)
+            yield from self._read_pieces(target)
         with self._lock:
-            self._start()
-        while batch := self._next_views(limit_bytes):
-            yield batch
-            batch.clear()
-        self._shared = False
-        if self._staging_bytes is not None:
-            # So that the next shards are transferred while a batch is read.
-            limit_bytes = min(limit_bytes, self._staging_bytes // 2)
-        read_bytes = 0
-        while self._go_on(read_bytes):
-            batch = []
-            read_bytes = 0
-            while (moved := self._next(limit_bytes - read_bytes, at_once=bool(batch))) is not None:
-                batch.append((moved.position, self._land(moved)))
-                read_bytes += moved.nbytes
-                del moved
-            yield batch
-            batch.clear()
-        self._check_open()
+            self._check_open()
 
     def close(self) -> None:
-        """Release all unread shards; further reads raise an error. Idempotent."""
+        """Release all unread shards; further reads raise an error. Idempotent.
+
+        Waits for direct reads in progress: the next step may write to what they read.
+        """
         with self._lock:
             self._closed = self._closed or bool(self._views or self._waiting or self._started)
-            for transfer in [*self._waiting, *self._started]:
-                transfer.release()
+            flights = [each for each in self._started if each.way == "direct"]
+            for source in self._held:
+                source.release()
+            self._held.clear()
             self._waiting.clear()
             self._started.clear()
-            self._waited_for.clear()
             self._views.clear()
-            self._sources = []
+            self._computed = []
             self._nothing_to_start.set()
+            flights += [each for each in self._waited_for if each.way == "direct"]
+            self._waited_for.clear()
+        _wait_for_direct(flights)
 
-    def _next_views(self, limit_bytes: int) -> Batch:
-        batch: Batch = []
-        size_bytes = 0
+    def _end_direct(self) -> None:
+        """At the end of reading, in whatever way: nothing is written to the target any more."""
         with self._lock:
-            while self._views:
-                size_bytes += self._views[0][1].nbytes
-                if batch and size_bytes > limit_bytes:
-                    break
-                batch.append(self._views.popleft())
-        return batch
+            flights = [each for each in self._started if each.way == "direct"]
+        _wait_for_direct(flights)
 
-    def _go_on(self, read_bytes: int) -> bool:
-        """Free ``read_bytes`` of staging memory and start more; return False when none is left."""
+    def _read_views(self, target: LandingPlace) -> Iterator[list[Landed]]:
+        while True:
+            batch: list[_Arrived] = []
+            size_bytes = 0
+            with self._lock:
+                while self._views:
+                    position, view = self._views[0]
+                    size_bytes += view.nbytes
+                    if batch and size_bytes > target.batch_bytes:
+                        break
+                    batch.append(_Arrived(position, 0, view.nbytes, view))
+                    del view
+                    self._views.popleft()
+            if not batch:
+                return
+            yield _settle(target, batch)
+
+    def _read_pieces(self, target: LandingPlace) -> Iterator[list[Landed]]:
+        # So that the next pieces are in flight while a batch is read.
+        limit_bytes = min(target.batch_bytes, max(self._bound_bytes // 2, 1))
+        begun: dict[int, tuple[int, int, int]] = {}  # position: bytes there, their CRC, matches
+        staged_bytes = 0
+        while self._go_on(staged_bytes):
+            batch: list[_Arrived] = []
+            ended: list[DeviceShard] = []
+            read_bytes = staged_bytes = 0
+            while (flight := self._next(limit_bytes - read_bytes, at_once=bool(batch))) is not None:
+                view, source = self._land(flight), flight.source
+                batch.append(_Arrived(source.position, flight.offset, flight.nbytes, view))
+                read_bytes += flight.nbytes
+                if view is not None:
+                    staged_bytes += flight.nbytes
+                if flight.offset + flight.nbytes == source.nbytes:
+                    ended.append(source)
+                del flight, view, source
+            with self._lock:
+                for source in self._held.intersection(ended):
+                    source.release()
+                    self._held.discard(source)
+            whole = {source.position for source in ended}
+            del ended
+            pieces = _settle(target, batch)
+            sizes = [each.nbytes for each in batch]
+            del batch
+            found: list[Landed] = []
+            for piece, nbytes in zip(pieces, sizes, strict=True):
+                there, crc, matches = begun.pop(piece.position, (0, 0, 0))
+                joined = _native.crc32c_combine(crc, piece.crc32c, nbytes)
+                begun[piece.position] = (there + nbytes, joined, matches + piece.matches)
+            for position in whole:
+                _, crc, matches = begun.pop(position)
+                found.append(Landed(position, crc, matches))
+            yield found
+
+    def _go_on(self, staged_bytes: int) -> bool:
+        """Give ``staged_bytes`` back and start more; return False when no piece is left."""
+        self._wait_computed()
         with self._lock:
-            self._in_use_bytes -= read_bytes
+            self._in_use_bytes -= staged_bytes
             self._start()
             self._note_progress()
             return bool(self._started)
 
-    def _next(self, room_bytes: int, *, at_once: bool) -> Transfer | None:
-        """Return the next transfer; ``at_once``: only a finished one, of at most ``room_bytes``."""
+    def _wait_computed(self) -> None:
+        """Wait for the next array: a direct read does not wait for what computes it."""
+        with self._lock:
+            self._check_open()
+            if self._started or not self._waiting or self._waiting[0].way != "direct":
+                return
+            array = self._waiting[0].array
+        wait_until_ready([array], self._inspect_open)
+
+    def _inspect_open(self) -> None:
+        with self._lock:
+            self._check_open()
+
+    def _next(self, room_bytes: int, *, at_once: bool) -> _Flight | None:
+        """Return the next piece; ``at_once``: only a finished one, of at most ``room_bytes``."""
         with self._lock:
             if not self._started:
                 return None
             first = self._started[0]
             if at_once and (first.nbytes > room_bytes or not first.has_ended):
                 return None
-            return self._started.popleft()
+            return first
 
-    def _land(self, transfer: Transfer) -> npt.NDArray[Any]:
-        try:
-            view = transfer.land()
-        finally:
-            transfer.release()
+    def _land(self, flight: _Flight) -> npt.NDArray[Any] | None:
+        view = flight.land()
         with self._lock:
-            self._waited_for.pop(transfer.position, None)
+            self._check_open()
+            self._started.popleft()
+            self._waited_for.discard(flight)
+            if view is None:
+                self._in_use_bytes -= flight.nbytes
+                self._start()
+                self._note_progress()
         return view
+
+    # Called with the lock held.
 
     def _check_open(self) -> None:
         if self._failure is not None:
@@ -310,43 +443,202 @@ class Snapshot:
         if self._closed:
             raise SaveFailed("read", "snapshot", "it was closed before all was on the host")
 
-    # Called with the lock held.
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self._nothing_to_start.set()
 
     def _start(self) -> None:
-        """Start as many transfers as staging memory has room for, in one call."""
-        count = len(self._waiting)
-        if self._staging_bytes is not None:
-            sizes = (transfer.nbytes for transfer in self._waiting)
-            count = startable(sizes, self._in_use_bytes, self._staging_bytes)
-        if not count or self._failure is not None:
+        """Start as many pieces as the bound has room for, those of JAX in one call."""
+        by_jax: list[_Flight] = []
+        while self._waiting and self._failure is None:
+            source = self._waiting[0]
+            way = self._way_of(source)
+            if way is None:
+                break
+            part_bytes = _part_bytes(source, way, self._bound_bytes)
+            nbytes = min(part_bytes, source.nbytes - source.begun_bytes)
+            if self._in_use_bytes and self._in_use_bytes + nbytes > self._bound_bytes:
+                break
+            flight = _Flight(source, source.begun_bytes, nbytes, way)
+            if way == "direct":
+                if not is_over(source.array):
+                    break
+                flight.copies = self._copy_directly(flight)
+            else:
+                by_jax.append(flight)
+            source.begun_bytes += nbytes
+            self._in_use_bytes += nbytes
+            self._started.append(flight)
+            if source.waited_for:
+                self._waited_for.add(flight)
+            if source.begun_bytes == source.nbytes:
+                self._waiting.popleft()
+        if not by_jax:
             return
-        for started in _start_together(itertools.islice(self._waiting, count)):
-            self._waiting.popleft()
-            self._started.append(started)
-            self._in_use_bytes += started.nbytes
-            if started.waited_for:
-                self._waited_for[started.position] = started
+        try:
+            _start_by_jax(by_jax, self._bound_bytes)
+        except Exception as error:
+            self._started = deque(each for each in self._started if each not in by_jax)
+            self._waited_for.difference_update(by_jax)
+            failure = _lost(by_jax[0].source, error)
+            self._fail(failure)
+            raise failure from error
+
+    def _way_of(self, source: DeviceShard) -> Way | None:
+        """Return the way of all of its pieces; None for a direct read whose target is not known."""
+        if source.chosen is None:
+            if source.way != "direct":
+                source.chosen = source.otherwise
+            elif self._target is None:
+                return None
+            else:
+                source.chosen = "direct" if self._reaches(source) else source.otherwise
+        return source.chosen
+
+    def _reaches(self, source: DeviceShard) -> bool:
+        """Return whether a device can copy ``source`` to its place as it is."""
+        assert self._target is not None
+        mapped, offset = self._target.mapped, self._target.offsets[source.position]
+        if not self._is_mapped or mapped is None or mapped.parts(offset, source.nbytes) is None:
+            return False
+        return is_linear(source.array)
+
+    def _copy_directly(self, flight: _Flight) -> list[DmaCopy]:
+        target, source = self._target, flight.source
+        assert target is not None
+        assert target.mapped is not None
+        assert self._dma is not None
+        begin = target.offsets[source.position] + flight.offset
+        parts = target.mapped.parts(begin, flight.nbytes)
+        assert parts is not None, "a mapping does not shrink under a transfer"
+        try:
+            return [
+                self._dma.copy(
+                    source.array,
+                    flight.offset + offset - begin,
+                    target.mapped.address + offset,
+                    nbytes,
+                )
+                for offset, nbytes in parts
+            ]
+        except (CheckpointError, OSError, RuntimeError) as error:
+            raise _lost(source, error) from error
 
     def _note_progress(self) -> None:
-        """Record that the awaited transfers have ended, once none of them is left to start."""
-        if not self._shared and not (self._waiting and self._waiting[0].waited_for):
+        """Record that the awaited transfers have begun, once none of them is left to start."""
+        if not (self._waiting and self._waiting[0].waited_for):
             self._nothing_to_start.set()
 
 
-def _start_together(transfers: Iterable[Transfer]) -> list[Transfer]:
-    now = list(transfers)
-    to_memory = [(each.source, each.memory) for each in now if each.memory is not None]
-    with jax.transfer_guard("allow"):
-        hosts = iter(
-            jax.device_put(
-                [source for source, _ in to_memory],
-                [source.sharding.with_memory_kind(memory) for source, memory in to_memory],
-                # Not even for values in host memory already, since the next step may write there.
-                may_alias=False,
-            )
+def _wait_for_direct(flights: Iterable[_Flight]) -> None:
+    for flight in flights:
+        for copy in flight.copies:
+            # Its end alone matters: nobody uses the bytes, and the reader tells of a failure.
+            with contextlib.suppress(CheckpointError, OSError, RuntimeError):
+                copy.wait()
+
+
+def _settle(target: LandingPlace, batch: Sequence[_Arrived]) -> list[Landed]:
+    """Copy to the target what is not there yet; return the CRC32C of each, in order."""
+    threads, patterns = copy_threads(), target.patterns
+    found: dict[int, Landed] = {}
+    for in_place in (False, True):
+        indices = [i for i, each in enumerate(batch) if (each.view is None) is in_place]
+        if not indices:
+            continue
+        wanted = [patterns[batch[i].position] if patterns else NO_VALUES for i in indices]
+        places = [target.offsets[batch[i].position] + batch[i].offset for i in indices]
+        if in_place:
+            ranges = [(at, batch[i].nbytes) for at, i in zip(places, indices, strict=True)]
+            read = _native.check_and_count(target.mapping, ranges, wanted, threads)
+        else:
+            views = (batch[i].view for i in indices)
+            copies = [
+                (flat_bytes(view), at)
+                for view, at in zip(views, places, strict=True)
+                if view is not None
+            ]
+            read = _native.copy_and_count(target.mapping, copies, wanted, threads)
+        for i, crc, count in zip(indices, *read, strict=True):
+            found[i] = Landed(batch[i].position, crc, count)
+    return [found[i] for i in range(len(batch))]
+
+
+_DIRECT_PIECES = 4
+"""In flight at once, so that the CRC of one is computed while the others come."""
+
+
+def _part_bytes(source: DeviceShard, way: Way, bound_bytes: int) -> int:
+    """Return the size of the pieces of a source, all alike but the last."""
+    if way == "direct":
+        return max(bound_bytes // _DIRECT_PIECES // 8 * 8, 8)
+    rows, _, row_bytes = _rows(source, bound_bytes)
+    return max(rows * row_bytes, 1)
+
+
+def _rows(source: DeviceShard, bound_bytes: int) -> tuple[int, int, int]:
+    """Return (rows of a piece, leading dimensions that make up the rows, bytes of a row).
+
+    One piece has all, without dimensions, where the bound allows it, or where the array is no
+    device's own memory, on which no program runs.
+    """
+    array = source.array
+    if source.nbytes <= bound_bytes:
+        return 1, 0, source.nbytes
+    (device,) = array.devices()
+    if array.sharding.memory_kind not in (None, device.default_memory().kind):
+        return 1, 0, source.nbytes
+    shape, item_bytes = array.shape, source.nbytes // max(prod(array.shape), 1)
+    most_bytes = max(bound_bytes // 2, item_bytes)
+    lead = next(n for n in range(1, len(shape) + 1) if prod(shape[n:]) * item_bytes <= most_bytes)
+    row_bytes = prod(shape[lead:]) * item_bytes
+    return max(most_bytes // row_bytes, 1), lead, row_bytes
+
+
+@partial(jax.jit, static_argnames=("rows", "lead"))
+def _part(array: jax.Array, start: int, *, rows: int, lead: int) -> jax.Array:
+    in_rows = array.reshape((-1, *array.shape[lead:]))
+    return jax.lax.dynamic_slice_in_dim(in_rows, start, rows)
+
+
+def _piece_of(flight: _Flight, bound_bytes: int) -> jax.Array:
+    """Return the array of one piece: the source's own, or rows of it that its device cuts out."""
+    source = flight.source
+    if flight.nbytes == source.nbytes:
+        return source.array
+    _, lead, row_bytes = _rows(source, bound_bytes)
+    with on_one_device(source.array.devices()):
+        return _part(
+            source.array, flight.offset // row_bytes, rows=flight.nbytes // row_bytes, lead=lead
         )
-        for each in now:
-            if each.memory is None:
-                each.source.copy_to_host_async()
-            each.target = each.source if each.memory is None else next(hosts)
-    return now
+
+
+@contextlib.contextmanager
+def on_one_device(devices: set[Device]) -> Generator[None]:
+    """Run programs on the one of ``devices``, in any context of the caller's.
+
+    Under the caller's mesh, with more devices, JAX refuses them; a NaN is a value like others.
+    """
+    (device,) = devices
+    mesh = jax.sharding.Mesh(np.array([device]), ("device",))
+    with jax.set_mesh(mesh), jax.debug_nans(False), jax.debug_infs(False):
+        yield
+
+
+def _start_by_jax(flights: Sequence[_Flight], bound_bytes: int) -> None:
+    """Start transfers that JAX makes, in one call where they go to pinned memory."""
+    with jax.transfer_guard("allow"):
+        pieces = [_piece_of(flight, bound_bytes) for flight in flights]
+        to_pinned = [i for i, flight in enumerate(flights) if flight.way == "pinned_host"]
+        arrived = jax.device_put(
+            [pieces[i] for i in to_pinned],
+            [pieces[i].sharding.with_memory_kind("pinned_host") for i in to_pinned],
+            # Not even for values in host memory already, since the next step may write there.
+            may_alias=False,
+        )
+        for i, array in zip(to_pinned, arrived, strict=True):
+            flights[i].array = array
+        for flight, piece in zip(flights, pieces, strict=True):
+            if flight.way != "pinned_host":
+                piece.copy_to_host_async()
+                flight.array = piece

@@ -34,6 +34,11 @@ CopiedAll CopyAllAndCount(std::span<const Copy> copies, int threads);
 // Returns the CRC32C of each range, in order.
 std::vector<uint32_t> Crc32cOfAll(std::span<const Bytes> ranges, int threads);
 
+// As Crc32cOfAll; also returns, in order, the number of values of each range that fit its pattern,
+// in the same pass over memory. std::invalid_argument for the width of a pattern.
+CopiedAll CheckAllAndCount(std::span<const Bytes> ranges, std::span<const ValuePattern> patterns,
+                           int threads);
+
 // The pages of a file before they are mapped: only reserved, or written before.
 enum class Pages { kReserved, kWritten };
 

@@ -103,6 +103,19 @@ std::vector<uint32_t> Crc32cRanges(const Mapping& mapping, nb::sequence ranges,
   return Crc32cOfAll(spans, thread_count);
 }
 
+std::pair<std::vector<uint32_t>, std::vector<uint64_t>> CheckAndCountAll(const Mapping& mapping,
+                                                                         nb::sequence ranges,
+                                                                         nb::sequence patterns,
+                                                                         nb::handle threads) {
+  const auto memory = mapping.Hold();
+  const auto spans = ReadableSpans(*memory, ParseRanges(ranges));
+  const int thread_count = ParseThreads(threads);
+  const std::vector<ValuePattern> wanted = ParsePatterns(patterns, spans.size());
+  nb::gil_scoped_release released;
+  CopiedAll checked = CheckAllAndCount(spans, wanted, thread_count);
+  return {std::move(checked.crcs), std::move(checked.matches)};
+}
+
 uint32_t Crc32cOfBuffer(nb::handle data, nb::handle value) {
   HeldBuffers buffers;
   const Bytes bytes = buffers.Hold(data);
@@ -183,6 +196,8 @@ NB_MODULE(_native, m) {
       .def("view", &View, nb::arg("offset"), nb::arg("nbytes"), nb::arg("owner").none());
   m.def("copy_crc32c", &CopyCrc32c, nb::arg("mapping"), nb::arg("copies"), nb::arg("threads"));
   m.def("copy_and_count", &CopyAndCountAll, nb::arg("mapping"), nb::arg("copies"),
+        nb::arg("patterns"), nb::arg("threads"));
+  m.def("check_and_count", &CheckAndCountAll, nb::arg("mapping"), nb::arg("ranges"),
         nb::arg("patterns"), nb::arg("threads"));
   m.def("crc32c_ranges", &Crc32cRanges, nb::arg("mapping"), nb::arg("ranges"), nb::arg("threads"));
   m.def("crc32c", &Crc32cOfBuffer, nb::arg("data"), nb::arg("value") = 0);

@@ -15,8 +15,7 @@ from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import Event
 
-PINNED = Buffers(40, "pinned_host")
-WAIT: dict[str, Any] = {"snapshot_mode": "wait", "buffers": PINNED}
+WAIT: dict[str, Any] = {"device_reads": "pinned_host", "buffers": Buffers(40)}
 
 
 @partial(jax.jit, donate_argnums=0)
@@ -39,7 +38,9 @@ def long_step(array: jax.Array, rounds: int) -> jax.Array:
     return jax.lax.while_loop(lambda carry: carry[0] < rounds, body, (jnp.int32(0), array))[1]
 
 
-@pytest.mark.parametrize("settings", [WAIT, {}], ids=["transfers", "views"])
+@pytest.mark.parametrize(
+    "settings", [{"device_reads": "pinned_host"}, {}], ids=["transfers", "views"]
+)
 def test_wait_for_arrays_still_computed_is_no_stall(world: World, settings: Any) -> None:
     start = jnp.ones((300, 300))
     long_step(start, 1).block_until_ready()

@@ -24,25 +24,16 @@ from emergency_ckpt.save.schedule import DueSaves
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.types import LOCAL, TierName
 
-PINNED = Buffers(staging_memory="pinned_host")
-STAGED: dict[str, Any] = {"buffers": PINNED, "snapshot_mode": "wait"}
+STAGED: dict[str, Any] = {"device_reads": "pinned_host"}
+SMALL = Buffers(40)
 MODES: dict[str, dict[str, Any]] = {
     "cpu": {},
-    "cpu, wait": {"snapshot_mode": "wait"},
-    "cpu, device copies": {"snapshot_mode": "device_copy", "device_copy_bytes": 40},
+    "cpu, device copies": {"device_copy_bytes": 40},
     "staged": STAGED,
-    "staged in parts": {**STAGED, "buffers": Buffers(40, "pinned_host")},
-    "pageable": {**STAGED, "buffers": Buffers(40, "pageable")},
-    "device copies": {
-        "buffers": PINNED,
-        "snapshot_mode": "device_copy",
-        "device_copy_bytes": 1 << 20,
-    },
-    "device copies of some": {
-        "buffers": Buffers(40, "pinned_host"),
-        "snapshot_mode": "device_copy",
-        "device_copy_bytes": 40,
-    },
+    "staged in parts": {**STAGED, "buffers": SMALL},
+    "pageable": {"device_reads": "pageable", "buffers": SMALL},
+    "device copies": {**STAGED, "device_copy_bytes": 1 << 20},
+    "device copies of some": {**STAGED, "buffers": SMALL, "device_copy_bytes": 40},
 }
 each_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 DISTINCT_SHARDS = 6
@@ -145,7 +136,7 @@ def test_both_tiers_have_the_bits_of_the_captured_step(
         assert checkpointer.save(step=2, state=state, host_state={"at": 2})
         give_away(state)
         # Where JAX hands out the array's own memory, the step could not have it yet.
-        staged = mode.get("buffers", Buffers()).staging_memory == "pinned_host"
+        staged = mode.get("device_reads") == "pinned_host"
         assert state["w"].is_deleted() or not staged
         assert slow.reached.wait(LONG_S)
         save_locally(checkpointer, world, 3, 5, 7, 9)

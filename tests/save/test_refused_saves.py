@@ -12,24 +12,23 @@ import pytest
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster import LocalCoordinator, Peers
-from emergency_ckpt.config import Config
-from emergency_ckpt.core.save.snapshot_plan import Buffers
+from emergency_ckpt.core.save.snapshot_plan import DeviceReads
 from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
 from emergency_ckpt.errors import RamdiskFull, SaveFailed, SlotBusy
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram import LocalTier
-from emergency_ckpt.ram.slot_writer import SlotWriter
 from emergency_ckpt.save import Ballot, Outcome, Vote
 from emergency_ckpt.save.local_save import LocalSave, LocalSaves
 from emergency_ckpt.save.persistent.capture import SlotCapture
 from emergency_ckpt.state import Snapshot, SnapshotRecipe, describe, host_state
+from emergency_ckpt.state.link import find_link
 from emergency_ckpt.transfer import TransferClient
 from emergency_ckpt.types import SaveId, ShardId, Writer
 
 SHARD_BYTES = 16384
-BUFFERS = {
-    "wait": Buffers(),
-    "small staging": Buffers(SHARD_BYTES, "pageable"),
+WAYS: dict[str, tuple[DeviceReads, int]] = {
+    "pinned": ("pinned_host", 4 * SHARD_BYTES),
+    "a shard at a time": ("pageable", SHARD_BYTES),
 }
 
 
@@ -55,16 +54,16 @@ def refuse_copy(*_: Any, **__: Any) -> Any:
     raise RamdiskFull("copy to", "slot", "no space left")
 
 
-@pytest.mark.parametrize("buffers", BUFFERS.values(), ids=BUFFERS)
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize(
     ("where", "name", "refuse"),
-    [(LocalTier, "begin_write", refuse_slot), (SlotWriter, "copy_and_count", refuse_copy)],
+    [(LocalTier, "begin_write", refuse_slot), (SlotCapture, "read_into", refuse_copy)],
     ids=["before a byte is read", "in the first batch"],
 )
 def test_training_goes_on_before_the_vote_ends(
     ramdisk: Path,
     monkeypatch: pytest.MonkeyPatch,
-    buffers: Buffers,
+    way: tuple[DeviceReads, int],
     where: type,
     name: str,
     refuse: Callable[..., Any],
@@ -75,10 +74,11 @@ def test_training_goes_on_before_the_vote_ends(
     shards = [ShardId(leaf.path, tuple((0, n) for n in leaf.global_shape)) for leaf in leaves]
     layout = lay_out(leaves, [(s, shard_nbytes(tree.specs[s.leaf], s.box)) for s in shards])
     placed = [each.shard for each in layout.shards]
-    recipe = SnapshotRecipe(tree, placed, Config(snapshot_mode="wait"), buffers)
+    recipe = SnapshotRecipe(tree, placed, find_link().reading(way[0]), way[1])
     snapshot = recipe.take(jax.tree.leaves(state))
     snapshot.start()
-    assert not snapshot.wait_captured(0), "else it shows nothing"
+    if way[1] == SHARD_BYTES:
+        assert not snapshot.wait_captured(0), "else it shows nothing"
     tier = LocalTier.open(ramdisk, "run", Writer(0, 1, 0, "host-0"), copy_threads=1)
     failures, vote = Failures(), LateVote(snapshot)
     client = TransferClient(run_id="run", secret=b"s" * 32)

@@ -23,14 +23,14 @@ from state_samples import (
     mesh_of,
     placed,
     random_bits,
-    read_at_once,
+    read_state,
     sharded,
     through_bytes,
 )
 
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.errors import CorruptData
-from emergency_ckpt.state import BoxTable, SnapshotRecipe, describe, dtype_named
+from emergency_ckpt.state import BoxTable, describe, dtype_named
 from emergency_ckpt.state.materialize import materialize
 from emergency_ckpt.types import ShardId
 
@@ -268,7 +268,7 @@ def test_leaves_go_to_the_devices_as_they_arrive() -> None:
     state["host"] = np.arange(3)
     tree = describe(state, "restore")
     wanted = BoxTable(tree, 1).shards_of(0)
-    views = read_at_once(SnapshotRecipe(tree, wanted).take(jax.tree_util.tree_leaves(state)))
+    views = read_state(state)
     kept = dict(zip(wanted, views, strict=True))
     here: list[ShardId] = []
     asked: list[ShardId] = []

@@ -9,30 +9,28 @@ import jax
 import numpy as np
 import pytest
 from state_samples import (
+    Memory,
     box_of,
     mesh_of,
-    read_at_once,
+    read_state,
     shard_of,
     sharded,
 )
 
 from emergency_ckpt.errors import StateMismatch
 from emergency_ckpt.state import BoxTable, SnapshotRecipe, describe
+from emergency_ckpt.state.link import find_link
 
 
 def recipe_for(state: Any) -> tuple[SnapshotRecipe, tuple[Any, ...]]:
     tree = describe(state, "save")
     wanted = BoxTable(tree, 1).shards_of(0)
-    return SnapshotRecipe(tree, wanted), wanted
-
-
-def views_of(recipe: SnapshotRecipe, flat: list[Any]) -> list[np.ndarray]:
-    return read_at_once(recipe.take(flat))
+    return SnapshotRecipe(tree, wanted, find_link()), wanted
 
 
 def take(state: Any) -> dict[Any, np.ndarray]:
-    recipe, wanted = recipe_for(state)
-    return dict(zip(wanted, views_of(recipe, jax.tree_util.tree_leaves(state)), strict=True))
+    wanted = BoxTable(describe(state, "save"), 1).shards_of(0)
+    return dict(zip(wanted, read_state(state), strict=True))
 
 
 @pytest.mark.parametrize("order", [range(8), [6, 1, 4, 3, 0, 7, 2, 5]], ids=["plain", "permuted"])
@@ -77,7 +75,8 @@ def test_views_stay_as_they_are_when_the_state_is_donated(
         "n": sharded(np.zeros((), np.int32), mesh),
         "keys": jax.random.wrap_key_data(sharded(np.array([3, 4], np.uint32), mesh)),
     }
-    recipe, _ = recipe_for(state)
+    recipe, wanted = recipe_for(state)
+    tree = describe(state, "save")
 
     @partial(jax.jit, donate_argnums=0)
     def step(state: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -91,11 +90,11 @@ def test_views_stay_as_they_are_when_the_state_is_donated(
     for number in range(12):
         flat = jax.tree_util.tree_leaves(state)
         keys = np.array(jax.random.key_data(state["keys"]))
-        kept.append((number, keys, views_of(recipe, flat)))
+        kept.append((number, keys, recipe.take(flat)))
         del flat
         state = jax.block_until_ready(step(state))
-    for number, keys, views in kept:
-        for shard, view in zip(recipe_for(state)[1], views, strict=True):
+    for number, keys, snapshot in kept:
+        for shard, view in zip(wanted, Memory(tree, wanted).read(snapshot), strict=True):
             if shard.leaf == "keys":
                 np.testing.assert_array_equal(view, keys)
             else:
@@ -105,13 +104,12 @@ def test_views_stay_as_they_are_when_the_state_is_donated(
 def test_box_that_is_not_here_is_refused() -> None:
     tree = describe({"w": sharded(np.zeros((8, 2)), mesh_of(8), "x")}, "save")
     with pytest.raises(StateMismatch, match="not on this process"):
-        SnapshotRecipe(tree, [shard_of("w", (0, 2), (0, 2))])
+        SnapshotRecipe(tree, [shard_of("w", (0, 2), (0, 2))], find_link())
 
 
 def test_only_the_wanted_shards_are_taken_in_the_wanted_order() -> None:
     whole = np.arange(16, dtype=np.int8).reshape(8, 2)
     state = {"w": sharded(whole, mesh_of(8), "x"), "other": 5}
     wanted = [shard_of("w", (6, 7), (0, 2)), shard_of("w", (1, 2), (0, 2))]
-    recipe = SnapshotRecipe(describe(state, "save"), wanted)
-    views = views_of(recipe, jax.tree_util.tree_leaves(state))
+    views = read_state(state, wanted)
     assert [view.tolist() for view in views] == [[[12, 13]], [[2, 3]]]

@@ -1,57 +1,56 @@
-"""Snapshots that pass through staging memory, as on accelerators: pinned host memory of the CPU."""
+"""Snapshots by each way in which arrays leave devices: JAX's own on CPU, direct ones on a fake."""
 
 from __future__ import annotations
 
-import gc
 import threading
-from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
-from state_samples import DEVICE_DTYPES, mesh_of, random_bits, read_at_once, sharded
+from fake_link import FakeMachine
+from jax.experimental.layout import Format, Layout
+from state_samples import DEVICE_DTYPES, Memory, mesh_of, random_bits, sharded
 
-from emergency_ckpt.config import Config
-from emergency_ckpt.core.save.snapshot_plan import Buffers, SnapshotMode, StagingMemory
 from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.state import staging
+from emergency_ckpt.state.link import Link, probe
 from emergency_ckpt.state.snapshot import DeviceCopies, SnapshotRecipe, copy_on_device
-from emergency_ckpt.state.staging import Snapshot, Transfer
+from emergency_ckpt.state.staging import DeviceShard, LandingPlace, Snapshot
 from emergency_ckpt.state.tree import BoxTable, describe
 
 SHARD_BYTES = 8 * 64 * 4
 LONG_S = 60.0
 
 
+def by_jax(way: Any) -> Callable[[], Link]:
+    return lambda: probe(jax.local_devices()).reading(way)
+
+
 class Settings(NamedTuple):
-    config: Config
-    buffers: Buffers = Buffers()
+    link: Callable[[], Link]
+    copy_bytes: int = 0
+    bound_bytes: int = 3 * SHARD_BYTES
 
 
-def settings_of(
-    mode: SnapshotMode,
-    device_copy_bytes: int = 0,
-    staging_bytes: int = Buffers.staging_bytes,
-    memory: StagingMemory = "auto",
-) -> Settings:
-    config = Config(snapshot_mode=mode, device_copy_bytes=device_copy_bytes)
-    return Settings(config, Buffers(staging_bytes, memory))
-
-
-WAIT = settings_of("wait", 0, 3 * SHARD_BYTES, "pinned_host")
-PAGEABLE = settings_of("wait", 0, 3 * SHARD_BYTES, "pageable")
-COPY_ALL = settings_of("device_copy", 1 << 20, 3 * SHARD_BYTES, "pinned_host")
-COPY_SOME = settings_of("device_copy", 3 * SHARD_BYTES, 3 * SHARD_BYTES, "pinned_host")
-COPY_ON_CPU = settings_of("device_copy", 3 * SHARD_BYTES)
-WAIT_ON_CPU = settings_of("wait")
+PINNED = Settings(by_jax("pinned_host"))
+DIRECT = Settings(lambda: FakeMachine().link())
+COPY_ALL = Settings(by_jax("pinned_host"), 1 << 20)
+COPY_SOME = Settings(by_jax("pinned_host"), 3 * SHARD_BYTES)
 MODES = {
-    "wait": WAIT,
-    "pageable": PAGEABLE,
-    "copy_all": COPY_ALL,
-    "copy_some": COPY_SOME,
-    "copy_on_cpu": COPY_ON_CPU,
-    "wait_on_cpu": WAIT_ON_CPU,
+    "cpu": Settings(by_jax("auto")),
+    "cpu, copies": Settings(by_jax("auto"), 3 * SHARD_BYTES),
+    "pinned": PINNED,
+    "pinned, in pieces": PINNED._replace(bound_bytes=SHARD_BYTES - 1),
+    "pageable": Settings(by_jax("pageable")),
+    "pageable, in pieces": Settings(by_jax("pageable"), 0, SHARD_BYTES - 1),
+    "copies of all": COPY_ALL,
+    "copies of some": COPY_SOME,
+    "direct": DIRECT,
+    "direct, in pieces": DIRECT._replace(bound_bytes=SHARD_BYTES - 1),
+    "direct, copies": DIRECT._replace(copy_bytes=1 << 20),
 }
 each_mode = pytest.mark.parametrize("settings", MODES.values(), ids=MODES)
 
@@ -88,34 +87,38 @@ def donating_step(state: Any) -> Any:
     }
 
 
-def recipe_for(
-    state: Any, settings: Settings, copies: DeviceCopies | None = None
-) -> tuple[SnapshotRecipe, tuple[Any, ...]]:
-    tree = describe(state, "save")
-    wanted = BoxTable(tree, 1).shards_of(0)
-    return SnapshotRecipe(tree, wanted, *settings, copies), wanted
+class Case:
+    """A state, how it is taken, and memory that it is read into."""
+
+    def __init__(self, state: Any, settings: Settings, copies: DeviceCopies | None = None) -> None:
+        tree = describe(state, "save")
+        self.link = settings.link()
+        self.wanted = BoxTable(tree, 1).shards_of(0)
+        self.copies = copies or DeviceCopies(settings.copy_bytes)
+        self.recipe = SnapshotRecipe(
+            tree, self.wanted, self.link, settings.bound_bytes, self.copies
+        )
+        self.memory = Memory(tree, self.wanted, self.link.mapper)
+
+    def take(self, state: Any) -> Snapshot:
+        snapshot = self.recipe.take(jax.tree_util.tree_leaves(state))
+        snapshot.start()
+        return snapshot
 
 
 class Reader(threading.Thread):
-    """The background half of a save: copies what it reads, one batch after the other."""
+    """The background half of a save."""
 
-    def __init__(self, snapshot: Snapshot, limit_bytes: int = 1 << 30) -> None:
+    def __init__(self, snapshot: Snapshot, memory: Memory) -> None:
         super().__init__()
-        self.found: dict[int, np.ndarray] = {}
-        self.batch_bytes: list[int] = []
         self.error: BaseException | None = None
         self._snapshot = snapshot
-        self._limit_bytes = limit_bytes
+        self._memory = memory
         self.start()
 
     def run(self) -> None:
         try:
-            for batch in self._snapshot.batches(self._limit_bytes):
-                self.batch_bytes.append(sum(view.nbytes for _, view in batch))
-                for position, view in batch:
-                    assert position not in self.found
-                    self.found[position] = np.array(view)
-                del view
+            self._memory.read(self._snapshot)
         except BaseException as error:  # noqa: BLE001 - shown by the test
             self.error = error
         finally:
@@ -126,75 +129,52 @@ class Reader(threading.Thread):
         assert not self.is_alive()
         if self.error is not None:
             raise self.error
-        return [self.found[position] for position in sorted(self.found)]
+        return [self._memory.view(position) for position in range(len(self._memory.offsets))]
 
 
 @each_mode
 def test_state_may_be_donated_once_the_snapshot_is_captured(settings: Settings) -> None:
     """Many steps; each consumes the state as soon as training may go on."""
     state = new_state()
-    copies = DeviceCopies(settings.config.device_copy_bytes)
-    recipe, wanted = recipe_for(state, settings, copies)
-    readers: list[tuple[np.ndarray, Reader]] = []
-    for _ in range(8):
+    case = Case(state, settings)
+    for number in range(4):
         keys = np.array(jax.random.key_data(state["keys"]))
-        flat = jax.tree_util.tree_leaves(state)
-        snapshot = recipe.take(flat)
-        del flat
-        reader = Reader(snapshot)
+        snapshot = case.take(state)
+        reader = Reader(snapshot, case.memory)
         assert snapshot.wait_captured(LONG_S)
         state = donating_step({**state, "host": state["host"]})
         state["host"] = np.asarray(state["host"])
-        readers.append((keys, reader))
-    for number, (keys, reader) in enumerate(readers):
-        views = reader.result()
-        assert len(views) == len(wanted)
-        for shard, view in zip(wanted, views, strict=True):
+        for shard, view in zip(case.wanted, reader.result(), strict=True):
             assert view.shape == tuple(stop - start for start, stop in shard.box), shard
             if shard.leaf == "keys":
                 np.testing.assert_array_equal(view, keys)
             else:
                 assert (view == number).all(), (number, shard)
-    assert is_all_free(copies)
+    assert is_all_free(case.copies)
 
 
-def started_and_donated(settings: Settings) -> tuple[Snapshot, tuple[Any, ...]]:
-    """A snapshot of which all was started, and whose state the next step has overwritten."""
-    state = new_state()
-    recipe, wanted = recipe_for(state, settings)
-    snapshot = recipe.take(jax.tree_util.tree_leaves(state))
-    snapshot.start(everything=True)
-    assert snapshot.wait_captured(LONG_S)
-    jax.block_until_ready(donating_step(state))
-    return snapshot, wanted
+@pytest.mark.parametrize("name", ["pinned", "pinned, in pieces", "pageable, in pieces"])
+def test_bytes_in_flight_stay_within_the_bound(name: str, monkeypatch: Any) -> None:
+    settings = MODES[name]
+    case = Case(small_state(), settings)
+    in_flight: list[int] = []
+    start = staging._start_by_jax
+
+    def noted(flights: Any, bound_bytes: int) -> None:
+        in_flight.append(snapshot._in_use_bytes)
+        start(flights, bound_bytes)
+
+    monkeypatch.setattr(staging, "_start_by_jax", noted)
+    snapshot = case.recipe.take(jax.tree_util.tree_leaves(small_state()))
+    case.memory.read(snapshot)
+    snapshot.close()
+    assert 0 < max(in_flight) <= settings.bound_bytes
+    assert snapshot._in_use_bytes == 0
 
 
-@each_mode
-def test_state_may_be_donated_before_the_reader_if_all_started(
-    settings: Settings,
-) -> None:
-    """Nobody waits for the reader, as with a save whose word is still to come."""
-    snapshot, wanted = started_and_donated(settings)
-    views = Reader(snapshot).result()
-    for shard, view in zip(wanted, views, strict=True):
-        assert shard.leaf == "keys" or (view == 0).all()
-
-
-@each_mode
-def test_all_at_once(settings: Settings) -> None:
-    gc.collect()
-    before = pinned_bytes()
-    snapshot, wanted = started_and_donated(settings)
-    found = read_at_once(snapshot)
-    assert [view.shape for view in found] == [
-        tuple(stop - start for start, stop in shard.box) for shard in wanted
-    ]
-    size_bytes = 0
-    for shard, view in zip(wanted, found, strict=True):
-        assert shard.leaf == "keys" or (view == 0).all()
-        size_bytes += 0 if shard.leaf == "host" else view.nbytes
-    is_pinned = settings.buffers.staging_memory == "pinned_host"
-    assert pinned_bytes() - before == (size_bytes if is_pinned else 0)
+def small_state() -> dict[str, Any]:
+    """Six shards on one device, twice what may be in flight."""
+    return {f"{i}": sharded(np.zeros((8, 64), np.float32), mesh_of(1)) for i in range(6)}
 
 
 def pinned_bytes() -> int:
@@ -202,42 +182,146 @@ def pinned_bytes() -> int:
     return sum(each.nbytes for each in arrays if each.sharding.memory_kind == "pinned_host")
 
 
-def test_what_is_not_yet_read_stays_within_the_staging_memory() -> None:
-    state = new_state()
-    recipe, _ = recipe_for(state, WAIT)
-    snapshot = recipe.take(jax.tree_util.tree_leaves(state))
+def test_reader_that_waits_for_others_costs_no_more_host_memory() -> None:
+    """A hundred saves whose reader first waits, as for a slow peer: training waits with it."""
+    state = small_state()
+    case = Case(state, PINNED)
     before = pinned_bytes()
-    alive: list[int] = []
-    for batch in snapshot.batches(1 << 30):
-        alive.append(pinned_bytes() - before)
-        assert batch
-    snapshot.close()
-    assert max(alive) > 0
-    assert max(alive) <= WAIT.buffers.staging_bytes
-    assert len(alive) > 6 * 8 * SHARD_BYTES // WAIT.buffers.staging_bytes
+    for _ in range(100):
+        snapshot = case.take(state)
+        assert not snapshot.wait_captured(0.0)
+        assert 0 < pinned_bytes() - before <= PINNED.bound_bytes
+        case.memory.read(snapshot)
+        snapshot.close()
+        del snapshot
+        assert pinned_bytes() == before
 
 
-def test_shard_larger_than_the_staging_memory_goes_alone() -> None:
+def test_direct_reader_that_waits_has_nothing_in_flight() -> None:
+    machine = FakeMachine()
+    state = small_state()
+    case = Case(state, Settings(machine.link))
+    machine.most_in_flight = 0
+    for _ in range(100):
+        snapshot = case.take(state)
+        assert not snapshot.wait_captured(0.0)
+        assert not machine.most_in_flight
+        case.memory.read(snapshot)
+        snapshot.close()
+        assert 0 < machine.most_in_flight <= 3 * SHARD_BYTES
+        machine.most_in_flight = 0
+
+
+def test_direct_reads_go_straight_to_their_place() -> None:
+    machine = FakeMachine()
     state = new_state()
-    small = settings_of("wait", 0, 1, "pinned_host")
-    recipe, wanted = recipe_for(state, small)
-    reader = Reader(recipe.take(jax.tree_util.tree_leaves(state)))
-    assert len(reader.result()) == len(wanted)
-    assert max(reader.batch_bytes) == SHARD_BYTES
+    case = Case(state, Settings(machine.link))
+    machine.copied.clear()
+    case.memory.read(case.take(state))
+    shards = zip(case.wanted, case.memory._sizes, strict=True)
+    on_devices = sum(nbytes for shard, nbytes in shards if shard.leaf != "host")
+    assert machine.copied.total() == on_devices
+
+
+def test_without_mapped_memory_direct_reads_go_by_jax() -> None:
+    machine = FakeMachine()
+    state = new_state()
+    case = Case(state, Settings(machine.link))
+    case.memory.mapped.unmap(LONG_S)
+    machine.copied.clear()
+    views = case.memory.read(case.take(state))
+    assert not machine.copied
+    assert all(
+        (view == 0).all()
+        for shard, view in zip(case.wanted, views, strict=True)
+        if shard.leaf != "keys"
+    )
+
+
+def test_memory_mapped_in_part_serves_what_it_holds() -> None:
+    machine = FakeMachine()
+    state = {"a": sharded(np.arange(4096.0), mesh_of(1)), "b": sharded(np.ones(4096), mesh_of(1))}
+    case = Case(state, Settings(machine.link, 0, 1 << 20))
+    case.memory.mapped.unmap(LONG_S)
+    case.memory.mapped = type(case.memory.mapped)(
+        machine, case.memory.mapped.address, case.memory.size_bytes
+    )
+    for page in range(5):  # in pieces of a page each, which no copy may cross; then it fails
+        case.memory.mapped.map(page * 4096, 4096)
+    machine.copied.clear()
+    first, second = case.memory.read(case.take(state))
+    assert np.array_equal(first, np.arange(4096, dtype=first.dtype))
+    assert (second == 1).all()
+    assert machine.copied.total() == 4 * 4096
+    case.memory.mapped.unmap(LONG_S)
+
+
+def test_lost_device_is_named() -> None:
+    machine = FakeMachine()
+    state = new_state()
+    case = Case(state, Settings(machine.link))
+    lost = jax.local_devices()[3]
+    machine.lost = {lost.id}
+    snapshot = case.take(state)
+    reader = Reader(snapshot, case.memory)
+    assert snapshot.wait_captured(LONG_S)
+    with pytest.raises(SaveFailed, match=f"from device {lost}.*it was lost"):
+        reader.result()
+    case.memory.mapped.unmap(LONG_S)  # nothing uses it any more
+    machine.lost = set()
+
+
+def test_short_read_fails_the_save() -> None:
+    machine = FakeMachine()
+    case = Case(new_state(), Settings(machine.link))
+    machine.short_bytes = 4
+    with pytest.raises(SaveFailed, match="bytes came of"):
+        case.memory.read(case.take(new_state()))
+
+
+def test_close_waits_for_direct_reads_in_progress() -> None:
+    machine = FakeMachine()
+    state = new_state()
+    case = Case(state, Settings(machine.link))
+    machine.gate.clear()
+    snapshot = case.take(state)
+    reader = Reader(snapshot, case.memory)
+    while not machine._targets:
+        pass
+    assert not snapshot.wait_captured(0)
+    closing = threading.Thread(target=snapshot.close)
+    closing.start()
+    closing.join(0.05)
+    assert closing.is_alive()
+    machine.gate.set()
+    closing.join(LONG_S)
+    assert not closing.is_alive()
+    with pytest.raises(SaveFailed, match="closed before all"):
+        reader.result()
+
+
+def test_layout_that_is_not_linear_goes_by_jax() -> None:
+    machine = FakeMachine()
+    value = np.arange(12, dtype=np.float32).reshape(3, 4)
+    plain = sharded(value, mesh_of(1))
+    state = {"w": jax.device_put(plain, Format(Layout((1, 0)), plain.sharding)), "x": plain}
+    case = Case(state, Settings(machine.link))
+    machine.copied.clear()
+    for view in case.memory.read(case.take(state)):
+        assert np.array_equal(view, value)
+    assert machine.copied.total() == value.nbytes
 
 
 def test_training_thread_does_not_wait_for_what_was_copied() -> None:
     state = new_state()
-    recipe, _ = recipe_for(state, COPY_ALL)
-    snapshot = recipe.take(jax.tree_util.tree_leaves(state))
     # No reader has begun.
-    assert not snapshot.wait_captured(0)  # nothing to copy in the empty leaf
-    del state["empty"]
-    recipe, wanted = recipe_for(state, COPY_ALL)
-    snapshot = recipe.take(jax.tree_util.tree_leaves(state))
+    snapshot = Case(state, COPY_ALL).take(state)
     assert snapshot.wait_captured(0)
     jax.block_until_ready(donating_step(state))
-    assert len(Reader(snapshot).result()) == len(wanted)
+    snapshot.close()
+    snapshot = Case(new_state(), DIRECT._replace(copy_bytes=1 << 20)).take(new_state())
+    assert not snapshot.wait_captured(0)  # the empty leaf is not copied, and its way is direct
+    snapshot.close()
 
 
 def test_with_no_device_memory_for_copies_it_waits() -> None:
@@ -245,23 +329,22 @@ def test_with_no_device_memory_for_copies_it_waits() -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
     state = new_state()
-    copies = DeviceCopies(COPY_ALL.config.device_copy_bytes, refuse)
-    recipe, wanted = recipe_for(state, COPY_ALL, copies)
-    snapshot = recipe.take(jax.tree_util.tree_leaves(state))
+    copies = DeviceCopies(COPY_ALL.copy_bytes, refuse)
+    case = Case(state, COPY_ALL, copies)
+    snapshot = case.take(state)
     assert is_all_free(copies)
     assert not snapshot.wait_captured(0)
-    assert len(Reader(snapshot).result()) == len(wanted)
+    case.memory.read(snapshot)
 
 
 def test_another_failure_of_copies_is_not_lack_of_memory() -> None:
     def fail(arrays: list[jax.Array]) -> list[jax.Array]:
         raise jax.errors.JaxRuntimeError("INTERNAL: broken")
 
-    copies = DeviceCopies(COPY_ALL.config.device_copy_bytes, fail)
+    copies = DeviceCopies(COPY_ALL.copy_bytes, fail)
     state = new_state()
-    recipe, _ = recipe_for(state, COPY_ALL, copies)
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        recipe.take(jax.tree_util.tree_leaves(state))
+        Case(state, COPY_ALL, copies).take(state)
     assert is_all_free(copies)
 
 
@@ -274,35 +357,120 @@ def test_budget_is_shared_and_given_back() -> None:
         return copy_on_device(arrays)
 
     state = new_state()
-    copies = DeviceCopies(COPY_SOME.config.device_copy_bytes, copy)
-    recipe, wanted = recipe_for(state, COPY_SOME, copies)
-    flat = jax.tree_util.tree_leaves(state)
-    first = recipe.take(flat)
+    copies = DeviceCopies(COPY_SOME.copy_bytes, copy)
+    case = Case(state, COPY_SOME, copies)
+    first = case.take(state)
     assert len(made) == 8
-    assert max(made) <= COPY_SOME.config.device_copy_bytes
-    second = recipe.take(flat)
+    assert max(made) <= COPY_SOME.copy_bytes
+    second = case.take(state)
     assert len(made) == 8
-    assert len(Reader(second).result()) == len(wanted)
+    case.memory.read(second)
     first.close()
     assert is_all_free(copies)
-    third = recipe.take(flat)
+    third = case.take(state)
     assert len(made) == 16
     third.close()
 
 
+def test_copies_are_let_go_leaf_by_leaf() -> None:
+    state = new_state()
+    case = Case(state, DIRECT._replace(copy_bytes=1 << 20))
+    before = len(jax.live_arrays())
+    snapshot = case.take(state)
+    made = len(jax.live_arrays()) - before
+    assert made > 30
+    seen: list[int] = []
+    for _ in snapshot.read_into(case.memory.target()):
+        seen.append(len(jax.live_arrays()) - before)
+    assert seen == sorted(seen, reverse=True)
+    assert seen[len(seen) // 2] < made
+    snapshot.close()
+    assert is_all_free(case.copies)
+
+
+GIB = 1 << 30
+
+
+def device(free_gib: int) -> dict[str, int]:
+    return {
+        "bytes_limit": 100 * GIB,
+        "pool_bytes": 100 * GIB,
+        "peak_bytes_in_use": (100 - free_gib) * GIB,
+    }
+
+
+def test_copies_begin_after_an_interval_and_are_only_lowered() -> None:
+    free = [40, 60]
+    copies = DeviceCopies(None, stats=lambda: [("gpu", device(gib)) for gib in free])
+    copies.note_save(10)
+    copies.note_save(10)  # the other tier
+    assert copies.limit_bytes == 0
+    copies.note_save(20)
+    assert copies.limit_bytes == 20 * GIB
+    free[:] = [80, 80]
+    copies.note_save(30)
+    assert copies.limit_bytes == 20 * GIB
+    free[:] = [80, 10]
+    copies.note_save(40)
+    assert copies.limit_bytes == 5 * GIB
+    free[:] = [0, 80]
+    copies.note_save(50)
+    assert copies.limit_bytes == 0
+    free[:] = [80, 80]
+    copies.note_save(60)
+    assert copies.limit_bytes == 0
+
+
+@pytest.mark.parametrize("limit", [0, 7])
+def test_copies_that_were_set_stay_as_they_are(limit: int) -> None:
+    copies = DeviceCopies(limit, stats=lambda: [("gpu", device(90))])
+    for step in range(5):
+        copies.note_save(step)
+    assert copies.limit_bytes == limit
+
+
+def test_limit_is_used_once_its_program_is_compiled() -> None:
+    state = new_state()
+    copies = DeviceCopies(None, stats=lambda: [("gpu", device(80))])
+    case = Case(state, COPY_ALL, copies)
+    copies.note_save(1)
+    case.recipe.prepare()
+    copies.note_save(2)
+    snapshot = case.take(state)
+    assert not snapshot.wait_captured(0)
+    snapshot.close()
+    case.recipe.prepare()
+    snapshot = case.take(state)
+    assert snapshot.wait_captured(0)
+    snapshot.close()
+    copies.limit_bytes = 0
+    snapshot = case.take(state)
+    assert not snapshot.wait_captured(0)
+    snapshot.close()
+
+
 def test_transfer_that_cannot_start_fails_the_reader_alone() -> None:
     release: list[int] = []
-    source = jax.device_put(np.zeros(4, np.float32))
-    transfers = [
-        Transfer(position, source, source.nbytes, "pinned_host", True, lambda: release.append(1))
+    array = jax.device_put(np.zeros(4, np.float32))
+    sources = [
+        DeviceShard(
+            position,
+            array,
+            array.nbytes,
+            "pinned_host",
+            "pinned_host",
+            True,
+            lambda: release.append(1),
+        )
         for position in range(3)
     ]
-    source.delete()
-    snapshot = Snapshot([], transfers, None)
+    array.delete()
+    snapshot = Snapshot([], sources)
     snapshot.start()
     assert snapshot.wait_captured(0)
-    with pytest.raises(RuntimeError, match="deleted"):
-        list(snapshot.batches(1 << 30))
+    memory = Memory(describe({"w": np.zeros(4)}, "save"), [])
+    with pytest.raises(SaveFailed, match="deleted"):
+        list(snapshot.read_into(LandingPlace(memory.mapping, [0, 64, 128])))
     snapshot.close()
     snapshot.close()
     assert len(release) == 3
@@ -317,19 +485,23 @@ def test_transfer_that_cannot_start_fails_the_reader_alone() -> None:
 def test_snapshot_is_taken_in_any_context_of_jax(settings: Settings, context: Any) -> None:
     state = new_state()
     state["large"][0] = sharded(np.full((64, 64), np.nan, np.float32), mesh_of(8), "x")
-    recipe, wanted = recipe_for(state, settings)
+    case = Case(state, settings)
     with context():
-        found = Reader(recipe.take(jax.tree_util.tree_leaves(state))).result()
-    assert len(found) == len(wanted)
+        Reader(case.take(state), case.memory).result()
 
 
-class GuardedSource:
+class GuardedArray:
     """An array on a device that notes the guard: on CPU none guards transfers to the host."""
 
     nbytes = 4
+    shape = (1,)
 
     def __init__(self) -> None:
         self.levels: list[str | None] = []
+        self.sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+    def devices(self) -> set[Any]:
+        return self.sharding.device_set
 
     def copy_to_host_async(self) -> None:
         self.levels.append(jax.config.jax_transfer_guard_device_to_host)
@@ -337,7 +509,8 @@ class GuardedSource:
     def is_ready(self) -> bool:
         return True
 
-    is_deleted = is_ready
+    def is_deleted(self) -> bool:
+        return False
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         self.copy_to_host_async()
@@ -347,99 +520,79 @@ class GuardedSource:
 @pytest.mark.parametrize("level", ["disallow", "disallow_explicit"])
 def test_transfers_of_a_save_are_allowed_whatever_the_guard(level: str) -> None:
     """A user asks for them by saving; the guard is there for those that nobody asked for."""
-    source: Any = GuardedSource()
-    transfers = [Transfer(0, source, source.nbytes, None, True, lambda: None)]
+    array: Any = GuardedArray()
+    source = DeviceShard(0, array, 4, "pageable", "pageable", True, lambda: None)
+    memory = Memory(describe({"w": np.zeros(4)}, "save"), [])
     with jax.transfer_guard(level):
-        snapshot = Snapshot([], transfers, None)
+        snapshot = Snapshot([], [source])
         snapshot.start()
         assert snapshot.wait_captured(10)
-        assert len(list(snapshot.batches(1 << 30))) == 1
-    assert source.levels == ["allow"] * 2
+        assert len(list(snapshot.read_into(LandingPlace(memory.mapping, [0])))) == 1
+    assert array.levels == ["allow"] * 2
 
 
 def test_snapshot_that_was_given_up_is_an_error_to_its_reader() -> None:
     state = new_state()
-    recipe, _ = recipe_for(state, WAIT)
-    snapshot = recipe.take(jax.tree_util.tree_leaves(state))
+    case = Case(state, PINNED)
+    snapshot = case.take(state)
     assert not snapshot.wait_captured(0)
     snapshot.close()
     assert snapshot.wait_captured(0)
     jax.block_until_ready(donating_step(state))
-    with pytest.raises(SaveFailed, match="closed before all was on the host"):
-        list(snapshot.batches(1 << 30))
-    with pytest.raises(SaveFailed, match="closed before all was on the host"):
-        read_at_once(snapshot)
+    for _ in range(2):
+        with pytest.raises(SaveFailed, match="closed before all was on the host"):
+            case.memory.read(snapshot)
 
 
-def test_reader_that_stops_half_way_lets_the_training_thread_go() -> None:
-    recipe, _ = recipe_for(new_state(), WAIT)
-    snapshot = recipe.take(jax.tree_util.tree_leaves(new_state()))
-    batches = snapshot.batches(1)
-    next(batches)
+@pytest.mark.parametrize("settings", [PINNED, DIRECT], ids=["pinned", "direct"])
+def test_reader_that_stops_half_way_lets_the_training_thread_go(settings: Settings) -> None:
+    state = new_state()
+    case = Case(state, settings)
+    snapshot = case.take(state)
+    landed = snapshot.read_into(case.memory.target(1))
+    next(landed)
     assert not snapshot.wait_captured(0)
     snapshot.close()
     assert snapshot.wait_captured(LONG_S)
+    landed.close()
+    case.memory.mapped.unmap(LONG_S)
 
 
-def test_on_cpu_waiting_ends_when_reader_has_let_go_of_state() -> None:
-    views = [(i, np.zeros(10, np.uint8)) for i in range(4)]
-    snapshot = Snapshot(views, waits_for_views=True)
-    batches = snapshot.batches(20)
-    assert [position for position, _ in next(batches)] == [0, 1]
-    assert not snapshot.wait_captured(0)
-    assert [position for position, _ in next(batches)] == [2, 3]
-    assert not snapshot.wait_captured(0)
-    assert next(batches, None) is None
-    assert snapshot.wait_captured(0)
-
-
-@pytest.mark.parametrize("memory", ["pinned_host", "pageable"])
 @pytest.mark.parametrize("dtype", DEVICE_DTYPES)
-def test_bits_are_kept_on_the_way(dtype: str, memory: Any) -> None:
+@pytest.mark.parametrize("bound_bytes", [20, 1 << 20])
+@pytest.mark.parametrize("link", [PINNED.link, by_jax("pageable"), DIRECT.link])
+def test_bits_are_kept_on_the_way(dtype: str, link: Any, bound_bytes: int) -> None:
     whole = random_bits((16, 4), dtype, seed=2)
-    state = {"w": sharded(whole, mesh_of(8), "x")}
-    recipe, wanted = recipe_for(state, settings_of("wait", 0, 64, memory))
-    views = Reader(recipe.take(jax.tree_util.tree_leaves(state))).result()
-    found = np.concatenate([view for _, view in sorted(zip(wanted, views, strict=True))])
+    state = {"w": sharded(whole, mesh_of(2), "x"), "none": sharded(whole[:0], mesh_of(1))}
+    case = Case(state, Settings(link, 0, bound_bytes))
+    shards = dict(zip(case.wanted, case.memory.read(case.take(state)), strict=True))
+    found = np.concatenate([shards[shard] for shard in sorted(shards) if shard.leaf == "w"])
     assert found.dtype == whole.dtype
     if dtype in ("int2", "int4"):  # the bits above the value are not part of it
         found, whole = found.astype(np.int8), whole.astype(np.int8)
     assert found.tobytes() == whole.tobytes()
 
 
-def test_replicated_shards_come_from_all_devices_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    order = [6, 1, 4, 3, 0, 7, 2, 5]
-    mesh = mesh_of(8, order=order)
+def test_replicated_shards_come_from_all_devices_evenly() -> None:
+    machine = FakeMachine()
+    mesh = mesh_of(8, order=[6, 1, 4, 3, 0, 7, 2, 5])
     state = {f"{i}": sharded(np.full((4,), i, np.int32), mesh) for i in range(16)}
     state["rows"] = sharded(np.arange(64, dtype=np.int32).reshape(8, 8), mesh, "x")
-    recipe, wanted = recipe_for(state, WAIT)
-    snapshot = recipe.take(jax.tree_util.tree_leaves(state))
-    per_device: Counter[Any] = Counter()
-    put = jax.device_put
-
-    def counted(sources: list[jax.Array], *args: Any, **kwargs: Any) -> Any:
-        for source in sources:
-            (device,) = source.devices()
-            per_device[device] += source.nbytes
-        return put(sources, *args, **kwargs)
-
-    monkeypatch.setattr(jax, "device_put", counted)
+    case = Case(state, Settings(machine.link))
+    machine.copied.clear()
     rows = np.arange(64).reshape(8, 8)
-    for shard, view in zip(wanted, read_at_once(snapshot), strict=True):
+    for shard, view in zip(case.wanted, case.memory.read(case.take(state)), strict=True):
         part = tuple(slice(start, stop) for start, stop in shard.box)
         assert (view == (rows[part] if shard.leaf == "rows" else int(shard.leaf))).all()
-    assert set(per_device.values()) == {2 * 16 + 8 * 4}
-    assert len(per_device) == 8
+    assert set(machine.copied.values()) == {2 * 16 + 8 * 4}
+    assert len(machine.copied) == 8
 
 
-def test_what_was_offloaded_to_the_host_is_copied_not_shared() -> None:
-    """JAX would hand out the same memory for a transfer to where the array is."""
-    state = {"w": sharded(np.zeros((64, 64), np.float32), mesh_of(8), "x")}
-    kind = state["w"].sharding.with_memory_kind("pinned_host")
-    offloaded = {"w": jax.device_put(state["w"], kind)}
-    recipe, _ = recipe_for(offloaded, COPY_ALL)
-    snapshot = recipe.take(jax.tree_util.tree_leaves(offloaded))
-    snapshot.start(everything=True)
-    shards = [np.asarray(shard.data) for shard in offloaded["w"].addressable_shards]
-    for view, shard in zip(read_at_once(snapshot), shards, strict=True):
-        assert not np.shares_memory(view, shard)
+@pytest.mark.parametrize("settings", [PINNED, DIRECT, COPY_ALL], ids=["pinned", "direct", "copies"])
+def test_what_was_offloaded_to_the_host_is_saved(settings: Settings) -> None:
+    value = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+    whole = sharded(value, mesh_of(8), "x")
+    state = {"w": jax.device_put(whole, whole.sharding.with_memory_kind("pinned_host"))}
+    case = Case(state, settings)
+    views = case.memory.read(case.take(state))
+    assert np.array_equal(np.concatenate(views), value)

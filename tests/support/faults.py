@@ -19,7 +19,7 @@ from emergency_ckpt.cluster import membership
 from emergency_ckpt.core.boxes import split
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.extras.event_log import log_writer
-from emergency_ckpt.ram.slot_writer import MappedSink, SlotWriter
+from emergency_ckpt.ram.slot_writer import MappedSink
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore import steps as step_catalog
 from emergency_ckpt.state import staging
@@ -105,14 +105,13 @@ class DeviceTransfers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        start: Callable[..., Any] = staging._start_together
+        start: Callable[..., Any] = staging._start_by_jax
 
-        def counted(transfers: Any) -> Any:
-            started = start(transfers)
-            self.count += len(started)
-            return started
+        def counted(flights: Any, bound_bytes: int) -> None:
+            start(flights, bound_bytes)
+            self.count += sum(each.offset == 0 for each in flights)
 
-        monkeypatch.setattr(staging, "_start_together", counted)
+        monkeypatch.setattr(staging, "_start_by_jax", counted)
 
     def take(self) -> int:
         count, self.count = self.count, 0
@@ -125,7 +124,7 @@ def copies_to_slots_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError("no space left on the device")
 
-    monkeypatch.setattr(SlotWriter, "copy_and_count", fail)
+    monkeypatch.setattr(staging.Snapshot, "read_into", fail)
 
 
 def shards_in_ram_look_damaged(monkeypatch: pytest.MonkeyPatch, times: float) -> None:

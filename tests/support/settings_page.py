@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         StorageCompression,
     )
     from emergency_ckpt.core.save.retention_rules import NonFinite
-    from emergency_ckpt.core.save.snapshot_plan import SnapshotMode
+    from emergency_ckpt.core.save.snapshot_plan import DeviceReads
     from emergency_ckpt.observer import OnEvent
     from emergency_ckpt.types import Requirement
 

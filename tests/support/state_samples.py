@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from emergency_ckpt._native import Mapping, crc32c
+from emergency_ckpt.core.boxes import shape_of
+from emergency_ckpt.core.shard_layout import shard_nbytes
 from emergency_ckpt.state import (
     BoxTable,
     HostShard,
@@ -21,8 +25,11 @@ from emergency_ckpt.state import (
     describe,
     dtype_named,
 )
+from emergency_ckpt.state.link import find_link
+from emergency_ckpt.state.mapped import MappedMemory, Mapper
 from emergency_ckpt.state.materialize import materialize
 from emergency_ckpt.state.snapshot import StateStructure
+from emergency_ckpt.state.staging import LandingPlace
 from emergency_ckpt.types import ShardId
 
 Pair = collections.namedtuple("Pair", "first second")
@@ -80,31 +87,74 @@ def sharded(whole: np.ndarray, mesh: Mesh, *spec: Any) -> jax.Array:
     return placed(whole, NamedSharding(mesh, P(*spec)))
 
 
-def read_at_once(snapshot: Snapshot) -> list[np.ndarray]:
-    """All shards of ``snapshot`` in order; those that are not transferred are not copied."""
-    snapshot.start(everything=True)
-    found: dict[int, np.ndarray] = {}
-    for batch in snapshot.batches(1 << 40):
-        found.update((position, np.asarray(view)) for position, view in batch)
-    return [found[position] for position in sorted(found)]
+class Memory:
+    """Host memory with a place for each of the shards ``wanted``, mapped for DMA by ``mapper``."""
+
+    def __init__(
+        self, tree: StateTree, wanted: Sequence[ShardId], mapper: Mapper | None = None
+    ) -> None:
+        self._specs = [tree.specs[shard.leaf] for shard in wanted]
+        self._shapes = [shape_of(shard.box) for shard in wanted]
+        sizes = [shard_nbytes(spec, s.box) for spec, s in zip(self._specs, wanted, strict=True)]
+        self.offsets: list[int] = []
+        end = 0
+        for nbytes in sizes:
+            self.offsets.append(-(-end // 64) * 64)
+            end = self.offsets[-1] + nbytes
+        self._sizes, self.size_bytes = sizes, -(-max(end, 1) // 4096) * 4096
+        fd = os.memfd_create("test")
+        os.ftruncate(fd, self.size_bytes)
+        self.mapping = Mapping(fd, self.size_bytes, writable=True)
+        os.close(fd)
+        self.bytes = self.mapping.view(0, self.size_bytes, None)
+        self.mapped = MappedMemory(mapper, self.bytes.ctypes.data, self.size_bytes)
+        self.mapped.map(0, self.size_bytes)
+
+    def target(self, batch_bytes: int = 1 << 40) -> LandingPlace:
+        """What a snapshot is read into."""
+        return LandingPlace(self.mapping, self.offsets, self.mapped, batch_bytes=batch_bytes)
+
+    def view(self, position: int) -> np.ndarray:
+        """A shard that was read; not a copy."""
+        begin = self.offsets[position]
+        memory = self.bytes[begin : begin + self._sizes[position]]
+        return memory.view(dtype_named(self._specs[position].dtype)).reshape(self._shapes[position])
+
+    def read(self, snapshot: Snapshot) -> list[np.ndarray]:
+        """Read all of ``snapshot``, with the right checksums; return the shards."""
+        landed: dict[int, int] = {}
+        snapshot.start()
+        for found in snapshot.read_into(self.target()):
+            for position, crc, _ in found:
+                assert position not in landed
+                landed[position] = crc
+        assert sorted(landed) == list(range(len(self.offsets)))
+        for position, crc in landed.items():
+            assert crc == crc32c(self.view(position).tobytes())
+        return [self.view(position) for position in sorted(landed)]
+
+
+def read_state(state: Any, wanted: Sequence[ShardId] | None = None) -> list[np.ndarray]:
+    """The shards ``wanted`` of ``state``, or all of this process, as a save would read them."""
+    tree = describe(state, "save")
+    wanted = BoxTable(tree, 1).shards_of(0) if wanted is None else wanted
+    flat = StateStructure(tree).leaves_of(state)
+    assert flat is not None
+    return Memory(tree, wanted).read(SnapshotRecipe(tree, wanted, find_link()).take(flat))
 
 
 def on_host(state: Any) -> tuple[StateTree, dict[ShardId, HostShard]]:
     """``state`` described, and its shards as a save of one process would write them."""
     tree = describe(state, "save")
     wanted = BoxTable(tree, 1).shards_of(0)
-    views = read_at_once(SnapshotRecipe(tree, wanted).take(jax.tree_util.tree_leaves(state)))
+    views = read_state(state)
     return tree, {shard: HostShard(view, 0) for shard, view in zip(wanted, views, strict=True)}
 
 
 def through_bytes(state: Any, like: Any = None) -> Any:
     """Describe, snapshot, keep bytes only, and make the state again from them."""
-    tree = describe(state, "test")
-    wanted = BoxTable(tree, 1).shards_of(0)
-    recipe = SnapshotRecipe(tree, wanted)
-    flat = StateStructure(tree).leaves_of(state)
-    assert flat is not None
-    views = read_at_once(recipe.take(flat))
+    wanted = BoxTable(describe(state, "test"), 1).shards_of(0)
+    views = read_state(state)
     kept = {
         shard: np.ascontiguousarray(view).reshape(-1).view(np.uint8).copy()
         for shard, view in zip(wanted, views, strict=True)

@@ -26,6 +26,9 @@ class Device:
         self.process_index = process_index
         self.slice_index = slice_index
 
+    def memory_stats(self) -> None:
+        return None
+
     def default_memory(self) -> Any:
         return SimpleNamespace(kind="device")
 

@@ -156,7 +156,7 @@ def published_before_the_bytes() -> None:
 
     def publish(self: Any, job: Any) -> Any:
         writer = self._tier.begin_write(job.save, job.layout.size_bytes)
-        views = {p: view for batch in job.capture.batches(1 << 30) for p, view in list(batch)}
+        views, job.capture._is_read = dict(job.capture.snapshot._views), True
         flat = [np.ascontiguousarray(views[n]).reshape(-1).view(np.uint8) for n in sorted(views)]
         crcs = [native.crc32c(each.tobytes()) for each in flat]
         digest = writer.stage(module.build_contents(job.save, job.leaves, job.layout, crcs))

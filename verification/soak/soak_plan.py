@@ -174,9 +174,9 @@ def job_of(seed: int, number: int, *, may_mount: bool = True) -> Job:
         "persistent_writers": chance.choice(("primary", "striped")),
         **chance.choice(
             (
-                {"snapshot_mode": "auto"},
-                {"snapshot_mode": "wait"},
-                {"snapshot_mode": "device_copy", "device_copy_bytes": 1 << 20},
+                {"device_reads": "auto"},
+                {"device_reads": "pinned_host"},
+                {"device_reads": "pageable", "device_copy_bytes": 1 << 20},
             )
         ),
     }

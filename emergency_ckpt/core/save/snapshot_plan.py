@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-SnapshotMode = Literal["auto", "wait", "device_copy"]
-StagingMemory = Literal["auto", "pinned_host", "pageable"]
+DeviceReads = Literal["auto", "pinned_host", "pageable"]
 
 
 @dataclass(frozen=True)
@@ -15,18 +14,14 @@ class Buffers:
     """Host memory through which the bytes of this process pass.
 
     Attributes:
-      staging_bytes: for the transfers of a save, besides the memory that keeps the step; a larger
-        shard is transferred alone. A save to the local tier that begins before the leader's
-        decision takes host memory for the whole state.
-      staging_memory: its kind: "pinned_host", "pageable" (JAX's own transfer), or "auto": pinned
-        if the device has it; on CPU none, because views need none.
+      staging_bytes: most bytes of a save that are in flight from the devices, besides the memory
+        that keeps the step. A larger shard moves in pieces.
       copy_batch_bytes: of one native call that copies.
       storage_bytes: in transfer to or from the persistent directory at once; a larger array is
         transferred alone.
     """
 
     staging_bytes: int = 256 << 20
-    staging_memory: StagingMemory = "auto"
     copy_batch_bytes: int = 1 << 30
     storage_bytes: int = 512 << 20
 
@@ -109,18 +104,3 @@ def transfer_order(pieces: Sequence[Piece], copied: Collection[int]) -> tuple[in
             sent[piece.device] = rank[index] + piece.nbytes
         order += sorted(group, key=lambda i: (rank[i], pieces[i].device, i))
     return tuple(order)
-
-
-def startable(waiting_bytes: Iterable[int], in_use_bytes: int, limit_bytes: int) -> int:
-    """Return the number of waiting transfers that may start now, in their order.
-
-    Together with the bytes in use they stay within the limit; a larger transfer runs alone. When
-    nothing is in use at least one may start.
-    """
-    count = 0
-    for nbytes in waiting_bytes:
-        if in_use_bytes > 0 and in_use_bytes + nbytes > limit_bytes:
-            break
-        in_use_bytes += nbytes
-        count += 1
-    return count

@@ -15,7 +15,7 @@ from emergency_ckpt.background import copy_threads
 from emergency_ckpt.core.shard_layout import Layout
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.state.pins import Pin, Pins
-from emergency_ckpt.state.staging import Batch, HostShard, Memory, Snapshot, flat_bytes
+from emergency_ckpt.state.staging import HostShard, Landed, LandingPlace, Snapshot, flat_bytes
 from emergency_ckpt.types import LeafSpec, ShardId
 
 if TYPE_CHECKING:
@@ -45,10 +45,10 @@ class SlotCapture:
 
     # The local save.
 
-    def batches(self, limit_bytes: int) -> Iterator[Batch]:
-        """As ``Snapshot.batches``."""
+    def read_into(self, target: LandingPlace) -> Iterator[list[Landed]]:
+        """As ``Snapshot.read_into``."""
         self._is_read = True
-        return self.snapshot.batches(limit_bytes)
+        return self.snapshot.read_into(target)
 
     @property
     def is_wanted(self) -> bool:
@@ -260,30 +260,44 @@ class StorageCapture:
         return " and ".join(dict.fromkeys(sources))
 
     def _take(self, snapshot: Snapshot, shards: Sequence[ShardId]) -> str:
-        for batch in snapshot.batches(self._parts.buffers.copy_batch_bytes):
-            self._copy([(shards[position], view) for position, view in batch])
+        """Read ``snapshot``, of ``shards``, into the scratch area."""
+        mapping, _ = self._area()
+        target = LandingPlace(
+            mapping,
+            [self._places[shard].offset for shard in shards],
+            patterns=self._parts.finite.patterns(shards, self._specs),
+            batch_bytes=self._parts.buffers.copy_batch_bytes,
+        )
+        for landed in snapshot.read_into(target):
+            self._note([(shards[position], crc, count) for position, crc, count in landed])
+        counts = {shard: self._captured[shard].non_finite for shard in shards}
+        self._parts.finite.note(self._step, counts)
         return "scratch"
 
     def _copy_out(self, pin: Pin, copied: Mapping[ShardId, HostShard]) -> str:
-        self._copy([(shard, each.view) for shard, each in copied.items()])
-        for shard, each in copied.items():
-            if self._captured[shard].crc32c != each.crc32c:
+        """Copy the shards in the slot of ``pin`` into the scratch area."""
+        mapping, _ = self._area()
+        copies = [
+            (flat_bytes(each.view), self._places[shard].offset) for shard, each in copied.items()
+        ]
+        crcs = _native.copy_crc32c(mapping, copies, copy_threads())
+        for (shard, each), crc in zip(copied.items(), crcs, strict=True):
+            if crc != each.crc32c:
                 raise SaveFailed("copy", f"shard {shard}", "its slot was changed since its capture")
+        self._note([(shard, each.crc32c, each.non_finite) for shard, each in copied.items()])
         pin.end()
         return "scratch"
 
-    def _copy(self, batch: Sequence[tuple[ShardId, Memory]]) -> None:
-        """Copy shards to their places in the scratch area."""
+    def _area(self) -> tuple[_native.Mapping, Pin]:
         if self._borrowed is None:
             self._borrowed = self._scratch.borrow(self._size_bytes)
             self._pins.append(self._borrowed[1])
-        (mapping, pin), places = self._borrowed, self._places
-        copies = [(flat_bytes(view), places[shard].offset) for shard, view in batch]
-        finite, shards = self._parts.finite, [shard for shard, _ in batch]
-        patterns = finite.patterns(shards, self._specs)
-        crcs, counts = _native.copy_and_count(mapping, copies, patterns, copy_threads())
-        for shard, crc, count in zip(shards, crcs, counts, strict=True):
-            memory = pin.view(places[shard].offset, places[shard].nbytes)
+        return self._borrowed
+
+    def _note(self, found: Sequence[tuple[ShardId, int, int]]) -> None:
+        """Take (shard, CRC32C, values that are not finite) that are in the scratch area."""
+        _, pin = self._area()
+        for shard, crc, count in found:
+            memory = pin.view(self._places[shard].offset, self._places[shard].nbytes)
             spec = self._specs[shard.leaf]
             self._captured[shard] = HostShard.of_bytes(memory, spec, shard.box, crc, count)
-        finite.note(self._step, dict(zip(shards, counts, strict=True)))

@@ -12,7 +12,6 @@ from emergency_ckpt.core.save.snapshot_plan import (
     Piece,
     choose_sources,
     plan_device_copies,
-    startable,
     transfer_order,
 )
 
@@ -119,18 +118,3 @@ def test_devices_take_turns() -> None:
     # A device with larger shards sends fewer of them meanwhile.
     pieces = [Piece(0, 0, 10), Piece(1, 0, 10), Piece(2, 1, 20), Piece(3, 1, 20)]
     assert transfer_order(pieces, ()) == (0, 2, 1, 3)
-
-
-@given(st.lists(st.integers(0, 100)), st.integers(0, 200), st.integers(1, 200))
-def test_transfers_stay_within_limit_but_for_one_that_goes_alone(
-    waiting: list[int], in_use: int, limit: int
-) -> None:
-    count = startable(waiting, in_use, limit)
-    started = in_use + sum(waiting[:count])
-    large = [nbytes for nbytes in waiting[:count] if nbytes > limit]
-    assert started <= max(limit, in_use) or (in_use == 0 and large == [started])
-    if count < len(waiting):
-        assert started > 0
-        assert started + waiting[count] > limit
-    if waiting and in_use == 0:
-        assert count > 0

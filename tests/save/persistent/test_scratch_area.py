@@ -83,8 +83,8 @@ def test_peak_memory_of_persistent_saves_is_flat(world: World, local_every: int)
     whole = np.zeros((8, STATE_BYTES // 32), np.float32)
     state = {"w": jax.device_put(whole, sharding)}
     step = jax.jit(lambda x: jax.tree.map(lambda y: y + 1, x), donate_argnums=0)
-    settings = {"snapshot_mode": "wait", "keep_last_n": 1, "local_save_every": local_every}
-    pinned = Buffers(STATE_BYTES // 4, "pinned_host")
+    settings = {"device_reads": "pinned_host", "keep_last_n": 1, "local_save_every": local_every}
+    pinned = Buffers(STATE_BYTES // 4)
     peaks: list[int] = []
     with world.open_both(buffers=pinned, **settings) as checkpointer:
         for number in range(2, 2 * SAVES + 1, 2):

@@ -1,0 +1,276 @@
+"""Measure what a save costs training: a loop with saves less the same loop without.
+
+    python -m benchmarks.training [--mib 6144] [--saves 6] [--every 15] [--ways ours,orbax]
+
+One process, one device: whatever JAX finds. The state is that of Adam and is donated by each step.
+Of each way: the seconds that one save adds to the loop, the steps until the next save included; the
+time inside ``save``; the time until one save alone is whole; a restore in the same process, with
+the bits compared. Beside them the rate of the link. On a CPU the figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.common import arguments, machine
+from benchmarks.common.contenders import Session
+from benchmarks.common.contenders.orbax_plain import PlainSession
+from benchmarks.common.contenders.ours import OurSession
+from benchmarks.common.cuda_copy import CudaMissing, PinnedCopy
+from emergency_ckpt.state.link import find_link
+
+State = dict[str, Any]
+_BYTES_OF_A_WEIGHT = 3 * 4
+"""Its value and Adam's two moments, in float32."""
+_STEPS_AFTER = 10
+"""Fewest steps from one save to the next, so that what it costs later is seen."""
+OURS, WITHOUT_COPIES, ORBAX = "ours", "ours, no copies on the device", "orbax"
+WAYS = (OURS, WITHOUT_COPIES, ORBAX)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parse(argv)
+    if options.platform:
+        jax.config.update("jax_platforms", options.platform)
+    device = jax.local_devices()[0]
+    layers = max(1, round(options.mib * 2**20 / (_BYTES_OF_A_WEIGHT * options.width**2)))
+    batch = jax.random.normal(jax.random.key(1), (options.tokens, options.width), jnp.bfloat16)
+    about = machine.facts() | {"device": device.device_kind, "platform": device.platform}
+    steps = options.saves * options.every
+    state = _first_state(layers, options.width)
+    nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    state = _loop(state, batch, _STEPS_AFTER)[0]
+    state, bare_s = _loop(state, batch, steps)
+    rows: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(dir=options.ramdisk, prefix="eckpt-training-") as place:
+        for way in options.ways:
+            session = _session(way, Path(place) / way.replace(" ", "-"), state)
+            try:
+                state, rows[way] = _measure(session, state, batch, bare_s, options)
+            finally:
+                session.close()
+    result = {
+        "machine": about,
+        "options": {key: str(value) for key, value in vars(options).items()},
+        "state_bytes": nbytes,
+        "seconds_of_a_step": bare_s / steps,
+        "link_gb_per_s": _link_rates(state),
+        "ways": rows,
+    }
+    print(_text(result))
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "training.json").write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks.training", description=__doc__)
+    parser.add_argument("--mib", type=arguments.positive, default=6144)
+    parser.add_argument("--width", type=arguments.positive, default=8192)
+    parser.add_argument("--tokens", type=arguments.positive, default=8192)
+    parser.add_argument("--saves", type=arguments.positive, default=6)
+    parser.add_argument("--every", type=arguments.positive, default=_STEPS_AFTER + 5)
+    parser.add_argument("--ways", type=arguments.some_of(WAYS), default=list(WAYS))
+    parser.add_argument("--platform", default="", help="of JAX; default: what it finds")
+    parser.add_argument("--ramdisk", type=Path, default=Path("/dev/shm"))
+    parser.add_argument("--out", type=Path, default=Path("bench_out"))
+    options = parser.parse_args(argv)
+    if options.every < _STEPS_AFTER:
+        parser.error(f"--every must be {_STEPS_AFTER} or more: the steps after a save count")
+    return options
+
+
+# The model.
+
+
+def _first_state(layers: int, width: int) -> State:
+    @jax.jit
+    def first() -> State:
+        keys = jax.random.split(jax.random.key(0), layers)
+        weights = {
+            f"w{i:03}": jax.random.normal(keys[i], (width, width), jnp.float32) * 0.01
+            for i in range(layers)
+        }
+        zeros = {name: jnp.zeros_like(weight) for name, weight in weights.items()}
+        return {
+            "weights": weights,
+            "first": zeros,
+            "second": jax.tree.map(jnp.zeros_like, zeros),
+            "count": jnp.zeros((), jnp.int32),
+        }
+
+    return jax.block_until_ready(first())
+
+
+def _loss(weights: Mapping[str, jax.Array], batch: jax.Array) -> jax.Array:
+    hidden = batch
+    for name in sorted(weights):
+        hidden = hidden + jax.nn.gelu(hidden @ weights[name].astype(jnp.bfloat16))
+    return jnp.mean(jnp.square(hidden.astype(jnp.float32)))
+
+
+def _train(state: State, batch: jax.Array) -> State:
+    gradients = jax.grad(_loss)(state["weights"], batch)
+    first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state["first"], gradients)
+    second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, state["second"], gradients)
+    weights = jax.tree.map(
+        lambda w, m, v: w - 1e-4 * m / (jnp.sqrt(v) + 1e-8), state["weights"], first, second
+    )
+    return {"weights": weights, "first": first, "second": second, "count": state["count"] + 1}
+
+
+_step = jax.jit(_train, donate_argnums=0)
+
+
+@jax.jit
+def _digests(state: State) -> list[jax.Array]:
+    """One number of the bits of each leaf: moving all to the host would take longer than a save."""
+
+    def digest(leaf: jax.Array) -> jax.Array:
+        bits = jax.lax.bitcast_convert_type(leaf, jnp.uint32).reshape(-1)
+        return jnp.sum(bits * (jnp.arange(bits.size, dtype=jnp.uint32) * 2 + 1), dtype=jnp.uint32)
+
+    return [digest(leaf) for leaf in jax.tree.leaves(state)]
+
+
+def _loop(
+    state: State, batch: jax.Array, steps: int, after: Callable[[int, State], None] | None = None
+) -> tuple[State, float]:
+    """Run ``steps`` steps; return the state after them and the seconds that they took."""
+    began_s = time.perf_counter()
+    for number in range(steps):
+        state = _step(state, batch)
+        if after is not None:
+            after(number, state)
+    jax.block_until_ready(state)
+    return state, time.perf_counter() - began_s
+
+
+# The measurement.
+
+
+def _session(way: str, place: Path, state: State) -> Session:
+    abstract = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state
+    )
+    place.mkdir(mode=0o700)
+    if way == ORBAX:
+        return PlainSession(place, abstract, max_to_keep=1)
+    copies = {"device_copy_bytes": 0} if way == WITHOUT_COPIES else {}
+    return OurSession(
+        abstract,
+        local_dir=str(place),
+        run_id="training",
+        local_save_every=1,
+        save_every=0,
+        **copies,
+    )
+
+
+def _measure(
+    session: Session, state: State, batch: jax.Array, bare_s: float, options: argparse.Namespace
+) -> tuple[State, dict[str, Any]]:
+    session.start_fresh()
+    step, whole_s, stalls_s = 0, [], []
+
+    def save(state: State) -> float:
+        nonlocal step
+        step += 1
+        jax.block_until_ready(state)  # so that the time inside is not that of the step before
+        began_s = time.perf_counter()
+        session.save(step, state)
+        return time.perf_counter() - began_s
+
+    for _ in range(4):  # the first is the first of a life; copies begin after a whole interval
+        began_s = time.perf_counter()
+        save(state)
+        session.wait()
+        whole_s.append(time.perf_counter() - began_s)
+        state = _loop(state, batch, 1)[0]
+
+    def after(number: int, state: State) -> None:
+        if number % options.every == 0:
+            stalls_s.append(save(state))
+
+    state, seconds = _loop(state, batch, options.saves * options.every, after)
+    session.wait()
+    save(state)
+    session.wait()
+    want = [int(each) for each in _digests(state)]
+    began_s = time.perf_counter()
+    found, restored = session.newest()
+    jax.block_until_ready(restored)
+    restore_s = time.perf_counter() - began_s
+    if found != step or [int(each) for each in _digests(restored)] != want:
+        raise RuntimeError("what was restored is not what was saved")
+    return restored, {
+        "lost_per_save": (seconds - bare_s) / options.saves,
+        "inside_save": stalls_s,
+        "until_whole": whole_s[1:],
+        "first_until_whole": whole_s[0],
+        "restore": restore_s,
+    }
+
+
+def _link_rates(state: State) -> dict[str, float]:
+    """Return the GB/s of the link, by the ways of asking that there are here."""
+    facts = find_link().facts
+    rates = {f"probe ({facts.way})": facts.gb_s} if facts.gb_s else {}
+    arrays = jax.tree.leaves(state["weights"])
+    if arrays[0].devices().pop().platform != "gpu":
+        return rates
+    nbytes = sum(array.nbytes for array in arrays)
+    try:
+        with PinnedCopy(nbytes, 0) as pinned:
+            pinned.copy(arrays)
+            began_s = time.perf_counter()
+            pinned.copy(arrays)
+            rates["cudaMemcpy, pinned"] = nbytes / 1e9 / (time.perf_counter() - began_s)
+    except CudaMissing as error:
+        print(f"no rate of the CUDA runtime: {error}")
+    return rates
+
+
+# The report.
+
+
+def _text(result: Mapping[str, Any]) -> str:
+    about, gigabytes = result["machine"], result["state_bytes"] / 1e9
+    lines = [
+        f"{gigabytes:.3g} GB of state on one {about['device']} ({about['platform']}), jax"
+        f" {jax.__version__}; {about['cores']} cores, {about['cpu']}, {about['memory']};"
+        f" a step takes {result['seconds_of_a_step'] * 1e3:.1f} ms",
+        "",
+        *(f"link, {name}: {rate:.1f} GB/s" for name, rate in result["link_gb_per_s"].items()),
+        "| ms | lost per save | inside save | until whole | the first | restore |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for way, row in result["ways"].items():
+        values = [
+            row["lost_per_save"],
+            statistics.median(row["inside_save"]),
+            statistics.median(row["until_whole"]),
+            row["first_until_whole"],
+            row["restore"],
+        ]
+        lines.append(f"| {way} | " + " | ".join(f"{value * 1e3:.1f}" for value in values) + " |")
+    if about["platform"] == "cpu":
+        lines += ["", "On a CPU there is no device to copy from: these figures mean nothing."]
+    if (load := about["load_average_at_start"]) > machine.IDLE_LOAD:
+        lines += ["", f"Not an idle machine (load average {load:.1f} at start): do not publish."]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
