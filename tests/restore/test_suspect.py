@@ -53,6 +53,7 @@ def suspects(world: World) -> list[tuple[object, object]]:
     return [(each["step"], each["lives"]) for each in events]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("settings", [BOTH, STORAGE], ids=["RAM", "storage"])
 def test_third_life_that_ends_is_told_by_the_fourth(world: World, settings: dict[str, Any]) -> None:
     with crashing(world, **settings) as ckpt:
@@ -108,6 +109,7 @@ def test_stop_after_an_error_is_no_orderly_end(world: World) -> None:
     assert suspects(world) == [(1, 3)]
 
 
+@pytest.mark.dear
 def test_older_step_is_restored_on_request(world: World) -> None:
     with crashing(world, **BOTH) as ckpt:
         save(ckpt, world, 1, 2, 3, 4)
