@@ -229,8 +229,7 @@ class Restore:
                 write=self._parts.link.write,
             )
         with self._phase("host_state"):
-            if self._host_state is not None:
-                self._host_state.apply(plan.save, documents)
+            self._host_state.apply(plan.save, documents)
         return RestoredState(
             plan.save,
             PERSISTENT,
