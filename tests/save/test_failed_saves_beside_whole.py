@@ -79,7 +79,7 @@ def test_failed_saves_of_a_life_without_restore(world: World, begins_by: str) ->
         assert ckpt.restore(state=world.state(0), host_state=host)[0] == 10
 
 
-def test_lent_slot_without_a_save_keeps_nothing(world: World) -> None:
+def test_restore_of_an_older_step_costs_no_kept_step(world: World) -> None:
     host = Unsteady()
     with world.open(local_keep_last_n=2) as ckpt:
         for step in (1, 2, 3):

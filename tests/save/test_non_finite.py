@@ -121,7 +121,7 @@ def test_ram_keeps_it_where_there_is_a_third_slot(world: World) -> None:
         step, state = ckpt.restore(1, state=state_of(world, 0), host_state={"at": 0})
         assert step == 1
         assert same(state, state_of(world, 1))
-        del state  # its slot was lent
+        del state
         for step in (2, 3, 4, 5):
             save(ckpt, world, step)
     with world.open(**settings) as ckpt:

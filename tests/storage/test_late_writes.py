@@ -74,7 +74,7 @@ def test_folder_of_another_attempt_stays_as_it_is(
     assert value_of(tier, 2) == 7
 
 
-def test_rollback_while_a_lent_slot_is_written_leaves_one_save(
+def test_rollback_while_a_pinned_slot_is_written_leaves_one_save(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job goes back and saves the step anew; TensorStore still has the slot of the first."""

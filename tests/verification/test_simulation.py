@@ -30,7 +30,7 @@ def test_simulation_of_the_first_seeds_holds(tmp_path: Path) -> None:
     assert " lives, 0 failed; " in told
 
 
-def test_seed_whose_restored_state_stayed_lent_holds() -> None:
+def test_seed_whose_restored_state_stayed_held_holds() -> None:
     assert "9 lives, trace" in simulate("--seed", "301748")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from lent_kills_program import PERSISTENT_EVERY
+from pinned_kills_program import PERSISTENT_EVERY
 from places import JOBS
 from programs import printed
 from world import World
@@ -29,9 +29,9 @@ POINTS: dict[tuple[str, int], bool] = {
 """Event of the kill, and how many local saves come before it; whether storage has the step then."""
 
 
-def test_kills_of_lives_with_a_lent_slot_lose_no_step(world: World) -> None:
+def test_kills_of_lives_with_a_pinned_slot_lose_no_step(world: World) -> None:
     root = world.ramdisk.parent
-    told = printed(JOBS / "lent_kills_program.py", root, json.dumps(list(POINTS)), timeout_s=250)
+    told = printed(JOBS / "pinned_kills_program.py", root, json.dumps(list(POINTS)), timeout_s=250)
     *lives, last = json.loads(told.splitlines()[-1])
     newest: int = 0  # that RAM must have at the least
     for life, ((point, ahead), has_step), seen in zip(
