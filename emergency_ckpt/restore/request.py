@@ -24,7 +24,7 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.tier import LocalTier
-from emergency_ckpt.state.link import Link
+from emergency_ckpt.state.link import Link, LinkFacts
 from emergency_ckpt.state.tree import PyTree, StateTree
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.transfer.client import TransferClient
@@ -131,6 +131,7 @@ class RestoreReport:
         counts too; what it then took from its own RAM does not.
       host_state: the restored non-tensor state: the payload, or the object after ``set_state``.
       rejected: newer steps that were not complete, and what each lacked.
+      link: what a probe at the start found between the devices and host memory.
     """
 
     step: int
@@ -141,6 +142,7 @@ class RestoreReport:
     bytes_persistent: int
     host_state: object
     rejected: tuple[Rejection, ...]
+    link: LinkFacts
 
 
 class CompleteSteps(msgspec.Struct, frozen=True, tag="steps", forbid_unknown_fields=True):

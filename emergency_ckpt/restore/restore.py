@@ -414,9 +414,10 @@ class Restore:
             bytes_persistent=tally.persistent,
             host_state=self._host_state.restored,
             rejected=restored.rejected,
+            link=self._parts.link.facts,
         )
         told = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
-        del told["host_state"], told["rejected"]
+        del told["host_state"], told["rejected"], told["link"]
         passed = _passed_over_text(report.rejected)
         self._parts.events.emit("restore.finished", **told, passed_over=passed)
         return report

@@ -49,6 +49,8 @@ def test_saves_go_straight_into_the_mapped_slot(ramdisk: Path) -> None:
         assert machine.copied.total() >= 3 * 64 * 256 * 4
         found, restored = checkpointer.restore(state=state_at(0))
         assert found == 4
+        assert checkpointer.last_restore is not None
+        assert checkpointer.last_restore.link.way == "direct"
         assert (np.asarray(restored["w"]) == 4).all()
     assert not machine.mapped
 

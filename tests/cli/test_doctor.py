@@ -273,3 +273,11 @@ def test_doctor_names_gpus_without_a_task(
     found = list(check_devices(environ))
     assert len(found) == is_said
     assert all("--ntasks-per-node=8" in each.mend for each in found)
+
+
+def test_doctor_link_is_looked_at_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    code, checks = doctor(capsys, "--link")
+    assert code == 0
+    assert checks["link"]["status"] == "ok"
+    assert "'views'" in checks["link"]["text"]
+    assert "link" not in doctor(capsys)[1]

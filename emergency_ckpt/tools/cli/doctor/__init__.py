@@ -91,6 +91,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT,...",
         help="connect to these; with a secret and --run-id also prove to know the secret",
     )
+    parser.add_argument(
+        "--link",
+        action="store_true",
+        help="also try what JAX's devices can do with host memory. Takes the devices: not beside a"
+        " job that runs here",
+    )
     add_timeout(parser, 20.0)
     parser.add_argument("--strict", action="store_true", help="warnings give exit status 1 too")
     add_json(parser)
@@ -176,6 +182,8 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     yield checks.check_versions()
     yield checks.check_engine()
     yield from checks.check_devices(os.environ)
+    if args.link:
+        yield checks.check_link()
     finding, secret = checks.check_secret(args.secret_file and str(args.secret_file), os.environ)
     yield finding
     if args.bind_host is not None:

@@ -98,6 +98,24 @@ def check_devices(environ: Mapping[str, str]) -> Iterator[Finding]:
         )
 
 
+def check_link() -> Finding:
+    """Find out what JAX's devices can do with host memory. Initialises JAX, and takes the devices.
+
+    A warning where bytes do not go directly, which costs time only.
+    """
+    # Not imported without being asked for: the devices of a job that runs here are its own.
+    from emergency_ckpt.state.link import find_link  # noqa: PLC0415
+
+    facts = find_link().facts
+    measured = {"gb_per_s": round(facts.gb_s, 1)}
+    text = f"{facts.device} ({facts.platform}): arrays leave by the way {facts.way!r}"
+    text += f", {facts.gb_s:.1f} GB/s; host memory is mapped" if facts.maps else ", not mapped"
+    if facts.why and facts.platform != "cpu":
+        mend = "Raise the limit of locked memory (`ulimit -l`), and see docs/operations.md."
+        return Finding("link", "warning", f"{text}: {facts.why}", mend, measured)
+    return Finding("link", "ok", text, measured=measured)
+
+
 def check_engine() -> Finding:
     """Return the native engine's CRC32C and its speed beside a plain copy. Takes half a second."""
     kind = _native.implementation()
