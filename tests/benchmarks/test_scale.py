@@ -10,7 +10,7 @@ from benchmark_runs import rows_of
 from benchmarks.scale import __main__ as scale
 from benchmarks.scale import cell
 
-START = ["settings", "secret", "hello", "addresses", "opened"]
+START = ["settings", "hello", "addresses", "opened"]
 RESTORE = ["report", "answers", "agree", "ready"]
 
 
@@ -78,8 +78,7 @@ def test_rounds_of_a_small_job_run_over_a_real_service() -> None:
         "report": 20 + 1,
         "opened": 2 * 20 + 1,
     }
-    for name in ("secret", "answers"):
-        assert parts[name]["leader_calls"] < 10, "answers of several processes lie in one key"
+    assert parts["answers"]["leader_calls"] < 10, "answers of several processes lie in one key"
     assert all(part["leader_cpu_s"] > 0 for part in parts.values())
     assert all(part["service_cpu_s"] > 0 for part in parts.values())
 

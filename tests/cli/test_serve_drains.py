@@ -34,8 +34,9 @@ def secret(tmp_path: Path) -> bytes:
 
 
 @pytest.fixture
-def start(ramdisk: Path, tmp_path: Path) -> Iterator[Start]:
+def start(ramdisk: Path, tmp_path: Path, secret: bytes) -> Iterator[Start]:
     """Starts a server on each of three hosts, of which none has a whole step."""
+    del secret  # its file is read by the servers
     for host, held in enumerate(({0: [0, 1]}, {1: [2]}, {2: [3, 0]})):
         save_quarters(ramdisk / str(host), held)
     with socket.create_server(("127.0.0.1", 0)) as reserved:

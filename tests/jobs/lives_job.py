@@ -146,7 +146,7 @@ def of_one_process() -> dict[str, Any]:
 
 WORLDS = (
     *("everything_kept", "a_host_lost", "a_slice_lost", "both_slices_half_lost"),
-    *("a_step_made_up", "two_slices_lost"),
+    "two_slices_lost",
 )
 PROGRAMS = programs_of(globals()) | {name: functools.partial(restore, name=name) for name in WORLDS}
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forgery import make_up_step
 from looks import eckpt
 from programs import serving
 from restarts import HOLDERS_VARIABLE, RUN_ID, new_world, train_and_kill
@@ -49,16 +48,12 @@ def permuted(trained: Path) -> ByProgram:
         "a_host_lost": (1,),
         "a_slice_lost": (2, 3),
         "both_slices_half_lost": (0, 3),
-        "a_step_made_up": (),
     }
     programs = (*lost, "after_drain", "primary_is_another_slice")
     spec = spec_of(trained, "lives_job.py", *programs)
     spec = dataclasses.replace(spec, env=SECRET)
     for name, hosts in lost.items():
         new_world(spec, name, range(4), hosts)
-    for host in (2, 3):  # which hold all shards and all host states
-        (directory,) = (spec.ramdisk(host) / "a_step_made_up" / RUN_ID).iterdir()
-        make_up_step(directory, 1_000_000)
     drain(trained / "drained", [spec.ramdisk(host) / "base" for host in (2, 3)])
     topology = renumbered([3, 2, 1, 0])
     return ByProgram(run_life(spec, trained, life=1, topology=topology))
@@ -128,10 +123,6 @@ def test_drained_step_is_restored_by_a_job_without_ram(permuted: ByProgram) -> N
     assert [(s.get("step"), s.get("tier")) for s in seen] == [(STEP, "persistent")] * 4, seen
     assert [s["differences"] for s in seen] == [[]] * 4
     assert [s["iterator"] for s in seen] == [[owner, 100 * STEP + owner] for owner in range(4)]
-
-
-def test_step_made_up_on_the_hosts_of_a_slice_wins_nowhere(permuted: ByProgram) -> None:
-    check(permuted["a_step_made_up"], (0, 1, 2, 3))
 
 
 def test_fewer_slices_without_host_state(smaller: ByProgram) -> None:
