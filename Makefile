@@ -80,9 +80,9 @@ test: $(INSTALLED) native-test
 .PHONY: test-all test-but-slow test-night
 test-all: test-but-slow native-asan native-tsan
 
-# Builds beside it make a second of CPU worth less: twice as many as in `make test`.
+# Builds beside it make a second of CPU worth less: four times as many as in `make test`.
 test-but-slow: $(INSTALLED) native-test
-	$(PYTEST) -m "not slow" --most-cpu-s 4 $(COSTS) $(TEST_FLAGS)
+	$(PYTEST) -m "not slow" --most-cpu-s 8 $(COSTS) $(TEST_FLAGS)
 
 # All of them, whichever fail. One that ends with 77 cannot run here, and has said why. `test-dist` is in `test-slow`.
 NIGHT = test-slow soak soak-kill fuzz native-fuzz model simulate simulate-mutants kill-matrix \

@@ -67,7 +67,7 @@ def test_save_not_due_is_not_named_as_ignored(world: World) -> None:
 def test_step_not_found_lists_what_there_is(world: World) -> None:
     with world.open_both() as checkpointer:
         save_all(checkpointer, world, 2, 4, 5)
-    found = r"RAM has steps 4, 5 and storage has steps 2, 4$"
+    found = r"RAM has steps 2, 4, 5 and storage has steps 2, 4$"
     with world.open_both() as checkpointer, pytest.raises(StepNotFound, match=found):
         checkpointer.restore(3, state=world.state(0))
 

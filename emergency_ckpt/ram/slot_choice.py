@@ -9,6 +9,7 @@ from emergency_ckpt.types import Contents, SaveId
 
 SLOTS_AT_REST = 2
 """One complete step and one being written; more when more steps are to be kept."""
+_EXTRA_SLOTS_OF_A_RESTORE = 2
 
 
 def slots_for(kept_steps: int, *, writes_storage: bool) -> int:
@@ -62,8 +63,8 @@ def choose_slot(
     that may be whole, also an older one. While there are fewer slots than ``needed``, a slot is
     made before a published save is overwritten. When no slot is available, one is made up to
     ``at_rest`` (None: ``needed``), or where several have copies of one protected save.
-    ``allow_extra``: a restore may have one slot more than saves have, so that no older step is lost
-    while it brings a newer one.
+    ``allow_extra``: a restore may have slots beyond ``at_rest``, so that no older step is lost
+    while the restore brings a newer one that may yet turn out to be damaged.
     """
     number = least_needed(slots, protected)
     chosen = next((slot for slot in slots if slot.number == number), None)
@@ -71,8 +72,12 @@ def choose_slot(
         held = "holds nothing" if chosen.save is None else f"holds old step {chosen.save.step}"
         return SlotChoice(chosen.number, False, f"slot {chosen.number} {held}")
     blocked = "; ".join(_why_kept(slot) for slot in slots)
-    most = slots_allowed(slots, protected, needed if at_rest is None else at_rest)
-    if len(slots) < most + allow_extra:
+    usual = needed if at_rest is None else at_rest
+    most = slots_allowed(slots, protected, usual)
+    if allow_extra:
+        # A job that saved to storage left one slot more than this start has been asked for yet.
+        most = max(most + 1, usual + _EXTRA_SLOTS_OF_A_RESTORE)
+    if len(slots) < most:
         return SlotChoice(None, True, f"another slot is needed: {blocked or 'there is none'}")
     return SlotChoice(None, False, blocked)
 

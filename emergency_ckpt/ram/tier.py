@@ -329,7 +329,8 @@ class LocalTier:
         with self._saving:
             self._mend()
             with self._lock:
-                self._drop_surplus()
+                if not restores:  # which may still have to go back to an older step
+                    self._drop_surplus()
                 choice = choose_slot(
                     self._slot_states(),
                     self._kept(),

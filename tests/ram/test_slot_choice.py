@@ -146,6 +146,8 @@ def test_writer_of_storage_has_a_slot_more_or_does_without() -> None:
 def test_restore_has_a_slot_more_than_a_save() -> None:
     both = [slot(0, 1), slot(1, 2)]
     assert choose_slot(both, {save(1), save(2)}, allow_extra=True).make_one
-    three = [*both, slot(2, 3)]
-    choice = choose_slot(three, {save(1), save(2), save(3)}, allow_extra=True)
+    three = [*both, slot(2, 3)]  # of a life that saved to storage
+    assert choose_slot(three, {save(1), save(2), save(3)}, allow_extra=True).make_one
+    four = [*three, slot(3, 4)]
+    choice = choose_slot(four, {save(1), save(2), save(3), save(4)}, allow_extra=True)
     assert (choice.number, choice.make_one) == (None, False)

@@ -51,7 +51,7 @@ def test_greetings_with_another_secret_are_an_error() -> None:
     with (
         serving(OURS) as first,
         serving(OTHERS) as second,
-        pytest.raises(PeerUnreachable, match="no proof"),
+        pytest.raises(PeerUnreachable, match="in place of its proof"),
     ):
         greet({1: first, 2: second})
 

@@ -34,7 +34,7 @@ def test_mended_copy_has_the_bytes_that_all_took(results: Results) -> None:
 
 
 def test_copies_that_differ_among_striped_ones(results: Results) -> None:
-    """No majority is asked; all four take the same copy, and the event names the shard."""
+    """All four take the same copy, whichever it is, and the event names the shard."""
     seen = of(results, "one_of_three_striped")
     assert [(s["step"], s["tier"]) for s in seen] == [(10, "local")] * 4
     assert [s["differences"] for s in seen] == [seen[0]["differences"]] * 4
