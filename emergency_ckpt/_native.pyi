@@ -109,14 +109,5 @@ def receive_ranges(
     As ``send_ranges``; ConnectionError also when the peer closes before all has come.
     """
 
-def receive_to_file(
-    fd: int, file: int, ranges: Sequence[tuple[int, int]], timeout_s: float
-) -> list[int]:
-    """As ``receive_ranges``, written into (offset, nbytes) of the open file ``file``.
-
-    For a file that may have holes: its pages are made as they are written, which costs half of
-    reserving, mapping and clearing them first. OSError (ENOSPC) where there is no room.
-    """
-
 def implementation() -> str:
     """Which CRC32C runs here: ``"sse4.2"``, ``"armv8"`` or ``"portable"``."""

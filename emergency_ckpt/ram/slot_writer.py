@@ -24,7 +24,6 @@ from emergency_ckpt.ram.manifest import (
 from emergency_ckpt.ram.process_directory import ProcessDirectory
 from emergency_ckpt.ram.process_files import Published, manifest_name
 from emergency_ckpt.ram.slots import Slot
-from emergency_ckpt.state.dtypes import ValuePattern
 from emergency_ckpt.state.mapped import MappedMemory
 from emergency_ckpt.state.pins import Pin
 from emergency_ckpt.types import Contents, SaveId, Writer
@@ -136,14 +135,6 @@ class SlotWriter:
         ValueError for a range outside the slot or a buffer that is not contiguous.
         """
         return _native.copy_crc32c(self.mapping, copies, self._threads)
-
-    def copy_and_count(
-        self,
-        copies: Sequence[tuple[Buffer | npt.NDArray[Any], int]],
-        patterns: Sequence[ValuePattern],
-    ) -> tuple[list[int], list[int]]:
-        """As ``copy``; also return how many values of each buffer fit its pattern."""
-        return _native.copy_and_count(self.mapping, copies, patterns, self._threads)
 
     def stage(self, contents: Contents) -> str:
         """Write the manifest under a temporary name, for ``publish``; return the digest.

@@ -115,18 +115,6 @@ bool MeansPeerGone(int error) {
   throw failure;
 }
 
-void WriteAll(int file, std::span<const std::byte> bytes, uint64_t offset) {
-  while (!bytes.empty()) {
-    const ssize_t written = pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (written < 0) {
-      if (errno == EINTR) continue;
-      throw std::system_error(errno, std::generic_category(), "write received bytes");
-    }
-    bytes = bytes.subspan(static_cast<size_t>(written));
-    offset += static_cast<uint64_t>(written);
-  }
-}
-
 // One transfer: the socket, its name in errors, and its deadline.
 class Transfer {
  public:
@@ -206,28 +194,6 @@ std::vector<uint32_t> ReceiveAll(int fd, std::span<const std::span<std::byte>> r
           [&crcs](size_t range, std::span<const std::byte> bytes) {
             crcs[range] = Crc32c(bytes, crcs[range]);
           });
-  return crcs;
-}
-
-std::vector<uint32_t> ReceiveToFile(int fd, int file, std::span<const ByteRange> ranges,
-                                    std::chrono::nanoseconds timeout) {
-  Transfer transfer(fd, "receive", timeout);
-  std::vector<std::byte> bounce(kCallBytes);  // stays in the cache between receive, CRC and write
-  std::vector<uint32_t> crcs;
-  crcs.reserve(ranges.size());
-  for (const ByteRange& range : ranges) {
-    uint32_t crc = 0;
-    for (size_t done = 0; done < range.nbytes;) {
-      const std::span<std::byte> piece(bounce.data(), std::min(bounce.size(), range.nbytes - done));
-      transfer.Run(
-          Cursor<std::byte>({&piece, 1}), POLLIN,
-          [](int socket, msghdr* message) { return recvmsg(socket, message, MSG_DONTWAIT); },
-          [&crc](size_t, std::span<const std::byte> bytes) { crc = Crc32c(bytes, crc); });
-      WriteAll(file, piece, range.offset + done);
-      done += piece.size();
-    }
-    crcs.push_back(crc);
-  }
   return crcs;
 }
 

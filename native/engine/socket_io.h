@@ -8,8 +8,6 @@
 #include <stdexcept>
 #include <vector>
 
-#include "engine/mapping.h"
-
 namespace eckpt {
 
 // The deadline came before the end of the transfer.
@@ -39,10 +37,5 @@ void SendAll(int fd, std::span<const std::span<const std::byte>> ranges,
 // early.
 std::vector<uint32_t> ReceiveAll(int fd, std::span<const std::span<std::byte>> ranges,
                                  std::chrono::nanoseconds timeout);
-
-// As ReceiveAll, into ranges of the open file `file`, which may be sparse: the write makes each
-// page, which is not cleared or mapped first. std::system_error (ENOSPC) without room.
-std::vector<uint32_t> ReceiveToFile(int fd, int file, std::span<const ByteRange> ranges,
-                                    std::chrono::nanoseconds timeout);
 
 }  // namespace eckpt

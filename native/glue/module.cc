@@ -158,13 +158,6 @@ std::vector<uint32_t> ReceiveRanges(int fd, const Mapping& mapping, nb::sequence
   return ReceiveAll(fd, spans, timeout);
 }
 
-std::vector<uint32_t> ReceiveRangesToFile(int fd, int file, nb::sequence ranges, double timeout_s) {
-  const auto places = ParseRanges(ranges);
-  const auto timeout = ParseTimeout(timeout_s);
-  nb::gil_scoped_release released;
-  return ReceiveToFile(fd, file, places, timeout);
-}
-
 void TranslateException(const std::exception_ptr& failure, void*) {
   try {
     std::rethrow_exception(failure);
@@ -207,8 +200,6 @@ NB_MODULE(_native, m) {
   m.def("send_ranges", &SendRanges, nb::arg("fd"), nb::arg("mapping"), nb::arg("ranges"),
         nb::arg("timeout_s"));
   m.def("receive_ranges", &ReceiveRanges, nb::arg("fd"), nb::arg("mapping"), nb::arg("ranges"),
-        nb::arg("timeout_s"));
-  m.def("receive_to_file", &ReceiveRangesToFile, nb::arg("fd"), nb::arg("file"), nb::arg("ranges"),
         nb::arg("timeout_s"));
   m.def("implementation", &Crc32cImplementation);
 }

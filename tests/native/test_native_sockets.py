@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import google_crc32c
 import pytest
@@ -200,33 +198,3 @@ def test_closing_socket_during_receive_does_not_redirect_it(
 
     receive.run(ends.receiver.close)
     assert contents(mapping, 0, 100) == receive.data
-
-
-@pytest.mark.parametrize("sizes", [[0], [1], [5, 0, 300_000], [64 << 10] * 20, [3 << 20]])
-def test_receive_to_a_file_with_holes(tmp_path: Path, sizes: list[int]) -> None:
-    parts = [os.urandom(size) for size in sizes]
-    offsets = [4096 + 7 * index + sum(sizes[:index]) for index in range(len(sizes))]
-    near, far = socket.socketpair()
-    with near, far, open(tmp_path / "slot", "w+b") as file:
-        os.ftruncate(file.fileno(), 8 << 20)
-        sender = threading.Thread(target=near.sendall, args=(b"".join(parts),))
-        sender.start()
-        ranges = list(zip(offsets, sizes, strict=True))
-        crcs = _native.receive_to_file(far.fileno(), file.fileno(), ranges, 30.0)
-        sender.join()
-        assert crcs == [_native.crc32c(part) for part in parts]
-        for part, offset in zip(parts, offsets, strict=True):
-            assert os.pread(file.fileno(), len(part), offset) == part
-
-
-def test_receive_to_file_ends_with_peer_deadline_and_bad_file(tmp_path: Path) -> None:
-    near, far = socket.socketpair()
-    with near, far, open(tmp_path / "slot", "w+b") as file:
-        with pytest.raises(TimeoutError):
-            _native.receive_to_file(far.fileno(), file.fileno(), [(0, 10)], 0.05)
-        near.sendall(b"x" * 10)
-        with open(tmp_path / "slot", "rb") as readonly, pytest.raises(OSError, match="write"):
-            _native.receive_to_file(far.fileno(), readonly.fileno(), [(0, 10)], 5.0)
-        near.close()
-        with pytest.raises(ConnectionError):
-            _native.receive_to_file(far.fileno(), file.fileno(), [(0, 10)], 5.0)

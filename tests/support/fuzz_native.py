@@ -252,30 +252,28 @@ def _send(given: _Input, place: _Place) -> None:
 
 
 def _receive(given: _Input, place: _Place) -> None:
-    """Receive what was sent into the mapping or its file."""
+    """Receive what was sent into the mapping."""
     data = _POOL[: given.at_most(_MAX_BYTES)]
     with _ends() as (near, far):
         far.sendall(data)
         if given.byte() & 1:
             far.shutdown(socket.SHUT_WR)
         ranges = given.ranges(len(place.model), place.mapping.close)
-        into_file, timeout = given.byte() & 1, given.timeout()
-        file = (place.fd, far.fileno(), -1, 2**31)[max(0, given.byte() - 252)]
+        given.byte()  # of no meaning, as that below: what the corpus has behind it keeps its place
+        timeout = given.timeout()
+        given.byte()
         try:
-            if into_file:
-                crcs = _call(_native.receive_to_file, near.fileno(), file, ranges, timeout)
-            else:
-                crcs = _call(_native.receive_ranges, near.fileno(), place.mapping, ranges, timeout)
+            crcs = _call(_native.receive_ranges, near.fileno(), place.mapping, ranges, timeout)
         except _Refused as refused:
             if isinstance(refused.__cause__, OSError):  # which bytes had come is open
                 place.model[:] = os.pread(place.fd, len(place.model), 0)
             raise
     plain = _plain(ranges)
-    assert into_file or place.writable or not plain
+    assert place.writable or not plain
     for (at, nbytes), crc in zip(plain, crcs, strict=True):
         part, data = data[:nbytes], data[nbytes:]
         assert len(part) == nbytes
-        if into_file or not _overlap(plain):
+        if not _overlap(plain):
             assert crc == google_crc32c.value(part)
         end = min(at + nbytes, len(place.model))
         place.model[at:end] = part[: max(0, end - at)]

@@ -53,21 +53,6 @@ class NativeSockets:
             crcs += real_native.copy_crc32c(mapping, [(data, offset)], 1)
         return crcs
 
-    def receive_to_file(
-        self, fd: int, file: int, ranges: Sequence[tuple[int, int]], timeout_s: float
-    ) -> list[int]:
-        import os  # noqa: PLC0415 - the simulated one is for the product
-
-        deadline_s = sim.scheduler.now_s + timeout_s
-        crcs: list[int] = []
-        for offset, nbytes in ranges:
-            data = self._receive(fd, nbytes, deadline_s)
-            if sim.scheduler.here().process.host.is_full:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            os.pwrite(file, data, offset)
-            crcs.append(real_native.crc32c(data))
-        return crcs
-
 
 def _socket(fd: int) -> network.Socket:
     sock = network.network.by_fd.get(fd)
