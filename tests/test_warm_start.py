@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import warm_start
+from file_costs import Cost
 from launch_support import alive, state, wait_until_gone
 from places import JOBS
 from programs import ended, printed, started
@@ -134,3 +135,11 @@ def test_time_of_a_fork_counts_when_it_was_waited_for() -> None:
     before_s = warm_start.cpu_s()
     assert printed(PROGRAM, "end", "0") == "at its end\n"
     assert warm_start.cpu_s() > before_s
+
+
+@pytest.mark.skipif(warm_start.COLD_VARIABLE in os.environ, reason="there are no forks")
+def test_time_of_forks_is_part_of_the_cost_of_a_file() -> None:
+    while warm_start.cpu_s() < 0.5:
+        assert printed(PROGRAM, "end", "0") == "at its end\n"
+    of_kernel_s = sum(os.times()[:4])
+    assert Cost.so_far().cpu_s - of_kernel_s == pytest.approx(warm_start.cpu_s(), abs=0.2)

@@ -234,8 +234,7 @@ class Config:
     comes late, a ``set_state``, one call to storage. None: 60 s, or the total where that is less.
     """
     restore_timeout_s: float = setting(14400.0, may_differ=True)
-    """Maximum time of a whole restore that moves. It also ends once its rate says that it cannot be
-    done in that time."""
+    """Maximum time of a whole restore, also of a restore that moves."""
     save_timeout_s: float = setting(
         120.0, may_differ=True, orbax="multiprocessing_options.coordination_timeout_secs"
     )

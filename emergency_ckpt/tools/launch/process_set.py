@@ -41,9 +41,9 @@ _JANITOR_EXIT_S = 10.0
 _SHIM = 'echo "+$$" >&0 && exec 0</dev/null && exec "$@"'
 
 
+_OBSERVERS_VARIABLE = "ECKPT_OBSERVERS"
 # A step that cannot overwrite its donated state, because a save still reads it, writes to new
 # memory, which takes a fraction of the time in large pages. Only read when a process starts.
-_OBSERVERS_VARIABLE = "ECKPT_OBSERVERS"
 _MALLOC_ENVIRON = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 _MIN_COMPILE_TIME_S = 0.1
