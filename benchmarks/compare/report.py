@@ -280,11 +280,6 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
-def spread_text(values: Sequence[float]) -> str:
-    """Return the median with the range of the values."""
-    return _range(_spread(values), 1.0)
-
-
 def _spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 

@@ -319,9 +319,10 @@ class LocalTier:
 
         Removes the slot's old manifest, so the old save no longer counts. A slot that must be made
         or grown is reserved first, which takes a third of a second per GiB or more. With
-        ``restores`` one slot more is made when all hold protected saves, and for its room slots go
-        that hold no protected save. SlotBusy when no slot is available; RamdiskFull when one must
-        be made or grown without room (then protected saves stay).
+        ``restores`` a slot beyond those of saves may be made when all hold protected saves, and
+        slots without a protected save are removed if the new slot needs their room. SlotBusy when
+        no slot is available; RamdiskFull when one must be made or grown without room (then
+        protected saves stay).
         """
         self._check_open("write to")
         if save.run_id != self._run_dir.name:
