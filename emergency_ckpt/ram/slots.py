@@ -32,11 +32,9 @@ from emergency_ckpt.ram.process_files import (
     manifest_name,
     why_too_short,
 )
-from emergency_ckpt.state.mapped import MappedMemory, Mapper, cut_into_pieces
+from emergency_ckpt.state.mapped import PIECE_BYTES, MappedMemory, Mapper, cut_into_pieces
 from emergency_ckpt.state.pins import Pins
 
-_PIECE_BYTES = 256 << 20
-"""Mapped for DMA at once: the call may hold the GIL, for about 0.01 s. A larger shard is whole."""
 _UNMAP_TIMEOUT_S = 30.0
 _kept: list[npt.NDArray[np.uint8]] = []
 """Memory that a device did not let go of."""
@@ -140,8 +138,8 @@ class Slot:
     def pieces(self, places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return (offset, nbytes) of the parts that are mapped for DMA one after the other.
 
-        ``places``: (offset, nbytes) of what a save puts here, where nothing is published. What the
-        first call returns stays.
+        Each has at most ``PIECE_BYTES``, or one larger shard. ``places``: (offset, nbytes) of what
+        a save puts here, where nothing is published. What the first call returns stays.
         """
         if self._pieces is None:
             published = self.published
@@ -149,7 +147,7 @@ class Slot:
                 places = [(entry.offset, entry.nbytes) for entry in published.contents.shards]
             places = list(places)
             largest = max((nbytes for _, nbytes in places), default=0)
-            most = max(_PIECE_BYTES, whole_pages(largest) + mmap.PAGESIZE)
+            most = max(PIECE_BYTES, whole_pages(largest) + mmap.PAGESIZE)
             self._pieces = cut_into_pieces(self.size_bytes, places, most)
         return self._pieces
 
