@@ -23,7 +23,7 @@ from emergency_ckpt.cluster.secret_agreement import secret_text
 from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.cluster.timelines import SOON_S, StoredChain, Timelines
 from emergency_ckpt.config import Config, run_id_of
-from emergency_ckpt.config.validation import made_observer
+from emergency_ckpt.config.validation import listeners_of
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import ConfigError, RestoreFailed
 from emergency_ckpt.events import EventSink
@@ -377,7 +377,7 @@ class Opened:
 
 def _sink(config: Config, me: int, observers: list[Observer]) -> EventSink:
     """Return the sink of events; ``observers`` gets those of ``on_event`` that are observers."""
-    listeners = [made_observer(each) for each in config.event_listeners(os.environ)]
+    listeners = listeners_of(config.on_event)
     watching = [each for each in listeners if isinstance(each, Observer)]
     events = EventSink(
         *(each for each in listeners if not isinstance(each, Observer)), process_index=me

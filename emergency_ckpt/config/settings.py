@@ -23,7 +23,7 @@ from emergency_ckpt.config.policies import (
     policy_identity,
 )
 from emergency_ckpt.config.table import setting, settings_table
-from emergency_ckpt.config.validation import config_problems, listeners_of
+from emergency_ckpt.config.validation import config_problems, listeners_of, made_observer
 from emergency_ckpt.core.placement.placement_policies import (
     AllButPrimary,
     PersistentWriters,
@@ -69,6 +69,18 @@ def as_policy(placement: Any) -> Any:
     with contextlib.suppress(ConfigError):
         return parse_placement(placement) if isinstance(placement, str) else placement
     return placement
+
+
+def as_listeners(on_event: Any, environ: Mapping[str, str]) -> list[Any]:
+    """Return the listeners of ``on_event`` and ECKPT_OBSERVERS, with the observers of valid texts.
+
+    Any other part as it is, for the validation to name.
+    """
+    given = [*listeners_of(on_event), *environ.get(OBSERVERS_VARIABLE, "").split()]
+    for index, part in enumerate(given):
+        with contextlib.suppress(ConfigError):
+            given[index] = made_observer(part)
+    return given
 
 
 HostStateRemap = Callable[[Sequence[Any], int, int], Any]
@@ -296,6 +308,7 @@ class Config:
             local_dir=local_dir,
             secret_file=as_text(self.secret_file),
             placement=as_policy(self.placement),
+            on_event=as_listeners(self.on_event, os.environ),
         )
         problems = config_problems(config)
         if problems:
@@ -317,10 +330,6 @@ class Config:
         """The run id of a validated config, which has one."""
         assert self.run_id is not None, "only a validated config is asked"
         return self.run_id
-
-    def event_listeners(self, environ: Mapping[str, str]) -> list[OnEvent]:
-        """Return what ``on_event`` and ECKPT_OBSERVERS ask for, the former first."""
-        return [*listeners_of(self.on_event), *environ.get(OBSERVERS_VARIABLE, "").split()]
 
     def save_plans(self) -> dict[TierName, SavePlan]:
         """Return the schedule of each tier that is on, the local one first."""

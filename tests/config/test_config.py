@@ -7,7 +7,7 @@ import datetime
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -17,6 +17,7 @@ from orbax.checkpoint import checkpoint_managers as ocm
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
 from emergency_ckpt.config import Config, run_id_of, settings_table
 from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.extras.hang import HangWatch
 from emergency_ckpt.extras.striped import Striped
 
 SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
@@ -308,6 +309,18 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
 def test_each_fault_is_named(settings: dict[str, Any], problem: str) -> None:
     (found,) = problems_of(**settings)
     assert problem in found
+
+
+def test_environment_observers_are_checked_with_the_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ECKPT_OBSERVERS", "hang(60) no_such(1)")
+    with pytest.raises(ConfigError, match="there is no extra 'no_such'"):
+        valid().validated()
+    monkeypatch.setenv("ECKPT_OBSERVERS", "hang(60)")
+    own, added = cast("list[object]", valid(on_event=print).validated().on_event)
+    assert own is print
+    assert isinstance(added, HangWatch)
 
 
 def test_all_faults_are_reported_at_once() -> None:
