@@ -78,10 +78,10 @@ test: $(INSTALLED) native-test
 	$(PYTEST) --timeout 60 -m "not slow and (core or not (process or dear))" $(COSTS) $(TEST_FLAGS)
 
 .PHONY: test-all test-but-slow test-night
-test-all: test-but-slow native-asan native-tsan
+test-all: test-but-slow native-test native-asan native-tsan
 
 # Builds beside it make a second of CPU worth less: four times as many as in `make test`.
-test-but-slow: $(INSTALLED) native-test
+test-but-slow: $(INSTALLED)
 	$(PYTEST) -m "not slow" --most-cpu-s 8 $(COSTS) $(TEST_FLAGS)
 
 # All of them, whichever fail. One that ends with 77 cannot run here, and has said why. `test-dist` is in `test-slow`.
