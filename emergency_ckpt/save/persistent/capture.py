@@ -117,43 +117,61 @@ class SlotCapture:
             copied[0].end()
 
 
+_MOST_AREAS = 2
+"""One that is used, and one that a write which was given up may still read."""
+
+
 class ScratchArea:
     """Memory of one process outside of its ramdisk. Thread-safe.
 
     It grows to the largest save, and stays: new pages cost ten times the copy. Pages that no save
-    has written cost nothing. While storage may still read it for a save that was given up, it is
-    refused to the next one, so that a storage that hangs cannot take all memory.
+    has written cost nothing. While storage may still read it for a save that was given up, the next
+    save gets a second area, and a third is refused, so that a storage that hangs cannot take all
+    memory.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._mapping: _native.Mapping | None = None
-        self._pins = Pins()
+        self._areas: list[tuple[_native.Mapping, Pins]] = []
+        """The last one is for the next save; those before it may still be read."""
 
     def borrow(self, nbytes: int) -> tuple[_native.Mapping, Pin]:
         """Give at least ``nbytes`` to one save, which alone writes to them until the pin ends.
 
         Raises:
-          SaveFailed: storage may still read it for an earlier save, or the system has no memory.
+          SaveFailed: storage may still read all areas for earlier saves, or the system has no
+            memory.
         """
         with self._lock:
-            if self._pins.count():
+            if self._used() >= _MOST_AREAS:
                 gc.collect()  # views of failed saves may be in cycles
-            if self._pins.count():
-                raise SaveFailed(
-                    "borrow",
-                    f"{nbytes} bytes of memory",
-                    "storage still reads the memory of earlier saves, which were given up",
-                    hint="find out why storage does not answer",
-                )
-            if self._mapping is None or self._mapping.size_bytes < nbytes:
-                self._mapping = _new_memory(nbytes)
-            return self._mapping, self._pins.pin(self._mapping)
+                if self._used() >= _MOST_AREAS:
+                    raise SaveFailed(
+                        "borrow",
+                        f"{nbytes} bytes of memory",
+                        "storage still reads the memory of earlier saves, which were given up",
+                        hint="find out why storage does not answer",
+                    )
+            *read, (mapping, pins) = self._areas or [(_new_memory(nbytes), Pins())]
+            if pins.count():
+                read.append((mapping, pins))
+                mapping, pins = _new_memory(nbytes), Pins()
+            elif mapping.size_bytes < nbytes:
+                mapping = _new_memory(nbytes)
+            self._areas = [*read, (mapping, pins)]
+            return mapping, pins.pin(mapping)
 
     def release(self) -> None:
         """Return the memory to the system once no view of it is alive."""
         with self._lock:
-            self._mapping = None
+            self._areas = []
+
+    def _used(self) -> int:
+        """Return how many areas are read, and forget of the others all but the last."""
+        last = self._areas[-1:]
+        read = [area for area in self._areas if area[1].count()]
+        self._areas = read if last and last[0] in read else [*read, *last]
+        return len(read)
 
 
 def _new_memory(nbytes: int) -> _native.Mapping:

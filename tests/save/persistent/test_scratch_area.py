@@ -41,16 +41,17 @@ def test_area_is_used_again_when_its_pin_has_ended() -> None:
     assert address(first) == address(second)
 
 
-def test_area_that_is_read_is_refused_to_the_next() -> None:
+def test_area_that_is_read_is_not_written_and_a_third_is_refused() -> None:
     area = ScratchArea()
-    view = fill(area.borrow(SIZE), 1)
+    views = [fill(area.borrow(SIZE), value) for value in (1, 2)]
     with pytest.raises(SaveFailed, match="storage still reads the memory of earlier saves"):
         area.borrow(SIZE)
-    assert view[0] == 1
-    cycle: list[Any] = [view]
+    assert [view[0] for view in views] == [1, 2]
+    cycle: list[Any] = [views.pop()]
     cycle.append(cycle)
-    del cycle, view  # as an error of a client of storage may keep it
+    del cycle  # as an error of a client of storage may keep it
     assert fill(area.borrow(SIZE), 3)[-1] == 3
+    assert views[0][-1] == 1
 
 
 def test_area_grows_for_a_larger_state() -> None:
