@@ -155,7 +155,8 @@ def left_out(
         others = frozenset(
             index
             for index, entry in enumerate(contents.shards)
-            if (shard := contents.shard_id(index)) in shards
+            if 0 <= entry.leaf < len(contents.leaves)
+            and (shard := contents.shard_id(index)) in shards
             and chosen.setdefault(shard, entry.crc32c) != entry.crc32c
         )
         if others:

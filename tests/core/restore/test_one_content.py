@@ -125,6 +125,21 @@ def test_no_replica_that_is_whole_is_no_reason_to_mix() -> None:
     assert any("copies differ" in line for line in outcome.missing)
 
 
+def test_copy_that_names_a_leaf_it_lacks_is_compared_in_what_it_has() -> None:
+    """A list of contents is the word of a peer."""
+    world, _ = job(3)
+    alter(world, 1)
+    machine = world.machine(2)
+    held = machine.tensors[-1]
+    contents = world.manifests[held.digest]
+    odd = msgspec.structs.replace(contents.shards[0], leaf=len(contents.leaves))
+    digest = world.publish(msgspec.structs.replace(contents, shards=(*contents.shards, odd)))
+    machine.tensors[-1] = HeldTensors(held.save, digest)
+    inventory = world.inventory()
+    used = crcs_used(planned(world, inventory), inventory, W)
+    assert len({crc for _, crc in used}) == 1
+
+
 def test_plan_replaces_the_survivors_own_copy_that_is_not_taken() -> None:
     world, _ = job(3)
     copy = alter(world, 1)
