@@ -13,15 +13,21 @@ from typing import Any
 
 import jax
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # Before any backend exists; JAX raises otherwise, and then the order of imports is to be mended.
 # By configuration and not by environment: processes that tests start choose for themselves.
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
-# How long an example takes is the machine's affair: no test asserts a time.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes is the machine's affair: no test asserts a time. Without an explanation,
+# which traces each line of each example, a failure is made small before the test's time is up.
+settings.register_profile(
+    "untimed",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[phase for phase in Phase if phase is not Phase.explain],
+)
 settings.load_profile("untimed")
 
 

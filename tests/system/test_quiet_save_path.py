@@ -25,17 +25,21 @@ LOUD = (
     "orbax",
     "socket",
 )
-# All that a step without a save enters: the decision, and JAX's flag of a preemption, and ours.
+# All that a step without a save enters: the decision, JAX's flag of a preemption and ours, and the
+# note of the step, with its time and thread, that observers read.
 DECIDING = (
+    "_thread",
     "builtins",
+    "contextlib",
     "emergency_ckpt.checkpointer",
+    "emergency_ckpt.cluster.preemption",
+    "emergency_ckpt.config.settings",
     "emergency_ckpt.core.save.save_rules",
-    "emergency_ckpt.save.schedule",
-    "emergency_ckpt.cluster.preemption",
-    "emergency_ckpt.cluster.preemption",
+    "emergency_ckpt.observer",
     "emergency_ckpt.save.saver",
     "emergency_ckpt.save.schedule",
     "jax.experimental.multihost_utils",
+    "time",
 )
 
 
