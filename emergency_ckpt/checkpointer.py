@@ -161,7 +161,7 @@ class EmergencyCheckpointer:
         self._progress.note(step)
         return self._saver.reached_preemption(step)
 
-    def request_preemption_save(self) -> None:
+    def request_preemption(self) -> None:
         """Give notice of a preemption, as SIGTERM does: all processes save at one step, once.
 
         Any process may call it, from any thread; one call is enough. Returns at once.

@@ -154,12 +154,6 @@ class PeerLeft(CoordinationError):
     """Another process of the job has left or died, so what is waited for never comes."""
 
 
-class PeerAbsent(CoordinationError):
-    """Another process of the job gives no sign of life; it may come back."""
-
-    retryable = True
-
-
 class DeadlineExceeded(CheckpointError):
     """A wait reached its deadline; ``missing`` names the processes waited for."""
 

@@ -219,7 +219,7 @@ _WARNINGS = frozenset(
         "start.warning",
         "start.single_copy",
         "preemption.notice",
-        "preemption.source_failed",
+        "preemption.unheard",
         "save.without_restore",
         "save.non_finite",
         "save.unchanged",

@@ -85,12 +85,15 @@ class JobView:
       events: takes events of the observer's own.
       progress: of this process's training loop.
       host: address on which this process may serve: ``bind_host``, else loopback.
+      request_preemption: gives notice of a preemption, as any thread of any process may.
+        CheckpointError: the job heeds no notices, or no longer.
     """
 
     coordinator: Coordinator
     events: EventSink
     progress: StepProgress
     host: str
+    request_preemption: Callable[[], None]
 
 
 class Observer:

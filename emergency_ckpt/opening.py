@@ -9,13 +9,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from absl import logging
-
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator, connect_start
-from emergency_ckpt.cluster.left_processes import DeathWatch, LeftProcesses, PeerSigns
+from emergency_ckpt.cluster.left_processes import LeftProcesses
+from emergency_ckpt.cluster.lost_peers import LostPeers
 from emergency_ckpt.cluster.membership import Membership
-from emergency_ckpt.cluster.notice_sources import open_sources
 from emergency_ckpt.cluster.peers import Known
 from emergency_ckpt.cluster.preemption import PreemptionWatch, find_notices
 from emergency_ckpt.cluster.round import run_on_all
@@ -140,9 +138,9 @@ class Opened:
             self._storage = self._open_storage()
         events.locate(incarnation=member.incarnation)
         self.watch = _watch_notices(config, member.coordinator, events)
-        signs = PeerSigns(member.peers.address_of, member.client)
-        self.left_processes = LeftProcesses(member.coordinator, signs)
-        self._deaths = DeathWatch(signs, member.peers.known, self.left_processes)
+        self.left_processes = LeftProcesses(member.coordinator)
+        peers = member.peers
+        self._lost = LostPeers(member.coordinator, member.client, peers.known, peers.address_of)
         try:
             self._assemble()
             # Also so that no process's restore timeout runs while the leader waits for storage.
@@ -287,7 +285,7 @@ class Opened:
                 failures=self.failures,
                 finite=self._finite,
                 link=self.link,
-                inspect=self._deaths.inspect,
+                inspect=self._lost.inspect,
             ),
             member.incarnation,
         )
@@ -331,7 +329,6 @@ class Opened:
             chain=chain,
             limits=self.config.persistent_limits,
             left_processes=self.left_processes,
-            checks_finite=self._finite.is_on,
             preservation=self.preservation,
         )
 
@@ -346,7 +343,6 @@ class Opened:
             keep_every_n_steps=config.keep_every_n_steps,
             timelines=timelines,
             timeout_s=config.persistent_limits.patience_s,
-            keeps_finite=config.non_finite == "keep",
         )
 
     # The checks.
@@ -356,7 +352,7 @@ class Opened:
         config, member, storage = self.config, self.member, self._storage
         claim = None if storage is None else storage.claim
         host = config.bind_host or _LOOPBACK
-        view = JobView(member.coordinator, self.events, self.progress, host)
+        view = JobView(member.coordinator, self.events, self.progress, host, self.watch.request)
         for observer in self._observers:
             observer.join(view)
         if claim is not None:
@@ -396,17 +392,10 @@ def _sink(config: Config, me: int, observers: list[Observer]) -> EventSink:
 
 
 def _watch_notices(config: Config, coordinator: Coordinator, events: EventSink) -> PreemptionWatch:
-    """Return the watch for preemption notices, and log and emit their sources."""
-    if not config.heeds_preemption:
-        return PreemptionWatch(None, grace_s=config.preemption_grace_s)
-    notices = find_notices(coordinator, config.save_timeout_s)
-    watch = PreemptionWatch(notices, grace_s=config.preemption_grace_s)
-    sources = open_sources(config.preemption_notice, config.preemption_grace_s)
-    names = ", ".join([notices.source, *(source.name for source in sources)])
-    events.emit("preemption.source", source=names)
-    logging.info("preemption notices come from: %s", names)
-    watch.poll(sources, events)
-    return watch
+    """Return the watch for preemption notices; one that heeds none where no setting asks for it."""
+    grace_s = config.preemption_grace_s
+    notices = find_notices(coordinator, grace_s) if config.heeds_preemption else None
+    return PreemptionWatch(notices, grace_s=grace_s, events=events)
 
 
 def text_of(error: BaseException) -> str:

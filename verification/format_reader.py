@@ -721,7 +721,7 @@ def _entry(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return an entry with its defaults. Damaged."""
     defaults = {"state": "complete", "pending": False, "marker": "", "processes": 0}
     defaults |= {"stateful": False, "size_bytes": 0, "saved_s": 0.0, "folder": "", "metrics": None}
-    defaults |= {"finite": False, "lives": 0}
+    defaults |= {"lives": 0}
     needed = {"step", "incarnation"}
     _require(needed <= set(given) <= needed | set(defaults), f"an entry: {sorted(given)}")
     entry: dict[str, Any] = defaults | dict(given)

@@ -30,6 +30,10 @@ WORDS = (
     r"suspect_lives|takes_suspect|only_below",
     r"majority|on_divergence|outvoted|\bReplicasDiffer",
     r"hedg|too_slow(?!\])",  # second requests for reads that are slower than others
+    r"keeps_finite|newest_finite|non_finite=.keep",  # a step kept because its values are finite
+    r"PeerAbsent|PeerSigns|DeathWatch|peer_state|signs of (life|death)",  # but for one sign
+    r"(?<!RECEIVED_)preemption_notice\b|notice_sources|notice_rules|JaxNotices|request_preemption_save",
+    r"\blent\b|\blending\b|LentCount|\bLoan\b",  # slots lent to JAX
 )
 """Regular expressions, for any case of letters."""
 

@@ -125,9 +125,8 @@ def train(config: dict[str, Any]) -> None:
         local_save_every=config["save_every"],
         save_every=config["store_every"],
         keep_last_n=config["keep_last_n"],
-        preemption_notice="ray",
         require={"peers", "secret"},
-        on_event=[reports.on_event, HangWatch(300.0)],
+        on_event=[reports.on_event, HangWatch(300.0), "notices(ray)"],
     )
     with settings.instantiate() as ckpt:
         found, weights = ckpt.restore(state=weights, host_state=data)

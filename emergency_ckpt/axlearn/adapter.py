@@ -220,14 +220,14 @@ class EmergencyCheckpointer(BaseCheckpointer):
             self._running.wait_until_finished()
             self._running.check_for_errors()
 
-    def request_preemption_save(self) -> None:
-        """Give notice of a preemption, as ``EmergencyCheckpointer.request_preemption_save``.
+    def request_preemption(self) -> None:
+        """Give notice of a preemption, as ``EmergencyCheckpointer.request_preemption``.
 
         CheckpointError: before the first ``save`` or ``restore``, and after ``stop``.
         """
         if self._running is None:
             raise CheckpointError("request", "a preemption save", "the checkpointer does not run")
-        self._running.request_preemption_save()
+        self._running.request_preemption()
 
     def stop(self, *, has_exception: bool = False) -> None:
         """Finish the saves under way, after an exception only what ends soon. Idempotent."""

@@ -7,8 +7,7 @@
    ``round`` has the two ways to agree on it, a round and a cell that is set once, and the one
    clean-up of their keys (``Series``); a round ends each start and each restore.
 4. ``left_processes`` records the processes that have left or died, and decides who is absent.
-   ``preemption`` agrees on the step at which all act on a notice, through JAX or, where its service
-   is off, through our own handler and keys (the event ``preemption.source`` says which).
+   ``preemption`` agrees on the step at which all act on a notice.
 5. ``timelines`` decides when a restore is binding, and applies it to the persistent directory,
    on which it holds the run's claim.
 6. ``hang`` ends a job that makes no step any more. ``beats`` tells, in a restore or a save to

@@ -216,6 +216,23 @@ def jax_hears_notices() -> bool:
     return distributed.global_state.preemption_sync_manager is not None
 
 
+_JAX_NOTICE = "RECEIVED_PREEMPTION_NOTICE"
+"""Key of JAX's preemption service in the store of all processes; see ``private_names``."""
+
+
+def jax_has_notice() -> bool:
+    """Return whether JAX's preemption service has taken a notice at any process."""
+    if not jax_hears_notices():
+        return False
+    try:
+        distributed.global_state.client.key_value_try_get_bytes(_JAX_NOTICE)
+    except jax.errors.JaxRuntimeError as error:
+        if str(error).startswith("NOT_FOUND"):
+            return False
+        raise _service_error("look for", _JAX_NOTICE, error) from error
+    return True
+
+
 def own_address() -> str:
     """Return this host's address on its route to the job's coordinator; peers reach it there.
 

@@ -130,7 +130,6 @@ class Membership:
             start=self._start,
             wait_s=self._wait_s,
             other_runs=OtherRuns(local_dir, self._run_id, GRACE_S, self._tell_removed),
-            keeps_finite=config.non_finite == "keep",
             mapper=self._mapper,
             on_refused=self._tell_refused,
         )

@@ -1,44 +1,43 @@
-"""Preemption notices: SIGTERM, the step at which all processes act on one, and the time left.
+"""Preemption notices: where they come from, the step at which all act on one, and the time left.
 
-SIGTERM is JAX's, where its service is on. Its sync manager takes it at any process and agrees, in
-the background, on the next call that all processes make. It identifies calls by number and answers
-yes once, at the number after the highest that any process had used. So the numbers must rise by one
-with each step and be equal on all processes. Steps do not qualify: they jump at a restore, and a
-notice in between would wait for a step that never comes. The numbers here continue from the highest
-that any process has used, agreed at each start and restore (``PreemptionWatch.go_on_from``).
-
-Every other notice, and SIGTERM where JAX's service is off, is agreed on by the same rule through
-keys of our own (``AgreedNotices``):
+A notice comes from SIGTERM, from JAX's own preemption service, or from a call of
+``request_preemption`` in any thread of any process. The processes agree on one call of all:
 
 1. A thread of each process looks for a notice: its own, or the key ``preempt/notice`` of another.
-2. It then publishes the number of its process's last call, and the next call blocks.
-3. The leader takes all numbers and publishes the one after the highest, which none has passed. All
-   act at their first call with that number or a higher one. Higher ones occur only where a start or
-   a restore let all processes go on from one higher number.
+2. The thread publishes the number of its process's last call, and the next call blocks.
+3. The leader takes the numbers and publishes the one after the highest, which no process that
+   answered has passed. Each acts at its first call with that number or a higher one.
+
+Calls are numbered and not named by their steps, since steps jump at a restore: a notice in between
+would wait for a step that never comes. The numbers of all processes continue from the highest that
+any of them has used, at each start and restore (``PreemptionWatch.go_on_from``).
+
+JAX's own agreement is not used: a rank that is gone holds it up for three minutes, it answers once
+in the life of a process, and one process alone does not have it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 from absl import logging
-from jax.experimental import multihost_utils
 
 from emergency_ckpt.background import SignalFlag
 from emergency_ckpt.cluster.coordination import (
     Coordinator,
     by_process,
+    jax_has_notice,
     jax_hears_notices,
     number_of,
 )
-from emergency_ckpt.cluster.notice_sources import NoticePolls, NoticeSource
 from emergency_ckpt.errors import CheckpointError, CoordinationError
 from emergency_ckpt.events import EventSink
 
@@ -49,35 +48,98 @@ _FIRST_SIGNAL = (
 )
 
 
-class SigtermListener:
-    """One handler for all checkpointers of the process.
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_SIGACTION_BYTES = 1024
+"""More than ``struct sigaction`` of any C library on Linux; its handler is the first member."""
+_NO_FUNCTIONS = (0, 1)
+"""Addresses that are no functions: SIG_DFL and SIG_IGN."""
 
-    It is set only in the main thread, and only where no other handler is set.
+
+def _sigterm_action() -> Any:
+    """Return ``struct sigaction`` of SIGTERM. Python's own record lacks what C has set."""
+    action = ctypes.create_string_buffer(_SIGACTION_BYTES)
+    if _LIBC.sigaction(signal.SIGTERM, None, action):
+        raise OSError(ctypes.get_errno(), "sigaction")
+    return action
+
+
+def _address_of(action: Any) -> int:
+    return ctypes.c_void_p.from_buffer(action).value or 0
+
+
+class SigtermListener:
+    """One handler of SIGTERM for all checkpointers of the process.
+
+    Only the main thread can set it. The handler that was there before is called too: a function of
+    the user's, and JAX's, which is C and which Python does not know.
     """
 
     def __init__(self) -> None:
         self._flags: list[SignalFlag] = []
+        self._earlier: Any = signal.SIG_DFL
+        self._earlier_action: Any = None
+        """``struct sigaction`` of a handler that is not Python's; None where there was none."""
+        self._was_set = self._is_inside = False
 
     def subscribe(self) -> SignalFlag:
         """Return a flag that is set at each SIGTERM from now on."""
         flag = SignalFlag()
         self._flags.append(flag)
-        if _in_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._on_signal)
+        if _in_main_thread() and not self._is_set:
+            action = _sigterm_action()
+            self._earlier = signal.signal(signal.SIGTERM, self._on_signal)
+            is_of_c = _address_of(action) not in (*_NO_FUNCTIONS, _address_of(_sigterm_action()))
+            self._earlier_action = action if is_of_c else None
+            self._was_set = True
         return flag
 
     def unsubscribe(self, flag: SignalFlag) -> None:
         """Unsubscribe; the last one restores the earlier handler. Idempotent."""
         if flag in self._flags:
             self._flags.remove(flag)
-        ours = signal.getsignal(signal.SIGTERM) == self._on_signal
-        if not self._flags and ours and _in_main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self._flags:
+            return
+        self._was_set = False
+        if self._is_set and _in_main_thread():
+            earlier = signal.SIG_DFL if self._earlier is None else self._earlier
+            signal.signal(signal.SIGTERM, earlier)
+            if self._earlier_action is not None:
+                _LIBC.sigaction(signal.SIGTERM, self._earlier_action, None)
+
+    @property
+    def problem(self) -> str:
+        """The reason why SIGTERM is no notice in this process; empty where it is one."""
+        if self._is_set:
+            return ""
+        if self._was_set:
+            return (
+                "another handler of SIGTERM was set after the checkpointer was made: let it call"
+                " the handler that signal.signal returned, or request_preemption"
+            )
+        if jax_hears_notices():
+            return ""  # its own handler, in any thread
+        return (
+            "the checkpointer was made outside of the main thread, which alone can set a handler of"
+            " SIGTERM: make it there, or call request_preemption"
+        )
+
+    @property
+    def _is_set(self) -> bool:
+        return signal.getsignal(signal.SIGTERM) == self._on_signal
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        del signum, frame
         for flag in self._flags:
             flag.set()
+        if self._is_inside:
+            return  # the earlier handler calls this one, as whoever keeps a chain may
+        self._is_inside = True
+        try:
+            if self._earlier_action is not None:
+                ctypes.CFUNCTYPE(None, ctypes.c_int)(_address_of(self._earlier_action))(signum)
+            if callable(self._earlier):
+                self._earlier(signum, frame)
+        finally:
+            self._is_inside = False
 
 
 SIGTERM = SigtermListener()
@@ -120,188 +182,14 @@ _INSPECTION_S = 1.0
 _TOLD_PAUSE_S = 0.05
 _CALLS_PER_S = 500.0
 """What all processes together may ask of the coordination service, which answers some 2,500."""
+_PAUSES = 3
+"""So many pauses between two looks at the service are time enough to answer."""
 _NOTICE, _LAST, _SYNC = "preempt/notice", "preempt/at", "preempt/sync"
-_NO_SYNC = b"none"
 
 
-class SignalNotices:
-    """Notices in a job of one process."""
+class JobNotices(Protocol):
+    """The notices of a job. ``last_number``: the highest number that this process has used."""
 
-    source = "signals"
-
-    def __init__(self, *, takes_sigterm: bool = True) -> None:
-        """``takes_sigterm``: SIGTERM is a notice; else only ``notice`` gives one."""
-        self.last_number = 0
-        self._noticed = SIGTERM.subscribe() if takes_sigterm else SignalFlag()
-
-    def notice(self) -> None:
-        """Act at the next call. Any thread."""
-        self._noticed.set()
-
-    def close(self) -> None:
-        """Restore the handler that was set before."""
-        SIGTERM.unsubscribe(self._noticed)
-
-    def reached(self, number: int) -> bool:
-        """As ``Notices.reached``."""
-        self.last_number = number
-        if not self._noticed.is_set():
-            return False
-        self._noticed.clear()
-        return True
-
-
-class AgreedNotices:
-    """Notices at any process, agreed through keys of our own."""
-
-    source = "signals, agreed"
-
-    def __init__(
-        self, coordinator: Coordinator, timeout_s: float, *, takes_sigterm: bool = True
-    ) -> None:
-        """``timeout_s``: maximum wait, after a notice, for the numbers of all processes."""
-        self.last_number = 0
-        self._coordinator = coordinator
-        self._timeout_s = timeout_s
-        self._noticed = SIGTERM.subscribe() if takes_sigterm else SignalFlag()
-        self._changed = threading.Condition()
-        self._is_told = False
-        self._sync: int | None = None
-        self._is_over = False
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="eckpt-notices", daemon=True)
-        self._thread.start()
-
-    def notice(self) -> None:
-        """Have all processes act at one of their next calls. Returns at once; any thread."""
-        self._noticed.set()
-
-    def reached(self, number: int) -> bool:
-        """As ``Notices.reached``. Blocks right after a notice, until the leader's decision."""
-        # In this order, without a lock: the thread sets the flag before it reads the number.
-        self.last_number = number
-        if not self._is_told:
-            return False
-        # The number that was published may be the one before: it must not be passed until decided.
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_over, 3 * self._timeout_s)
-            return self._sync is not None and number >= self._sync
-
-    def close(self) -> None:
-        """End the thread, and restore the handler that was set before."""
-        self._stopping.set()
-        SIGTERM.unsubscribe(self._noticed)
-        self._noticed.set()  # wakes the thread
-        self._thread.join(2 * _INSPECTION_S)
-
-    def _pause_s(self, shortest_s: float) -> float:
-        """Return the time between two calls of the service, longer with more processes."""
-        return max(shortest_s, self._coordinator.process_count / _CALLS_PER_S)
-
-    def _run(self) -> None:
-        pause_s = self._pause_s(_INSPECTION_S)
-        while not self._stopping.is_set():
-            try:
-                if self._is_noticed():
-                    self._agree()
-                    return
-            except CheckpointError as error:
-                logging.warning("preemption notices cannot be read at the moment: %s", error)
-                self._stopping.wait(pause_s)
-                continue
-            self._noticed.wait(pause_s)
-
-    def _is_noticed(self) -> bool:
-        if self._noticed.is_set():
-            if not self._stopping.is_set():
-                self._coordinator.replace(_NOTICE, b"")
-            return True
-        return self._coordinator.find(_NOTICE) is not None
-
-    def _agree(self) -> None:
-        """Take part in the agreement, to its end; a service that fails for a time is asked again.
-
-        Calls go on blocking meanwhile: a process that went on could pass the agreed number.
-        """
-        self._is_told = True
-        last = self.last_number
-        is_leader = self._coordinator.process_index == 0
-        deadline_s = time.monotonic() + (1 if is_leader else 2) * self._timeout_s
-        has_told = False
-        try:
-            while not self._stopping.is_set() and time.monotonic() <= deadline_s:
-                try:
-                    if not has_told:
-                        key = f"{_LAST}/{self._coordinator.process_index}"
-                        self._coordinator.replace(key, str(last).encode())
-                        has_told = True
-                    if self._is_decided(is_leader=is_leader):
-                        return
-                except CheckpointError as error:
-                    logging.warning("the agreement on a notice is held up: %s", error)
-                self._stopping.wait(self._pause_s(_TOLD_PAUSE_S))
-            if not self._stopping.is_set():
-                self._give_up(is_leader=is_leader)
-        finally:
-            with self._changed:
-                self._is_over = True
-                self._changed.notify_all()
-
-    def _is_decided(self, *, is_leader: bool) -> bool:
-        decision = self._decision() if is_leader else self._coordinator.find(_SYNC)
-        if decision is None:
-            return False
-        if is_leader:
-            self._coordinator.replace(_SYNC, decision)
-        if decision != _NO_SYNC:
-            try:
-                number = number_of(decision, _SYNC)
-            except CoordinationError as error:
-                logging.error("a preemption notice cannot be acted on: %s", error)
-                return True
-            with self._changed:
-                self._sync = number
-        return True
-
-    def _decision(self) -> bytes | None:
-        """Return the leader's decision; None while numbers are missing."""
-        coordinator = self._coordinator
-        told = by_process(coordinator.list(_LAST), _LAST, coordinator.process_count)
-        if len(told) < coordinator.process_count:
-            return None
-        try:
-            return str(max(number_of(n, f"{_LAST}/{p}") for p, n in told.items()) + 1).encode()
-        except CoordinationError as error:
-            logging.error("a preemption notice cannot be acted on: %s", error)
-            return _NO_SYNC
-
-    def _give_up(self, *, is_leader: bool) -> None:
-        logging.error("a preemption notice is not acted on: not all processes answered in time")
-        if is_leader:
-            try:
-                told = self._coordinator.list(_LAST)
-                missing = [p for p in range(self._coordinator.process_count) if str(p) not in told]
-                logging.error("no answer from processes %s", missing[:8])
-                self._coordinator.replace(_SYNC, _NO_SYNC)
-            except CheckpointError as error:
-                logging.error("the others learn of it by their own deadlines: %s", error)
-
-
-PREEMPTED_EXIT_CODE = 128 + signal.SIGTERM
-"""Exit status after ``exit_on_preemption``; a supervisor treats it as a death and restarts."""
-_GOOD_ENDS = (None, 0, PREEMPTED_EXIT_CODE)
-
-
-def is_good_end(error: BaseException | None) -> bool:
-    """Return whether a ``with`` block that ``error`` ends has come to its end as intended."""
-    return error is None or (isinstance(error, SystemExit) and error.code in _GOOD_ENDS)
-
-
-class Notices(Protocol):
-    """A source of notices. ``last_number``: the highest number that this process has used."""
-
-    @property
-    def source(self) -> str: ...
     @property
     def last_number(self) -> int: ...
 
@@ -318,72 +206,207 @@ class Notices(Protocol):
         ...
 
 
-class JaxNotices:
-    """SIGTERM by JAX's sync manager, and all other notices agreed through our own keys.
+class OwnNotices:
+    """Notices in a job of one process."""
 
-    Each says yes at one number, equal on all processes, so all act at the lower of the two. A call
-    takes about 13 us. There is one manager in a process, so all checkpointers share its numbers.
-    """
-
-    source = "jax"
-    _last_of_jax = 0
-
-    def __init__(self, own: SignalNotices | AgreedNotices) -> None:
-        """``own``: takes no signal."""
-        self._own = own
-
-    @property
-    def last_number(self) -> int:
-        return max(JaxNotices._last_of_jax, self._own.last_number)
-
-    def reached(self, number: int) -> bool:
-        JaxNotices._last_of_jax = number
-        is_reached = multihost_utils.reached_preemption_sync_point(number)
-        return is_reached or self._own.reached(number)
+    def __init__(self) -> None:
+        self.last_number = 0
+        self._noticed = SIGTERM.subscribe()
 
     def notice(self) -> None:
-        self._own.notice()
+        """As ``JobNotices.notice``."""
+        self._noticed.set()
 
     def close(self) -> None:
-        self._own.close()
+        """As ``JobNotices.close``."""
+        SIGTERM.unsubscribe(self._noticed)
+
+    def reached(self, number: int) -> bool:
+        """As ``JobNotices.reached``."""
+        self.last_number = number
+        if not self._noticed.is_set():
+            return False
+        self._noticed.clear()
+        return True
 
 
-def find_notices(coordinator: Coordinator, timeout_s: float) -> Notices:
-    """Return the source of notices: SIGTERM is taken by JAX's service, or by us where that is off.
+class AgreedNotices:
+    """Notices at any process of a job, agreed as the module says."""
 
-    ``timeout_s``: maximum wait, after a notice, for the numbers of all processes.
-    """
-    by_jax = jax_hears_notices()
+    def __init__(self, coordinator: Coordinator, timeout_s: float) -> None:
+        """``timeout_s``: maximum wait of the leader, after a notice, for the numbers of all."""
+        self.last_number = 0
+        self._coordinator = coordinator
+        self._is_leader = coordinator.process_index == 0
+        pause_s = self._pause_s(_INSPECTION_S)
+        self._timeout_s = max(timeout_s, _PAUSES * pause_s)
+        self._noticed = SIGTERM.subscribe()
+        self._changed = threading.Condition()
+        self._is_told = False
+        self._sync: int | None = None
+        self._is_over = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=[pause_s], name="eckpt-notices", daemon=True
+        )
+        self._thread.start()
+
+    def notice(self) -> None:
+        """As ``JobNotices.notice``."""
+        self._noticed.set()
+
+    def reached(self, number: int) -> bool:
+        """As ``JobNotices.reached``. Blocks right after a notice, until the leader's decision."""
+        # In this order, without a lock: the thread sets the flag before it reads the number.
+        self.last_number = number
+        if not self._is_told:
+            return False
+        # The number that was published may be the one before: it must not be passed until decided.
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over, _PAUSES * self._timeout_s)
+            return self._sync is not None and number >= self._sync
+
+    def close(self) -> None:
+        """End the thread, and restore the handler that was set before."""
+        self._stopping.set()
+        SIGTERM.unsubscribe(self._noticed)
+        self._noticed.set()  # wakes the thread
+        self._thread.join(2 * _INSPECTION_S)
+
+    def _pause_s(self, shortest_s: float) -> float:
+        """Return the time between two calls of the service, longer with more processes."""
+        return max(shortest_s, self._coordinator.process_count / _CALLS_PER_S)
+
+    def _run(self, pause_s: float) -> None:
+        while not self._stopping.is_set():
+            try:
+                if self._is_noticed():
+                    self._agree()
+                    return
+            except CheckpointError as error:
+                logging.warning("preemption notices cannot be read at the moment: %s", error)
+                self._stopping.wait(pause_s)
+                continue
+            self._noticed.wait(pause_s)
+
+    def _is_noticed(self) -> bool:
+        # A notice that JAX has taken is a key for all processes: the leader looks for all.
+        if self._noticed.is_set() or (self._is_leader and jax_has_notice()):
+            if not self._stopping.is_set():
+                self._coordinator.replace(_NOTICE, b"")
+            return True
+        return self._coordinator.find(_NOTICE) is not None
+
+    def _agree(self) -> None:
+        """Take part in the agreement, to its end; a service that fails for a time is asked again.
+
+        Calls go on blocking meanwhile: a process that went on could pass the agreed number. The
+        leader waits for the numbers of all, and then decides without those that did not answer: a
+        process that is gone must not cost the others their time. The others wait twice as long.
+        """
+        self._is_told = True
+        last = self.last_number
+        began_s = time.monotonic()
+        has_told = False
+        try:
+            while not self._stopping.is_set():
+                waited_s = time.monotonic() - began_s
+                try:
+                    if not has_told:
+                        key = f"{_LAST}/{self._coordinator.process_index}"
+                        self._coordinator.replace(key, str(last).encode())
+                        has_told = True
+                    if self._is_leader:
+                        self._decide(is_late=waited_s > self._timeout_s)
+                    if self._take_decision():
+                        return
+                except CheckpointError as error:
+                    logging.warning("the agreement on a notice is held up: %s", error)
+                if waited_s > 2 * self._timeout_s:
+                    logging.error("a preemption notice is not acted on: the leader did not answer")
+                    return
+                self._stopping.wait(self._pause_s(_TOLD_PAUSE_S))
+        finally:
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
+
+    def _take_decision(self) -> bool:
+        """Return whether there is a decision, which this process then takes."""
+        decision = self._coordinator.find(_SYNC)
+        if decision is None:
+            return False
+        try:
+            number = number_of(decision, _SYNC)
+        except CoordinationError as error:
+            logging.error("a preemption notice cannot be acted on: %s", error)
+            return True
+        with self._changed:
+            self._sync = number
+        return True
+
+    def _decide(self, *, is_late: bool) -> None:
+        """Publish the number at which all act; while answers are missing, only if it ``is_late``.
+
+        Who did not answer, or not with a number, acts at the first call after that one.
+        """
+        count = self._coordinator.process_count
+        numbers: dict[int, int] = {}
+        for process, text in by_process(self._coordinator.list(_LAST), _LAST, count).items():
+            try:
+                numbers[process] = number_of(text, f"{_LAST}/{process}")
+            except CoordinationError as error:
+                logging.error("a process's place after a preemption notice is unknown: %s", error)
+        if not numbers or (len(numbers) < count and not is_late):
+            return
+        if len(numbers) < count:
+            missing = [process for process in range(count) if process not in numbers]
+            logging.error("a preemption notice has no answer from processes %s", missing[:8])
+        self._coordinator.replace(_SYNC, str(max(numbers.values()) + 1).encode())
+
+
+PREEMPTED_EXIT_CODE = 128 + signal.SIGTERM
+"""Exit status after ``exit_on_preemption``; a supervisor treats it as a death and restarts."""
+_GOOD_ENDS = (None, 0, PREEMPTED_EXIT_CODE)
+
+
+def is_good_end(error: BaseException | None) -> bool:
+    """Return whether a ``with`` block that ``error`` ends has come to its end as intended."""
+    return error is None or (isinstance(error, SystemExit) and error.code in _GOOD_ENDS)
+
+
+_PARTS_OF_GRACE = 3
+
+
+def find_notices(coordinator: Coordinator, grace_s: float) -> JobNotices:
+    """Return the notices of a job of any size. ``grace_s``: what is left after one to save."""
     if coordinator.process_count == 1:
-        own: SignalNotices | AgreedNotices = SignalNotices(takes_sigterm=not by_jax)
-    else:
-        own = AgreedNotices(coordinator, timeout_s, takes_sigterm=not by_jax)
-    return JaxNotices(own) if by_jax else own
+        return OwnNotices()
+    return AgreedNotices(coordinator, grace_s / _PARTS_OF_GRACE)
 
 
 class PreemptionWatch:
     """The preemption state of the job, for the training thread.
 
-    A call costs about 13 us per step and does not block, except right after a notice, while JAX's
-    manager or ours determines the sync point.
+    A call does not block, except right after a notice, while the processes agree.
     """
 
-    def __init__(self, notices: Notices | None, *, grace_s: float) -> None:
-        """``grace_s``: time from the sync point to the end. ``notices`` None: none is watched."""
+    def __init__(
+        self, notices: JobNotices | None, *, grace_s: float, events: EventSink | None = None
+    ) -> None:
+        """Watch ``notices``; None: none.
+
+        Args:
+          grace_s: time from the sync point to the end.
+          events: learns, once, of a SIGTERM that would be no notice.
+        """
         self._notices = notices
-        self._polls: NoticePolls | None = None
-        self.source = "" if notices is None else notices.source
+        self._events = events
         self._grace_s = grace_s
         self._number = 0
         self._asked_at: int | None = None
         self._sync_step: int | None = None
         self._deadline_s = 0.0
-
-    def poll(self, sources: Sequence[NoticeSource], events: EventSink) -> None:
-        """Look for notices of ``sources`` in the background, too. Once; not without notices."""
-        assert self._notices is not None, "no notice is watched"
-        if sources:
-            self._polls = NoticePolls(sources, events, self._notices.notice)
 
     def request(self) -> None:
         """Give notice, as any process may; all act on it. Returns at once; any thread.
@@ -421,6 +444,7 @@ class PreemptionWatch:
             return False
         self._asked_at = step
         self._number += 1
+        self._check_sigterm()
         if not self._notices.reached(self._number):
             return False
         self._sync_step = step
@@ -431,6 +455,12 @@ class PreemptionWatch:
             self._grace_s,
         )
         return True
+
+    def _check_sigterm(self) -> None:
+        """Say once when SIGTERM is no notice: what takes the handler away says nothing itself."""
+        if self._events is not None and SIGTERM.problem:
+            self._events.emit("preemption.unheard", source="SIGTERM", text=SIGTERM.problem)
+            self._events = None
 
     def reached_at_end(self) -> bool:
         """Return whether a notice came since the last step, by one more query."""
@@ -444,8 +474,6 @@ class PreemptionWatch:
 
     def close(self) -> None:
         """Stop watching. Idempotent; call in the thread that made the watch."""
-        if self._polls is not None:
-            self._polls.close()
         if self._notices is not None:
             self._notices.close()
             self._notices = None

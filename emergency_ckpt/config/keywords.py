@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
 
     import jax
 
@@ -41,7 +41,6 @@ class Settings(TypedDict, total=False):
     local_preservation_policy: PreservationPolicy | None
     async_save: bool
     save_on_preemption: bool
-    preemption_notice: str | Callable[[], object] | tuple[str | Callable[[], object], ...]
     exit_on_preemption: bool
     save_on_stop: bool
     preemption_grace_s: float

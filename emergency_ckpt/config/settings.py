@@ -147,12 +147,6 @@ class Config:
     """At the sync point of a preemption notice (SIGTERM) save in both tiers, whatever the policies.
     False: only with a ``PreemptionCheckpointingPolicy`` among the policies; without one, notices
     are ignored."""
-    preemption_notice: str | Callable[[], object] | tuple[str | Callable[[], object], ...] = (
-        setting("sigterm", may_differ=True, basic=True)
-    )
-    """Source of preemption notices in addition to SIGTERM, or a tuple of sources: "ray" (Ray
-    Train), "gce" (the metadata server), "file:" and a path, or a function without arguments that is
-    polled in the background and returns a true value after a notice. See docs/operations.md."""
     exit_on_preemption: bool = setting(False, basic=True)
     """At the sync point, end the process inside ``save`` by ``SystemExit`` with status 143 as soon
     as the step is written."""
@@ -189,9 +183,7 @@ class Config:
     non_finite: NonFinite = setting("report")
     """What a save does about values that are NaN or infinite; their count costs nothing beside the
     checksum. "report": the event ``save.non_finite`` names leaves that were finite before: at an
-    earlier save of this process, or in the step that it restored. "keep": also, the last step
-    without any such value is kept in storage, and in RAM with a ``local_keep_last_n`` of 2 or more,
-    unless saves in doubt need its slot. "off": nobody counts."""
+    earlier save of this process, or in the step that it restored. "off": nobody counts."""
     orbax_item: str | None = setting(None, tier="persistent", least=1)
     """Item of Orbax's with the training state, in the steps that are written (None: ``state``) and
     in those of plain Orbax. There None means the item ``default``, ``state`` or ``items``; else the

@@ -24,7 +24,6 @@ from emergency_ckpt.config.table import LONGEST_TIME_S, is_complete, settings_ta
 from emergency_ckpt.core.address import split_holder
 from emergency_ckpt.core.limits import NAME_PATTERN
 from emergency_ckpt.core.placement.placement_policies import PlacementPolicy
-from emergency_ckpt.core.save.notice_rules import notice_problems
 from emergency_ckpt.core.save.timing import TimingRule
 from emergency_ckpt.core.step_names import METRICS, is_format, is_item_name, steps_by_kind
 from emergency_ckpt.errors import ConfigError
@@ -377,7 +376,6 @@ _RULES: tuple[_Rule, ...] = (
     ),
     (("stall_timeout_s", "restore_timeout_s", "persistent_timeout_s"), _stall_problems),
     (("placement",), _placement_problems),
-    (("preemption_notice",), notice_problems),
     (("extra_holders",), _holder_problems),
     (("require", "dir"), _storage_problems),
     (("require", "secret_file"), _secret_problems),

@@ -53,7 +53,6 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
       folder: its name where that is not its number.
       metrics: as given to ``save``.
       lives: so many in a row began from it, as loaded from here, with no newer complete save.
-      finite: at its capture no value was NaN or infinite; False also where nobody looked.
     """
 
     step: int
@@ -67,7 +66,6 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     saved_s: float = 0.0
     folder: str = ""
     metrics: dict[str, Any] | None = None
-    finite: bool = False
     lives: int = 0
 
     @property

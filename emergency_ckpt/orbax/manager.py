@@ -228,9 +228,9 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
         # JAX's own call raises when its service is off.
         return jax_hears_notices() and multihost_utils.reached_preemption_sync_point(step)
 
-    def request_preemption_save(self) -> None:
-        """Give notice of a preemption, as ``EmergencyCheckpointer.request_preemption_save``."""
-        self._checkpointer.request_preemption_save()
+    def request_preemption(self) -> None:
+        """Give notice of a preemption, as ``EmergencyCheckpointer.request_preemption``."""
+        self._checkpointer.request_preemption()
 
     def save(
         self,

@@ -84,7 +84,6 @@ class LocalTier:
         slots: int = SLOTS_AT_REST,
         start: str = "",
         other_runs: OtherRuns | None = None,
-        keeps_finite: bool = False,
         on_refused: Callable[[str], None] = logging.warning,
     ) -> None:
         self._on_refused = on_refused
@@ -104,7 +103,6 @@ class LocalTier:
         self._protected: frozenset[SaveId] = frozenset(
             slot.published.save for slot in own.published() if slot.published is not None
         )
-        self._keeps_finite = keeps_finite
         self._reserved_bytes = 0
         # Serialises long operations, so that _lock is never held for long.
         self._saving = threading.Lock()
@@ -125,7 +123,6 @@ class LocalTier:
         start: str = "",
         wait_s: float = 0.0,
         other_runs: OtherRuns | None = None,
-        keeps_finite: bool = False,
         mapper: Mapper | None = None,
         on_refused: Callable[[str], None] = logging.warning,
     ) -> LocalTier:
@@ -135,7 +132,7 @@ class LocalTier:
         process owns, else makes one. Waits up to ``wait_s`` seconds for a directory that a process
         of another ``start`` holds. Damaged files are quarantined, never raised. Until the first
         ``protect`` or ``note_complete`` every save found is protected. ``slots``: number of slots
-        that saves need, one more than the complete steps to keep. ``keeps_finite``: see ``pinned``.
+        that saves need, one more than the complete steps to keep.
         ``mapper``: maps slots for the devices' DMA, in the background. ``on_refused``: told once
         why that was refused, and what to raise; all goes on without it.
 
@@ -161,7 +158,6 @@ class LocalTier:
             slots=slots,
             start=start,
             other_runs=other_runs,
-            keeps_finite=keeps_finite,
             on_refused=on_refused,
         )
 
@@ -334,7 +330,7 @@ class LocalTier:
                     self._drop_surplus()
                 choice = choose_slot(
                     self._slot_states(),
-                    self._kept(),
+                    self._protected,
                     needed=self._slots_needed,
                     at_rest=self._slots_at_rest,
                     allow_extra=restores,
@@ -350,7 +346,7 @@ class LocalTier:
             with self._lock:
                 # The tables may have changed while the slot was growing.
                 held = slot.published.save if slot.published else None
-                if slot.in_use or held in self._kept():
+                if slot.in_use or held in self._protected:
                     raise SlotBusy("begin write of", f"step {save.step}", "the slot was just taken")
                 try:
                     slot.unpublish()
@@ -378,22 +374,6 @@ class LocalTier:
         """Return the newest save held here that is known to be finite on all processes."""
         with self._lock:
             return self._own.finite
-
-    @property
-    def pinned(self) -> SaveId | None:
-        """Return the save that stays because it is ``finite``; None where saves need its slot.
-
-        They need one for the newest complete save, one for each in doubt, and one to write to. A
-        restore that finds no room may still take it.
-        """
-        with self._lock:
-            finite = self._own.finite if self._keeps_finite else None
-            is_room = finite in self._protected or len(self._protected) + 2 <= self._slots_needed
-            return finite if is_room else None
-
-    def _kept(self) -> frozenset[SaveId]:
-        pinned = self.pinned
-        return self._protected if pinned is None else self._protected | {pinned}
 
     def note_complete(
         self, save: SaveId, *, is_finite: bool = False, lives: int | None = None
@@ -440,7 +420,7 @@ class LocalTier:
         with self._lock:
             for slot in self._own.slots:
                 held = slot.published.save if slot.published else None
-                if held == save and held not in self._kept() and not slot.in_use:
+                if held == save and held not in self._protected and not slot.in_use:
                     slot.unpublish()
 
     def publish_host_state(
@@ -845,7 +825,7 @@ class LocalTier:
     def _drop_surplus(self) -> None:
         complete = self._own.ledger.complete
         states = self._slot_states()
-        dropped = surplus_slots(states, self._kept(), complete, self._slots_at_rest)
+        dropped = surplus_slots(states, self._protected, complete, self._slots_at_rest)
         for slot in [slot for slot in self._own.slots if slot.number in dropped]:
             self._own.discard(slot)
 

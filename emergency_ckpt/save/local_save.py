@@ -309,7 +309,7 @@ class LocalSaves:
         records = [StepRecord(step, time_s) for step, time_s in times.items()]
         gone = set(choose_removals(list(times), wanted_steps(records, policy)))
         for save in held:
-            if save.step in gone and save != self._tier.pinned:
+            if save.step in gone:
                 self._tier.drop(save)
                 self._events.emit("save.removed", step=save.step)
         return gone

@@ -55,7 +55,7 @@ class SaverParts:
     Attributes:
       finite: which leaves were finite.
       link: between the devices of this process and host memory.
-      inspect: raises PeerLeft, or PeerAbsent, when a process is found that the training waits
+      inspect: raises PeerLeft when a process is found that the training waits
         for in vain.
     """
 

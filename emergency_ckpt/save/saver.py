@@ -46,7 +46,6 @@ from emergency_ckpt.core.save.save_rules import check_items, named_metrics, skip
 from emergency_ckpt.errors import (
     CheckpointError,
     DeadlineExceeded,
-    PeerAbsent,
     PeerLeft,
     SaveFailed,
 )
@@ -197,11 +196,7 @@ class Saver:
             return []  # it was the save that has just ended
         if schedule.pauses and not request.must_exist and self._tell_pause(schedule, save):
             return []
-        try:
-            snapshot, read, work, held = self.work.take(name, request)
-        except PeerAbsent as error:
-            self._give_up(name, save, error)
-            return []
+        snapshot, read, work, held = self.work.take(name, request)
         if number is not None:
             work = self._when_confirmed(name, request.step, number, work)
         snapshot.start()
@@ -219,8 +214,11 @@ class Saver:
         each_time = request.must_exist or name != PERSISTENT
         try:
             is_idle = self._wait_idle(schedule, limit_s, each_time=each_time)
-        except (PeerLeft, PeerAbsent) as error:
-            self._give_up(name, save, error)
+        except PeerLeft as error:
+            target = f"step {save.step} to the {name} tier"
+            failure = SaveFailed("save", target, error.problem, hint=error.hint)
+            failure.__cause__ = error
+            self._parts.skip(name, save, failure)
             return False
         if not is_idle:
             # What is under way may be a save of this very step: then nothing is missed yet.
@@ -245,15 +243,8 @@ class Saver:
         problem, hint = skip_reason(name, limit_s, waits_for_others=waits)
         return SaveFailed("save", f"step {save.step} to the {name} tier", problem, hint=hint)
 
-    def _give_up(self, name: TierName, save: SaveId, error: PeerLeft | PeerAbsent) -> None:
-        """Give ``save`` up: a process that it waits for has died, or gives no sign of life."""
-        target = f"step {save.step} to the {name} tier"
-        failure = SaveFailed("save", target, error.problem, hint=error.hint)
-        failure.__cause__ = error
-        self._parts.skip(name, save, failure)
-
     def _wait_idle(self, schedule: TierSchedule, limit_s: float, *, each_time: bool) -> bool:
-        """Wait for the save before. PeerLeft, PeerAbsent: a process does not take part in it."""
+        """Wait for the save before. PeerLeft: a process that takes part in it has died."""
         if not each_time:  # it waits for storage, if at all
             return schedule.wait_idle(limit_s, each_time=False)
         deadline_s = time.monotonic() + limit_s
@@ -275,9 +266,6 @@ class Saver:
         try:
             limit_s = self._parts.config.save_timeout_s
             captured = begun.snapshot.wait_captured(limit_s, self._parts.inspect)
-        except PeerAbsent as error:
-            logging.warning("step %d: %s", request.step, error)
-            captured = False
         except PeerLeft:
             begun.snapshot.close()
             raise

@@ -530,14 +530,11 @@ class PersistentTier:
         crcs: Mapping[ShardId, int],
         metrics: Mapping[str, Any] | None = None,
         orbax: OrbaxStep = OrbaxStep(),  # noqa: B008 - immutable
-        *,
-        finite: bool = False,
     ) -> Entry:
         """Write the checksums, then the marker; return the entry that makes the step count.
 
         PersistentTierError when another save has written the step meanwhile.
         ``documents``: (SHA-256 in hex, is empty) of every process's host state, by process index.
-        ``finite``: as in ``Entry``.
         """
         items = self._items_of(orbax)
         tensors = self.found.inspection.tensors_id(save, items)
@@ -556,5 +553,4 @@ class PersistentTier:
             saved_s=time.time(),
             folder="" if name == str(save.step) else name,
             metrics=None if metrics is None else dict(metrics),
-            finite=finite,
         )

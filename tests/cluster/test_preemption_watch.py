@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 
 import pytest
 from memory_coordination import MemoryService, everywhere
 
-from emergency_ckpt.cluster.preemption import PreemptionWatch, SignalNotices
+from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.cluster.round import run_on_all
 from emergency_ckpt.errors import RamdiskFull
 
@@ -26,8 +25,6 @@ class SyncManager:
 
 
 class Notices:
-    source = "test"
-
     def __init__(self, manager: SyncManager) -> None:
         self.manager = manager
         self.last_number = 0
@@ -36,6 +33,9 @@ class Notices:
         self.last_number = number
         self.manager.highest = max(self.manager.highest, number)
         return number == self.manager.sync
+
+    def notice(self) -> None:
+        self.manager.notice()
 
     def close(self) -> None:
         pass
@@ -115,15 +115,3 @@ def test_without_a_source_no_notice_is_heeded() -> None:
     watch = PreemptionWatch(None, grace_s=1.0)
     agree([watch])
     assert not watch.reached(1)
-
-
-def test_handler_of_the_users_is_left_alone() -> None:
-    def handler(signum: int, frame: object) -> None:
-        del signum, frame
-
-    signal.signal(signal.SIGTERM, handler)
-    try:
-        SignalNotices().close()
-        assert signal.getsignal(signal.SIGTERM) is handler
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)

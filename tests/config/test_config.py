@@ -57,7 +57,6 @@ MAY_DIFFER: dict[str, Any] = {
     "bind_host": "127.0.0.2",
     "bind_port": 4000,
     "secret_file": "/other/secret",
-    "preemption_notice": ("gce", "file:/run/preempted"),
     "device_reads": "pageable",
     "device_copy_bytes": 1 << 20,
     "start_timeout_s": 1.0,

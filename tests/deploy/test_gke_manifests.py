@@ -420,8 +420,8 @@ def test_host_network_hears_the_machine_and_no_policy(generate: Any) -> None:
     assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     assert "hostNetwork" not in pod_specs([one(manifests, "DaemonSet")])[0]
     values = {each["name"]: each.get("value") for each in trainer["env"]}
-    assert values["ECKPT_PREEMPTION_NOTICE"] == "gce"
+    assert "notices(gce)" in values["ECKPT_OBSERVERS"].split()
     policy = one(manifests, "NetworkPolicy")["spec"]
     assert policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": 7412}]}]
     values = {each["name"]: each.get("value") for each in trainer_and_pod(generate())[0]["env"]}
-    assert values["ECKPT_PREEMPTION_NOTICE"] == "sigterm"
+    assert "notices(gce)" not in values["ECKPT_OBSERVERS"].split()

@@ -42,7 +42,7 @@ CALLED_BY_USERS = {
 # What has no public name: JAX's coordination client and key of programs, a Ray worker's context.
 PRIVATE_MODULES = {
     "cluster/coordination.py": {"jax._src.distributed"},
-    "cluster/notice_sources.py": {"ray.train.v2._internal.execution.context"},
+    "extras/notices/ray.py": {"ray.train.v2._internal.execution.context"},
     "tools/simulated_job.py": {"jax._src.cache_key"},
 }
 
@@ -54,7 +54,7 @@ OWN_SIZES = {
     },
     "cluster/left_processes.py": {"REASON_LIMIT_CHARS"},
     "extras/hang.py": {"PLACE_LIMIT_CHARS", "REASON_LIMIT_CHARS", "STACKS_LIMIT_CHARS"},
-    "cluster/notice_sources.py": {"TEXT_LIMIT_CHARS"},
+    "extras/notices/__init__.py": {"TEXT_LIMIT_CHARS"},
     "core/restore/plan_types.py": {"MAX_REASON_CHARS"},
     "tools/deploy/gke_job.py": {"LABEL_LIMIT_CHARS"},
     "tools/event_fields.py": {"MAX_TEXT_CHARS"},

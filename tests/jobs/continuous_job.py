@@ -283,13 +283,16 @@ def train_until(
         hooks.strike(event.name, event.fields.get("step"))
 
     config = EmergencyCheckpointer.default_config().set(
-        run_id="life", local_dir=str(env.local_dir), mesh=training.mesh, on_event=listen
+        run_id="life",
+        local_dir=str(env.local_dir),
+        mesh=training.mesh,
+        on_event=[listen, *settings.pop("observers", ())],
     )
     config.set(restore_timeout_s=60, save_timeout_s=30, **settings)
     training.step(training.zero)  # compiled before anyone waits for anyone
     state, step = Training(world.slices).zero, 0
     with config.instantiate() as ckpt:
-        hooks.request = ckpt.request_preemption_save
+        hooks.request = ckpt.request_preemption
         restored, found = ckpt.restore(state=training.spec, host_state=iterator)
         if restored is not None:
             state, step = found, restored

@@ -52,7 +52,6 @@ def open_tier(
     start: str = "this start",
     wait_s: float = 0.0,
     other_runs: OtherRuns | None = None,
-    keeps_finite: bool = False,
 ) -> LocalTier:
     """Open a tier, which ``close_tiers`` closes where its owner has not."""
     tier = LocalTier.open(
@@ -64,7 +63,6 @@ def open_tier(
         start=start,
         wait_s=wait_s,
         other_runs=other_runs,
-        keeps_finite=keeps_finite,
     )
     _opened.append(tier)
     return tier

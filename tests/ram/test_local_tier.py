@@ -7,7 +7,6 @@ import gc
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tiers_support import (
@@ -75,29 +74,7 @@ def test_saves_in_doubt_leave_no_slot(tier: LocalTier) -> None:
     assert slot_files(tier) < {"slot_0.bin", "slot_1.bin", "slot_2.bin"}
 
 
-def test_finite_save_stays_while_saves_have_slots(ramdisk: Path) -> None:
-    settings: dict[str, Any] = {"slots": 3, "keeps_finite": True}
-    tier = open_tier(ramdisk, **settings)
-    write_save(tier, 1)
-    tier.note_complete(save_id(1), is_finite=True)
-    for step in (2, 3, 4):
-        complete_save(tier, step)
-    assert held_steps(tier) == [1, 3, 4]
-    tier.close()
-    tier = open_tier(ramdisk, **settings)  # the ledger says so to the next life
-    tier.note_complete(save_id(4))
-    complete_save(tier, 5)
-    assert tier.pinned == save_id(1)
-    write_save(tier, 6)
-    tier.protect([save_id(5), save_id(6)])  # one in doubt
-    assert tier.pinned is None
-    write_save(tier, 7)
-    assert held_steps(tier) == [5, 6, 7]
-    tier.note_complete(save_id(7), is_finite=True)
-    assert tier.pinned == tier.finite == save_id(7)
-
-
-def test_finite_save_does_not_stay_unasked(ramdisk: Path) -> None:
+def test_finite_save_is_on_record_while_a_slot_holds_it(ramdisk: Path) -> None:
     tier = open_tier(ramdisk, slots=3)
     write_save(tier, 1)
     tier.note_complete(save_id(1), is_finite=True)

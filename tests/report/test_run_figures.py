@@ -84,7 +84,7 @@ def test_recoveries_disagreeing_processes_are_unknown() -> None:
 
 
 def test_recoveries_life_that_never_trained_is_passed() -> None:
-    crashed = [logged(1040, "preemption.source", 0, 1), logged(1041, "restore.started", 0, 1)]
+    crashed = [logged(1040, "start.link", 0, 1), logged(1041, "restore.started", 0, 1)]
     later = [msgspec.structs.replace(e, life=2) if e.life else e for e in failed_run()]
     first, second = recoveries(sorted([*crashed, *later], key=lambda e: e.time_s))
     assert (first.steps_lost, first.recovery_s) == (None, None)

@@ -268,17 +268,17 @@ def test_failed_persistent_saves_give_their_memory_back(
     with world.open_both(local_keep_last_n=1, **STAGED) as checkpointer:
         with monkeypatch.context() as patch:
             patch.setattr(PersistentTier, "write_tensors", fail)
-            for step in (2, 4):
+            for step in (2, 4, 6):
                 assert save(checkpointer, world, step, force=True)
                 checkpointer.wait_until_finished()
                 save_locally(checkpointer, world, step + 1)
             assert slots_of(world) == 3
-            assert sources(world) == ["slot", "scratch"]
-            assert save(checkpointer, world, 6, force=True)  # no memory is left for it
+            assert sources(world) == ["slot", "scratch", "scratch"]
+            assert save(checkpointer, world, 8, force=True)  # no memory is left for it
             checkpointer.wait_until_finished()
-            save_locally(checkpointer, world, 7)
-            assert sources(world) == ["slot", "scratch"]
-            for shards, step in zip(held, (2, 4), strict=True):
+            save_locally(checkpointer, world, 9)
+            assert sources(world) == ["slot", "scratch", "scratch"]
+            for shards, step in zip(held, (2, 4, 6), strict=True):
                 parts = [each.view for shard, each in shards.items() if shard.leaf == "w"]
                 assert parts
                 for part in parts:
@@ -289,12 +289,12 @@ def test_failed_persistent_saves_give_their_memory_back(
             held.clear()
             del shards, parts, part
             gc.collect()
-        assert save(checkpointer, world, 8, force=True)
+        assert save(checkpointer, world, 10, force=True)
         checkpointer.wait_until_finished()
-        save_locally(checkpointer, world, 9)
+        save_locally(checkpointer, world, 11)
         assert slots_of(world) == 3
     assert sources(world)[-1] == "slot"
-    check_stored(world, 8)
+    check_stored(world, 10)
 
 
 def test_damaged_slot_does_not_make_a_wrong_step_in_storage(

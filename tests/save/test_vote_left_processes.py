@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import queue
-import socket
-from collections.abc import Callable
 
 import pytest
 from memory_coordination import MemoryService
@@ -34,9 +32,9 @@ class Service(MemoryService):
 
 
 class Job(VotingJob):
-    def __init__(self, address_of: Callable[[int], str] | None = None) -> None:
+    def __init__(self) -> None:
         service = Service()
-        super().__init__(NEVER_S, service, address_of)
+        super().__init__(NEVER_S, service)
         self.looks = service.looks
 
     def looked(self, times: int) -> None:
@@ -128,20 +126,6 @@ def test_vote_without_a_late_process_waits_its_time_once(monkeypatch: pytest.Mon
     assert not any(f.done() for f in pending.values())
     pending |= job.begin(40, {2})
     check_all(results(pending), "complete")
-
-
-def test_vote_dead_process_is_known_by_its_closed_port() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_server(("127.0.0.1", 0)) as gone,
-    ):
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        closed = f"127.0.0.1:{gone.getsockname()[1]}"
-        job = Job(lambda process: closed if process == 2 else address)
-        pending = job.begin(10, {0, 1})
-        gone.close()
-        outcomes = results(pending)
-    check_all(outcomes, "incomplete", "process 2 has ended: its host refuses connections")
 
 
 def test_decision_forgotten_leaves_nobody_in_doubt_for_ever() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from state_samples import Memory
 
-from emergency_ckpt.errors import PeerAbsent
+from emergency_ckpt.errors import PeerLeft
 from emergency_ckpt.state import staging
 from emergency_ckpt.state.link import find_link
 from emergency_ckpt.state.snapshot import SnapshotRecipe
@@ -35,7 +35,7 @@ def step(array: jax.Array) -> jax.Array:
 
 
 def give_up() -> None:
-    raise PeerAbsent("wait for", "the other processes", "one is silent")
+    raise PeerLeft("wait for", "the other processes", "one is silent")
 
 
 def test_wait_ends_with_the_arrays() -> None:
@@ -50,7 +50,7 @@ def test_wait_for_what_is_ready_has_no_look() -> None:
 
 def test_wait_ends_with_the_error_of_a_look() -> None:
     pending = step(jnp.zeros(SIZE))
-    with pytest.raises(PeerAbsent):
+    with pytest.raises(PeerLeft):
         wait_until_ready([pending], give_up)
     assert np.asarray(pending)[0] == 1
 
@@ -60,7 +60,7 @@ def test_snapshot_given_up_in_a_wait_leaves_the_state() -> None:
     wanted = [ShardId("w", ((0, SIZE),))]
     tree = describe(state, "save")
     recipe = SnapshotRecipe(tree, wanted, find_link(), inspect=give_up)
-    with pytest.raises(PeerAbsent):
+    with pytest.raises(PeerLeft):
         recipe.take([state["w"]])
     jax.block_until_ready(state)
     snapshot = recipe.take([state["w"]])

@@ -46,10 +46,10 @@ def failed_run(*, every_step: bool = True) -> list[LoggedEvent]:
     events: list[LoggedEvent] = []
     for process in (0, 1):
         events += [
-            logged(1000, "preemption.source", process, source="jax"),
+            logged(1000, "start.link", process, platform="gpu"),
             logged(1001, "restore.started", process),
             logged(1010, "restore.nothing", process),
-            logged(1053, "preemption.source", process, 1, source="jax"),
+            logged(1053, "start.link", process, 1, platform="gpu"),
             logged(1054, "restore.started", process, 1),
             logged(1055, "restore.planned", process, 1, step=20, tier="local"),
             restored_at(1057.25, process),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster import LeftProcesses
-from emergency_ckpt.cluster.left_processes import PeerSigns
 from emergency_ckpt.save import Ballot, Outcome, Vote
 from emergency_ckpt.types import SaveId
 
@@ -29,16 +28,10 @@ def results(voting: Voting) -> dict[int, Outcome]:
 class VotingJob:
     """Processes that vote on saves; where a save is asked for, its step may be given."""
 
-    def __init__(
-        self,
-        timeout_s: float,
-        service: MemoryService | None = None,
-        address_of: Callable[[int], str] | None = None,
-    ) -> None:
+    def __init__(self, timeout_s: float, service: MemoryService | None = None) -> None:
         self.service = service or MemoryService(COUNT)
         members = [self.service.member(process) for process in range(COUNT)]
-        signs = None if address_of is None else PeerSigns(address_of)
-        self.left_processes = [LeftProcesses(member, signs) for member in members]
+        self.left_processes = [LeftProcesses(member) for member in members]
         pairs = zip(members, self.left_processes, strict=True)
         self.votes = [Vote(member, timeout_s, left) for member, left in pairs]
         self._pool = ThreadPoolExecutor(2 * COUNT)

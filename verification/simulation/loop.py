@@ -140,7 +140,7 @@ class Loop:
             if number in kills:
                 process.calls_left = kills[number]
             if life.noticed == (process.index, number):
-                checkpointer.request_preemption_save()
+                checkpointer.request_preemption()
             self._save(checkpointer, process, first + number)
             if checkpointer.reached_preemption(first + number):
                 checkpointer.wait_until_finished()

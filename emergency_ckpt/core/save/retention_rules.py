@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-NonFinite = Literal["off", "report", "keep"]
-"""What a job does about values that are NaN or infinite: nothing; say so; also keep a step."""
+NonFinite = Literal["off", "report"]
+"""What a job does about values that are NaN or infinite: nothing, or say so."""
 
 
 class StepRecord(NamedTuple):
-    """A complete step.
-
-    ``time_s``: Unix time of its save; ``metrics``: as given to ``save``; ``finite``: it is known to
-    have no value that is NaN or infinite.
-    """
+    """A complete step. ``time_s``: Unix time of its save; ``metrics``: as given to ``save``."""
 
     step: int
     time_s: float
     metrics: Mapping[str, Any] | None = None
-    finite: bool = False
 
 
 def wanted_by_fields(
@@ -36,12 +31,6 @@ def wanted_by_fields(
         step in last or (keep_every_n_steps is not None and step % keep_every_n_steps == 0)
         for step in steps
     ]
-
-
-def with_newest_finite(records: Sequence[StepRecord], wanted: Sequence[bool]) -> list[bool]:
-    """Return ``wanted``, which has an answer for each record, with the newest finite step."""
-    newest = max((record.step for record in records if record.finite), default=None)
-    return [want or record.step == newest for want, record in zip(wanted, records, strict=True)]
 
 
 def choose_removals(steps: Sequence[int], wanted: Sequence[bool]) -> tuple[int, ...]:

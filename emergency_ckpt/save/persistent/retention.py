@@ -11,11 +11,7 @@ from absl import logging
 from emergency_ckpt.background import SAVE_NICENESS, BackgroundWorker, Failures
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config.policies import PreservationPolicy, wanted_steps
-from emergency_ckpt.core.save.retention_rules import (
-    StepRecord,
-    choose_removals,
-    with_newest_finite,
-)
+from emergency_ckpt.core.save.retention_rules import StepRecord, choose_removals
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
@@ -40,12 +36,8 @@ class Preservation:
         keep_every_n_steps: int | None,
         timelines: Timelines | None = None,
         timeout_s: float,
-        keeps_finite: bool = False,
     ) -> None:
-        """``timeout_s``: the maximum time of a call to storage.
-
-        ``keeps_finite``: the newest step without a value that is NaN or infinite stays as well.
-        """
+        """``timeout_s``: the maximum time of a call to storage."""
         self._writer = writer
         self._timeout_s = timeout_s
         self._events = events
@@ -53,7 +45,6 @@ class Preservation:
         self._policy = policy
         self._keep = keep_last_n, keep_every_n_steps
         self._timelines = timelines
-        self._keeps_finite = keeps_finite
         self._failed_steps: frozenset[int] = frozenset()
         self._changed = threading.Condition()
         self._holders = 0
@@ -146,7 +137,7 @@ class Preservation:
             return [], ""
         lines = self._timelines
         found = [
-            StepRecord(entry.step, entry.saved_s, entry.metrics, entry.finite)
+            StepRecord(entry.step, entry.saved_s, entry.metrics)
             for entry in table.counting()
             if not entry.is_plain
             and entry.step not in self._failed_steps
@@ -159,6 +150,4 @@ class Preservation:
         records, incarnation = self._records()
         last_n, every_n = self._keep
         wanted = wanted_steps(records, self._policy, keep_last_n=last_n, keep_every_n_steps=every_n)
-        if self._keeps_finite:
-            wanted = with_newest_finite(records, wanted)
         return choose_removals([record.step for record in records], wanted), incarnation

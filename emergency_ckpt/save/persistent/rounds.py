@@ -39,7 +39,6 @@ class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       documents: by owner, SHA-256 (hex) of each host state that this writer has stored, and
         whether it is empty.
       crcs: CRC32C of each shard of its part of the tensors.
-      finite: the values of that part were looked at, and none is NaN or infinite.
       kept: of the first writer, that storage has the step already.
       steps: of the first writer's outcome, those that storage has and keeps, oldest first.
       attempt: of the first writer, the name of this attempt.
@@ -49,7 +48,6 @@ class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pauses: bool = False
     documents: dict[int, tuple[str, bool]] = {}
     crcs: tuple[tuple[ShardId, int], ...] = ()
-    finite: bool = False
     kept: bool = False
     steps: tuple[int, ...] = ()
     attempt: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,16}\Z")] = ""

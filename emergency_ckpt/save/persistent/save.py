@@ -105,13 +105,9 @@ class PersistentSaves:
         chain: StoredChain,
         limits: TimeLimits,
         left_processes: LeftProcesses | None = None,
-        checks_finite: bool = False,
         preservation: Preservation | None = None,
     ) -> None:
-        """``checks_finite``: the values that are not finite were counted at each capture.
-
-        ``preservation``: removes old steps, where this process is the first writer.
-        """
+        """``preservation``: removes old steps, where this process is the first writer."""
         self._tier = tier
         self._coordinator = coordinator
         self._rounds = StorageRounds(coordinator, limits.total_s, left_processes)
@@ -124,7 +120,6 @@ class PersistentSaves:
         self._limits = limits
         self._progress = WorkProgress(limits)  # of the save under way, as the next
         self._came: Callable[[Collection[int]], None] = lambda _: None
-        self._checks_finite = checks_finite
         self._preservation = preservation
         self._is_created = False
         self._skipped: queue.SimpleQueue[SaveId] = queue.SimpleQueue()
@@ -393,8 +388,7 @@ class PersistentSaves:
         seconds = time.monotonic() - started_s
         self._events.emit("persistent.host_states_written", step=save.step, seconds=seconds)
         every = tuple((shard, each.crc32c) for shard, each in shards.items())
-        finite = self._checks_finite and not any(each.non_finite for each in shards.values())
-        return StageReport(documents=written, crcs=every, finite=finite)
+        return StageReport(documents=written, crcs=every)
 
     def _publish(self, job: PersistentSave, every: Sequence[StageReport]) -> None:
         """Set the marker, with what all writers said they have written: for the first writer."""
@@ -405,10 +399,7 @@ class PersistentSaves:
             self._events.emit("divergence", step=job.save.step, text=text)
         specs = [leaf.spec for leaf in job.tree.leaves]
         metrics = checked_metrics(job.metrics)
-        finite = all(part.finite for part in every)
-        entry = self._tier.finish(
-            job.save, documents, specs, crcs, metrics, job.orbax, finite=finite
-        )
+        entry = self._tier.finish(job.save, documents, specs, crcs, metrics, job.orbax)
         self._chain.publish(entry)
 
     def _stage(

@@ -283,16 +283,17 @@ def _place_in_the_job(job: GkeJob) -> list[Manifest]:
 
 
 def _settings(job: GkeJob) -> list[Manifest]:
+    observers = f"event_log prometheus({METRICS_PORT}) hang({job.hang_timeout_s:g})"
+    if job.host_network:  # on any other GKE's server answers, which has nothing of the machine
+        observers += " notices(gce)"
     values = {
         "ECKPT_DIR": job.directory,
         "ECKPT_RUN_ID": job.run_name,
         "ECKPT_SECRET_FILE": f"{SECRET_MOUNT}/{SECRET_KEY}",
         "ECKPT_PEER_PORT": str(PEER_PORT),
         "ECKPT_EVENT_LOG": EVENTS_MOUNT if events_mount(job) else f"{RAMDISK_MOUNT}{EVENTS_MOUNT}",
-        # The kubelet's; the machine's own are heard on the host's network alone.
-        "ECKPT_PREEMPTION_NOTICE": "gce" if job.host_network else "sigterm",
         "ECKPT_PREEMPTION_GRACE_S": str(job.grace_s),
-        "ECKPT_OBSERVERS": f"event_log prometheus({METRICS_PORT}) hang({job.hang_timeout_s:g})",
+        "ECKPT_OBSERVERS": observers,
         "ECKPT_LOCAL_KEEP_LAST_N": str(job.keep_steps),
         "ECKPT_PLACEMENT": job.placement,
         "HOME": "/tmp",  # noqa: S108  the pod's own

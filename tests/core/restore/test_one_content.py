@@ -125,7 +125,7 @@ def test_no_replica_that_is_whole_is_no_reason_to_mix() -> None:
     assert any("copies differ" in line for line in outcome.missing)
 
 
-def test_copy_that_names_a_leaf_it_lacks_is_compared_in_what_it_has() -> None:
+def test_copy_with_a_leaf_that_it_lacks_is_compared() -> None:
     """A list of contents is the word of a peer."""
     world, _ = job(3)
     alter(world, 1)

@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emergency_ckpt.core.save.retention_rules import (
-    StepRecord,
     choose_removals,
     wanted_by_fields,
-    with_newest_finite,
 )
 
 STEPS = st.lists(st.integers(0, 1000), unique=True).map(sorted)
@@ -41,13 +39,3 @@ def test_simple_fields(last_n: int | None, every_n: int | None, kept: list[int])
     steps = [10, 15, 20, 25, 30]
     wanted = wanted_by_fields(steps, last_n, every_n)
     assert [step for step, want in zip(steps, wanted, strict=True) if want] == kept
-
-
-@pytest.mark.parametrize(
-    ("finite", "wanted"),
-    [([], [30]), ([10], [10, 30]), ([10, 20], [20, 30]), ([10, 30], [30])],
-)
-def test_newest_finite_step_is_wanted_too(finite: list[int], wanted: list[int]) -> None:
-    records = [StepRecord(step, 0.0, None, step in finite) for step in (10, 20, 30)]
-    found = with_newest_finite(records, [False, False, True])
-    assert [step for step, want in zip((10, 20, 30), found, strict=True) if want] == wanted

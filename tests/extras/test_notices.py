@@ -14,16 +14,12 @@ from typing import Any
 
 import pytest
 
-from emergency_ckpt.cluster.notice_sources import (
-    FlagFile,
-    MetadataServer,
-    NoticePolls,
-    NoticeSource,
-    open_sources,
-    process_start_s,
-)
-from emergency_ckpt.errors import CoordinationError
+from emergency_ckpt.cluster.coordination import LocalCoordinator
+from emergency_ckpt.errors import ConfigError, CoordinationError
 from emergency_ckpt.events import Event, EventSink
+from emergency_ckpt.extras.notices import FlagFile, Notices, from_text, process_start_s
+from emergency_ckpt.extras.notices.gce import MetadataServer
+from emergency_ckpt.observer import JobView, StepProgress
 
 WAIT_S = 30.0
 
@@ -79,18 +75,25 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
 
 
 class Heard:
-    """What polls of ``sources`` gave notice of, and the events."""
+    """What ``sources`` gave notice of, and the events."""
 
-    def __init__(self, *sources: NoticeSource) -> None:
+    def __init__(self, *sources: Notices) -> None:
         self.noticed = threading.Event()
         self.failed = threading.Event()
         self.events: list[Event] = []
+        self._sources = sources
         sink = EventSink(self._listen, process_index=0)
-        self.polls = NoticePolls(sources, sink, self.noticed.set)
+        job = JobView(LocalCoordinator(), sink, StepProgress(), "", self.noticed.set)
+        for source in sources:
+            source.join(job)
+
+    def close(self) -> None:
+        for source in self._sources:
+            source.leave()
 
     def _listen(self, event: Event) -> None:
         self.events.append(event)
-        if event.name == "preemption.source_failed":
+        if event.name == "preemption.unheard":
             self.failed.set()
 
     def names(self) -> list[str]:
@@ -103,14 +106,14 @@ def window(ahead_s: float) -> bytes:
 
 
 def test_metadata_server_is_asked_with_its_header(metadata: Metadata) -> None:
-    assert MetadataServer(25.0).inspect() == ""
+    assert MetadataServer().inspect() == ""
     keys = ["preempted", "maintenance-event", "upcoming-maintenance"]
     assert metadata.asked == [(key, "Google") for key in keys]
 
 
 def test_preempted_is_a_notice_at_the_first_look_too(metadata: Metadata) -> None:
     metadata.answers["preempted"] = (200, b"TRUE\n")
-    assert "preempted" in MetadataServer(25.0).inspect()
+    assert "preempted" in MetadataServer().inspect()
 
 
 @pytest.mark.parametrize(
@@ -125,7 +128,7 @@ def test_maintenance_there_at_the_start_waits_for_the_next(
 ) -> None:
     quiet = metadata.answers.get(key, (404, b""))
     metadata.answers[key] = (200, near)
-    server = MetadataServer(25.0)
+    server = MetadataServer()
     assert [server.inspect() for _ in range(2)] == ["", ""]
     metadata.answers[key] = quiet
     assert server.inspect() == ""
@@ -134,7 +137,7 @@ def test_maintenance_there_at_the_start_waits_for_the_next(
 
 
 def test_maintenance_announced_withdrawn_and_near(metadata: Metadata) -> None:
-    server = MetadataServer(25.0)
+    server = MetadataServer()
     metadata.answers["upcoming-maintenance"] = (200, window(6 * 86400))
     assert server.inspect() == ""
     del metadata.answers["upcoming-maintenance"]
@@ -148,7 +151,7 @@ def test_maintenance_announced_withdrawn_and_near(metadata: Metadata) -> None:
 def test_metadata_server_without_vm_metadata_is_said(metadata: Metadata) -> None:
     """GKE's own, which has a cluster's name and tokens, and nothing of the machine."""
     metadata.answers.clear()
-    heard = Heard(MetadataServer(25.0))
+    heard = Heard(from_text("gce"))
     try:
         assert heard.failed.wait(30)
         (event,) = heard.events
@@ -156,7 +159,7 @@ def test_metadata_server_without_vm_metadata_is_said(metadata: Metadata) -> None
         assert "Workload Identity" in event.fields["text"]
         assert "SIGTERM is the notice" in event.fields["text"]
     finally:
-        heard.polls.close()
+        heard.close()
 
 
 def _endless(handler: Any) -> None:
@@ -192,20 +195,20 @@ LIES: dict[str, Any] = {
 def test_metadata_server_that_lies_is_a_bounded_error(metadata: Metadata, lie: str) -> None:
     metadata.answers["preempted"] = LIES[lie]
     with pytest.raises(CoordinationError, match="metadata server"):
-        MetadataServer(25.0).inspect()
+        MetadataServer().inspect()
 
 
 def test_server_without_google_flavor_is_not_believed(metadata: Metadata) -> None:
     metadata.flavor = "Other"
     metadata.answers["preempted"] = (200, b"TRUE")
     with pytest.raises(CoordinationError, match="Metadata-Flavor"):
-        MetadataServer(25.0).inspect()
+        MetadataServer().inspect()
 
 
 def test_deeply_nested_maintenance_is_a_bounded_error(metadata: Metadata) -> None:
     metadata.answers["upcoming-maintenance"] = (200, b"[" * 15000)
     with pytest.raises(CoordinationError):
-        MetadataServer(25.0).inspect()
+        MetadataServer().inspect()
 
 
 def test_failing_source_is_said_once_and_the_others_go_on(
@@ -224,8 +227,8 @@ def test_failing_source_is_said_once_and_the_others_go_on(
         raise RuntimeError("not now")
 
     flag = tmp_path / "flag"
-    sources = open_sources(("gce", blocks.wait, refuses, "sigterm", f"file:{flag}"), 25.0)
-    heard = Heard(*sources)
+    functions = (Notices(blocks.wait, "blocked"), Notices(refuses))
+    heard = Heard(from_text("gce"), *functions, from_text(f"file:{flag}"))
     try:
         assert heard.noticed.wait(WAIT_S)
         flag.touch()
@@ -233,9 +236,9 @@ def test_failing_source_is_said_once_and_the_others_go_on(
         while heard.names().count("preemption.notice") < 2 and time.monotonic() < deadline_s:
             time.sleep(0.02)
     finally:
-        heard.polls.close()
+        heard.close()
         blocks.set()
-    failed = [e.fields["source"] for e in heard.events if e.name == "preemption.source_failed"]
+    failed = [e.fields["source"] for e in heard.events if e.name == "preemption.unheard"]
     assert sorted(failed) == ["function", "gce"]
     told = [e.fields["source"] for e in heard.events if e.name == "preemption.notice"]
     assert told == ["function", f"file:{flag}"]
@@ -257,3 +260,9 @@ def test_flag_file_left_over_counts_when_it_is_written(tmp_path: Path) -> None:
 
 def test_process_start_is_before_now_and_after_the_boot() -> None:
     assert 0.0 <= time.time() - process_start_s() < time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@pytest.mark.parametrize("text", ["", "aws", "sigterm", "file:", "file:relative", "file:/a\nb"])
+def test_source_that_is_none_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match="a source of notices is gce, ray, or file:"):
+        from_text(text)

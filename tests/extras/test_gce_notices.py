@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from emergency_ckpt.core.save.notice_rules import (
+from emergency_ckpt.extras.notices.gce import (
     maintenance_event_notice,
-    notice_problems,
     preempted_notice,
     upcoming_maintenance_notice,
 )
@@ -62,18 +61,3 @@ def test_preempted_and_maintenance_event_are_read_strictly() -> None:
     for read in (preempted_notice, maintenance_event_notice):
         with pytest.raises(ValueError, match="instance/"):
             read("<html>")
-
-
-@pytest.mark.parametrize(
-    "given", ["sigterm", "ray", "gce", "file:/run/x", print, ("gce", "file:/run/x", print)]
-)
-def test_notice_sources_that_exist_are_accepted(given: object) -> None:
-    assert notice_problems(given) == []
-
-
-@pytest.mark.parametrize(
-    "given", ["", "aws", "file:", "file:relative", None, 7, (), ("gce", 7), ("gce",) * 9]
-)
-def test_notice_source_that_is_none_is_named(given: object) -> None:
-    (problem,) = notice_problems(given)
-    assert problem.startswith("preemption_notice must")

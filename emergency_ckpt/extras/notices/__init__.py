@@ -1,0 +1,144 @@
+"""Sources of preemption notices besides SIGTERM, as observers: ``on_event=Notices(has_notice)``.
+
+A source is a function that a thread of its own calls once a second. Its first notice becomes a call
+of ``JobView.request_preemption``. A source may be absent, hang, lie or raise: that is said once and
+costs training nothing.
+
+The texts are ``"notices(gce)"``, ``"notices(ray)"`` and ``"notices(file:/path)"``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from absl import logging
+
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.extras.notices.gce import MetadataServer
+from emergency_ckpt.extras.notices.ray import ray_notice
+from emergency_ckpt.observer import JobView, Observer
+
+_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 10.0
+_CLOSE_TIMEOUT_S = 0.5
+_TEXT_LIMIT_CHARS = 300
+_FILE_SCHEME = "file:"
+
+
+class Notices(Observer):
+    """Takes a true value of ``inspect`` for a notice of a preemption; a text says which.
+
+    Args:
+      inspect: called in a thread of its own; may block, and raise anything.
+      name: of the source, in events.
+    """
+
+    def __init__(self, inspect: Callable[[], object], name: str = "function") -> None:
+        self._inspect = inspect
+        self._name = name
+        self._polls: list[_Poll] = []
+
+    def join(self, job: JobView) -> None:
+        """Begin to look."""
+        self._polls.append(_Poll(self._inspect, self._name, job.events, job.request_preemption))
+
+    def leave(self) -> None:
+        """Look no more."""
+        while self._polls:
+            self._polls.pop().close()
+
+
+class _Poll:
+    """Calls ``inspect`` until it has a notice, in a daemon thread."""
+
+    def __init__(
+        self,
+        inspect: Callable[[], object],
+        name: str,
+        events: EventSink,
+        notice: Callable[[], object],
+    ) -> None:
+        self._inspect, self._name, self._events, self._notice = inspect, name, events, notice
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"eckpt-notice-{name[:4]}")
+        self._thread.daemon = True
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; one that is blocked in its source is left behind, without effect."""
+        self._stopping.set()
+        self._thread.join(_CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        has_failed, pause_s = False, _PAUSE_S
+        while not self._stopping.wait(pause_s):
+            try:
+                notice, pause_s = self._inspect(), _PAUSE_S
+                if notice and not self._stopping.is_set():
+                    text = notice[:_TEXT_LIMIT_CHARS] if isinstance(notice, str) else "it says so"
+                    self._events.emit("preemption.notice", source=self._name, text=text)
+                    self._notice()
+                    return
+            except Exception as error:  # noqa: BLE001 - a source is foreign code, or a server
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                if not has_failed:
+                    has_failed, text = True, f"{type(error).__name__}: {error}"[:_TEXT_LIMIT_CHARS]
+                    self._events.emit("preemption.unheard", source=self._name, text=text)
+
+
+class FlagFile:
+    """A file whose existence is a notice.
+
+    One that is older than this process was left over: it is no notice until it is written
+    again. Nor is one that this process has acted on already.
+    """
+
+    _acted_on: dict[Path, int] = {}  # noqa: RUF012 - of all checkpointers of the process
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._started_s = process_start_s()
+        self._has_named_old = False
+
+    def inspect(self) -> str:
+        """Return the notice in words, empty when there is none."""
+        try:
+            changed_ns = self._path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return ""
+        is_old = changed_ns / 1e9 < self._started_s
+        if is_old or self._acted_on.get(self._path) == changed_ns:
+            if not self._has_named_old:
+                self._has_named_old = True
+                logging.warning(
+                    "%s is left over and no notice until it is written again", self._path
+                )
+            return ""
+        self._acted_on[self._path] = changed_ns
+        return f"the file {self._path} exists"
+
+
+def process_start_s() -> float:
+    """Return the Unix time at which this process started, from Linux's /proc."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # since boot; field 22 of proc(5)
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + started_s
+
+
+def from_text(argument: str) -> Notices:
+    """Return the source that ``argument`` names. ConfigError: there is none of this name."""
+    if argument == "gce":
+        return Notices(MetadataServer().inspect, "gce")
+    if argument == "ray":
+        return Notices(ray_notice, "ray")
+    path = argument.removeprefix(_FILE_SCHEME)
+    if path != argument and path[:1] == "/" and path.isprintable():
+        return Notices(FlagFile(Path(path)).inspect, argument)
+    raise ConfigError(
+        [f"notices({argument}): a source of notices is gce, ray, or file: and an absolute path"]
+    )

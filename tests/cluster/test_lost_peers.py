@@ -1,0 +1,99 @@
+"""Peers that died, told from real servers that ended, were started again, or do not answer."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+from memory_coordination import MemoryService
+from memory_holdings import MemoryHoldings
+
+from emergency_ckpt.cluster import LeftProcesses
+from emergency_ckpt.cluster.lost_peers import LostPeers
+from emergency_ckpt.errors import CoordinationError, PeerLeft
+from emergency_ckpt.transfer import TransferClient, TransferServer
+
+SECRET = b"s" * 40
+
+
+class Job:
+    """Process 0, which looks, and the server of process 1."""
+
+    def __init__(self, client: TransferClient, server: TransferServer) -> None:
+        self.service = MemoryService(3)
+        self.server = server
+        self._client = client
+        self.lost = LostPeers(self.service.member(0), client, lambda: {1, 2}, self._address_of)
+
+    def _address_of(self, process: int) -> str:
+        if process == 2:
+            raise CoordinationError("find", "process 2", "its address is not known")
+        return self.server.contact
+
+    def connect(self) -> None:
+        self._client.greet(self.server.contact, 10.0, fresh=True)
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    with TransferClient(run_id="run", secret=SECRET) as client:
+        server = TransferServer(MemoryHoldings(), run_id="run", secret=SECRET)
+        server.start()
+        try:
+            yield Job(client, server)
+        finally:
+            server.stop()
+
+
+def test_peer_that_closed_and_refuses_has_died(job: Job) -> None:
+    job.connect()
+    job.lost.inspect()
+    job.server.stop()
+    with pytest.raises(PeerLeft, match="process 1 has died: its connections were closed"):
+        job.lost.inspect()
+
+
+def test_peer_without_a_connection_is_left_to_others(job: Job) -> None:
+    """A firewall may refuse, too."""
+    job.server.stop()
+    job.lost.inspect()
+
+
+def test_peer_that_was_started_again_has_not_died(job: Job) -> None:
+    job.connect()
+    job.server.stop()
+    port = int(job.server.address.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)):
+        job.lost.inspect()
+
+
+def test_peer_whose_host_is_silent_has_not_died(job: Job) -> None:
+    """A full queue of connections is silent as a host is that is gone."""
+    job.connect()
+    job.server.stop()
+    port = int(job.server.address.rpartition(":")[2])
+    with socket.socket() as full, contextlib.ExitStack() as fillers:
+        full.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        full.bind(("127.0.0.1", port))
+        full.listen(0)
+        for _ in range(3):
+            filler = fillers.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        job.lost.inspect()
+
+
+def test_peer_that_left_has_not_died(job: Job) -> None:
+    job.connect()
+    LeftProcesses(job.service.member(1)).gone("it has ended")
+    job.server.stop()
+    job.lost.inspect()
+
+
+def test_nobody_is_told_dead_without_the_service(job: Job) -> None:
+    job.connect()
+    job.server.stop()
+    job.service.fail(0, "find", "gone", CoordinationError("find", "gone", "unreachable"))
+    job.lost.inspect()
