@@ -10,8 +10,8 @@ RAY_VENV ?= .venv-ray
 LOWEST_VENV ?= .venv-lowest
 # Rooms that meet the versions of others: dtypes, Orbax, JAX, storage.
 VERSION_TESTS ?= tests/state tests/config tests/checkpointer tests/orbax tests/storage tests/maxtext tests/axlearn
-# Twice the cores of a small machine: tests of jobs wait a good part of their time.
-TEST_WORKERS ?= 4
+# More than the cores of a small machine: tests of jobs wait a good part of their time.
+TEST_WORKERS ?= 3
 MINUTES ?= 60
 SEED ?= 1
 FUZZ_SECONDS ?= 60
@@ -25,7 +25,7 @@ CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 
 help:
 	@echo "make demo    train on a simulated job, lose a slice, and recover"
-	@echo "make test    what to run at each change: tests that start no process, and a chosen few that do (five minutes)"
+	@echo "make test    what to run at each change: tests that start no process, and a chosen few that do (six minutes)"
 	@echo "make test-all   all but the slow ones, and the C++ tests under sanitizers (twenty minutes)"
 	@echo "make test-night   what takes long: slow tests, soak, fuzzing, the model, clusters, images, packages, mutants"
 	@echo "make test-lowest run VERSION_TESTS with the lowest versions that pyproject.toml admits"
@@ -71,11 +71,14 @@ demo: $(INSTALLED)
 
 # Tests wait for processes, deadlines and disks half of the time. Test files share no state.
 PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+# Each worker imports all tests, and many tests start programs: images often turn bytecode off.
+export PYTHONDONTWRITEBYTECODE =
 # DURATIONS=print: what each file cost, and which grew; DURATIONS=write keeps that in tests/durations.json.
 COSTS = $(if $(DURATIONS),--file-costs $(DURATIONS))
 
 test: $(INSTALLED) native-test
-	$(PYTEST) --timeout 60 -m "not slow and (core or not (process or dear))" $(COSTS) $(TEST_FLAGS)
+	$(PYTEST) --timeout 60 --hypothesis-profile quick \
+		-m "not slow and (core or not (process or dear))" $(COSTS) $(TEST_FLAGS)
 
 .PHONY: test-all test-but-slow test-night
 test-all: test-but-slow native-test native-asan native-tsan

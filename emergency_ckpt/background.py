@@ -166,10 +166,14 @@ class SignalFlag:
 
     def __init__(self) -> None:
         self._is_set = False
+        self.set_s = 0.0
+        """When it was set first since it was cleared, by ``time.monotonic``."""
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def set(self) -> None:
         """Set the flag and wake one that waits. Any thread, and any signal handler."""
+        if not self._is_set:
+            self.set_s = time.monotonic()
         self._is_set = True
         self._wakes.put(None)  # reentrant, as documented
 

@@ -22,12 +22,14 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 # How long an example takes is the machine's affair: no test asserts a time. Without an explanation,
 # which traces each line of each example, a failure is made small before the test's time is up.
+# `make test` runs "quick", and `make test-all` the rest of the examples.
 settings.register_profile(
     "untimed",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     phases=[phase for phase in Phase if phase is not Phase.explain],
 )
+settings.register_profile("quick", settings.get_profile("untimed"), max_examples=30)
 settings.load_profile("untimed")
 
 

@@ -39,7 +39,7 @@ class LostPeers:
         self._turn = 0
 
     def inspect(self) -> None:
-        """Look at one suspect, another one each time. Blocks for a second at most.
+        """Look at one suspect, another one each time. Blocks for about a second at most.
 
         Raises:
           PeerLeft: the process of that suspect has died.
@@ -53,7 +53,7 @@ class LostPeers:
             return
         try:
             if suspect in have_left(self._coordinator, [suspect]):
-                return  # it has closed its port at its end, and said so before
+                return  # it has ended as intended: it said so, and then closed its port
         except CheckpointError:
             return  # without the service nobody can tell a death from an end
         problem = (

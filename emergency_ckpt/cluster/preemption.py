@@ -5,8 +5,8 @@ A notice comes from SIGTERM, from JAX's own preemption service, or from a call o
 
 1. A thread of each process looks for a notice: its own, or the key ``preempt/notice`` of another.
 2. The thread publishes the number of its process's last call, and the next call blocks.
-3. The leader takes the numbers and publishes the one after the highest, which no process that
-   answered has passed. Each acts at its first call with that number or a higher one.
+3. The leader takes the numbers and publishes, once, the number after the highest, which no process
+   that answered has passed. Each acts at its first call with that number or a higher one.
 
 Calls are numbered and not named by their steps, since steps jump at a restore: a notice in between
 would wait for a step that never comes. The numbers of all processes continue from the highest that
@@ -19,12 +19,11 @@ in the life of a process, and one process alone does not have it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Any, Protocol
 
@@ -48,76 +47,58 @@ _FIRST_SIGNAL = (
 )
 
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_SIGACTION_BYTES = 1024
-"""More than ``struct sigaction`` of any C library on Linux; its handler is the first member."""
-_NO_FUNCTIONS = (0, 1)
-"""Addresses that are no functions: SIG_DFL and SIG_IGN."""
-
-
-def _sigterm_action() -> Any:
-    """Return ``struct sigaction`` of SIGTERM. Python's own record lacks what C has set."""
-    action = ctypes.create_string_buffer(_SIGACTION_BYTES)
-    if _LIBC.sigaction(signal.SIGTERM, None, action):
-        raise OSError(ctypes.get_errno(), "sigaction")
-    return action
-
-
-def _address_of(action: Any) -> int:
-    return ctypes.c_void_p.from_buffer(action).value or 0
-
-
 class SigtermListener:
-    """One handler of SIGTERM for all checkpointers of the process.
+    """The handler of SIGTERM for all checkpointers of the process. Only the main thread can set it.
 
-    Only the main thread can set it. The handler that was there before is called too: a function of
-    the user's, and JAX's, which is C and which Python does not know.
+    It calls the handler that it found, if that is Python's. JAX's preemption service has a handler
+    in C, which Python does not know and which stays, where no Python handler was set:
+    ``jax_has_notice`` tells of its notices.
     """
 
     def __init__(self) -> None:
         self._flags: list[SignalFlag] = []
+        self._handler: Callable[[int, FrameType | None], None] | None = None
+        """The one that was set last; None before the first."""
         self._earlier: Any = signal.SIG_DFL
-        self._earlier_action: Any = None
-        """``struct sigaction`` of a handler that is not Python's; None where there was none."""
-        self._was_set = self._is_inside = False
+        """The one that it found; None: one of C, which Python cannot set again."""
 
     def subscribe(self) -> SignalFlag:
         """Return a flag that is set at each SIGTERM from now on."""
         flag = SignalFlag()
         self._flags.append(flag)
-        if _in_main_thread() and not self._is_set:
-            action = _sigterm_action()
-            self._earlier = signal.signal(signal.SIGTERM, self._on_signal)
-            is_of_c = _address_of(action) not in (*_NO_FUNCTIONS, _address_of(_sigterm_action()))
-            self._earlier_action = action if is_of_c else None
-            self._was_set = True
+        found = signal.getsignal(signal.SIGTERM)
+        is_of_jax = found is signal.SIG_DFL and jax_hears_notices()
+        if _in_main_thread() and not self._is_set and not is_of_jax:
+            self._earlier, self._handler = found, self._handler_before(found)
+            signal.signal(signal.SIGTERM, self._handler)
         return flag
 
     def unsubscribe(self, flag: SignalFlag) -> None:
         """Unsubscribe; the last one restores the earlier handler. Idempotent."""
         if flag in self._flags:
             self._flags.remove(flag)
-        if self._flags:
+        if self._flags or not _in_main_thread():
             return
-        self._was_set = False
-        if self._is_set and _in_main_thread():
+        if self._is_set:
             earlier = signal.SIG_DFL if self._earlier is None else self._earlier
             signal.signal(signal.SIGTERM, earlier)
-            if self._earlier_action is not None:
-                _LIBC.sigaction(signal.SIGTERM, self._earlier_action, None)
+        self._handler = None
 
     @property
     def problem(self) -> str:
-        """The reason why SIGTERM is no notice in this process; empty where it is one."""
+        """The reason why SIGTERM may be no notice in this process; empty where it is one."""
         if self._is_set:
             return ""
-        if self._was_set:
+        if self._handler is not None or (
+            jax_hears_notices() and signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        ):
             return (
-                "another handler of SIGTERM was set after the checkpointer was made: let it call"
-                " the handler that signal.signal returned, or request_preemption"
+                "a handler of SIGTERM was set after the checkpointer was made: SIGTERM is a notice"
+                " only if that handler calls the one that signal.signal returned, or"
+                " request_preemption"
             )
         if jax_hears_notices():
-            return ""  # its own handler, in any thread
+            return ""
         return (
             "the checkpointer was made outside of the main thread, which alone can set a handler of"
             " SIGTERM: make it there, or call request_preemption"
@@ -125,21 +106,23 @@ class SigtermListener:
 
     @property
     def _is_set(self) -> bool:
-        return signal.getsignal(signal.SIGTERM) == self._on_signal
+        return self._handler is not None and signal.getsignal(signal.SIGTERM) == self._handler
 
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        for flag in self._flags:
-            flag.set()
-        if self._is_inside:
-            return  # the earlier handler calls this one, as whoever keeps a chain may
-        self._is_inside = True
-        try:
-            if self._earlier_action is not None:
-                ctypes.CFUNCTYPE(None, ctypes.c_int)(_address_of(self._earlier_action))(signum)
-            if callable(self._earlier):
-                self._earlier(signum, frame)
-        finally:
-            self._is_inside = False
+    def _handler_before(self, earlier: object) -> Callable[[int, FrameType | None], None]:
+        """Return a handler that sets all flags and then calls ``earlier``."""
+        process = os.getpid()
+
+        def on_signal(signum: int, frame: FrameType | None) -> None:
+            for flag in self._flags:
+                flag.set()
+            if callable(earlier):
+                earlier(signum, frame)
+            elif earlier is not signal.SIG_IGN and (not self._flags or os.getpid() != process):
+                # No checkpointer is left, or this is a fork: the signal ends the process as usual.
+                signal.signal(signum, signal.SIG_DFL)
+                signal.raise_signal(signum)
+
+        return on_signal
 
 
 SIGTERM = SigtermListener()
@@ -184,14 +167,23 @@ _CALLS_PER_S = 500.0
 """What all processes together may ask of the coordination service, which answers some 2,500."""
 _PAUSES = 3
 """So many pauses between two looks at the service are time enough to answer."""
+_ENDS_AFTER = 3
+"""An agreement without a decision ends after so many waits of the leader."""
 _NOTICE, _LAST, _SYNC = "preempt/notice", "preempt/at", "preempt/sync"
 
 
 class JobNotices(Protocol):
-    """The notices of a job. ``last_number``: the highest number that this process has used."""
+    """The notices of a job.
+
+    Attributes:
+      last_number: the highest number that this process has used.
+      noticed_s: when this process learned of the notice, by ``time.monotonic``.
+    """
 
     @property
     def last_number(self) -> int: ...
+    @property
+    def noticed_s(self) -> float: ...
 
     def reached(self, number: int) -> bool:
         """Return True, once, when all processes act on a notice at their call with ``number``."""
@@ -221,6 +213,10 @@ class OwnNotices:
         """As ``JobNotices.close``."""
         SIGTERM.unsubscribe(self._noticed)
 
+    @property
+    def noticed_s(self) -> float:
+        return self._noticed.set_s
+
     def reached(self, number: int) -> bool:
         """As ``JobNotices.reached``."""
         self.last_number = number
@@ -236,6 +232,7 @@ class AgreedNotices:
     def __init__(self, coordinator: Coordinator, timeout_s: float) -> None:
         """``timeout_s``: maximum wait of the leader, after a notice, for the numbers of all."""
         self.last_number = 0
+        self.noticed_s = 0.0
         self._coordinator = coordinator
         self._is_leader = coordinator.process_index == 0
         pause_s = self._pause_s(_INSPECTION_S)
@@ -256,14 +253,16 @@ class AgreedNotices:
         self._noticed.set()
 
     def reached(self, number: int) -> bool:
-        """As ``JobNotices.reached``. Blocks right after a notice, until the leader's decision."""
+        """As ``JobNotices.reached``. Blocks right after a notice, until there is a decision."""
         # In this order, without a lock: the thread sets the flag before it reads the number.
         self.last_number = number
         if not self._is_told:
             return False
-        # The number that was published may be the one before: it must not be passed until decided.
+        # The thread may have published the number before this one. Training must not pass this
+        # number before the decision, which may be this very number.
+        left_s = self.noticed_s + _ENDS_AFTER * self._timeout_s - time.monotonic()
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over, _PAUSES * self._timeout_s)
+            self._changed.wait_for(lambda: self._is_over, max(0.0, left_s))
             return self._sync is not None and number >= self._sync
 
     def close(self) -> None:
@@ -300,30 +299,29 @@ class AgreedNotices:
     def _agree(self) -> None:
         """Take part in the agreement, to its end; a service that fails for a time is asked again.
 
-        Calls go on blocking meanwhile: a process that went on could pass the agreed number. The
-        leader waits for the numbers of all, and then decides without those that did not answer: a
-        process that is gone must not cost the others their time. The others wait twice as long.
+        The leader decides when all have answered, or when it has waited ``timeout_s``: a process
+        that is gone must not cost the others their time. Any other process decides when it has
+        waited twice as long, since the leader may be late itself. The first decision counts.
         """
+        self.noticed_s = time.monotonic()
         self._is_told = True
         last = self.last_number
-        began_s = time.monotonic()
+        patience_s = (1 if self._is_leader else 2) * self._timeout_s
         has_told = False
         try:
             while not self._stopping.is_set():
-                waited_s = time.monotonic() - began_s
+                waited_s = time.monotonic() - self.noticed_s
                 try:
                     if not has_told:
                         key = f"{_LAST}/{self._coordinator.process_index}"
                         self._coordinator.replace(key, str(last).encode())
                         has_told = True
-                    if self._is_leader:
-                        self._decide(is_late=waited_s > self._timeout_s)
-                    if self._take_decision():
+                    if self._take_decision(is_late=waited_s > patience_s):
                         return
                 except CheckpointError as error:
                     logging.warning("the agreement on a notice is held up: %s", error)
-                if waited_s > 2 * self._timeout_s:
-                    logging.error("a preemption notice is not acted on: the leader did not answer")
+                if waited_s > _ENDS_AFTER * self._timeout_s:
+                    logging.error("a preemption notice is not acted on: there is no decision")
                     return
                 self._stopping.wait(self._pause_s(_TOLD_PAUSE_S))
         finally:
@@ -331,9 +329,16 @@ class AgreedNotices:
                 self._is_over = True
                 self._changed.notify_all()
 
-    def _take_decision(self) -> bool:
-        """Return whether there is a decision, which this process then takes."""
+    def _take_decision(self, *, is_late: bool) -> bool:
+        """Return whether there is a decision, which this process then takes.
+
+        It makes one where it ``is_late``, or leads and knows the numbers of all.
+        """
         decision = self._coordinator.find(_SYNC)
+        if decision is None and (is_late or self._is_leader):
+            number = self._number(is_late=is_late)
+            if number is not None:
+                decision = self._settle(str(number).encode())
         if decision is None:
             return False
         try:
@@ -345,10 +350,18 @@ class AgreedNotices:
             self._sync = number
         return True
 
-    def _decide(self, *, is_late: bool) -> None:
-        """Publish the number at which all act; while answers are missing, only if it ``is_late``.
+    def _settle(self, decision: bytes) -> bytes | None:
+        """Set the decision unless there is one; return the one that counts, None if unknown."""
+        try:
+            self._coordinator.put(_SYNC, decision)
+        except CheckpointError:
+            return self._coordinator.find(_SYNC)  # another's, or this one, if the reply was lost
+        return decision
 
-        Who did not answer, or not with a number, acts at the first call after that one.
+    def _number(self, *, is_late: bool) -> int | None:
+        """Return the number after the highest; None while answers are missing, unless ``is_late``.
+
+        A process that did not answer with a number acts at its first call after that one.
         """
         count = self._coordinator.process_count
         numbers: dict[int, int] = {}
@@ -358,11 +371,11 @@ class AgreedNotices:
             except CoordinationError as error:
                 logging.error("a process's place after a preemption notice is unknown: %s", error)
         if not numbers or (len(numbers) < count and not is_late):
-            return
+            return None
         if len(numbers) < count:
             missing = [process for process in range(count) if process not in numbers]
             logging.error("a preemption notice has no answer from processes %s", missing[:8])
-        self._coordinator.replace(_SYNC, str(max(numbers.values()) + 1).encode())
+        return max(numbers.values()) + 1
 
 
 PREEMPTED_EXIT_CODE = 128 + signal.SIGTERM
@@ -379,8 +392,8 @@ _PARTS_OF_GRACE = 3
 
 
 def find_notices(coordinator: Coordinator, grace_s: float) -> JobNotices:
-    """Return the notices of a job of any size. ``grace_s``: what is left after one to save."""
-    if coordinator.process_count == 1:
+    """Return the notices of a job of any size. ``grace_s``: from a notice to the kill."""
+    if coordinator.process_count == 1 and not jax_hears_notices():
         return OwnNotices()
     return AgreedNotices(coordinator, grace_s / _PARTS_OF_GRACE)
 
@@ -397,7 +410,7 @@ class PreemptionWatch:
         """Watch ``notices``; None: none.
 
         Args:
-          grace_s: time from the sync point to the end.
+          grace_s: time from the notice to the kill.
           events: learns, once, of a SIGTERM that would be no notice.
         """
         self._notices = notices
@@ -448,16 +461,16 @@ class PreemptionWatch:
         if not self._notices.reached(self._number):
             return False
         self._sync_step = step
-        self._deadline_s = time.monotonic() + self._grace_s
+        self._deadline_s = self._notices.noticed_s + self._grace_s
         logging.warning(
-            "preemption notice: all processes act on it at step %d; %g s are left",
+            "preemption notice: all processes act on it at step %d; %.1f s are left",
             step,
-            self._grace_s,
+            self.grace_left_s(),
         )
         return True
 
     def _check_sigterm(self) -> None:
-        """Say once when SIGTERM is no notice: what takes the handler away says nothing itself."""
+        """Say once that SIGTERM may be no notice: nothing else tells of a lost handler."""
         if self._events is not None and SIGTERM.problem:
             self._events.emit("preemption.unheard", source="SIGTERM", text=SIGTERM.problem)
             self._events = None

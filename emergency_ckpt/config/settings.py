@@ -157,7 +157,7 @@ class Config:
     ``save`` captures the host state and holds a reference to the last state: device memory of one
     state if the caller drops it without donating it."""
     preemption_grace_s: float = setting(25.0, may_differ=True, basic=True)
-    """Time from the sync point to the kill. Saves that are not complete by then are named in the
+    """Time from the notice to the kill. Saves that are not complete by then are named in the
     log; the local tier is saved first."""
     persistent_writers: PersistentWriters = setting("primary", tier="persistent")
     """``"primary"``: the first slice alone writes the persistent tier; the others have no traffic.

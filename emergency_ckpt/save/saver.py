@@ -265,6 +265,8 @@ class Saver:
         """
         try:
             limit_s = self._parts.config.save_timeout_s
+            if request.limit_s is not None:  # what is left of a grace period, or of a last wait
+                limit_s = min(limit_s, request.limit_s)
             captured = begun.snapshot.wait_captured(limit_s, self._parts.inspect)
         except PeerLeft:
             begun.snapshot.close()
@@ -403,8 +405,8 @@ class Saver:
                 for begun in self._begin(name, request):
                     self._wait_captured(begun, request, [begun])
                     started.add(name)
-                    if name == LOCAL:
-                        self._schedules[name].worker.wait_idle(left_s())
+                    if name == LOCAL:  # a process that is gone may hold it up: storage has a half
+                        self._schedules[name].worker.wait_idle(left_s() / 2)
         finally:
             request.release()
         return started
@@ -456,9 +458,9 @@ class Saver:
     def save_last(self, timeout_s: float | None = None) -> None:
         """At the end of training: heed a notice that has come since the last step, and save that.
 
-        It is saved with ``save_on_stop`` alone, notice or not: JAX looks for a notice once a
-        second, so of one within the last second nobody here may know. Collective in effect: all
-        processes hold the same step.
+        It is saved with ``save_on_stop`` alone, notice or not: each process looks once a second for
+        the notices of others, so nobody here may know of one within the last second. Collective in
+        effect: all processes hold the same step.
         """
         watch = self._parts.watch
         self._heard_at_end = watch.reached_at_end()

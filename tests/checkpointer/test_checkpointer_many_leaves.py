@@ -67,6 +67,7 @@ def train(state: Any) -> Any:
     return jax.block_until_ready(jax.tree.map(after, state))
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("interval", [0, 1], ids=["to RAM", "to both tiers"])
 def test_saved_is_what_the_state_was_at_the_call(world: World, interval: int) -> None:
     with world.open_both(save_every=interval) as checkpointer:
@@ -84,6 +85,7 @@ def test_saved_is_what_the_state_was_at_the_call(world: World, interval: int) ->
     assert same(restored, state_of(world, 3, LAYERS))
 
 
+@pytest.mark.dear
 def test_garbage_of_the_program_ends_beside_saves(world: World) -> None:
     """Cycles that the training loop leaves are collected as if nothing were saved."""
     ended = 0
@@ -107,6 +109,7 @@ def test_garbage_of_the_program_ends_beside_saves(world: World) -> None:
     assert ended > steps * each / 2
 
 
+@pytest.mark.dear
 def test_deleted_leaf_among_many_is_named(world: World) -> None:
     with world.open() as checkpointer:
         for step in (1, 2):
@@ -123,6 +126,7 @@ def test_deleted_leaf_among_many_is_named(world: World) -> None:
     assert same(restored, state_of(world, 2))
 
 
+@pytest.mark.dear
 def test_state_may_change_its_structure_at_each_save(world: World) -> None:
     """A leaf more, other shapes, dtypes and shardings, and back, between steps that are alike."""
 

@@ -108,6 +108,7 @@ def plain_state(step: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("state_of", [host_values, plain_state])
 def test_state_without_a_mesh_comes_back_from_each_tier(world: World, state_of: Any) -> None:
     """Of its arrays the restore knows shapes and dtypes only."""
@@ -453,6 +454,7 @@ def test_restore_without_the_host_state_of_the_step_warns_once(world: World) -> 
     assert world.names().count("restore.without_host_state") == 1
 
 
+@pytest.mark.dear
 def test_restore_from_storage_without_its_host_state_warns_once(world: World) -> None:
     with world.open_both() as checkpointer:
         save_all(checkpointer, world, 1, 2)

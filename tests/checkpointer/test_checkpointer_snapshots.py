@@ -38,6 +38,7 @@ def long_step(array: jax.Array, rounds: int) -> jax.Array:
     return jax.lax.while_loop(lambda carry: carry[0] < rounds, body, (jnp.int32(0), array))[1]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(
     "settings", [{"device_reads": "pinned_host"}, {}], ids=["transfers", "views"]
 )

@@ -187,6 +187,7 @@ def test_doctor_peer_with_another_secret_is_a_failure(
     assert "same secret" in checks["peer"]["mend"]
 
 
+@pytest.mark.dear
 def test_doctor_absent_and_silent_peers_are_failures(
     capsys: pytest.CaptureFixture[str], secret_file: Path
 ) -> None:

@@ -99,6 +99,7 @@ class Drains:
         return len(self._begun)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("dead", [True, False], ids=["dead", "none"])
 @pytest.mark.parametrize("work", ["begin", "begin_twice"])
 def test_claim_beside_others_is_held_by_one_drain(tmp_path: Path, work: str, dead: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -28,6 +29,7 @@ class Notices:
     def __init__(self, manager: SyncManager) -> None:
         self.manager = manager
         self.last_number = 0
+        self.noticed_s = time.monotonic()
 
     def reached(self, number: int) -> bool:
         self.last_number = number

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
@@ -100,7 +100,7 @@ def test_later_handler_that_does_not_call_on_is_said_once() -> None:
     terminate()
     assert [watch.step() for _ in range(3)] == [False] * 3
     (text,) = watch.texts
-    assert "another handler of SIGTERM was set" in text
+    assert "a handler of SIGTERM was set" in text
     watch.watch.close()
     assert signal.getsignal(signal.SIGTERM) is handler, "it stays"
 
@@ -116,16 +116,36 @@ def test_checkpointer_of_another_thread_says_so() -> None:
     made[0].watch.close()
 
 
-def test_handler_of_c_is_called_too_and_set_again() -> None:
-    """As JAX's, which Python does not know."""
-    calls: list[int] = []
-    libc = ctypes.CDLL(None)
-    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(calls.append)
-    libc.signal.restype = ctypes.c_void_p
-    libc.signal(signal.SIGTERM, handler)
-    address = ctypes.cast(handler, ctypes.c_void_p).value
+def test_handler_of_jax_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is C, and Python does not know it; its notices are a key in JAX's service."""
+    monkeypatch.setattr("emergency_ckpt.cluster.preemption.jax_hears_notices", lambda: True)
     watch = Watch()
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert (watch.step(), calls) == (True, [signal.SIGTERM])
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert not watch.step()
+    assert watch.texts == []
+    Handler().set()  # in the place of JAX's
+    assert not watch.step()
+    assert "a handler of SIGTERM was set" in watch.texts[0]
     watch.watch.close()
-    assert libc.signal(signal.SIGTERM, None) == address
+
+
+def test_fork_ends_by_the_signal_as_usual() -> None:
+    watch = Watch()
+    child = os.fork()
+    if child == 0:
+        signal.raise_signal(signal.SIGTERM)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+    assert not watch.step()
+    watch.watch.close()
+
+
+def test_time_left_counts_from_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step may take long after it."""
+    watch = Watch()
+    terminate()
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 40.0)
+    assert watch.step()
+    assert 19.0 < watch.watch.grace_left_s() <= 20.0
+    watch.watch.close()

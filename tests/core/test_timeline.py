@@ -198,6 +198,7 @@ def test_problem_of_a_record_from_outside(timeline: Timeline, *, is_good: bool) 
     assert (problem_of(timeline) == "") is is_good
 
 
+@pytest.mark.dear
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=12), st.data())
 def test_objection_agrees_with_the_tree_of_lives(lengths: list[int], data: st.DataObject) -> None:
     """Each life saves at every step behind its start; the next begins from any save on the line.

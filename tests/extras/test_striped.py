@@ -128,6 +128,7 @@ def test_leaves_replicated_in_a_slice_are_stored_once_and_spread(
     check_even(stored_bytes(stored), largest, 1 if many else 1.25)
 
 
+@pytest.mark.dear
 @given(st.integers(1, 12), st.integers(1, 14))
 def test_blocks_can_be_filled_so_that_slices_get_equally_much(slices: int, copies: int) -> None:
     found = blocks(range(slices), copies)

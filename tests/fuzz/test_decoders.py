@@ -49,6 +49,7 @@ def test_decoder_accepts_its_seeds(name: str) -> None:
         TARGETS[name].decode(seed)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", ALL)
 def test_decoder_of_altered_bytes_raises_typed_errors(name: str) -> None:
     target, chance = ALL[name], random.Random(name)

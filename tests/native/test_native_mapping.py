@@ -55,6 +55,7 @@ class Owner:
     pass
 
 
+@pytest.mark.dear
 def test_view_and_what_is_made_from_it_keep_the_owner(mapping: _native.Mapping) -> None:
     owner = Owner()
     gone = weakref.ref(owner)

@@ -65,6 +65,7 @@ def test_orbax_v1_loads_a_step_of_ours(tmp_path: Path, mesh: jax.sharding.Mesh) 
         assert_is_state(checkpointer.load(1, specs_on(mesh)), mesh)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("mesh", MESHES)
 def test_step_of_orbax_v1_is_restored(tmp_path: Path, mesh: jax.sharding.Mesh) -> None:
     with v1.training.Checkpointer(tmp_path / "run") as checkpointer:
@@ -111,6 +112,7 @@ def emergency_manager(module: Any, tmp_path: Path, mesh: jax.sharding.Mesh) -> A
     return module.CheckpointManager(*directories, mesh, specs_on(mesh), options=options)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(("saved_on", "restored_on"), SHAPES)
 @pytest.mark.parametrize("modules", [(emergency, orbaxs), (orbaxs, emergency)])
 def test_emergency_managers_read_each_others_steps(

@@ -84,6 +84,7 @@ def start(directory: str, tmp_path: Path) -> Any:
     return build
 
 
+@pytest.mark.dear
 def test_tensors_alone_are_restored_bit_for_bit(start: Any) -> None:
     with start() as ckpt:
         step, state = ckpt.restore(state=specs())

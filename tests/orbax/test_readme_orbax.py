@@ -95,6 +95,7 @@ def life(training: Training, root: Path, program: str, last_step: int) -> dict[s
     return names["state"]
 
 
+@pytest.mark.dear
 def test_loop_for_users_of_orbax(root: Path) -> None:
     lines = [line for line in block("orbax") if not line.startswith("-")]
     program = "\n".join(line[1:] for line in lines)

@@ -73,6 +73,7 @@ def contents_values(draw: st.DrawFn) -> Contents:
     return build_contents(draw(saves), draw(st.permutations(leaves)), layout, crcs)
 
 
+@pytest.mark.dear
 @given(contents_values(), writers)
 def test_round_trip(contents: Contents, writer: Writer) -> None:
     data = wrap_contents(encode_contents(contents), writer)
@@ -84,6 +85,7 @@ def test_round_trip(contents: Contents, writer: Writer) -> None:
     assert decode_contents(encoded, found.contents_digest) == contents
 
 
+@pytest.mark.dear
 @given(contents_values())
 def test_encoding_is_the_canonical_json_of_the_standard_library(contents: Contents) -> None:
     plain = json.loads(encode_contents(contents))
@@ -91,6 +93,7 @@ def test_encoding_is_the_canonical_json_of_the_standard_library(contents: Conten
     assert encode_contents(contents) == canonical.encode()
 
 
+@pytest.mark.dear
 @given(st.data())
 def test_layout_does_not_depend_on_the_order_and_never_overlaps(data: st.DataObject) -> None:
     drawn = data.draw(st.lists(leaf_and_boxes(), max_size=5, unique_by=lambda pair: pair[0].path))
@@ -265,6 +268,7 @@ def one_wrong_of_many(draw: st.DrawFn) -> list[ShardEntry]:
     return shards
 
 
+@pytest.mark.dear
 @given(one_wrong_of_many())
 @settings(max_examples=200)
 def test_one_wrong_shard_of_many_is_found(shards: list[ShardEntry]) -> None:

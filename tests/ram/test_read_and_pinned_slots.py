@@ -58,6 +58,7 @@ def test_pinned_slot_is_not_written_and_saves_go_on_beside_it(tier: LocalTier) -
     assert len(slot_files(tier)) == 3
 
 
+@pytest.mark.dear
 def test_slot_is_pinned_until_the_last_of_many_views_is_gone(tier: LocalTier) -> None:
     tier.plan_saves(0, writes_storage=True)
     _, pin = pinned_save(tier, 1)

@@ -88,6 +88,7 @@ def test_steps_of_plain_orbax_after_ours_are_seen(world: World) -> None:
     assert plain_restored(world) == 8
 
 
+@pytest.mark.dear
 def test_folders_of_plain_orbax_renamed_by_hand_are_found(world: World) -> None:
     """After they were listed under their names before."""
     for step in (2, 4):
@@ -103,6 +104,7 @@ def test_folders_of_plain_orbax_renamed_by_hand_are_found(world: World) -> None:
     assert plain_restored(world) == 10
 
 
+@pytest.mark.dear
 def test_directory_copied_whole_is_as_the_first(world: World) -> None:
     persist(world, 2, 4, 6)
     persist(world, 5, start=4)
@@ -115,6 +117,7 @@ def test_directory_copied_whole_is_as_the_first(world: World) -> None:
     assert restored(world, 6) == 6
 
 
+@pytest.mark.dear
 def test_directory_copied_before_later_saves_goes_on_alone(world: World) -> None:
     """``newest`` of the log and the number of the life are those of the copy."""
     persist(world, 2)
@@ -145,6 +148,7 @@ def test_steps_copied_alone_count_in_another_directory(world: World) -> None:
     assert restored(world) == 7
 
 
+@pytest.mark.dear
 def test_step_copied_into_a_used_directory_is_taken(world: World) -> None:
     """A newer one, where the chain allows it. What the job did not come from is left behind."""
     persist(world, 2, 4, 6)

@@ -49,6 +49,7 @@ def moved(
     return seen, after
 
 
+@pytest.mark.dear
 @settings(max_examples=15)
 @given(former=st.integers(1, 6), count=st.integers(1, 6), rounds=st.integers(0, 6))
 def test_sliced_recipe_leaves_nothing_out(former: int, count: int, rounds: int) -> None:

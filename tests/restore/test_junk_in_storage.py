@@ -85,6 +85,7 @@ JUNK: dict[str, Callable[[Path, int], None]] = {
 }
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("kind", JUNK)
 def test_restore_beside_20_of_any_junk_takes_the_real_step(saved: World, kind: str) -> None:
     for number in range(100, 120):
@@ -134,6 +135,7 @@ def test_restore_after_16_consistent_forgeries_goes_on_to_older(saved: World) ->
     assert restored(saved) == REAL
 
 
+@pytest.mark.dear
 def test_restore_beside_junk_prefers_storage_to_older_ram(world: World) -> None:
     with world.open_both() as ckpt:
         save_all(ckpt, world, 1, 2)
@@ -145,6 +147,7 @@ def test_restore_beside_junk_prefers_storage_to_older_ram(world: World) -> None:
     assert restored(world) == 3
 
 
+@pytest.mark.dear
 def test_lives_after_a_marker_of_the_future_stay_in_order(saved: World) -> None:
     for number in range(100, 120):
         _incarnation("ffffffffffff-ffff")(saved.persistent, number)

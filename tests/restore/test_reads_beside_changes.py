@@ -70,6 +70,7 @@ def stored(world: World) -> World:
     return world
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("work", [cut, flip, remove_file, remove_step])
 def test_restore_of_a_step_changed_meanwhile_is_of_the_older(
     stored: World, monkeypatch: pytest.MonkeyPatch, work: Callable[[Path], None]

@@ -88,6 +88,7 @@ def test_host_states_of_two_saves_beside_two_slots_suffice(world: World, size_mi
         assert full_events(world) == []
 
 
+@pytest.mark.dear
 def test_ramdisk_smaller_than_a_slot_stops_no_restore(world: World) -> None:
     with world.open_both() as checkpointer:
         save_all(checkpointer, world, 2, 4)

@@ -238,7 +238,7 @@ class LocalSavesMachine(RuleBasedStateMachine):
 LocalSavesMachine.TestCase.settings = settings(
     max_examples=25, stateful_step_count=15, deadline=None, derandomize=True
 )
-TestLocalSaves = LocalSavesMachine.TestCase
+TestLocalSaves = pytest.mark.dear(LocalSavesMachine.TestCase)
 
 
 @pytest.fixture

@@ -256,6 +256,7 @@ def test_slot_of_a_failed_vote_stays_until_storage_has_it(
     check_stored(world, 2)
 
 
+@pytest.mark.dear
 def test_failed_persistent_saves_give_their_memory_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,6 +230,7 @@ def test_two_jobs_of_one_run_the_older_is_told(world: World) -> None:
     assert whole(world) == [1, 2, 3]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("saves", [1, KEPT, 3 * KEPT])
 def test_older_life_that_wakes_up_after_saves_is_told(world: World, saves: int) -> None:
     """Also when the version after the one that it has read is long removed."""
@@ -377,6 +378,7 @@ def claimed(world: World) -> Table:
     return table
 
 
+@pytest.mark.dear
 def test_version_with_any_flipped_byte_is_passed_over(world: World) -> None:
     table = claimed(world)
     (path,) = world.versions()

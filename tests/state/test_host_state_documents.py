@@ -127,6 +127,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.dear
 @settings(max_examples=300)
 @given(json_values.map(lambda v: json.dumps(v).encode()) | st.binary(max_size=60))
 def test_any_payload_decodes_or_is_corrupt(payload: bytes) -> None:

@@ -239,6 +239,7 @@ def host_values(draw: st.DrawFn) -> Any:
     return whole.T if draw(st.booleans()) else whole
 
 
+@pytest.mark.dear
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     st.dictionaries(

@@ -132,6 +132,7 @@ class Reader(threading.Thread):
         return [self._memory.view(position) for position in range(len(self._memory.offsets))]
 
 
+@pytest.mark.dear
 @each_mode
 def test_state_may_be_donated_once_the_snapshot_is_captured(settings: Settings) -> None:
     """Many steps; each consumes the state as soon as training may go on."""

@@ -22,6 +22,8 @@ from world import World, finish
 from emergency_ckpt import orbax as emergency
 from emergency_ckpt.errors import InvalidState, StateMismatch
 
+pytestmark = pytest.mark.dear  # whichever test is first imports the libraries
+
 INPUTS = jnp.ones((2, 3))
 
 

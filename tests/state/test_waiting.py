@@ -38,16 +38,19 @@ def give_up() -> None:
     raise PeerLeft("wait for", "the other processes", "one is silent")
 
 
+@pytest.mark.dear
 def test_wait_ends_with_the_arrays() -> None:
     pending = step(jnp.zeros(SIZE))
     wait_until_ready([pending, jnp.zeros(3)], staging.inspect_nothing)
     assert pending.is_ready()
 
 
+@pytest.mark.dear
 def test_wait_for_what_is_ready_has_no_look() -> None:
     wait_until_ready([jax.block_until_ready(step(jnp.zeros(SIZE)))], give_up)
 
 
+@pytest.mark.dear
 def test_wait_ends_with_the_error_of_a_look() -> None:
     pending = step(jnp.zeros(SIZE))
     with pytest.raises(PeerLeft):
@@ -55,6 +58,7 @@ def test_wait_ends_with_the_error_of_a_look() -> None:
     assert np.asarray(pending)[0] == 1
 
 
+@pytest.mark.dear
 def test_snapshot_given_up_in_a_wait_leaves_the_state() -> None:
     state = {"w": step(jnp.zeros(SIZE))}
     wanted = [ShardId("w", ((0, SIZE),))]
@@ -69,6 +73,7 @@ def test_snapshot_given_up_in_a_wait_leaves_the_state() -> None:
     snapshot.close()
 
 
+@pytest.mark.dear
 def test_wait_for_a_deleted_array_is_left_to_its_reader() -> None:
     gone = jnp.zeros(SIZE)
     gone.delete()

@@ -26,7 +26,7 @@ from emergency_ckpt.storage.item.state import NUMPY_ARRAY, ItemArray, NamedArray
 from emergency_ckpt.types import SaveId
 from emergency_ckpt.work_progress import WorkProgress
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 2.0
 LONG_S = 60.0
 
 

@@ -92,6 +92,7 @@ def names(step: Path) -> set[str]:
     return {re.sub(r"(ocdbt\.process_0)x[0-9a-f]{16}/", r"\1/", name) for name in listed}
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_item_equals_that_of_orbax(tmp_path: Path, compression: str) -> None:
     state = state_of()

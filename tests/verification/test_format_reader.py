@@ -287,6 +287,7 @@ def test_damage_of_storage_is_named(world: World, name: str) -> None:
 FOREIGN = (b"", b"{}", b"null", b"\xff\xfe", b"[" * 2000, b'{"format":1}', b"x" * 5000, b"1e999")
 
 
+@pytest.mark.dear
 def test_foreign_bytes_in_any_file_are_named(world: World) -> None:
     saves(world, 1, 2)
     saves(world, 2, start=1)

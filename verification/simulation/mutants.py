@@ -106,8 +106,8 @@ def named_step_binds_late() -> None:
 @_mutant()
 def notice_acted_on_at_a_passed_step() -> None:
     """P2: a preemption is acted on at a call that some processes have made already."""
-    name, after = "AgreedNotices._decide", "max(numbers.values()) + 1)"
-    _edit("cluster.preemption", name, after, "max(numbers.values()))")
+    name, after = "AgreedNotices._number", "return max(numbers.values()) + 1"
+    _edit("cluster.preemption", name, after, "return max(numbers.values())")
 
 
 @_mutant()

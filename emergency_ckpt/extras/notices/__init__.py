@@ -17,7 +17,7 @@ from pathlib import Path
 
 from absl import logging
 
-from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.errors import CheckpointError, ConfigError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.extras.notices.gce import MetadataServer
 from emergency_ckpt.extras.notices.ray import ray_notice
@@ -79,16 +79,24 @@ class _Poll:
         while not self._stopping.wait(pause_s):
             try:
                 notice, pause_s = self._inspect(), _PAUSE_S
-                if notice and not self._stopping.is_set():
-                    text = notice[:_TEXT_LIMIT_CHARS] if isinstance(notice, str) else "it says so"
-                    self._events.emit("preemption.notice", source=self._name, text=text)
-                    self._notice()
-                    return
             except Exception as error:  # noqa: BLE001 - a source is foreign code, or a server
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 if not has_failed:
                     has_failed, text = True, f"{type(error).__name__}: {error}"[:_TEXT_LIMIT_CHARS]
                     self._events.emit("preemption.unheard", source=self._name, text=text)
+                continue
+            if notice and not self._stopping.is_set():
+                text = notice[:_TEXT_LIMIT_CHARS] if isinstance(notice, str) else "it says so"
+                self._events.emit("preemption.notice", source=self._name, text=text)
+                self._give_notice()
+                return
+
+    def _give_notice(self) -> None:
+        try:
+            self._notice()
+        except CheckpointError as error:
+            text = str(error)[:_TEXT_LIMIT_CHARS]
+            self._events.emit("preemption.unheard", source=self._name, text=text)
 
 
 class FlagFile:

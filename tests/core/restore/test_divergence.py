@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from planner_world import Layout, contents_of
@@ -54,6 +55,7 @@ def _by_definition(save: SaveId, held: dict[str, tuple[Contents, ...]]) -> dict[
     return {shard: crcs for shard, crcs in found.items() if len(crcs) > 1}
 
 
+@pytest.mark.dear
 @given(st.data())
 def test_what_diverges_is_what_the_definition_says(data: st.DataObject) -> None:
     leaves = tuple(LeafSpec(path, "uint8", (4,)) for path in "abc")

@@ -153,6 +153,7 @@ def test_plan_replaces_the_survivors_own_copy_that_is_not_taken() -> None:
     assert msgspec.json.decode(encoded, type=RestorePlan) == plan
 
 
+@pytest.mark.dear
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_plan_takes_one_content_of_each_shard(data: st.DataObject) -> None:

@@ -216,6 +216,7 @@ def shuffled(inventory: Inventory, seed: int) -> Inventory:
 OPTIONS = (st.sampled_from([None, None, None, 2, 20]), st.booleans(), st.booleans(), st.integers())
 
 
+@pytest.mark.dear
 @ROUNDS
 @given(worlds(), *OPTIONS)
 def test_plan_of_a_struck_job_agrees_with_the_oracle(

@@ -150,6 +150,7 @@ def stored_states(draw: st.DrawFn) -> tuple[dict, dict]:
     return {p: tuple(shards) for p, shards in wanted.items()}, arrays
 
 
+@pytest.mark.dear
 @given(stored_states(), st.data())
 def test_rules_hold_for_any_state(state: tuple[dict, dict], data: st.DataObject) -> None:
     targets, arrays = state

@@ -161,6 +161,7 @@ worlds = st.builds(
 )
 
 
+@pytest.mark.dear
 @given(worlds)
 @FEWER
 def test_step_is_saved_by_all_if_confirmed_else_by_none(
@@ -189,12 +190,14 @@ def test_without_losses_nothing_is_saved_by_some_only(world: World) -> None:
             assert job.saved(number) in (set(), set(range(job.count)))
 
 
+@pytest.mark.dear
 @given(worlds)
 @FEWER
 def test_same_input_gives_the_same_saves(world: World) -> None:
     assert Job(world).run().snapshots == Job(world).run().snapshots
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("step_times_s", "delay_s"),
     [
@@ -267,6 +270,7 @@ def test_step_between_two_calls_is_saved_at_the_later_one() -> None:
     assert follower.arrive(30) == ()
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("strides", [(1,), (10,), (100,), (1, 7, 30)])
 def test_saves_do_not_become_fewer_when_steps_are_further_apart(strides: tuple[int, ...]) -> None:
     world = World(7, [0.01] * 3, 0.004, duration_s=5.0)

@@ -51,6 +51,7 @@ def test_copies_stay_within_the_budget_and_nothing_more_fits(
         assert any(used[device] + nbytes > limit for device, nbytes in needs.items())
 
 
+@pytest.mark.dear
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(50, 200))
 def test_on_one_device_at_least_half_of_best_choice_is_copied(sizes: list[int], limit: int) -> None:
     pieces = [Piece(leaf, 0, nbytes) for leaf, nbytes in enumerate(sizes)]

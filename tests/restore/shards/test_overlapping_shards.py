@@ -135,6 +135,7 @@ def collected(host: Host, plan: ProcessPlan, wanted: Sequence[ShardId]) -> dict[
             return {box: data.reshape(shape_of(box)).copy() for box, data in found.items()}
 
 
+@pytest.mark.dear
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_restore_of_overlapping_shards_is_exact(data: st.DataObject) -> None:

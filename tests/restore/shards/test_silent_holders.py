@@ -131,6 +131,7 @@ def silent(*, admits: bool) -> Iterator[str]:
             ended.set()
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("admits", [True, False])
 def test_silence_of_a_holder_lets_another_be_asked(admits: bool) -> None:
     restored = Restored(connect_s=20 if admits else 3)
@@ -166,6 +167,7 @@ def test_whole_shards_of_the_silent_holder_stay() -> None:
     assert fetcher.tally.peer == SHARDS * NBYTES
 
 
+@pytest.mark.dear
 def test_damaged_bytes_of_the_alternate_fall_back_on_the_first() -> None:
     """The silent holder alone has them right: it is asked again, and speaks then."""
     restored = Restored(streams=1)

@@ -65,6 +65,7 @@ def test_save_full_storage_fails_with_a_hint(world: World) -> None:
             checkpointer.check_for_errors()
 
 
+@pytest.mark.dear
 def test_save_after_failures_pauses_and_recovers(world: World, refused: str) -> None:
     with world.open_both(dir=refused, save_every=100) as checkpointer:
         with pytest.raises(PersistentTierError):

@@ -31,6 +31,7 @@ def state_of(step: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.dear
 def test_every_name_and_path_is_read_back(world: World) -> None:
     world.persistent = world.persistent.parent / DIRECTORY
     world.ramdisk = world.ramdisk.parent / f"ram {DIRECTORY}"

@@ -196,6 +196,7 @@ def test_host_state_that_cannot_come_fails_save_by_its_reason(
     assert job.complete_steps() == [3]
 
 
+@pytest.mark.dear
 def test_service_does_not_fill_up_with_saves(job: Job) -> None:
     counts: list[int] = []
     for step in range(1, 51):

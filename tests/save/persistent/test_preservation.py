@@ -138,7 +138,7 @@ class StalledWriter(DirectoryWriter):
 def test_restore_does_not_wait_for_ever_for_a_removal(tmp_path: Path) -> None:
     fill(str(tmp_path / "run"), STEPS)
     writer = StalledWriter(PersistentTier(str(tmp_path / "run")))
-    preservation = keeping_last(1, writer, timeout_s=10.0)
+    preservation = keeping_last(1, writer, timeout_s=1.0)
     preservation.after_save()
     assert writer.asked.wait(LONG_S)
     held = threading.Event()

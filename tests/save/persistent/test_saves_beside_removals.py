@@ -21,6 +21,7 @@ def run_on_gcs(saves: int) -> dict[str, Any]:
     return printed_beside_bucket("saves_and_removals_program.py", "gs://bucket/run", str(saves))
 
 
+@pytest.mark.dear
 def test_saves_in_a_directory_with_removals_all_succeed(tmp_path: Path) -> None:
     check(save_and_remove(str(tmp_path / "run"), str(tmp_path / "ram"), 30), 30)
 

@@ -41,6 +41,7 @@ def test_area_is_used_again_when_its_pin_has_ended() -> None:
     assert address(first) == address(second)
 
 
+@pytest.mark.dear
 def test_area_that_is_read_is_not_written_and_a_third_is_refused() -> None:
     area = ScratchArea()
     views = [fill(area.borrow(SIZE), value) for value in (1, 2)]

@@ -62,6 +62,7 @@ def restored(world: World, **settings: Any) -> tuple[int | None, int]:
         return step, value
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("write", [old_life, old_plain_life])
 def test_step_of_another_life_outlives_a_failed_save(
@@ -89,6 +90,7 @@ def garble(world: World, step: int) -> Callable[[], object]:
     return lambda: path.write_bytes(data)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("step", [3, 4])
 @pytest.mark.parametrize("local", [0, 1])
 @pytest.mark.parametrize("stage", STAGES)
@@ -160,6 +162,7 @@ def test_step_replaced_then_kept_is_saved_no_second_time(
     assert restored(world) == (4, 4)
 
 
+@pytest.mark.dear
 def test_restore_of_an_older_step_rolls_a_replaced_one_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
