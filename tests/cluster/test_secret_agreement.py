@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from memory_coordination import MemoryService, everywhere
 
+from emergency_ckpt.cluster import secret_agreement
 from emergency_ckpt.cluster.secret_agreement import forget_secret, secret_text, share_secret
 from emergency_ckpt.cluster.start_agreement import agree_settings
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded
-from emergency_ckpt.run_secret import OwnSecret
+from emergency_ckpt.run_secret import OwnSecret, generate_secret
 
 LONG_S = 60.0
 SECRET = b"9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
@@ -17,7 +18,10 @@ OTHER = OwnSecret(SECRET[::-1], "given")
 LAUNCHED = OwnSecret(SECRET, "launcher")
 
 
-def test_secret_made_up_is_the_same_on_all_and_new_at_each_start() -> None:
+def test_secret_made_up_is_the_same_on_all_and_new_at_each_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(secret_agreement, "generate_secret", generate_secret)
     starts = [MemoryService(3), MemoryService(3)]
     first, second = (
         set(everywhere(3, lambda p, s=s: share_secret(s.member(p), None, LONG_S))) for s in starts

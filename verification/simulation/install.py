@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import gc
+import hashlib
 import importlib
 import logging
 import pkgutil
@@ -58,6 +59,7 @@ def product() -> Any:
                 sys.modules[name] = module
     for module in modules:
         _separate(module)
+    _leave_secrets_as_they_are()
     _connect()
     storage.install()
     bucket.install()
@@ -67,6 +69,16 @@ def product() -> Any:
     gc.freeze()
     gc.disable()  # a collection would run finalizers at a moment that no seed decides
     return package
+
+
+def _leave_secrets_as_they_are() -> None:
+    """Stretch no secret: that is a fifth of the work of a life, and shows nothing here."""
+
+    def digest(run_id: str, secret: bytes) -> bytes:
+        return hashlib.sha256(f"{run_id} ".encode() + secret).digest()
+
+    for name in ("run_secret", "cluster.secret_agreement"):
+        vars(importlib.import_module(f"emergency_ckpt.{name}"))["stretched"] = digest
 
 
 def checkpointer(**sizes: int) -> Any:
