@@ -10,8 +10,8 @@ RAY_VENV ?= .venv-ray
 LOWEST_VENV ?= .venv-lowest
 # Rooms that meet the versions of others: dtypes, Orbax, JAX, storage.
 VERSION_TESTS ?= tests/state tests/config tests/checkpointer tests/orbax tests/storage tests/maxtext tests/axlearn
-# More than the cores of a small machine: tests of jobs wait a good part of their time.
-TEST_WORKERS ?= 3
+# Twice the cores of a small machine: tests of jobs wait a good part of their time.
+TEST_WORKERS ?= 4
 MINUTES ?= 60
 SEED ?= 1
 FUZZ_SECONDS ?= 60
@@ -76,6 +76,7 @@ export PYTHONDONTWRITEBYTECODE =
 # DURATIONS=print: what each file cost, and which grew; DURATIONS=write keeps that in tests/durations.json.
 COSTS = $(if $(DURATIONS),--file-costs $(DURATIONS))
 
+test: TEST_WORKERS = 3
 test: $(INSTALLED) native-test
 	$(PYTEST) --timeout 60 --hypothesis-profile quick \
 		-m "not slow and (core or not (process or dear))" $(COSTS) $(TEST_FLAGS)

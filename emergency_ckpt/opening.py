@@ -394,8 +394,9 @@ def _sink(config: Config, me: int, observers: list[Observer]) -> EventSink:
 def _watch_notices(config: Config, coordinator: Coordinator, events: EventSink) -> PreemptionWatch:
     """Return the watch for preemption notices; one that heeds none where no setting asks for it."""
     grace_s = config.preemption_grace_s
-    notices = find_notices(coordinator, grace_s) if config.heeds_preemption else None
-    return PreemptionWatch(notices, grace_s=grace_s, events=events)
+    heeds = config.heeds_preemption
+    notices = find_notices(coordinator, grace_s, events) if heeds else None
+    return PreemptionWatch(notices, grace_s=grace_s)
 
 
 def text_of(error: BaseException) -> str:

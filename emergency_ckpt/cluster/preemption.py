@@ -128,6 +128,19 @@ class SigtermListener:
 SIGTERM = SigtermListener()
 
 
+class _SigtermCheck:
+    """Says once that SIGTERM may be no notice: nothing else tells of a lost handler."""
+
+    def __init__(self, events: EventSink | None) -> None:
+        self._events = events
+
+    def run(self) -> None:
+        """Emit ``preemption.unheard`` at the first problem."""
+        if self._events is not None and SIGTERM.problem:
+            self._events.emit("preemption.unheard", source="SIGTERM", text=SIGTERM.problem)
+            self._events = None
+
+
 @contextlib.contextmanager
 def second_signal_ends() -> Generator[None]:
     """Let a second SIGTERM or SIGINT end the process at once, inside this context.
@@ -201,9 +214,11 @@ class JobNotices(Protocol):
 class OwnNotices:
     """Notices in a job of one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, events: EventSink | None = None) -> None:
+        """``events``: learns, once, of a SIGTERM that would be no notice."""
         self.last_number = 0
         self._noticed = SIGTERM.subscribe()
+        self._check = _SigtermCheck(events)
 
     def notice(self) -> None:
         """As ``JobNotices.notice``."""
@@ -220,6 +235,7 @@ class OwnNotices:
     def reached(self, number: int) -> bool:
         """As ``JobNotices.reached``."""
         self.last_number = number
+        self._check.run()
         if not self._noticed.is_set():
             return False
         self._noticed.clear()
@@ -229,8 +245,13 @@ class OwnNotices:
 class AgreedNotices:
     """Notices at any process of a job, agreed as the module says."""
 
-    def __init__(self, coordinator: Coordinator, timeout_s: float) -> None:
-        """``timeout_s``: maximum wait of the leader, after a notice, for the numbers of all."""
+    def __init__(
+        self, coordinator: Coordinator, timeout_s: float, events: EventSink | None = None
+    ) -> None:
+        """``timeout_s``: maximum wait of the leader, after a notice, for the numbers of all.
+
+        ``events``: as for ``OwnNotices``.
+        """
         self.last_number = 0
         self.noticed_s = 0.0
         self._coordinator = coordinator
@@ -238,6 +259,7 @@ class AgreedNotices:
         pause_s = self._pause_s(_INSPECTION_S)
         self._timeout_s = max(timeout_s, _PAUSES * pause_s)
         self._noticed = SIGTERM.subscribe()
+        self._check = _SigtermCheck(events)
         self._changed = threading.Condition()
         self._is_told = False
         self._sync: int | None = None
@@ -278,6 +300,7 @@ class AgreedNotices:
 
     def _run(self, pause_s: float) -> None:
         while not self._stopping.is_set():
+            self._check.run()
             try:
                 if self._is_noticed():
                     self._agree()
@@ -391,11 +414,11 @@ def is_good_end(error: BaseException | None) -> bool:
 _PARTS_OF_GRACE = 3
 
 
-def find_notices(coordinator: Coordinator, grace_s: float) -> JobNotices:
+def find_notices(coordinator: Coordinator, grace_s: float, events: EventSink) -> JobNotices:
     """Return the notices of a job of any size. ``grace_s``: from a notice to the kill."""
     if coordinator.process_count == 1 and not jax_hears_notices():
-        return OwnNotices()
-    return AgreedNotices(coordinator, grace_s / _PARTS_OF_GRACE)
+        return OwnNotices(events)
+    return AgreedNotices(coordinator, grace_s / _PARTS_OF_GRACE, events)
 
 
 class PreemptionWatch:
@@ -404,17 +427,9 @@ class PreemptionWatch:
     A call does not block, except right after a notice, while the processes agree.
     """
 
-    def __init__(
-        self, notices: JobNotices | None, *, grace_s: float, events: EventSink | None = None
-    ) -> None:
-        """Watch ``notices``; None: none.
-
-        Args:
-          grace_s: time from the notice to the kill.
-          events: learns, once, of a SIGTERM that would be no notice.
-        """
+    def __init__(self, notices: JobNotices | None, *, grace_s: float) -> None:
+        """``grace_s``: time from the notice to the kill. ``notices`` None: none is watched."""
         self._notices = notices
-        self._events = events
         self._grace_s = grace_s
         self._number = 0
         self._asked_at: int | None = None
@@ -457,7 +472,6 @@ class PreemptionWatch:
             return False
         self._asked_at = step
         self._number += 1
-        self._check_sigterm()
         if not self._notices.reached(self._number):
             return False
         self._sync_step = step
@@ -468,12 +482,6 @@ class PreemptionWatch:
             self.grace_left_s(),
         )
         return True
-
-    def _check_sigterm(self) -> None:
-        """Say once that SIGTERM may be no notice: nothing else tells of a lost handler."""
-        if self._events is not None and SIGTERM.problem:
-            self._events.emit("preemption.unheard", source="SIGTERM", text=SIGTERM.problem)
-            self._events = None
 
     def reached_at_end(self) -> bool:
         """Return whether a notice came since the last step, by one more query."""

@@ -29,7 +29,7 @@ class Watch:
         self.texts: list[str] = []
         self._step = 0
         sink = EventSink(self._listen, process_index=0)
-        self.watch = PreemptionWatch(OwnNotices(), grace_s=60.0, events=sink)
+        self.watch = PreemptionWatch(OwnNotices(sink), grace_s=60.0)
 
     def _listen(self, event: Event) -> None:
         assert event.name == "preemption.unheard"
