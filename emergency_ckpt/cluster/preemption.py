@@ -53,9 +53,13 @@ class SigtermListener:
     It calls the handler that it found, if that is Python's. JAX's preemption service has a handler
     in C, which Python does not know and which stays, where no Python handler was set:
     ``jax_has_notice`` tells of its notices.
+
+    Attributes:
+      is_ending: the process ends and has taken the handler away itself (``second_signal_ends``).
     """
 
     def __init__(self) -> None:
+        self.is_ending = False
         self._flags: list[SignalFlag] = []
         self._handler: Callable[[int, FrameType | None], None] | None = None
         """The one that was set last; None before the first."""
@@ -87,7 +91,7 @@ class SigtermListener:
     @property
     def problem(self) -> str:
         """The reason why SIGTERM may be no notice in this process; empty where it is one."""
-        if self._is_set:
+        if self._is_set or self.is_ending:
             return ""
         if self._handler is not None or (
             jax_hears_notices() and signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
@@ -136,8 +140,8 @@ class _SigtermCheck:
 
     def run(self) -> None:
         """Emit ``preemption.unheard`` at the first problem."""
-        if self._events is not None and SIGTERM.problem:
-            self._events.emit("preemption.unheard", source="SIGTERM", text=SIGTERM.problem)
+        if self._events is not None and (problem := SIGTERM.problem):
+            self._events.emit("preemption.unheard", source="SIGTERM", text=problem)
             self._events = None
 
 
@@ -162,12 +166,14 @@ def second_signal_ends() -> Generator[None]:
         with contextlib.suppress(OSError):
             os.write(_STDERR, _FIRST_SIGNAL)
 
+    SIGTERM.is_ending = True
     before = {kind: signal.signal(kind, on_signal) for kind in _ENDING}
     try:
         yield
     finally:
         for kind, handler in before.items():
             signal.signal(kind, signal.SIG_DFL if handler is None else handler)
+        SIGTERM.is_ending = False
 
 
 def _in_main_thread() -> bool:

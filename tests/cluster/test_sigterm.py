@@ -11,7 +11,7 @@ from types import FrameType
 
 import pytest
 
-from emergency_ckpt.cluster.preemption import OwnNotices, PreemptionWatch
+from emergency_ckpt.cluster.preemption import OwnNotices, PreemptionWatch, second_signal_ends
 from emergency_ckpt.events import Event, EventSink
 
 
@@ -126,6 +126,16 @@ def test_handler_of_jax_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     Handler().set()  # in the place of JAX's
     assert not watch.step()
     assert "a handler of SIGTERM was set" in watch.texts[0]
+    watch.watch.close()
+
+
+def test_handler_taken_away_at_the_end_is_no_problem() -> None:
+    watch = Watch()
+    with second_signal_ends():
+        assert not watch.step()
+    terminate()
+    assert watch.step()
+    assert watch.texts == []
     watch.watch.close()
 
 
