@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
 
 # Before any backend exists; JAX raises otherwise, and then the order of imports is to be mended.
 # By configuration and not by environment: processes that tests start choose for themselves.
@@ -105,6 +106,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _path(item: pytest.Item) -> str:
     return item.path.relative_to(_ROOT).as_posix()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tables_of_unicode() -> None:
+    """Hypothesis makes them once in a checkout: seconds, which are not those of a test."""
+    st.text().validate()
 
 
 @pytest.fixture
