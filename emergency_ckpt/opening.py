@@ -90,7 +90,7 @@ class Opened:
 
     1. ``member``: the secret, the ramdisk, the server for peers, an incarnation for all; the leader
        inspects storage meanwhile.
-    2. ``watch`` and ``left_processes``: notices of a preemption, processes that leave or die.
+    2. ``watch`` and ``left_processes``: notices of a preemption, processes that leave.
     3. What saves (``saver``), restores (``restore_parts``) and lists ``steps``.
     4. All check what would show only at a loss or a save: ports, peers, storage (``_check``).
     5. ``observers`` of ``on_event`` meet the job.

@@ -6,15 +6,16 @@
 3. ``coordination`` is the only user of JAX's coordination service: put, get, list.
    ``round`` has the two ways to agree on it, a round and a cell that is set once, and the one
    clean-up of their keys (``Series``); a round ends each start and each restore.
-4. ``left_processes`` records the processes that have left or died, and decides who is absent.
+4. ``left_processes`` records the processes that have left, and decides who is absent;
+   ``lost_peers`` finds one that died without a word, for a wait inside ``save``.
    ``preemption`` agrees on the step at which all act on a notice.
 5. ``timelines`` decides when a restore is binding, and applies it to the persistent directory,
    on which it holds the run's claim.
-6. ``hang`` ends a job that makes no step any more. ``beats`` tells, in a restore or a save to
-   storage, that a process moves; who waits for it waits as long as that.
+6. ``beats`` tells, in a restore or a save to storage, that a process moves; the others wait for it
+   as long as it does.
 
 Rules of their own on top of rounds and cells have the vote (a veto, and doubt), the agreement on
-steps, the sync point of a notice, and the beats of the hang watch.
+steps, and the sync point of a notice.
 
 Guaranteed: every wait has a deadline and names the missing processes; an error on one process of a
 collective call becomes an error on all; keys of a save or restore are deleted once every process is

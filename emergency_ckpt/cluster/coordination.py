@@ -124,12 +124,7 @@ class JaxCoordinator:
             raise _service_error("delete", prefix, error) from error
 
     def find(self, key: str) -> bytes | None:
-        try:
-            return self._client.key_value_try_get_bytes(self._key(key))
-        except jax.errors.JaxRuntimeError as error:
-            if str(error).startswith("NOT_FOUND"):
-                return None
-            raise _service_error("look for", key, error) from error
+        return _find(self._client, self._key(key), key)
 
     def replace(self, key: str, value: bytes) -> None:
         try:
@@ -222,15 +217,18 @@ _JAX_NOTICE = "RECEIVED_PREEMPTION_NOTICE"
 
 def jax_has_notice() -> bool:
     """Return whether JAX's preemption service has taken a notice at any process."""
-    if not jax_hears_notices():
-        return False
+    client = distributed.global_state.client
+    return jax_hears_notices() and _find(client, _JAX_NOTICE, _JAX_NOTICE) is not None
+
+
+def _find(client: Any, key: str, shown: str) -> bytes | None:
+    """Return the value of ``key``, None while it is not set; errors name it ``shown``."""
     try:
-        distributed.global_state.client.key_value_try_get_bytes(_JAX_NOTICE)
+        return client.key_value_try_get_bytes(key)
     except jax.errors.JaxRuntimeError as error:
         if str(error).startswith("NOT_FOUND"):
-            return False
-        raise _service_error("look for", _JAX_NOTICE, error) from error
-    return True
+            return None
+        raise _service_error("look for", shown, error) from error
 
 
 def own_address() -> str:

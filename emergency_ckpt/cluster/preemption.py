@@ -37,6 +37,7 @@ from emergency_ckpt.cluster.coordination import (
     jax_hears_notices,
     number_of,
 )
+from emergency_ckpt.cluster.round import Cell
 from emergency_ckpt.errors import CheckpointError, CoordinationError
 from emergency_ckpt.events import EventSink
 
@@ -363,11 +364,12 @@ class AgreedNotices:
 
         It makes one where it ``is_late``, or leads and knows the numbers of all.
         """
-        decision = self._coordinator.find(_SYNC)
+        cell = Cell(self._coordinator, _SYNC)
+        decision = cell.find()
         if decision is None and (is_late or self._is_leader):
             number = self._number(is_late=is_late)
             if number is not None:
-                decision = self._settle(str(number).encode())
+                decision = cell.settle(str(number).encode())
         if decision is None:
             return False
         try:
@@ -378,14 +380,6 @@ class AgreedNotices:
         with self._changed:
             self._sync = number
         return True
-
-    def _settle(self, decision: bytes) -> bytes | None:
-        """Set the decision unless there is one; return the one that counts, None if unknown."""
-        try:
-            self._coordinator.put(_SYNC, decision)
-        except CheckpointError:
-            return self._coordinator.find(_SYNC)  # another's, or this one, if the reply was lost
-        return decision
 
     def _number(self, *, is_late: bool) -> int | None:
         """Return the number after the highest; None while answers are missing, unless ``is_late``.

@@ -21,6 +21,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from absl import logging
@@ -39,7 +40,6 @@ from emergency_ckpt.cluster.coordination import (
     run_and_report,
 )
 from emergency_ckpt.cluster.left_processes import have_left
-from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.errors import (
     CheckpointError,
@@ -55,6 +55,9 @@ Answer = bytes | Mapping[int, bytes]
 """One for all members, or one for each."""
 Rule = Callable[[Mapping[int, bytes], Mapping[int, str]], Answer | None]
 """A pure function of what was said and of who is absent, both by member; None: wait for more."""
+
+if TYPE_CHECKING:
+    from emergency_ckpt.cluster.preemption import PreemptionWatch
 
 _TOLD_LATE_S = 5.0
 """Time that the leader's answer may arrive after the deadline of its wait for the members."""

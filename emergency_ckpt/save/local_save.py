@@ -218,7 +218,7 @@ class LocalSaves:
                 self._events.emit("save.copying", step=job.save.step, shards=count)
         if job.capture.is_wanted:
             pin = writer.pin()
-            job.capture.hand_over(pin, job.leaves, job.layout, crcs, non_finite)
+            job.capture.hand_over(pin, job.leaves, job.layout, crcs)
         by_shard = {p.shard: count for p, count in zip(shards, non_finite, strict=True)}
         self._finite.note(job.save.step, by_shard)
         return crcs, self._finite.is_on and not any(non_finite)

@@ -189,22 +189,16 @@ def _lost(source: DeviceShard, error: BaseException) -> SaveFailed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostShard:
-    """One shard in host memory that is kept until it is written, with the CRC32C of its bytes.
-
-    ``non_finite``: number of its values that are NaN or infinite; 0 where nobody counts them.
-    """
+    """One shard in host memory that is kept until it is written, with the CRC32C of its bytes."""
 
     view: npt.NDArray[Any]
     crc32c: int
-    non_finite: int = 0
 
     @staticmethod
-    def of_bytes(
-        memory: npt.NDArray[np.uint8], spec: LeafSpec, box: Box, crc32c: int, non_finite: int = 0
-    ) -> HostShard:
+    def of_bytes(memory: npt.NDArray[np.uint8], spec: LeafSpec, box: Box, crc32c: int) -> HostShard:
         """Return the shard ``box`` of the leaf ``spec`` whose bytes are ``memory``, not copied."""
         view = memory.view(dtype_named(spec.dtype)).reshape(shape_of(box))
-        return HostShard(view, crc32c, non_finite)
+        return HostShard(view, crc32c)
 
 
 class Snapshot:

@@ -61,23 +61,18 @@ class SlotCapture:
         leaves: Sequence[LeafSpec],
         layout: Layout,
         crcs: Sequence[int],
-        counts: Sequence[int] = (),
     ) -> None:
-        """Give the bytes in the slot under ``pin`` to the persistent save, if it still wants them.
-
-        ``counts``: how many values of each shard are not finite; none where nobody counts them.
-        """
+        """Give the slot's bytes under ``pin`` to the persistent save, if it still wants them."""
         specs = {leaf.path: leaf for leaf in leaves}
         with self._lock:
             if not self._is_wanted:
                 pin.end()
                 return
             copied: dict[ShardId, HostShard] = {}
-            found = zip(layout.shards, crcs, counts or [0] * len(crcs), strict=True)
-            for placed, crc, count in found:
+            for placed, crc in zip(layout.shards, crcs, strict=True):
                 shard, memory = placed.shard, pin.view(placed.offset, placed.nbytes)
                 spec = specs[shard.leaf]
-                copied[shard] = HostShard.of_bytes(memory, spec, shard.box, crc, count)
+                copied[shard] = HostShard.of_bytes(memory, spec, shard.box, crc)
             self._copied = pin, copied
         self._settled.set()
 
@@ -167,11 +162,10 @@ class ScratchArea:
             self._areas = []
 
     def _used(self) -> int:
-        """Return how many areas are read, and forget of the others all but the last."""
-        last = self._areas[-1:]
-        read = [area for area in self._areas if area[1].count()]
-        self._areas = read if last and last[0] in read else [*read, *last]
-        return len(read)
+        """Return how many areas are read, and forget the others but for the last."""
+        read = [area for area in self._areas[:-1] if area[1].count()]
+        self._areas = [*read, *self._areas[-1:]]
+        return sum(pins.count() > 0 for _, pins in self._areas)
 
 
 def _new_memory(nbytes: int) -> _native.Mapping:
@@ -286,9 +280,10 @@ class StorageCapture:
             patterns=self._parts.finite.patterns(shards, self._specs),
             batch_bytes=self._parts.buffers.copy_batch_bytes,
         )
+        counts: dict[ShardId, int] = {}
         for landed in snapshot.read_into(target):
-            self._note([(shards[position], crc, count) for position, crc, count in landed])
-        counts = {shard: self._captured[shard].non_finite for shard in shards}
+            self._note([(shards[position], crc) for position, crc, _ in landed])
+            counts.update({shards[position]: count for position, _, count in landed})
         self._parts.finite.note(self._step, counts)
         return "scratch"
 
@@ -302,7 +297,7 @@ class StorageCapture:
         for (shard, each), crc in zip(copied.items(), crcs, strict=True):
             if crc != each.crc32c:
                 raise SaveFailed("copy", f"shard {shard}", "its slot was changed since its capture")
-        self._note([(shard, each.crc32c, each.non_finite) for shard, each in copied.items()])
+        self._note([(shard, each.crc32c) for shard, each in copied.items()])
         pin.end()
         return "scratch"
 
@@ -312,10 +307,10 @@ class StorageCapture:
             self._pins.append(self._borrowed[1])
         return self._borrowed
 
-    def _note(self, found: Sequence[tuple[ShardId, int, int]]) -> None:
-        """Take (shard, CRC32C, values that are not finite) that are in the scratch area."""
+    def _note(self, found: Sequence[tuple[ShardId, int]]) -> None:
+        """Take (shard, CRC32C) that are in the scratch area."""
         _, pin = self._area()
-        for shard, crc, count in found:
+        for shard, crc in found:
             memory = pin.view(self._places[shard].offset, self._places[shard].nbytes)
             spec = self._specs[shard.leaf]
-            self._captured[shard] = HostShard.of_bytes(memory, spec, shard.box, crc, count)
+            self._captured[shard] = HostShard.of_bytes(memory, spec, shard.box, crc)
