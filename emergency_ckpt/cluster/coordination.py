@@ -211,14 +211,41 @@ def jax_hears_notices() -> bool:
     return distributed.global_state.preemption_sync_manager is not None
 
 
-_JAX_NOTICE = "RECEIVED_PREEMPTION_NOTICE"
-"""Key of JAX's preemption service in the store of all processes; see ``private_names``."""
+_JAX_NOTICE, _JAX_ANSWERS = "RECEIVED_PREEMPTION_NOTICE", "PREEMPTION_CURRENT_COUNTER"
+"""Keys of JAX's preemption service in the store of all processes; see ``private_names``."""
+_LONG_AGO = b"1970-01-01T00:00:00+00:00"
+"""The time in a notice of ours: JAX waits for a late one, by each process's own clock."""
 
 
 def jax_has_notice() -> bool:
     """Return whether JAX's preemption service has taken a notice at any process."""
     client = distributed.global_state.client
     return jax_hears_notices() and _find(client, _JAX_NOTICE, _JAX_NOTICE) is not None
+
+
+def tell_jax_of_notice() -> None:
+    """Have JAX's preemption service take a notice at all processes, unless it has one or is off."""
+    if not jax_hears_notices() or jax_has_notice():
+        return
+    try:
+        distributed.global_state.client.key_value_set_bytes(_JAX_NOTICE, _LONG_AGO)
+    except jax.errors.JaxRuntimeError as error:
+        if not str(error).startswith("ALREADY_EXISTS"):
+            raise _service_error("put", _JAX_NOTICE, error) from error
+
+
+def jax_has_answers(count: int) -> bool:
+    """Return whether the services of ``count`` processes have answered a notice, or JAX's is off.
+
+    JAX holds up the end of each process for three minutes when one ends before it has answered.
+    """
+    if not jax_hears_notices():
+        return True
+    try:
+        found = distributed.global_state.client.key_value_dir_get_bytes(_JAX_ANSWERS)
+    except jax.errors.JaxRuntimeError as error:
+        raise _service_error("list", _JAX_ANSWERS, error) from error
+    return len(found) >= count
 
 
 def _find(client: Any, key: str, shown: str) -> bytes | None:

@@ -13,7 +13,9 @@ would wait for a step that never comes. The numbers of all processes continue fr
 any of them has used, at each start and restore (``PreemptionWatch.go_on_from``).
 
 JAX's own agreement is not used: a rank that is gone holds it up for three minutes, it answers once
-in the life of a process, and one process alone does not have it.
+in the life of a process, and one process alone does not have it. Where JAX's service is on it
+agrees on each notice all the same, before the leader decides: a SIGTERM that JAX takes while the
+processes end after a notice of another kind would hold up their end, for those three minutes.
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ from emergency_ckpt.background import SignalFlag
 from emergency_ckpt.cluster.coordination import (
     Coordinator,
     by_process,
+    jax_has_answers,
     jax_has_notice,
     jax_hears_notices,
     number_of,
+    tell_jax_of_notice,
 )
 from emergency_ckpt.cluster.round import Cell
 from emergency_ckpt.errors import CheckpointError, CoordinationError
@@ -345,6 +349,8 @@ class AgreedNotices:
                     if not has_told:
                         key = f"{_LAST}/{self._coordinator.process_index}"
                         self._coordinator.replace(key, str(last).encode())
+                        if self._is_leader:
+                            tell_jax_of_notice()
                         has_told = True
                     if self._take_decision(is_late=waited_s > patience_s):
                         return
@@ -393,7 +399,8 @@ class AgreedNotices:
                 numbers[process] = number_of(text, f"{_LAST}/{process}")
             except CoordinationError as error:
                 logging.error("a process's place after a preemption notice is unknown: %s", error)
-        if not numbers or (len(numbers) < count and not is_late):
+        has_all = len(numbers) == count and jax_has_answers(count)
+        if not numbers or not (has_all or is_late):
             return None
         if len(numbers) < count:
             missing = [process for process in range(count) if process not in numbers]
