@@ -477,15 +477,6 @@ class _StorageReader:
 
     def _table(self, number: int) -> dict[str, Any]:
         table = self._version(number)
-        if table["base"]:
-            _require(table["base"] < number, "its base is not older")
-            base = self._version(table["base"])
-            _require(not base["base"], "its base is not whole")
-            entries = {(each["step"], each["incarnation"]): each for each in base["steps"]}
-            for step, incarnation in table["left"]:
-                entries.pop((step, incarnation), None)
-            entries |= {(each["step"], each["incarnation"]): each for each in table["steps"]}
-            table["steps"] = [entries[key] for key in sorted(entries)]
         keys = [(each["step"], each["incarnation"]) for each in table["steps"]]
         _require(_rises(keys), "its steps are not in order")
         complete = [each["step"] for each in table["steps"] if each["state"] == "complete"]
@@ -498,8 +489,7 @@ class _StorageReader:
         assert data is not None
         _require(len(data) <= 64 << 20, "it is too large")
         given = json.loads(self._value(data, "version"))
-        defaults: dict[str, Any] = {"writer": "", "chain": None, "steps": [], "base": 0, "left": []}
-        defaults |= {"before": 0, "greatest": 0}
+        defaults: dict[str, Any] = {"writer": "", "chain": None, "steps": [], "greatest": 0}
         needed = {"number", "run_id", "from_dir", "incarnation"}
         _require(needed <= set(given) <= needed | set(defaults), f"fields {sorted(given)}")
         table = defaults | given

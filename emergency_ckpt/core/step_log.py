@@ -89,7 +89,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
         return f"{self.step}.rolled-back-{self.incarnation}"
 
 
-class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Table(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One version of the log.
 
     Attributes:

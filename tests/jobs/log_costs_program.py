@@ -48,8 +48,7 @@ def fill(world: World, directory: str, steps: int) -> None:
     table: Table = msgspec.structs.replace(
         read.table, number=read.number + 1, steps=(*older, *read.table.steps)
     )
-    # A whole version for any number of steps: one that names a base takes another request to read.
-    assert tier.found.log.append(table, read._replace(base=None))
+    assert tier.found.log.append(table)
 
 
 def open_it(world: World, directory: str, **settings: Any) -> EmergencyCheckpointer:

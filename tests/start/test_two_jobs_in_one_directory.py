@@ -18,7 +18,7 @@ from world import STORAGE, World, save_all
 from emergency_ckpt.core.limits import MAX_VERSION
 from emergency_ckpt.core.step_log import Entry, LogWriter, Table, begun
 from emergency_ckpt.errors import DirectoryInUse, SaveFailed
-from emergency_ckpt.storage import LogRead, PersistentTier, StepLog, StorageDirectory
+from emergency_ckpt.storage import PersistentTier, StepLog, StorageDirectory
 
 
 def whole(world: World) -> list[int]:
@@ -146,7 +146,7 @@ def test_job_that_lost_its_directory_stays_out(world: World, number: int) -> Non
         there = log_of(world).read()
         assert on_record(world).incarnation[:12] == "000000000001"
         table = begun(there.table, LogWriter("run", False, life(number, "f")))
-        assert log_of(world).append(table, there)
+        assert log_of(world).append(table)
         older.save(step=2, state=world.state(2))
         older.wait_until_finished()
         with pytest.raises(SaveFailed, match="another job with this run's name"):
@@ -169,9 +169,9 @@ def test_refusal_at_a_rollback_is_named_as_what_it_is(world: World) -> None:
 def test_append_beside_another_of_its_number_writes_nothing(world: World) -> None:
     log = log_of(world)
     first, second = (begun(None, LogWriter(run, False, life(1))) for run in ("first", "second"))
-    assert log.append(first, LogRead())
-    assert log.append(second, LogRead()) is None
-    assert log.append(first, LogRead()), "the answer was lost"
+    assert log.append(first)
+    assert log.append(second) is None
+    assert log.append(first), "the answer was lost"
     assert on_record(world) == first
     assert len(world.versions()) == 1
 
@@ -330,7 +330,7 @@ def test_version_of_the_last_number_says_how_to_mend_it(world: World) -> None:
     persist(world, 1)
     last = msgspec.structs.replace(on_record(world), number=MAX_VERSION)
     path = world.persistent / LOG_FOLDER / version(MAX_VERSION)
-    assert log_of(world).append(last, LogRead())
+    assert log_of(world).append(last)
     (path.parent / "newest").unlink()
     with world.open_both(**STORAGE) as ckpt:
         ckpt.save(step=2, state=world.state(2))
@@ -374,7 +374,7 @@ def claimed(world: World) -> Table:
     """Version 1."""
     table = begun(None, LogWriter("run", True, life(1)))
     table = msgspec.structs.replace(table, steps=(Entry(1, life(1), metrics={"a": 0.5}),))
-    assert log_of(world).append(table, LogRead())
+    assert log_of(world).append(table)
     return table
 
 
@@ -407,7 +407,7 @@ def test_version_of_one_life_keeps_the_first_writers_bytes(
 ) -> None:
     """The next life's start writes in the name of a life that has hung, and goes on meanwhile."""
     persist(world, 1)
-    log, there = log_of(world), log_of(world).read()
+    log = log_of(world)
     table = on_record(world)
     mine = msgspec.structs.replace(table, number=table.number + 1, greatest=table.greatest + 1)
     theirs = msgspec.structs.replace(mine, greatest=mine.greatest + 1)
@@ -416,10 +416,10 @@ def test_version_of_one_life_keeps_the_first_writers_bytes(
     def link(*args: Any) -> None:
         real(*args)
         monkeypatch.setattr(os, "link", real)
-        others.append(log.append(theirs, there))
+        others.append(log.append(theirs))
 
     monkeypatch.setattr(os, "link", link)
-    written = log.append(mine, there)
+    written = log.append(mine)
     assert written is not None
     assert others == [None]
     assert on_record(world) == mine

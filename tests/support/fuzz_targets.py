@@ -17,7 +17,7 @@ import msgspec
 from emergency_ckpt.cluster import coordination
 from emergency_ckpt.core.address import parse_address
 from emergency_ckpt.core.restore.inventory import HolderInventory
-from emergency_ckpt.core.step_log import Entry, problem_of
+from emergency_ckpt.core.step_log import Entry, Table
 from emergency_ckpt.core.timeline import Ancestor, Timeline
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.extensions import parse_placement
@@ -164,10 +164,7 @@ def _check_marker(data: bytes) -> object:
 
 
 def _version(data: bytes) -> object:
-    version = log.decode_version(data, 5, "log")
-    table = version.table(None)
-    problem_of(table)
-    return table
+    return log.decode_version(data, 5, "log")
 
 
 def _checksums(data: bytes) -> object:
@@ -197,9 +194,7 @@ _REQUESTS = [
 _FAILURE = wire.Failure("busy", "later")
 _CHAIN = Timeline("000000000002-b", 3, (Ancestor("000000000001-a", 2),), 0)
 _ENTRY = Entry(3, "000000000001-a", marker="0" * 64, processes=2, size_bytes=9, metrics={"loss": 1})
-_VERSION = log.encode_version(
-    log.Version(5, "run", False, "000000000002-b", "", _CHAIN, (_ENTRY,), 4, ((1, "a"),), 2, 3)
-)
+_VERSION = log.encode_version(Table(5, "run", False, "000000000002-b", "", _CHAIN, (_ENTRY,), 3))
 _LINE = (
     b'{"time_s":1.5,"name":"save.complete","process":0,"slice":0,"run_id":"r","incarnation":"i",'
     b'"fields":{"step":7}}'

@@ -9,12 +9,11 @@ import numpy as np
 
 from emergency_ckpt import _native
 from emergency_ckpt.core.shard_layout import lay_out
-from emergency_ckpt.core.step_log import Entry
+from emergency_ckpt.core.step_log import Entry, Table
 from emergency_ckpt.core.timeline import Ancestor, Timeline
 from emergency_ckpt.ram import build_contents
 from emergency_ckpt.ram.process_files import Ledger
 from emergency_ckpt.state import host_state
-from emergency_ckpt.storage.log import Version
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardId, Writer
 
 SAVE = SaveId(step=40, incarnation="000000000006-5e9d5e9d5e9d5e9d", run_id="demo")
@@ -58,9 +57,18 @@ def ledger() -> Ledger:
     return Ledger(seventh, chain, SaveId(45, seventh, "demo"))
 
 
-def log_version() -> Version:
-    """Step 45 was added to version 12, and step 50, which that still had, was removed."""
+def log_version() -> Table:
+    """A version with step 40, which is being removed, and step 45."""
     known = ledger()
+    removing = Entry(
+        step=SAVE.step,
+        incarnation=SAVE.incarnation,
+        state="removing",
+        marker="c3" * 32,
+        processes=2,
+        size_bytes=20,
+        saved_s=1100.0,
+    )
     added = Entry(
         step=45,
         incarnation=known.incarnation,
@@ -71,16 +79,13 @@ def log_version() -> Version:
         saved_s=1200.0,
         metrics={"loss": 0.5},
     )
-    return Version(
+    return Table(
         number=14,
         run_id="demo",
         from_dir=False,
         incarnation=known.incarnation,
         chain=known.chain,
-        steps=(added,),
-        base=12,
-        left=((50, SAVE.incarnation),),
-        before=7,
+        steps=(removing, added),
         greatest=7,
     )
 

@@ -30,7 +30,6 @@ class Conformance:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._state = replay.State()
-        self._tables: dict[int, dict[replay.Save, str]] = {}
         self._index = 0
 
     def follow(self, created: Mapping[str, bytes]) -> str:
@@ -65,18 +64,16 @@ class Conformance:
 
     def _version(self, data: bytes) -> replay.Event:
         version: dict[str, Any] = json.loads(data)["version"]
-        base = self._tables.get(version.get("base", 0), {})
-        left = {(step, life) for step, life in version.get("left", ())}
-        table = {save: state for save, state in base.items() if save not in left}
-        for entry in version.get("steps", ()):
-            table[entry["step"], entry["incarnation"]] = entry.get("state", "complete")
-        self._tables[version["number"]] = table
+        table = [
+            (entry["step"], entry["incarnation"], entry.get("state", "complete"))
+            for entry in version.get("steps", ())
+        ]
         return {
             "kind": "version",
             "number": version["number"],
             "incarnation": version["incarnation"],
             "chain": version.get("chain"),
-            "steps": [(*save, state) for save, state in sorted(table.items())],
+            "steps": table,
         }
 
     def _is_there(self, save: replay.Save) -> bool:

@@ -208,7 +208,7 @@ class DirectoryWriter:
             if table is None or table == read.table:
                 return True
             table = msgspec.structs.replace(table, number=read.number + 1)
-            written = self._log.append(table, read, deadline_s)
+            written = self._log.append(table, deadline_s)
             if written is not None:
                 self._read = written
                 self._remove_old(written, read)
@@ -315,7 +315,7 @@ class DirectoryWriter:
             read = self._read
             table = change(begun(read.table, self._mine))
             table = msgspec.structs.replace(table, number=read.number + 1)
-            written = self._log.append(table, read, deadline_s)
+            written = self._log.append(table, deadline_s)
             if written is not None:
                 self._read = written
                 self._remove_old(written, read)

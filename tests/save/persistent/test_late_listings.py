@@ -9,7 +9,7 @@ from persistent_steps import KEPT, LOG_FOLDER, complete_steps
 from world import STORAGE, World, finish, save_all
 
 from emergency_ckpt.core.step_log import Table
-from emergency_ckpt.storage import LogRead, StepLog, StorageDirectory
+from emergency_ckpt.storage import StepLog, StorageDirectory
 
 LIFE = "000000000002-0000000000000000"
 
@@ -100,12 +100,12 @@ def test_step_saved_again_beside_late_listings_is_the_new_one(
 def test_late_writer_of_a_removed_version_leaves_no_hint(tmp_path: Path) -> None:
     """Its create succeeds, for the version of that number has long been removed."""
     log = StepLog(StorageDirectory(str(tmp_path), 60.0))
-    late = read = log.append(Table(1, "run", False, LIFE), LogRead())
-    assert late is not None
+    read = log.append(Table(1, "run", False, LIFE))
+    assert read is not None
     for number in range(2, 3 * KEPT):
-        read, after = log.append(Table(number, "run", False, LIFE), read), read
+        read, after = log.append(Table(number, "run", False, LIFE)), read
         assert read is not None
         log.remove_old(read, after)
-    assert log.append(Table(2, "run", False, LIFE, "late"), late) is None
+    assert log.append(Table(2, "run", False, LIFE, "late")) is None
     assert (tmp_path / LOG_FOLDER / "newest").read_text() == str(read.number)
     assert log.read().number == read.number

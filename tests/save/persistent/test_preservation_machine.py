@@ -146,7 +146,7 @@ class PreservationMachine(RuleBasedStateMachine):
         table = begun(read.table, LogWriter(RUN_ID, False, life(self.lives)))
         keys = {entry.key for entry in table.of(step)}
         table = changed(table, keys, lambda e: msgspec.structs.replace(e, state="removing"))
-        assert self.tier.found.log.append(table, read)
+        assert self.tier.found.log.append(table)
 
     @invariant()
     def the_last_whole_step_is_there(self) -> None:
