@@ -178,10 +178,12 @@ class EmergencyCheckpointer:
         *,
         state: _State,
         host_state: object = None,
-        keep_newer: bool = False,
         tensors_only: bool = False,
     ) -> tuple[int | None, _State]:
         """Restore the newest complete step, or ``step``. Collective; blocks.
+
+        Steps that are newer than ``step`` stay, and a later restore finds them, until the first
+        save after this restore: from then on they do not count.
 
         Args:
           step: restore this step or fail; None and "latest" mean the newest complete one.
@@ -192,8 +194,6 @@ class EmergencyCheckpointer:
             was 0 at first is an int32 array after the first compiled step.
           host_state: as given to ``save``; objects with ``set_state`` are repositioned in place,
             dicts and lists updated in place. ``last_restore.host_state`` has the restored value.
-          keep_newer: forget newer steps in RAM at the next save instead of now; until then they can
-            be restored.
           tensors_only: leave the step's host state out on purpose, as for an evaluation. Otherwise
             a step that has one is a warning where no process gives a ``host_state``.
 
@@ -205,15 +205,13 @@ class EmergencyCheckpointer:
           StateMismatch: leaves, shapes or dtypes differ. StepNotFound: ``step`` is not complete.
           HostStateError: saved by another number of processes. Unrecoverable: too much is lost.
           RestoreFailed, DeadlineExceeded: a process failed or did not come.
-          RamdiskFull: no room for later saves; newer steps in RAM are forgotten in this case.
+          RamdiskFull: nothing was restored, and there is no room for later saves.
         """
         self._check_running("restore")
         wanted = wanted_step("restore", step)
         self.wait_until_finished()
         self._progress.restart()
-        found = self._resume.restore(
-            state, host_state, wanted, keep_newer=keep_newer, tensors_only=tensors_only
-        )
+        found = self._resume.restore(state, host_state, wanted, tensors_only=tensors_only)
         if found is None:
             return None, state
         restored, self.last_restore = found
@@ -255,8 +253,8 @@ class EmergencyCheckpointer:
     def go_on_after(self, steps: CompleteSteps) -> None:
         """Treat ``steps`` as saved, as after a restore of each tier's newest, without a restore.
 
-        On all processes, without a save in progress. After a restore of an older step with
-        ``keep_newer``, steps behind it are due all the same.
+        On all processes, without a save in progress. After a restore of an older step, steps
+        behind it are due all the same.
         """
         self._saver.go_on_after({"local": steps.local, "persistent": steps.persistent})
 

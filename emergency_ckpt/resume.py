@@ -33,14 +33,13 @@ class Resume:
         host_state: object,
         step: int | None,
         *,
-        keep_newer: bool,
         tensors_only: bool,
     ) -> tuple[RestoredState, RestoreReport] | None:
         """Restore ``step``, and let saves go on from it. Collective; blocks. No save is under way.
 
         1. Saves are held up.
         2. ``Restore.run`` brings the step, or finds that there never was one.
-        3. All settle: what is newer is forgotten, RAM is reserved for the saves to come.
+        3. All settle: leftovers of saves are forgotten, RAM is reserved for the saves to come.
         4. Saves continue from the step.
 
         Returns None where there was nothing to restore. Raises as
@@ -67,7 +66,7 @@ class Resume:
 
             def settle() -> None:
                 nonlocal report
-                report = restore.settle(restored, keep_newer=keep_newer, started_s=started_s)
+                report = restore.settle(restored, started_s=started_s)
                 self._reserve(restored, placement, value.size_bytes)
 
             self._on_all(number, settle)
@@ -80,7 +79,7 @@ class Resume:
         if restored is None or report is None:
             parts.saver.expect_steps_after(-1)
             return None
-        self._continue_from(restored, keep_newer=keep_newer)
+        self._continue_from(restored, is_requested=step is not None)
         parts.saver.expect_steps_after(restored.save.step)
         return restored, report
 
@@ -128,11 +127,12 @@ class Resume:
             step, reason = restored.save.step, lack[:500]
             self._parts.events.emit("ramdisk.full", step=step, reason=reason)
 
-    def _continue_from(self, restored: RestoredState, *, keep_newer: bool) -> None:
+    def _continue_from(self, restored: RestoredState, *, is_requested: bool) -> None:
         parts = self._parts
         # Not ``restored.tier``, which may differ between processes.
         tier: TierName = PERSISTENT if restored.is_loaded else LOCAL
-        parts.saver.continue_from(restored.save, restored.incarnation, tier, keep_newer=keep_newer)
+        save, incarnation = restored.save, restored.incarnation
+        parts.saver.continue_from(save, incarnation, tier, leaves_newer=is_requested)
         parts.events.locate(incarnation=restored.incarnation)
         if parts.preservation is not None:
             stored = [each.step for each in restored.rejected if each.tier == PERSISTENT]

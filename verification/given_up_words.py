@@ -33,6 +33,7 @@ WORDS = (
     r"keeps_finite|newest_finite|non_finite=.keep",  # a step kept because its values are finite
     r"PeerAbsent|PeerSigns|DeathWatch|peer_state|signs of (life|death)",  # but for one sign
     r"(?<!RECEIVED_)preemption_notice\b|notice_sources|notice_rules|JaxNotices|request_preemption_save",
+    r"keep_newer|follow_soon",  # a restore of an older step that hides newer ones at once
     r"\blent\b|\blending\b|LentCount|\bLoan\b",  # slots lent to JAX
 )
 """Regular expressions, for any case of letters."""

@@ -31,11 +31,11 @@ from emergency_ckpt.types import SaveId
 class Timelines:
     """The timeline of this process, recorded in its RAM. Thread-safe.
 
-    A restore of a requested step is binding at once or, if it keeps newer steps, at its next save.
-    A restore of the newest complete step is binding when its first save is complete: until then a
-    newer step that was passed over and becomes complete again is still the best. So is an
-    incarnation that saves without a restore in a run that has steps: its timeline begins from
-    nothing.
+    A restore of a requested step is binding when the next save begins: an evaluation that saves
+    nothing changes nothing. A restore of the newest complete step is binding when its first save is
+    complete: until then a newer step that was passed over and becomes complete again is still the
+    best. So is an incarnation that saves without a restore in a run that has steps: its timeline
+    begins from nothing.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class Timelines:
         self._lock = threading.Lock()
         self._bound = None if tier is None else tier.timeline
         self._pending: Timeline | None = None
-        self._is_forced = False
+        self._is_requested = False
         self._newest_step = newest_step
         self.complete = complete
         self._has_begun = False
 
     @property
     def is_forced(self) -> bool:
-        """True when the user requested the restored step and the removal of newer ones."""
+        """True from the first save after a restore of a step that the user requested."""
         with self._lock:
-            return self._is_forced
+            return self._is_requested and self._pending is None
 
     @property
     def bound(self) -> Timeline | None:
@@ -81,7 +81,7 @@ class Timelines:
             return self._bound if self._pending is None else self._pending
 
     def begin(
-        self, known: Timeline | None, parent: SaveId, incarnation: str, *, at_once: bool
+        self, known: Timeline | None, parent: SaveId, incarnation: str, *, is_requested: bool
     ) -> None:
         """Record that ``parent`` was restored, and that the job saves as ``incarnation`` now.
 
@@ -94,11 +94,9 @@ class Timelines:
             is_news = before != self._bound
             self._bound = before
             self._pending = continued(before, parent, incarnation)
-            self._is_forced = at_once
+            self._is_requested = is_requested
             self._has_begun = True
-        if at_once:
-            self.bind()
-        elif is_news and not self.rejection_reason(parent.step, parent.incarnation):
+        if is_news and not self.rejection_reason(parent.step, parent.incarnation):
             self._record()
 
     def note_continuation(self) -> None:
@@ -247,13 +245,13 @@ class StoredChain:
         if self.began_from is not None:
             self.note_lives_soon(RestoredSave(self.began_from, 0))
 
-    def follow_soon(self, incarnation: str) -> None:
-        """Roll storage back at the end of a restore of a requested step.
+    def roll_back(self, save: SaveId) -> None:
+        """Roll storage back at the first save after a restore of a requested step.
 
-        If storage fails, the next save does it.
+        If storage fails, the next save to storage does it.
         """
         try:
-            self._soon().begin(incarnation, self.timelines.bound)
+            self.begin(save)
         except DirectoryInUse as error:
             logging.warning("rolled-back steps are not superseded: %s", error)
             self._events.emit("persistent.in_use", reason=str(error)[:500])

@@ -330,7 +330,6 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
                 step,
                 state=state,
                 host_state=host_state,
-                keep_newer=step is not None,
                 tensors_only=host_state is None,  # as with Orbax, whose items are asked for
             )
         except StepNotFound as error:

@@ -352,10 +352,8 @@ class Restore:
 
     # 7: settle.
 
-    def settle(
-        self, restored: RestoredState | None, *, keep_newer: bool, started_s: float
-    ) -> RestoreReport | None:
-        """Forget what is newer than the step that ``run`` has restored; return the report of it.
+    def settle(self, restored: RestoredState | None, *, started_s: float) -> RestoreReport | None:
+        """Forget leftovers beside the step that ``run`` has restored; return the report of it.
 
         Not collective, nor are its errors: all processes must learn of them, and no process may
         train before all have done this. ``started_s``: when the caller asked for the restore.
@@ -367,18 +365,17 @@ class Restore:
             parts.tier.invalidate_newer(SaveId(-1, "", parts.config.run_name))
             parts.events.emit("restore.nothing")
             return None
-        # No leftover may look newer than the step that training continues from.
-        if not keep_newer:
+        is_requested = self._request.requested_step is not None
+        # No leftover may look newer than the newest complete step. Steps that are newer than a
+        # requested one count until the first save after it.
+        if not is_requested:
             parts.tier.invalidate_newer(restored.save, restored.timeline)
         if restored.gathered is not None:
             # All processes have gathered what they keep; peers need nothing more from here.
             parts.tier.keep_only(restored.save, restored.gathered)
-        at_once = self._request.requested_step is not None and not keep_newer
         parts.timelines.begin(
-            restored.timeline, restored.save, restored.incarnation, at_once=at_once
+            restored.timeline, restored.save, restored.incarnation, is_requested=is_requested
         )
-        if at_once and parts.process[0] == 0 and parts.stored_chain is not None:
-            parts.stored_chain.follow_soon(restored.incarnation)
         # A job that saves nothing does not fail to: its lives are not counted.
         self._note_complete(restored, restored.lives + 1 if parts.config.save_plans() else 0)
         self._host_state.finish()

@@ -33,7 +33,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -139,7 +140,7 @@ class Saver:
             self._last_request = request.held()
         if not due and not preempted:
             return False
-        self._settle_past(save)
+        self._settle_past(save, self._schedules if preempted else due)
         if preempted:
             return self._save_preempted(request)
         begun = self._begin_all(due, request)
@@ -153,17 +154,23 @@ class Saver:
             self._named_ignored = True
             self._parts.events.emit("save.ignored", step=step, newest=self._newest_due)
 
-    def _settle_past(self, save: SaveId) -> None:
+    def _settle_past(self, save: SaveId, saves_to: Collection[TierName]) -> None:
         """Decide what counts beside ``save``, before an incarnation's first or after a restore.
 
-        After one that left newer steps in RAM, these are forgotten now.
+        Steps that are newer than a requested one are forgotten now: in RAM at once, in storage in
+        the background, by the save to storage where that is one of ``saves_to``.
         """
         parts = self._parts
         if self._goes_on_from is not None:
-            parts.tier.invalidate_newer(self._goes_on_from, parts.timelines.bound)
+            than, bound = self._goes_on_from, parts.timelines.bound
+            parts.tier.invalidate_newer(than, bound, saving=save.incarnation)
             parts.timelines.bind()
-            self._saved.forget_newer(self._goes_on_from.step)
+            self._saved.forget_newer(than.step)
             self._goes_on_from = None
+            if parts.persistent is not None and parts.process[0] == 0:
+                schedule = self._schedules.get(PERSISTENT)
+                if schedule is not None and PERSISTENT not in saves_to:
+                    schedule.worker.submit_next(partial(parts.persistent.roll_back, save))
         parts.timelines.begin_unrestored(save)
 
     def _begin_all(self, due: Mapping[TierName, int | None], request: SaveRequest) -> bool:
@@ -327,17 +334,17 @@ class Saver:
         self._due.expect(step)
 
     def continue_from(
-        self, save: SaveId, incarnation: str, tier: TierName, *, keep_newer: bool = False
+        self, save: SaveId, incarnation: str, tier: TierName, *, leaves_newer: bool = False
     ) -> None:
         """Continue from ``save``, restored from ``tier``, and save under ``incarnation``.
 
-        ``keep_newer``: newer steps are still in RAM; the next save forgets them.
+        ``leaves_newer``: newer steps still count; the next save forgets them.
         """
-        if not keep_newer:
+        if not leaves_newer:
             self._saved.forget_newer(save.step)
         self._saved.start_from(save, incarnation, tier)
         self._parts.local.restart_from(save)
-        self._goes_on_from = save if keep_newer else None
+        self._goes_on_from = save if leaves_newer else None
         self._newest_due = save.step
         for schedule in self._schedules.values():
             schedule.restart_from(save.step)
@@ -474,7 +481,7 @@ class Saver:
             )
         elif request is not None:
             save = self._saved.identity(request.step, forced=True)
-            self._settle_past(save)
+            self._settle_past(save, self._schedules)
             request = dataclasses.replace(request, save=save, must_exist=True)
             request.begun_s = time.monotonic()
             deadline_s = self._deadline_s(timeout_s)

@@ -158,9 +158,10 @@ def more_lost_than_copies(world: JobProcess) -> Any:
 
 def requested_step(world: JobProcess) -> Any:
     train(world, "requested", range(1, 11))
-    older = restore(world, "requested", requested=5)
-    # Step 10 was newer than what training went on from: it is gone, whatever was on the disks.
-    return [older, restore(world, "requested"), restore(world, "requested", requested=7)]
+    seen = [restore(world, "requested", requested=5), restore(world, "requested")]
+    train(world, "requested", range(6, 8), since=5, local_save_every=7)
+    # Step 10 is newer than what training went on from: it is gone, whatever was on the disks.
+    return [*seen, restore(world, "requested"), restore(world, "requested", requested=10)]
 
 
 def another_run(world: JobProcess) -> Any:

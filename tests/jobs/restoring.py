@@ -12,12 +12,14 @@ from job_process import Iterator, JobProcess, differences, finish, mesh_of, spec
 from emergency_ckpt.errors import CheckpointError
 
 
-def train(world: JobProcess, name: str, steps: range, **settings: Any) -> None:
-    """Save at every step that is due, and stop."""
+def train(
+    world: JobProcess, name: str, steps: range, *, since: int | None = None, **settings: Any
+) -> None:
+    """Save at every step that is due, and stop; ``since``: go on from this older step."""
     mesh = settings.setdefault("mesh", mesh_of(world.slices))
     iterator = Iterator(world.process)
     with world.config(name, **settings).instantiate() as ckpt:
-        ckpt.restore(state=specs_on(mesh), host_state=iterator)
+        ckpt.restore(since, state=specs_on(mesh), host_state=iterator)
         for step in steps:
             ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
         finish(ckpt)

@@ -6,9 +6,9 @@ import secrets
 import shutil
 from pathlib import Path
 
-import orbax.checkpoint as ocp
 import pytest
 from persistent_steps import complete_steps
+from trees import tree_of
 from world import STORAGE, World, persist, restored, same, save_all
 
 from emergency_ckpt.errors import Unrecoverable
@@ -18,13 +18,35 @@ def kept(world: World) -> list[str]:
     return sorted(path.name.split("-")[0] for path in world.persistent.glob("*.rolled-back-*"))
 
 
-def test_restore_of_an_older_step_is_binding_for_storage_at_once(world: World) -> None:
+def test_restore_of_an_older_step_alone_changes_nothing(world: World) -> None:
+    """An evaluation looks at a step, and the job goes on from its newest."""
     persist(world, 2, 4, 6)
-    assert restored(world, 2) == 2
+    before = tree_of(world.persistent)
+    with world.open_both(save_every=0) as ckpt:
+        assert ckpt.restore(2, state=world.state(0))[0] == 2
+        assert ckpt.latest_step() == 6
+    assert tree_of(world.persistent) == before
+    with world.open_both(**STORAGE) as ckpt:
+        assert ckpt.restore(2, state=world.state(0))[0] == 2
+    assert kept(world) == []
+    assert complete_steps(str(world.persistent)) == [2, 4, 6]
+    assert restored(world) == 6
     world.lose_ram()
+    assert restored(world) == 6
+
+
+@pytest.mark.parametrize("tier", ["ram", "storage"])
+def test_first_save_after_it_is_binding_in_both_tiers(world: World, tier: str) -> None:
+    persist(world, 2, 4, 6)
+    every = {"save_every": 3} if tier == "storage" else {"save_every": 50}
+    with world.open_both(local_save_every=1, **every) as ckpt:
+        assert ckpt.restore(2, state=world.state(0))[0] == 2
+        save_all(ckpt, world, 3)
+        assert ckpt.latest_step() == 3
     assert kept(world) == ["4.rolled", "6.rolled"]
-    assert ocp.utils.checkpoint_steps(world.persistent) == [2]
-    assert restored(world) == 2
+    assert restored(world, **every) == 3
+    world.lose_ram()
+    assert restored(world, **every) == (3 if tier == "storage" else 2)
 
 
 def test_steps_of_the_new_timeline_are_kept_by_retention(world: World) -> None:
@@ -36,18 +58,6 @@ def test_steps_of_the_new_timeline_are_kept_by_retention(world: World) -> None:
     world.lose_ram()
     assert restored(world) == 5
     assert kept(world) == ["4.rolled", "6.rolled"]
-
-
-def test_restore_that_keeps_newer_is_binding_at_the_next_save(world: World) -> None:
-    persist(world, 2, 4)
-    with world.open_both(**STORAGE) as ckpt:
-        ckpt.restore(2, state=world.state(0), keep_newer=True)
-        assert ckpt.latest_step() == 4
-        save_all(ckpt, world, 3)
-        assert ckpt.latest_step() == 3
-    world.lose_ram()
-    assert restored(world) == 3
-    assert kept(world) == ["4.rolled"]
 
 
 def test_restore_of_newest_leaves_storage_alone_until_a_save(world: World) -> None:
@@ -96,6 +106,7 @@ def test_ram_of_the_rolled_back_life_alone_is_no_way_back(world: World) -> None:
     shutil.copytree(world.ramdisk, away)
     with world.open(local_keep_last_n=2) as ckpt:
         ckpt.restore(1, state=world.state(0))
+        save_all(ckpt, world, 2)
     (record,) = world.ramdisk.glob("*/*/ledger.json")
     (place,) = away.glob("*/process_*")
     shutil.copy(record, place)
@@ -139,15 +150,20 @@ def kept_paths(world: World) -> list[str]:
 
 def test_rolled_back_step_put_back_by_hand_can_be_asked_for(world: World) -> None:
     persist(world, 2, 4)
-    assert restored(world, 2) == 2
+    with world.open_both(**STORAGE) as ckpt:
+        ckpt.restore(2, state=world.state(0))
+        save_all(ckpt, world, 3)
     (name,) = kept_paths(world)
     for folder in (world.persistent, world.persistent / "host_state"):
         (folder / name).rename(folder / "4")
     world.lose_ram()
-    assert restored(world) == 2  # by itself it does not come back
-    assert restored(world, 4) == 4
+    assert restored(world) == 3  # by itself it does not come back
+    with world.open_both(**STORAGE) as ckpt:
+        assert ckpt.restore(4, state=world.state(0))[0] == 4
+        save_all(ckpt, world, 5)
     world.lose_ram()
-    assert restored(world) == 4  # from then on the job went on from there
+    assert restored(world) == 5  # from then on the job went on from there
+    assert restored(world, 4) == 4
 
 
 def test_job_that_does_not_save_moves_nothing_in_storage(world: World) -> None:

@@ -32,7 +32,7 @@ def test_more_steps_than_one_are_kept_in_ram(world: World) -> None:
     with world.open_both(**KEEPS_THREE) as second:
         assert second.steps.survey(world.state(0)) == CompleteSteps((5, 6, 7), (4,))
         for step in (5, 7, 4, 6):
-            found, state = second.restore(step, state=world.state(0), keep_newer=True)
+            found, state = second.restore(step, state=world.state(0))
             assert found == step
             assert same(state, world.state(step))
 
@@ -40,19 +40,12 @@ def test_more_steps_than_one_are_kept_in_ram(world: World) -> None:
 def test_newer_steps_are_forgotten_at_the_next_save(world: World) -> None:
     with world.open_both(**KEEPS_THREE) as ckpt:
         save_all(ckpt, world, 1, 2, 3)
-        ckpt.restore(1, state=world.state(0), keep_newer=True)
+        ckpt.restore(1, state=world.state(0))
         assert ckpt.steps.survey(world.state(0)).local == (1, 2, 3)
         assert ckpt.save(step=2, state=world.state(20), host_state={"at": 20})
         ckpt.wait_until_finished()
         assert ckpt.steps.survey(world.state(0)).local == (1, 2)
         assert same(ckpt.restore(state=world.state(0))[1], world.state(20))
-
-
-def test_newer_steps_are_forgotten_at_once_unless_kept(world: World) -> None:
-    with world.open_both(**KEEPS_THREE) as ckpt:
-        save_all(ckpt, world, 1, 2, 3)
-        ckpt.restore(1, state=world.state(0))
-        assert ckpt.steps.survey(world.state(0)).local == (1,)
 
 
 def test_state_of_another_shape_does_not_hide_steps(world: World) -> None:

@@ -96,8 +96,10 @@ def test_slots_are_for_the_new_life_when_it_needs_them(
 def test_restore_of_its_own_older_step_keeps_the_one_left_behind(world: World) -> None:
     saved(world, 100, local_keep_last_n=3)
     saved(world, 5, 6, local_keep_last_n=3)
-    assert restored(world, 5, local_keep_last_n=3) == 5
-    assert restored(world, local_keep_last_n=3) == 5
+    with world.open(local_keep_last_n=3) as ckpt:
+        assert ckpt.restore(5, state=world.state(0))[0] == 5
+        save_all(ckpt, world, 6)
+    assert restored(world, local_keep_last_n=3) == 6
     assert restored(world, 100, local_keep_last_n=3) == 100
 
 

@@ -156,14 +156,15 @@ def test_job_that_lost_its_directory_stays_out(world: World, number: int) -> Non
 
 
 def test_refusal_at_a_rollback_is_named_as_what_it_is(world: World) -> None:
-    with world.open_both(**STORAGE) as older:
-        save_all(older, world, 1, 2)
-        persist(world, 3, run_id="other", take_over_dir=True, local_dir=f"{world.ramdisk}2")
+    with world.open_both(local_save_every=1, local_keep_last_n=2, save_every=4) as older:
+        save_all(older, world, 1, 2, 3, 4)
+        persist(world, 6, run_id="other", take_over_dir=True, local_dir=f"{world.ramdisk}2")
         world.events.clear()
-        assert older.restore(1, state=world.state(0))[0] == 1
+        assert older.restore(3, state=world.state(0))[0] == 3
+        save_all(older, world, 5)
     assert "persistent.in_use" in world.names()
     assert "persistent.unreachable" not in world.names()
-    assert whole(world) == [1, 2, 3]
+    assert whole(world) == [4, 6]
 
 
 def test_append_beside_another_of_its_number_writes_nothing(world: World) -> None:

@@ -120,8 +120,9 @@ def test_unrecoverable_says_what_is_lost(results: Results) -> None:
 def test_requested_step_and_what_was_newer(results: Results) -> None:
     both = of(results, "requested_step")
     check_whole([pair[0] for pair in both], 5)
-    check_whole([pair[1] for pair in both], 5)
-    assert all(pair[2]["error"] == "StepNotFound" for pair in both)
+    check_whole([pair[1] for pair in both], 10)
+    check_whole([pair[2] for pair in both], 7)
+    assert all(pair[3]["error"] == "StepNotFound" for pair in both)
 
 
 def test_another_runs_ramdisk_is_neither_restored_nor_removed(results: Results) -> None:

@@ -47,7 +47,7 @@ Min2(a, b) == IF a < b THEN a ELSE b
 VARIABLES
   era,       \* 1: life 1 trains; 2: it has ended, life 2 has not begun; 3: life 2 trains
   base,      \* the step of life 1 from which life 2 began; 0: from nothing
-  requested, \* TRUE when the user requested that step: the chain binds at once
+  requested, \* TRUE when the user requested that step: the chain binds as the next save begins
   late,      \* the clock of life 2 is behind (OrderByClock)
   wiped,     \* hosts that lost their RAM between the lives
   \* In RAM, for each process.
@@ -139,15 +139,23 @@ BeginVote ==
   /\ step' = step + 1 /\ open' = TRUE
   /\ UNCHANGED <<decided, lifeVars, ramVars, restoreVars, storageVars, writerVars>>
 
+\* The first save after a requested restore begins: newer steps do not count any more.
+Bind(p) ==
+  /\ era = 3 /\ requested /\ step > base /\ p \notin bound
+  /\ bound' = bound \cup {p}
+  /\ UNCHANGED <<ram, known, doubt, voteVars, lifeVars, restoreVars, storageVars, writerVars>>
+
+HasBegun(p) == era # 3 \/ ~requested \/ p \in bound
+
 \* A slot is written again: its save is unpublished first, the oldest. Never the newest complete
 \* save, also that of a chain which life 2 leaves behind while its own is not on record.
 Evict(p) ==
-  /\ Training /\ open /\ p \notin doubt /\ Cardinality(ram[p]) >= 2
+  /\ Training /\ open /\ p \notin doubt /\ Cardinality(ram[p]) >= 2 /\ HasBegun(p)
   /\ ram' = [ram EXCEPT ![p] = @ \ {Min(@ \ {known[p]})}]
   /\ UNCHANGED <<known, bound, doubt, voteVars, lifeVars, restoreVars, storageVars, writerVars>>
 
 Publish(p) ==
-  /\ Training /\ open /\ p \notin doubt /\ Cardinality(ram[p]) < 2
+  /\ Training /\ open /\ p \notin doubt /\ Cardinality(ram[p]) < 2 /\ HasBegun(p)
   /\ ram' = [ram EXCEPT ![p] = @ \cup {Save(Life, step)}]
   /\ doubt' = doubt \cup {p}
   /\ UNCHANGED <<known, bound, voteVars, lifeVars, restoreVars, storageVars, writerVars>>
@@ -240,8 +248,7 @@ Take(p) ==
   /\ era = 2 /\ verdict /\ restored[p] = 0
   /\ restored' = [restored EXCEPT ![p] = plan]
   /\ known' = [known EXCEPT ![p] = Save(1, plan)]
-  /\ bound' = IF requested THEN bound \cup {p} ELSE bound
-  /\ UNCHANGED <<ram, doubt, plan, source, loaded, verdict, lifeVars, voteVars, storageVars,
+  /\ UNCHANGED <<ram, bound, doubt, plan, source, loaded, verdict, lifeVars, voteVars, storageVars,
                  writerVars>>
 
 TakeOwn(p) ==
@@ -252,10 +259,10 @@ TakeOwn(p) ==
 
 BeginTraining ==
   /\ era = 2 /\ verdict /\ \A p \in Procs : restored[p] # 0
-  /\ era' = 3 /\ step' = plan /\ requested' = FALSE
+  /\ era' = 3 /\ step' = plan
   /\ plan' = 0 /\ source' = "none" /\ loaded' = {} /\ verdict' = FALSE
   /\ restored' = [p \in Procs |-> 0]
-  /\ UNCHANGED <<base, late, wiped, open, decided, ramVars, storageVars, writerVars>>
+  /\ UNCHANGED <<base, requested, late, wiped, open, decided, ramVars, storageVars, writerVars>>
 
 \* Life 2 saves without a restore: its chain is from nothing. What it leaves behind counts until
 \* that chain binds, so no process writes over the newest that it holds, also where its ledger does
@@ -484,7 +491,7 @@ Next ==
   \/ \E w \in Lives, n \in Steps : SaveInStorage(w, n)
   \/ \E w \in Lives, l \in Lives, n \in Steps : RemoveInStorage(w, Save(l, n))
   \/ BeginVote \/ DecideComplete \/ DecideIncomplete
-  \/ \E p \in Procs : Evict(p) \/ Publish(p) \/ Learn(p) \/ Load(p) \/ Take(p) \/ TakeOwn(p)
+  \/ \E p \in Procs : Bind(p) \/ Evict(p) \/ Publish(p) \/ Learn(p) \/ Load(p) \/ Take(p) \/ TakeOwn(p)
   \/ \E gone \in SUBSET Procs : Crash(gone)
   \/ \E reach \in BOOLEAN : PlanNewest(reach)
   \/ \E n \in Steps : PlanRequested(n) \/ MoveAside(n)

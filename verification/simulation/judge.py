@@ -41,6 +41,10 @@ class Seen:
     """The step at which it acted on a notice of a preemption, whose save has ended."""
     has_gone_back: bool = False
     """It restored the step that the user named."""
+    may_have_bound: bool = False
+    """It has gone back, and its next save has begun: newer steps may not count any more."""
+    has_bound: bool = False
+    """It has begun that save: newer steps do not count for who finds its RAM."""
     refused: BaseException | None = None
     """Why it could not."""
 
@@ -193,7 +197,7 @@ class Judge:
         bound = {
             life.hosts[number]
             for number, each in enumerate(seen)
-            if each.complete or each.has_gone_back
+            if each.complete or each.has_bound
         }
         restored = next((each.restored for each in seen if each.returned), None)
         if not bound or (restored is None and life.restores):
@@ -211,7 +215,7 @@ class Judge:
         """Remember from where this life went on, and whether it rolled others back."""
         restored = next((each.restored for each in seen if each.returned), None)
         self._lives.go_on(self._number, restored, asked=self._life.restores)
-        if any(each.complete or each.stored or each.has_gone_back for each in seen):
+        if any(each.complete or each.stored or each.may_have_bound for each in seen):
             mine = [name for name, tag in self.tags.items() if tag == self._number]
             self._lives.binding.update(mine[-1:])
 

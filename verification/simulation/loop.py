@@ -180,14 +180,16 @@ class Loop:
     def _save(
         self, checkpointer: Any, process: Process, step: int, *, waits: bool | None = None
     ) -> None:
-        tag = self._number
+        tag, seen = self._number, self.seen[process.index]
         self._judge.saved_by_tag.setdefault(tag, set()).add(step)
-        checkpointer.save(
+        seen.may_have_bound |= seen.has_gone_back
+        has_begun = checkpointer.save(
             step=step,
             state=devices.state(process.globals["shape"], process.index, tag, step),
             host_state={"tag": tag, "step": step, "me": process.index},
             force=self._life.forces and step % 2 == 0,
         )
+        seen.has_bound |= has_begun and seen.has_gone_back
         if self._life.waits if waits is None else waits:
             checkpointer.wait_until_finished()
 

@@ -384,7 +384,7 @@ class Checkpointer:
             )
         host_state = {"others": parts.others, "metrics": None, "custom_metadata": None}
         try:
-            _, trees = ram.restore(step, state=parts.trees, host_state=host_state, keep_newer=True)
+            _, trees = ram.restore(step, state=parts.trees, host_state=host_state)
         except StateMismatch:
             if stored != step:
                 raise

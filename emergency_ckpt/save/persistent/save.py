@@ -129,6 +129,10 @@ class PersistentSaves:
         """Return whether this process has done its part of the save under way. From any thread."""
         return self._rounds.is_learning
 
+    def roll_back(self, save: SaveId) -> None:
+        """As ``StoredChain.roll_back``: where no save to storage is under way."""
+        self._chain.roll_back(save)
+
     def end_waits(self) -> None:
         """Do not wait for outcomes that only others decide, now or later: this process ends."""
         self._rounds.end_waits()
