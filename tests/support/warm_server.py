@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import json
 import logging
@@ -207,6 +208,10 @@ def _import_all(environment: Mapping[str, str]) -> dict[str, str]:
     # Orbax's import logs, which gives the root logger a handler. A program may ask for another; for
     # one that does not, its first message does the same again.
     logging.root.handlers.clear()
+    # Each collection in a fork, and most of all that at its end, would search all that is imported:
+    # a short program would spend most of its CPU there.
+    gc.collect()
+    gc.freeze()
     return {name: value for name, value in os.environ.items() if name not in environment}
 
 

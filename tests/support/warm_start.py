@@ -5,6 +5,7 @@ two servers for a whole run of pytest, with all its workers; a server imports at
 ``start`` runs a program as a fork of one, and ``install`` makes the launcher do so. The fork is
 like a process that was started by itself: leader of its session, with the environment, folder and
 streams of the order, and JAX configured but not started. ``test_warm_start.py`` compares the two.
+Python's collector leaves out what the server had imported, which has finalizers of no interest.
 
 The server keeps an ended fork as a zombie until it was waited for, as the kernel does for a parent.
 It kills the forks of a test process that has died, and all when the process that offered it dies.
