@@ -50,18 +50,23 @@ def _run_plan(plan: object, *, verbose: bool = False) -> int:
         shutil.rmtree(root)
 
 
-def _failure(plan: object) -> str:
-    """Return the failure of a plan in one line, empty when it holds."""
+def _outcome(plan: object) -> tuple[str, int]:
+    """Return the failure of a plan in one line, empty when it holds; and its trace, 0 if none."""
     try:
-        _run_plan(plan)
+        return "", _run_plan(plan)
     except AssertionError as error:
         place = next(iter(getattr(error, "__notes__", ())), "")
         text = str(error).splitlines() or [""]
-        return f"{type(error).__name__} {place if len(place) < 20 else ''}: {text[0][:400]}"
+        place = place if len(place) < 20 else ""
+        return f"{type(error).__name__} {place}: {text[0][:400]}", 0
     except Exception as error:  # noqa: BLE001 - of the simulation itself; the other seeds go on
         traceback.print_exc()
-        return f"the simulation: {error!r}"
-    return ""
+        return f"the simulation: {error!r}", 0
+
+
+def _failure(plan: object) -> str:
+    """Return the failure of a plan in one line, empty when it holds."""
+    return _outcome(plan)[0]
 
 
 def _work(arguments: argparse.Namespace) -> int:
@@ -186,11 +191,10 @@ def _show(arguments: argparse.Namespace) -> int:
     if arguments.verbose:
         trace = _run_plan(plan, verbose=True)
     else:
-        failure = _failure(plan)
+        failure, trace = _outcome(plan)
         if failure:
             print(failure)
             return 1
-        trace = _run_plan(plan)
     print(f"{len(plan.lives)} lives, trace {trace:012x}")
     return 0
 
