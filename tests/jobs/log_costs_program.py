@@ -27,11 +27,11 @@ from emergency_ckpt.core.step_log import Table
 from emergency_ckpt.storage import PersistentTier
 
 REAL = 3
-"""Steps that are there in full; of those before them there is a name in each listing."""
+"""Steps that are there in full; of those before them its reader adds a name to each listing."""
 
 
-def fill(world: World, directory: str, steps: int) -> None:
-    """Leave ``steps`` steps, the newest of which are whole."""
+def fill(world: World, directory: str, steps: int) -> list[int]:
+    """Leave a log of ``steps`` steps, the newest of which are whole; return the others."""
     with open_it(world, directory) as ckpt:
         for step in range(steps - REAL + 1, steps + 1):
             ckpt.save(step=step, state=world.state(step))
@@ -42,13 +42,11 @@ def fill(world: World, directory: str, steps: int) -> None:
     assert read.table is not None
     (first, *_) = read.table.steps
     older = [msgspec.structs.replace(first, step=step) for step in range(1, first.step)]
-    client = tier.storage._client()
-    client.pipe({f"{directory}/{entry.step}/_METADATA": b"{}" for entry in older})
-    client.pipe({f"{directory}/host_state/{entry.step}/marker.json": b"{}" for entry in older})
     table: Table = msgspec.structs.replace(
         read.table, number=read.number + 1, steps=(*older, *read.table.steps)
     )
     assert tier.found.log.append(table)
+    return [entry.step for entry in older]
 
 
 def open_it(world: World, directory: str, **settings: Any) -> EmergencyCheckpointer:
@@ -64,9 +62,9 @@ def open_it(world: World, directory: str, **settings: Any) -> EmergencyCheckpoin
 
 def main(directory: str, ramdisk: str, steps: int) -> None:
     world = World(Path(ramdisk))
-    fill(world, directory, steps)
+    older = fill(world, directory, steps)
     world.lose_ram()
-    print(json.dumps({"found": "filled"}), flush=True)
+    print(json.dumps({"older": older}), flush=True)
     ckpt: EmergencyCheckpointer | None = None
     for line in sys.stdin:
         match line.strip():

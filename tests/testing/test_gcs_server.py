@@ -48,6 +48,15 @@ def test_not_modified_has_no_body(gcs, name):
     assert (status, body) == (304, b"")
 
 
+def test_many_objects_come_and_go_in_one_request(gcs, name):
+    objects = {f"{name}/{number}": bytes([number, 255]) for number in range(3)}
+    gcs.put_objects(BUCKET, {**objects, f"{name}-beside": b"x"})
+    assert gcs.objects(BUCKET, f"{name}/") == objects
+    assert gcs.object_bytes(BUCKET, f"{name}/1") == objects[f"{name}/1"]
+    gcs.delete_objects(BUCKET, f"{name}/")
+    assert gcs.object_names(BUCKET, name) == [f"{name}-beside"]
+
+
 @pytest.mark.parametrize("path", ["/storage/v1/b/bucket/o/missing%2Fone", "/no/such/place"])
 def test_errors_have_googles_form(gcs, path):
     status, _, body = ask(gcs, "GET", path)

@@ -127,19 +127,15 @@ class Bucket:
         return f"gs://{_BUCKET}/{run}"
 
     def copy(self, run: str, to: str) -> None:
-        for name, data in self.files(run).items():
-            self._control.put_object(_BUCKET, f"{to}/{name}", data)
+        files = self.files(run).items()
+        self._control.put_objects(_BUCKET, {f"{to}/{name}": data for name, data in files})
 
     def remove(self, run: str) -> None:
-        for name in self._control.object_names(_BUCKET, f"{run}/"):
-            self._control.delete_object(_BUCKET, name)
+        self._control.delete_objects(_BUCKET, f"{run}/")
 
     def files(self, run: str) -> dict[str, bytes]:
-        names = self._control.object_names(_BUCKET, f"{run}/")
-        return {
-            name.removeprefix(f"{run}/"): self._control.object_bytes(_BUCKET, name)
-            for name in names
-        }
+        objects = self._control.objects(_BUCKET, f"{run}/")
+        return {name.removeprefix(f"{run}/"): data for name, data in objects.items()}
 
     def stop(self, mode: Mode, run: str, k: int) -> Point:
         del run  # one case at a time

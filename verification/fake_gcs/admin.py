@@ -53,6 +53,14 @@ class Admin:
                     self._faults.clear()
                 else:
                     self._faults.remove(rule_id)
+            case "GET", "objects":
+                bucket, prefix = request.query["bucket"], request.query["prefix"]
+                return ApiReply.json(self._api.objects_below(bucket, prefix))
+            case "POST", "objects":
+                objects = msgspec.json.decode(request.body, type=dict[str, bytes])
+                self._api.put_objects(request.query["bucket"], objects)
+            case "DELETE", "objects":
+                self._api.delete_below(request.query["bucket"], request.query["prefix"])
             case _:
                 raise GcsError(404, "notFound", "No such address under /_fake/.")
         return ApiReply(204)

@@ -7,6 +7,7 @@ Each request is applied or refused as a whole, in one call, so preconditions are
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -43,6 +44,25 @@ class GcsApi:
             return getattr(self, "_" + route.operation.replace(".", "_"))(route, request)
         except GcsError as error:
             return ApiReply.refusal(error)
+
+    # Of the control interface: many objects at once
+
+    def objects_below(self, bucket: str, prefix: str) -> dict[str, bytes]:
+        """Return the bytes of each object whose name begins with ``prefix``, in order."""
+        objects = self._store.shelf(bucket).objects
+        return {name: bytes(objects[name].data) for name in self._names(bucket, prefix)}
+
+    def put_objects(self, bucket: str, objects: Mapping[str, bytes]) -> None:
+        """Store each in place of any object of its name."""
+        for name, data in objects.items():
+            self._store.put(bucket, name, data)
+
+    def delete_below(self, bucket: str, prefix: str) -> None:
+        for name in self._names(bucket, prefix):
+            self._store.delete(bucket, name)
+
+    def _names(self, bucket: str, prefix: str) -> list[str]:
+        return [name for name in self._store.shelf(bucket).names if name.startswith(prefix)]
 
     # Buckets
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -114,6 +114,22 @@ class GcsControl:
             if "nextPageToken" not in page:
                 return names
             query["pageToken"] = page["nextPageToken"]
+
+    def objects(self, bucket: str, prefix: str = "") -> dict[str, bytes]:
+        """Return the bytes of all objects whose names begin with ``prefix``, in their order."""
+        query = urlencode({"bucket": bucket, "prefix": prefix})
+        body = self._call("GET", f"/_fake/objects?{query}")
+        return msgspec.json.decode(body, type=dict[str, bytes])
+
+    def put_objects(self, bucket: str, objects: Mapping[str, bytes]) -> None:
+        """Store each in place of any object of its name."""
+        path = f"/_fake/objects?{urlencode({'bucket': bucket})}"
+        self._call("POST", path, msgspec.json.encode(objects))
+
+    def delete_objects(self, bucket: str, prefix: str) -> None:
+        """Delete all whose names begin with ``prefix``."""
+        query = urlencode({"bucket": bucket, "prefix": prefix})
+        self._call("DELETE", f"/_fake/objects?{query}")
 
     def _call(self, method: str, path: str, body: bytes | None = None) -> bytes:
         # http.client, because urllib.request may use a proxy.
