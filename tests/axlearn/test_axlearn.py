@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from places import AXLEARN_DOUBLE
 from running_jobs import ByProgram, job_root, renumbered, run_life, spec_of
 
 pytestmark = pytest.mark.timeout(900)
@@ -35,9 +32,7 @@ PHRASE = "checkpoint tree dtypes or shapes"
 
 
 def life(root: Path, *programs: str, number: int, order: list[int] | None = None) -> ByProgram:
-    path = os.pathsep.join([str(AXLEARN_DOUBLE), os.environ.get("PYTHONPATH", "")])
     spec = spec_of(root, "axlearn_job.py", *programs)
-    spec = dataclasses.replace(spec, env={"PYTHONPATH": path})
     topology = None if order is None else renumbered(order)
     results = run_life(spec, root, life=number, topology=topology)
     return ByProgram(results)

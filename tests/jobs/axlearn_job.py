@@ -1,15 +1,21 @@
 """The acceptance scenario of axlearn's emergency checkpointer, and the trainer's other ways.
 
-Runs where the double of axlearn is on the path. Hosts are known by the ramdisk that they have,
-processes by their number in this life.
+It imports the double of axlearn. Hosts are known by the ramdisk that they have, processes by their
+number in this life.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from places import AXLEARN_DOUBLE
+
+# Here and not by PYTHONPATH, with which each process would need an interpreter of its own.
+sys.path.insert(0, str(AXLEARN_DOUBLE))
 
 import axlearn_contract
 import grain_data

@@ -40,6 +40,7 @@ _IMPORTS = (
     "tensorstore",
     "gcsfs",
     "google.cloud.storage",
+    "grain",
     "emergency_ckpt.opening",
     "emergency_ckpt.orbax",
     "emergency_ckpt.storage.tier",
