@@ -171,17 +171,17 @@ def _run(
 
 def continuous(world: JobProcess) -> Any:
     policy = ocm.ContinuousCheckpointingPolicy()
-    return _run(world, "continuous", 200, local_save_every=policy)
+    return _run(world, "continuous", 80, local_save_every=policy)
 
 
 def stride_10(world: JobProcess) -> Any:
     policy = ocm.ContinuousCheckpointingPolicy()
-    return _run(world, "stride_10", 120, stride=10, local_save_every=policy)
+    return _run(world, "stride_10", 60, stride=10, local_save_every=policy)
 
 
 def stride_100(world: JobProcess) -> Any:
     policy = ocm.ContinuousCheckpointingPolicy()
-    return _run(world, "stride_100", 120, stride=100, local_save_every=policy)
+    return _run(world, "stride_100", 60, stride=100, local_save_every=policy)
 
 
 def seconds_at_stride_100(world: JobProcess) -> Any:
