@@ -6,13 +6,13 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
 from damage import flip
 from drains import Drains, Position
 from looks import eckpt_here, tree_of
+from places import JOBS
+from programs import ended
 from world import save_all
 
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
@@ -180,8 +180,7 @@ def test_drain_killed_loses_nothing_and_is_repeated(
     world, is_complete = drains.world, point in ("marker", "version")
     drains.save(2, save_every=2)
     drains.save(5)
-    command = [sys.executable, "-c", KILLED, point, *drains.words()]
-    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    done = ended(JOBS / "text_program.py", KILLED, point, *drains.words(), env=environment)
     assert done.returncode == -signal.SIGKILL, done.stderr
     places = world.ramdisk, world.persistent
     held, stored = (path.with_name(f"{path.name}-kept") for path in places)

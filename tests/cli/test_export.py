@@ -17,6 +17,8 @@ import orbax.checkpoint as ocp
 import pytest
 from damage import flip
 from looks import eckpt_here, tree_of
+from places import JOBS
+from programs import eckpt, ended
 from quarters import W, save_quarters
 from tiers_support import LAYOUT, RUN_ID, shard_bytes, whole_steps
 from world import World, same
@@ -223,19 +225,14 @@ def test_export_killed_leaves_no_directory(ramdisk: Path, tmp_path: Path, point:
     whole_steps(ramdisk, 7, processes=[0])
     out = tmp_path / "out"
     words = ["export", "7", str(out), "--local-dir", str(ramdisk)]
-    environment = {**os.environ, "JAX_PLATFORMS": "no such platform"}
-    for program in ([sys.executable, "-c", KILLED, point], [sys.executable, "-m", MAIN]):
-        done = subprocess.run([*program, *words], env=environment, capture_output=True, check=False)
-        if program[-1] == MAIN:
-            break
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        assert not out.exists()
-        assert [path.name.startswith(".out.eckpt-") for path in tmp_path.iterdir()] == [True]
+    environment = {"JAX_PLATFORMS": "no such platform"}
+    done = ended(JOBS / "text_program.py", KILLED, point, *words, env=environment)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert not out.exists()
+    assert [path.name.startswith(".out.eckpt-") for path in tmp_path.iterdir()] == [True]
+    done = eckpt(*words, env=environment)
     assert done.returncode == 0, done.stderr
     expected = dict(
         zip([placed.shard.leaf for placed in LAYOUT.shards], shard_bytes(7), strict=True)
     )
     assert orbax_restore(out, 7)["count"].tobytes() == expected["count"]
-
-
-MAIN = "emergency_ckpt.tools.cli.main"

@@ -12,11 +12,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_start
 from launch_support import free_port
 from running_jobs import HERE, job_root
 
 COUNT, LAST, AT = 3, 20, 9
 LIFE_TIMEOUT_S = 120.0
+
+
+Running = subprocess.Popen[bytes] | warm_start.WarmProcess
+
+
+def begun(words: list[str], env: dict[str, str], log: int, *, server: int) -> Running:
+    """Start a process with an empty input."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    try:
+        fork = warm_start.start(words, env, (nothing, log, log), server=server)
+        return fork or subprocess.Popen(
+            [sys.executable, *words], env=env, stdin=nothing, stdout=log, stderr=log
+        )
+    finally:
+        os.close(nothing)
 
 
 class Life:
@@ -28,12 +44,12 @@ class Life:
             (root / f"host{process}").mkdir(exist_ok=True)
             (root / f"out_{process}.jsonl").unlink(missing_ok=True)
         port, env = str(free_port()), {**os.environ, "JAX_PLATFORMS": "cpu"}
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Running] = []
         for process, path in enumerate(self.logs):
             arguments = [str(root), port, str(process), str(COUNT), str(LAST), json.dumps(settings)]
-            command = [sys.executable, str(HERE / "hang_job.py"), *arguments]
+            words = [str(HERE / "hang_job.py"), *arguments]
             with path.open("wb") as log:
-                self.processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
+                self.processes.append(begun(words, env, log.fileno(), server=process))
 
     def codes(self, *, but: int | None = None) -> list[int | None]:
         """Wait for all processes but one; then kill what is left, as an engine does."""

@@ -15,8 +15,8 @@ from launch_support import JobSpec, MakeSpec
 # Every program starts with this: one integer step, kept in the host's RAM.
 PRELUDE = """
 import os, signal, subprocess, sys, time
+from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.launch.progress_file import report_step
-from launch_support import JobEnvironment
 
 env = JobEnvironment.from_environ()
 saved = env.local_dir / "saved"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,10 @@ PROGRAM = JOBS / "plain_orbax_loop.py"
 KILLED_AT, IN_RAM = 15, 10  # storage has the first step, which every manager of Orbax saves
 
 
-def job(root: Path, program: Path) -> JobSpec:
-    spec = spec_of(root, PROGRAM.name, hosts=1)
-    command = (sys.executable, str(program), str(root), "2")
-    return dataclasses.replace(spec, command=command)
+def job(root: Path, text: str) -> JobSpec:
+    spec = spec_of(root, "text_program.py", hosts=1)
+    executable, program, *arguments = spec.command
+    return dataclasses.replace(spec, command=(executable, program, text, *arguments))
 
 
 def kill_when_saved(spec: JobSpec, victims: tuple[int, ...]) -> None:
@@ -50,9 +49,7 @@ def changed() -> Iterator[tuple[Path, JobSpec]]:
         theirs, ours = (line[1:] + "\n" for line in readme_block("plain", "diff").splitlines())
         source = PROGRAM.read_text()
         assert source.count(theirs) == 1
-        program = root / "loop.py"
-        program.write_text(source.replace(theirs, ours))
-        yield root, job(root, program)
+        yield root, job(root, source.replace(theirs, ours))
 
 
 def test_plain_loop_with_our_import_restores_from_ram(changed: tuple[Path, JobSpec]) -> None:
@@ -66,7 +63,7 @@ def test_plain_loop_with_our_import_restores_from_ram(changed: tuple[Path, JobSp
 
 def test_v1_loop_restores_a_lost_slice_from_ram() -> None:
     with job_root() as root:
-        spec = job(root, JOBS / "orbax_v1_loop.py")
+        spec = spec_of(root, "orbax_v1_loop.py", hosts=1)
         kill_when_saved(spec, victims=(1,))
         shutil.rmtree(spec.ramdisk(1))
         seen: list[Any] = of(run_life(spec, root, life=1), "loop")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import subprocess
-import sys
 from typing import Any
 
 import msgspec
@@ -12,7 +11,7 @@ import orbax.checkpoint as ocp
 import pytest
 from persistent_steps import KEPT, LOG_FOLDER, complete_steps, life, writer_of
 from places import JOBS
-from programs import printed_beside_bucket
+from programs import printed_beside_bucket, started
 from world import STORAGE, World, save_all
 
 from emergency_ckpt.core.limits import MAX_VERSION
@@ -79,44 +78,24 @@ def test_second_run_in_a_directory_without_steps_is_told(world: World) -> None:
 
 def test_two_starts_at_once_one_is_accepted(world: World) -> None:
     rounds = 8
-    starts = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                JOBS / "start_at_once_program.py",
-                world.persistent,
-                f"{world.ramdisk}{run}",
-                f"run-{run}",
-                str(rounds),
-            ],
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for run in range(2)
-    ]
+    program = JOBS / "start_at_once_program.py"
     outcomes = []
-    for _ in range(rounds):
-        assert {line_of(start) for start in starts} == {"ready"}
-        for start in starts:
-            tell(start)
-        outcomes.append(sorted(line_of(start) for start in starts))
-        for start in starts:
-            tell(start)
-    assert [start.wait() for start in starts] == [0, 0]
+    with contextlib.ExitStack() as stack:
+        starts = [
+            stack.enter_context(
+                started(program, world.persistent, f"{world.ramdisk}{run}", f"run-{run}", rounds)
+            )
+            for run in range(2)
+        ]
+        for _ in range(rounds):
+            assert {start.line() for start in starts} == {"ready"}
+            for start in starts:
+                start.say()
+            outcomes.append(sorted(start.line() for start in starts))
+            for start in starts:
+                start.say()
+        assert [start.wait() for start in starts] == [0, 0]
     assert outcomes == [["accepted", "told"]] * rounds
-
-
-def line_of(start: subprocess.Popen[str]) -> str:
-    assert start.stdout is not None
-    return start.stdout.readline().strip()
-
-
-def tell(start: subprocess.Popen[str]) -> None:
-    assert start.stdin is not None
-    start.stdin.write("\n")
-    start.stdin.flush()
 
 
 @pytest.mark.parametrize("moved", [False, True])

@@ -20,6 +20,7 @@ import json
 import os
 import secrets
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -70,6 +71,9 @@ class WarmProcess:
         """Send a signal, unless the fork was found ended; until then no other has its number."""
         if self.poll() is None:
             os.kill(self.pid, signum)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
     def _status(self, timeout_s: float | None) -> int | None:
         with self._lock:
