@@ -99,11 +99,16 @@ class Closeable(Protocol):
 
 
 class Failures:
-    """Errors of background work: their number, and the newest until it is raised."""
+    """Errors of background work: their number, and the newest until it is raised.
+
+    Also the newest step that a save to storage has failed to bring there, until storage has that
+    step or a later one: the end of a run raises its error.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pending: CheckpointError | None = None
+        self._lost: tuple[int, CheckpointError] | None = None
         self._count = 0
         self._repeats = Repeats()
 
@@ -112,11 +117,11 @@ class Failures:
         """Number of failures since the start, including those already raised."""
         return self._count
 
-    def record(self, error: CheckpointError) -> None:
+    def record(self, error: CheckpointError, *, lost_step: int | None = None) -> None:
         """Log ``error`` and keep it for ``raise_pending``.
 
         The first of its kind is logged with the traceback of its cause, later ones at intervals
-        with their number.
+        with their number. ``lost_step``: the step that storage lacks because of ``error``.
         """
         self._log(error)
         for part in _causes(error):
@@ -124,6 +129,8 @@ class Failures:
         with self._lock:
             self._count += 1
             self._pending = error
+            if lost_step is not None:
+                self._lost = lost_step, error
 
     def _log(self, error: CheckpointError) -> None:
         with self._lock:
@@ -142,8 +149,28 @@ class Failures:
         """Raise the newest error that was not raised before, if any, and forget the others."""
         with self._lock:
             pending, self._pending = self._pending, None
+            if self._lost is not None and self._lost[1] is pending:
+                self._lost = None  # the caller knows it now
         if pending is not None:
             raise pending
+
+    def note_stored(self, step: int) -> None:
+        """Storage has ``step``: a failed save of an earlier step is made good."""
+        with self._lock:
+            if self._lost is not None and self._lost[0] <= step:
+                self._lost = None
+
+    def note_restored(self, step: int) -> None:
+        """The job goes on from ``step``: a failed save of a later step belongs to the past."""
+        with self._lock:
+            if self._lost is not None and self._lost[0] > step:
+                self._lost = None
+
+    def take_lost(self) -> tuple[int, CheckpointError] | None:
+        """Return the newest step that storage lacks, with its error, once; None without one."""
+        with self._lock:
+            lost, self._lost = self._lost, None
+        return lost
 
 
 def _causes(error: BaseException) -> list[BaseException]:

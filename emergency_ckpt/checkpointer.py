@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Unpack
@@ -11,11 +12,11 @@ import jax
 from absl import logging
 
 from emergency_ckpt.background import at_program_end, not_at_program_end
-from emergency_ckpt.cluster.preemption import is_good_end, second_signal_ends
+from emergency_ckpt.cluster.preemption import is_good_end, is_success, second_signal_ends
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.save.save_rules import step_number, wanted_step
 from emergency_ckpt.core.save.snapshot_plan import Buffers
-from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.errors import CheckpointError, SaveFailed
 from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.opening import Opened, agreed_config, text_of
 from emergency_ckpt.restore.request import CompleteSteps, RestoreReport
@@ -285,13 +286,23 @@ class EmergencyCheckpointer:
         (default: their maximum duration); then releases everything and raises DeadlineExceeded.
         With ``save_on_stop`` the last step is saved first, which may take as long again; not
         ``after_error``, when the other processes may be at another step.
+
+        Raises:
+          SaveFailed: the last save to storage failed, or was forced and left out, and
+            ``check_for_errors`` has not raised its error. The ``with`` block raises it too, so that
+            a run without its last checkpoint does not end with exit status 0. While an exception is
+            handled, or with another exit status, it is logged. A failed save to RAM is none: once
+            training has ended, storage is what stays.
+          DeadlineExceeded: see above.
         """
         if self._stopped:
             return
+        is_normal_end = not after_error and is_success(sys.exc_info()[1])
         self._stopped = True
         not_at_program_end(self._at_exit)
         self._opened.expect_no_step()
         with contextlib.ExitStack() as ends:  # runs in reverse order, and all of it despite errors
+            ends.push(functools.partial(self._tell_lost_step, is_normal_end))
             ends.callback(self._opened.release, _STOPPED)
             if not after_error and sys.exc_info()[0] is None:
                 ends.callback(self._opened.note_orderly_end)
@@ -299,6 +310,21 @@ class EmergencyCheckpointer:
             ends.callback(lambda: self._left_processes.leave(_STOPPED, self._saver.begun))
             if not after_error:
                 self._saver.save_last(timeout_s)
+
+    def _tell_lost_step(
+        self, is_normal_end: bool, _: object, error: BaseException | None, __: object
+    ) -> None:
+        """Raise the error of the last save to storage, which failed; log it beside ``error``."""
+        lost = self._failures.take_lost()
+        if lost is None:
+            return
+        step, failure = lost
+        problem = f"the save of step {step} to storage failed: {failure.problem}"
+        hint = "no later save has made it good; `eckpt ls` lists the steps that each tier has"
+        told = SaveFailed("end", "training", problem, hint=hint)
+        if is_normal_end and error is None:
+            raise told from failure
+        logging.error("%s", told)
 
     def _leave_after(self, error: BaseException) -> None:
         """Tell the others at once that ``error`` ended training, and wait only a short time."""
@@ -313,6 +339,7 @@ class EmergencyCheckpointer:
                 self._saver.abandon(limit_s)
         finally:
             self._opened.release(text_of(error))
+            self._tell_lost_step(False, None, error, None)
 
     def _forget(self) -> None:
         """Disable this copy in a forked child; threads, locks and exit work are the parent's."""
@@ -333,6 +360,7 @@ class EmergencyCheckpointer:
                 self._config.exit_timeout_s if failed else self._config.longest_wait_s
             )
         self._opened.release(_ENDED)
+        self._tell_lost_step(False, None, None, None)
 
     def __enter__(self) -> EmergencyCheckpointer:
         return self

@@ -235,8 +235,8 @@ class EmergencyCheckpointer(BaseCheckpointer):
         if running is None:
             return
         if not has_exception:
-            running.stop()
             self._saving = None
+            running.stop()
             return
         try:
             running.stop(timeout_s=_STOP_AFTER_ERROR_TIMEOUT_S, after_error=True)

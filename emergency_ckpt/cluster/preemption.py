@@ -410,7 +410,13 @@ class AgreedNotices:
 
 PREEMPTED_EXIT_CODE = 128 + signal.SIGTERM
 """Exit status after ``exit_on_preemption``; a supervisor treats it as a death and restarts."""
-_GOOD_ENDS = (None, 0, PREEMPTED_EXIT_CODE)
+_SUCCESS = (None, 0)
+_GOOD_ENDS = (*_SUCCESS, PREEMPTED_EXIT_CODE)
+
+
+def is_success(error: BaseException | None) -> bool:
+    """Return whether a program that ``error`` ends has the exit status of success."""
+    return error is None or (isinstance(error, SystemExit) and error.code in _SUCCESS)
 
 
 def is_good_end(error: BaseException | None) -> bool:

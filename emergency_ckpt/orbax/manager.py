@@ -387,9 +387,11 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
         self._closed = True
         if _open.get(self._run_id) is self:
             del _open[self._run_id]
-        self._checkpointer.stop(after_error=after_error)
-        if self._log is not None:
-            self._log.close()
+        try:
+            self._checkpointer.stop(after_error=after_error)
+        finally:
+            if self._log is not None:
+                self._log.close()
         self._checkpointer.check_for_errors()
 
     def __enter__(self) -> Self:

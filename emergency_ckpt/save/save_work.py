@@ -83,14 +83,17 @@ class SaverParts:
             found[PERSISTENT] = self.persistent
         return found
 
-    def skip(self, tier: TierName, save: SaveId, why: SaveFailed | None) -> None:
+    def skip(
+        self, tier: TierName, save: SaveId, why: SaveFailed | None, *, must_exist: bool
+    ) -> None:
         """Leave ``save`` out of ``tier`` on this process: the others are told in the background.
 
-        ``why``: recorded; None when nothing is missed.
+        ``why``: recorded; None when nothing is missed. ``must_exist``: as of ``SaveRequest``.
         """
         self.saves[tier].note_skipped(save)
         if why is not None:
-            self.failures.record(why)
+            is_lost = must_exist and tier == PERSISTENT
+            self.failures.record(why, lost_step=save.step if is_lost else None)
             self.events.emit("save.skipped", step=save.step, tier=tier, reason=why.problem)
 
 

@@ -225,11 +225,12 @@ class Saver:
             target = f"step {save.step} to the {name} tier"
             failure = SaveFailed("save", target, error.problem, hint=error.hint)
             failure.__cause__ = error
-            self._parts.skip(name, save, failure)
+            self._parts.skip(name, save, failure, must_exist=request.must_exist)
             return False
         if not is_idle:
             # What is under way may be a save of this very step: then nothing is missed yet.
-            self._parts.skip(name, save, None if is_again else self._missed(name, save, limit_s))
+            missed = None if is_again else self._missed(name, save, limit_s)
+            self._parts.skip(name, save, missed, must_exist=request.must_exist)
         return is_idle
 
     def _longest_wait_s(self, name: TierName, request: SaveRequest) -> float:
@@ -344,6 +345,7 @@ class Saver:
             self._saved.forget_newer(save.step)
         self._saved.start_from(save, incarnation, tier)
         self._parts.local.restart_from(save)
+        self._parts.failures.note_restored(save.step)
         self._goes_on_from = save if leaves_newer else None
         self._newest_due = save.step
         for schedule in self._schedules.values():

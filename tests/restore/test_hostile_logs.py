@@ -12,7 +12,7 @@ import pytest
 from forgery import write_sealed
 from looks import Tree, tree_of
 from persistent_steps import complete_steps
-from world import STORAGE, World, restored, save_all
+from world import STORAGE, World, restored, save_all, storage_lacks
 
 from emergency_ckpt.errors import NewerFormat, PersistentTierError
 from emergency_ckpt.storage import PersistentTier
@@ -115,7 +115,7 @@ def test_version_of_a_future_format_does_not_hinder_ram(world: World) -> None:
     path = add(world)
     path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2'))
     before = stored(world)
-    with world.open_both() as ckpt:
+    with storage_lacks(4), world.open_both() as ckpt:
         _held = world.restores(3, by=ckpt)
         assert ckpt.save(step=4, state=world.state(4))
         ckpt.wait_until_finished()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from mounts import mount_tmpfs, unmount
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.core.save.snapshot_plan import Buffers
+from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import Event
 
 LONG_S = 60.0
@@ -170,6 +172,14 @@ def _bits(leaf: Any) -> tuple[Any, ...]:
         leaf = jax.random.key_data(leaf)
     array = np.asarray(leaf)
     return array.dtype, array.shape, array.tobytes()
+
+
+@contextlib.contextmanager
+def storage_lacks(step: int, why: str = "") -> Iterator[None]:
+    """Expect that a life ends with the error of its last save to storage, of ``step``."""
+    match = f"the save of step {step} to storage failed: .*{re.escape(why)}"
+    with pytest.raises(SaveFailed, match=match):
+        yield
 
 
 def finish(checkpointer: EmergencyCheckpointer) -> None:

@@ -203,8 +203,9 @@ class PersistentSaves:
                 hint="training goes on and the next persistent save tries again",
             )
             failure.__cause__ = error
-            self._failures.record(failure)
+            self._failures.record(failure, lost_step=step)
             return False
+        self._failures.note_stored(step)
         self.steps = outcome.steps
         self._chain.timelines.bind()
         if outcome.kept:

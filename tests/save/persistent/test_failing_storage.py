@@ -12,7 +12,7 @@ import pytest
 from faults import fill_disk
 from mounts import make_read_only
 from orbax.checkpoint import checkpoint_managers as ocm
-from world import LONG_S, World, logged, same, save_all, small_tmpfs
+from world import LONG_S, World, logged, same, save_all, small_tmpfs, storage_lacks
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.background import BackgroundWorker, Failures, run_in_thread
@@ -120,6 +120,7 @@ def test_schedule_in_a_pause_proposes_no_step() -> None:
 def test_failures_repeated_are_logged_once(world: World, refused: str) -> None:
     with (
         logged() as lines,
+        storage_lacks(40),
         world.open_both(dir=refused, local_save_every=0) as checkpointer,
     ):
         for step in range(1, 41):

@@ -9,7 +9,7 @@ import orbax.checkpoint as ocp
 import pytest
 from faults import storage_fails
 from persistent_steps import complete_steps
-from world import STORAGE, World, same, save_all
+from world import STORAGE, World, same, save_all, storage_lacks
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.orbax import checkpoint as face
@@ -48,7 +48,7 @@ def save_another(ckpt: EmergencyCheckpointer, world: World, step: int) -> None:
 
 def fail_to_save(world: World, step: int, **settings: Any) -> None:
     """In a life that restores nothing."""
-    with world.open_both(**STORAGE, **settings) as ckpt:
+    with storage_lacks(step), world.open_both(**STORAGE, **settings) as ckpt:
         save_another(ckpt, world, step)
         assert ckpt.failed_saves == 1
 
@@ -101,7 +101,7 @@ def test_step_passed_over_outlives_a_failed_save(
     old_life(world, 2, 4)
     world.lose_ram()
     mend = garble(world, 4)
-    with world.open_both(save_every=1, local_save_every=local) as ckpt:
+    with storage_lacks(step), world.open_both(save_every=1, local_save_every=local) as ckpt:
         assert ckpt.restore(state=world.state(0))[0] == 2
         mend()
         with monkeypatch.context() as patch:
