@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from emergency_ckpt.core.save.retention_rules import StepRecord, wanted_by_fields
+from emergency_ckpt.core.save.retention_rules import StepRecord, metric_number, wanted_by_fields
 from emergency_ckpt.core.save.save_rules import StepRules
 from emergency_ckpt.core.save.timing import (
     Continuous,
@@ -188,7 +189,29 @@ def wanted_steps(
 
     infos = [CheckpointInfo(r.step, _moment(r.time_s), r.metrics) for r in records]
     context = ocm.PreservationContext()
-    return [bool(keep) for keep in policy.should_preserve(infos, context=context)]
+    ranking = _ranking_numbers(policy)
+    return [bool(keep) for keep in ranking.should_preserve(infos, context=context)]
+
+
+def _ranking_numbers(policy: Any) -> Any:
+    """Return ``policy``, in which every ``BestN`` ranks NaN and infinity behind all numbers.
+
+    Orbax sorts by the metric, and a NaN, which is neither less nor greater than a number, leaves
+    the steps in no order: the best of them could go.
+    """
+    from orbax.checkpoint import checkpoint_managers as ocm  # noqa: PLC0415
+
+    if isinstance(policy, ocm.BestN):
+        worst = math.inf if policy.reverse else -math.inf
+
+        def ranked(metrics: Any) -> float:
+            number = metric_number(policy.get_metric_fn, metrics)
+            return worst if number is None else number
+
+        return dataclasses.replace(policy, get_metric_fn=ranked)
+    if isinstance(policy, ocm.AnyPreservationPolicy):
+        return dataclasses.replace(policy, policies=[*map(_ranking_numbers, policy.policies)])
+    return policy
 
 
 def policy_identity(policy: object) -> object:

@@ -8,6 +8,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 from absl import logging
 
+from emergency_ckpt.core.save.retention_rules import metric_number
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.orbax import items
 from emergency_ckpt.restore.steps import StepDescription
@@ -47,7 +48,10 @@ def best_of(
     best_fn: Callable[[Any], float],
     best_mode: str,
 ) -> int | None:
-    """Return the step with the best metrics by ``best_fn``, the newer of equal ones, or None."""
+    """Return the step with the best metrics by ``best_fn``, the newer of equal ones, or None.
+
+    A step whose metric is NaN or infinite is not ranked.
+    """
     sign = -1.0 if best_mode == "min" else 1.0
     ranked: list[tuple[float, int]] = []
     for step in steps:
@@ -56,6 +60,7 @@ def best_of(
         except CorruptData as error:
             logging.warning("best_step leaves out step %d: %s", step, error)
             continue
-        if metrics is not None:
-            ranked.append((sign * best_fn(metrics), step))
+        number = None if metrics is None else metric_number(best_fn, metrics)
+        if number is not None:
+            ranked.append((sign * number, step))
     return max(ranked)[1] if ranked else None

@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grain.python as grain
 import jax
@@ -483,6 +483,23 @@ def test_metadata_and_metrics_are_those_of_orbax(world: World) -> None:
             assert manager.metadata().custom_metadata == {"run": 7}
             assert manager.best_step() == 0
             assert manager.metrics(1) == {"loss": 3.0}
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("last", [float("nan"), float("inf"), -float("inf")])
+def test_metric_that_is_no_number_is_of_no_best_step(
+    world: World, mode: Literal["min", "max"], last: float
+) -> None:
+    """A negated one, too, of which the step log has null after a restart."""
+    best = ocp.CheckpointManagerOptions(best_fn=lambda found: -found["loss"], best_mode=mode)
+    with manager_of(world, options=best) as manager:
+        for step, loss in enumerate((float("nan"), 1.0, 3.0, last)):
+            args = ocp.args.StandardSave({"w": np.arange(3)})
+            manager.save(step, args=args, metrics={"loss": loss})
+        manager.wait_until_finished()
+        assert manager.best_step() == {"min": 2, "max": 1}[mode]
+    with ocp.CheckpointManager(world.persistent, options=best) as manager:
+        assert manager.best_step() == {"min": 2, "max": 1}[mode]
 
 
 def test_item_of_another_kind_than_its_handler_is_refused(world: World) -> None:

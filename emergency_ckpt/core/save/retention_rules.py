@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
 
 NonFinite = Literal["off", "report"]
 """What a job does about values that are NaN or infinite: nothing, or say so."""
@@ -15,6 +16,29 @@ class StepRecord(NamedTuple):
     step: int
     time_s: float
     metrics: Mapping[str, Any] | None = None
+
+
+def metric_number(metric_of: Callable[[Any], Any], metrics: Any) -> float | None:
+    """Return the number that ``metric_of`` makes of ``metrics``; None where it is not finite.
+
+    JSON has neither NaN nor infinity, so the step log has null for both: where ``metric_of`` cannot
+    calculate with null, there is no number either.
+    """
+    try:
+        number = metric_of(metrics)
+    except TypeError:
+        if not _has_null(metrics):
+            raise
+        return None
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _has_null(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_null, cast("Mapping[Any, Any]", value).values()))
+    if isinstance(value, list | tuple):
+        return any(map(_has_null, cast("Sequence[Any]", value)))
+    return value is None
 
 
 def wanted_by_fields(

@@ -12,6 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 from orbax.checkpoint import checkpoint_managers as ocm
 from persistent_steps import RUN_ID, complete_steps, fill, life, save_over, writer_of
+from world import World, save
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.errors import SaveFailed
@@ -98,6 +99,29 @@ def test_what_is_kept(tmp_path: Path, settings: dict[str, Any], kept: list[int])
     assert failures.count == 0
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         assert (manager.restore(40).state["w"] == 40).all()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("nested", [False, True])
+def test_best_steps_are_kept_among_metrics_that_are_no_numbers(
+    world: World, *, reverse: bool, nested: bool
+) -> None:
+    """In the life that saved them, and in one that reads them from the step log."""
+    sign = -1 if reverse else 1
+    scores = {2: 4.0, 4: float("nan"), 6: 3.0, 8: float("inf"), 10: 1.0, 12: float("nan")}
+    policy: Any = ocm.BestN(get_metric_fn=lambda found: sign * found["score"], n=2, reverse=reverse)
+    if nested:
+        policy = ocm.AnyPreservationPolicy([policy])
+    kept: list[set[int]] = []
+    for steps in (list(scores), [14]):
+        with world.open_both(preservation_policy=policy) as checkpointer:
+            checkpointer.restore(state=world.state(0))
+            for step in steps:
+                save(checkpointer, world, step, metrics={"score": scores.get(step, 0.0)})
+                checkpointer.wait_until_finished()
+            checkpointer.check_for_errors()
+        kept.append(set(complete_steps(str(world.persistent))))
+    assert kept == [{2, 6, 12}, {2, 6, 14}]
 
 
 def test_steps_of_plain_orbax_are_not_touched(tmp_path: Path) -> None:
