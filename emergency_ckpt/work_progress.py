@@ -1,7 +1,7 @@
 """The progress of one piece of work on this process, and the deadline that it puts off.
 
 Who moves bytes adds them; who waits for them waits until ``deadline_s``, and looks again then: it
-is later whenever something has moved. ``core.stall`` has the rules.
+is later whenever something has moved, or this process did not run. ``core.stall`` has the rules.
 """
 
 from __future__ import annotations
@@ -14,6 +14,55 @@ from emergency_ckpt.core.stall import ProcessWork, TimeLimits, give_up_at_s, sta
 from emergency_ckpt.errors import DeadlineExceeded
 
 _LONGEST_MARGIN_S = 10.0
+_TICKS_IN_A_STALL = 8
+_LEAVE_S = 1.0
+
+
+class RunClock:
+    """The time of ``time.monotonic``, less that in which this process did not run, while inside.
+
+    An engine may pause a job or its machine for hours, in which nothing moves and nothing hangs. A
+    thread ticks, and between two ticks the clock advances by two periods at most: so nobody who
+    wakes up before that thread reads the time of the pause. Thread-safe; no method blocks.
+    """
+
+    def __init__(self, stall_s: float) -> None:
+        """``stall_s``: the limit that is judged by this clock; a pause counts a quarter of it."""
+        self._tick_s = stall_s / _TICKS_IN_A_STALL
+        self._lock = threading.Lock()
+        self._paused_s = 0.0
+        self._ticked_s = math.inf
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def now_s(self) -> float:
+        """Return the time by this clock."""
+        with self._lock:
+            return self._at(time.monotonic())
+
+    def _at(self, now_s: float) -> float:
+        return min(now_s, self._ticked_s + 2 * self._tick_s) - self._paused_s
+
+    def __enter__(self) -> RunClock:
+        self._ticked_s = time.monotonic()
+        self._thread = threading.Thread(target=self._tick, name="eckpt-clock", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(_LEAVE_S)
+
+    def _tick(self) -> None:
+        while True:
+            is_ended = self._ended.wait(self._tick_s)
+            with self._lock:
+                now_s = time.monotonic()
+                self._paused_s = now_s - self._at(now_s)
+                self._ticked_s = math.inf if is_ended else now_s
+            if is_ended:
+                return
 
 
 class WorkProgress:
@@ -21,12 +70,14 @@ class WorkProgress:
 
     Attributes:
       limits: as given.
+      clock: by which a stall is judged; whoever begins the work enters it.
       end_s: of ``time.monotonic``: when the total is nearly over, so that all learn why the work
         has ended, and not only of a deadline.
     """
 
     def __init__(self, limits: TimeLimits) -> None:
         self.limits = limits
+        self.clock = RunClock(limits.stall_s)
         self._lock = threading.Lock()
         margin_s = min(_LONGEST_MARGIN_S, limits.total_s / 10)
         self.end_s = time.monotonic() + limits.total_s - margin_s
@@ -48,7 +99,7 @@ class WorkProgress:
             self._done = 0
             self._total = total_bytes
             self._piece = 0
-            self._begun_s = self._moved_s = time.monotonic()
+            self._begun_s = self._moved_s = self.clock.now_s()
             self._moves += 1
 
     def again(self) -> None:
@@ -69,7 +120,7 @@ class WorkProgress:
 
     def touch(self, nbytes: int = 0) -> None:
         """Note a sign of progress, which may have no bytes: an answer, or others that move."""
-        now_s = time.monotonic()
+        now_s = self.clock.now_s()
         with self._lock:
             self._done += nbytes
             self._moves += 1
@@ -77,15 +128,16 @@ class WorkProgress:
 
     @property
     def moved_s(self) -> float:
-        """Return the time of ``time.monotonic`` at which something moved last."""
+        """Return when something moved last, of ``time.monotonic``; a pause since is left out."""
         with self._lock:
-            return self._moved_s
+            return time.monotonic() - (self.clock.now_s() - self._moved_s)
 
     @property
     def deadline_s(self) -> float:
         """Return the time of ``time.monotonic`` at which it is given up, unless something moves."""
+        moved_s = self.moved_s
         with self._lock:
-            return give_up_at_s(self._moved_s, self.limits, self.end_s, self._piece)
+            return give_up_at_s(moved_s, self.limits, self.end_s, self._piece)
 
     @property
     def left_s(self) -> float:
@@ -96,10 +148,11 @@ class WorkProgress:
         """Return the error of a wait that has reached ``deadline_s``."""
         if math.isinf(self.limits.stall_s):  # the error of the call says enough
             return DeadlineExceeded(operation, target, problem)
+        moved_s = self.moved_s
         with self._lock:
             reason = stall_reason(
                 time.monotonic(),
-                self._moved_s,
+                moved_s,
                 self.limits,
                 self.end_s,
                 done_bytes=self._done,
@@ -110,7 +163,7 @@ class WorkProgress:
     @property
     def work(self) -> ProcessWork:
         """Return what others are told of it."""
-        now_s = time.monotonic()
+        now_s = self.clock.now_s()
         with self._lock:
             rate = self._done / max(now_s - self._begun_s, 1e-6)
             left = max(0, self._total - self._done)

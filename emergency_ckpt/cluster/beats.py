@@ -59,7 +59,7 @@ class Beats:
         self._limits = limits
         self._tell = tell
         self._is_leader = is_leader
-        self._log = BeatLog(limits, time.monotonic())
+        self._log = BeatLog(limits, progress.clock.now_s())
         self._lock = threading.Lock()
         self._looked_s = -math.inf
         self._told_s = time.monotonic()
@@ -68,7 +68,8 @@ class Beats:
         self._thread = threading.Thread(target=self._run, name="eckpt-beats", daemon=True)
 
     def __enter__(self) -> Beats:
-        self._log = BeatLog(self._limits, time.monotonic())
+        self._progress.clock.__enter__()
+        self._log = BeatLog(self._limits, self._progress.clock.now_s())
         self._told_s = time.monotonic()
         self._thread.start()
         return self
@@ -79,8 +80,8 @@ class Beats:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        del kind, error, trace
         self._ended.set()
+        self._progress.clock.__exit__(kind, error, trace)
         # A beat after the leader's deletion would stay; a service that hangs must hold nothing up.
         join(self._thread, _LEAVE_S)
         if self._has_told:
@@ -89,7 +90,7 @@ class Beats:
     def all_came(self, processes: Collection[int]) -> None:
         """Note that these have come to the work, as an answer shows for which all have spoken."""
         with self._lock:
-            self._log.came(processes, time.monotonic())
+            self._log.came(processes, self._progress.clock.now_s())
 
     def check(self, processes: Collection[int]) -> None:
         """Look at those that are waited for, now and then. DeadlineExceeded names who is stuck.
@@ -102,7 +103,7 @@ class Beats:
             self._looked_s = now_s
             self._look(others)
         with self._lock:
-            stuck = self._log.stuck(others, time.monotonic())
+            stuck = self._log.stuck(others, self._progress.clock.now_s())
         if stuck:
             named = list(stuck)[:4]
             raise DeadlineExceeded(
@@ -121,7 +122,7 @@ class Beats:
         else:
             listed = self._coordinator.list(self.name)
             found = by_process(listed, self.name, self._coordinator.process_count)
-        now_s = time.monotonic()
+        now_s = self._progress.clock.now_s()
         with self._lock:
             for process, data in found.items():
                 what = f"{self.name}/{process}"

@@ -67,7 +67,7 @@ class HolderCalls:
 
     def got_one(self) -> None:
         """Note that what is asked for has come in part: it is worth while to ask on."""
-        self._got_s = time.monotonic()
+        self._got_s = self.progress.clock.now_s()
 
     def first(
         self,
@@ -92,7 +92,8 @@ class HolderCalls:
           HolderUnreachable: no holder has answered with a copy of use, and these could not be
             reached until the deadline.
         """
-        left, began_s = list(holders), time.monotonic()
+        clock = self.progress.clock
+        left, began_s = list(holders), clock.now_s()
         silent: dict[str, CheckpointError] = {}
         pause_s = FIRST_PAUSE_S
         for attempt in itertools.count(1):
@@ -109,7 +110,7 @@ class HolderCalls:
                     return answer
                 left.remove(holder)
             patience_s = self.progress.limits.patience_s
-            patience_s += max(began_s, self._got_s) - time.monotonic()
+            patience_s += max(began_s, self._got_s) - clock.now_s()
             if not left or attempt == attempts or pause_s >= min(patience_s, self.progress.left_s):
                 break
             time.sleep(pause_s)

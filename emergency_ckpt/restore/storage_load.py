@@ -258,7 +258,8 @@ class StorageLoad:
         return self._until_it_answers(self._read_into_memory)
 
     def _until_it_answers(self, work: Callable[[], _T]) -> _T:
-        pause_s, most_bytes, further_s = FIRST_PAUSE_S, 0, time.monotonic()
+        clock = self._progress.clock
+        pause_s, most_bytes, further_s = FIRST_PAUSE_S, 0, clock.now_s()
         self._progress.begin("load", self.nbytes)
         while True:
             try:
@@ -266,9 +267,9 @@ class StorageLoad:
             except PersistentTierError as error:
                 done_bytes = self._progress.work.done_bytes
                 if done_bytes > most_bytes:
-                    most_bytes, further_s = done_bytes, time.monotonic()
+                    most_bytes, further_s = done_bytes, clock.now_s()
                 may_pass = error.unreachable and error.retryable
-                patience_s = further_s + self._progress.limits.patience_s - time.monotonic()
+                patience_s = further_s + self._progress.limits.patience_s - clock.now_s()
                 if not may_pass or pause_s >= min(patience_s, self._progress.left_s):
                     raise
             time.sleep(pause_s)

@@ -6,6 +6,8 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -130,6 +132,57 @@ def frozen(world: JobProcess) -> Any:
         thread.join()
     world.meet()
     return [seen, restore(world, "frozen", **settings)]
+
+
+def paused(world: JobProcess) -> Any:
+    """An engine stops all processes in the middle of a load, for longer than the limit."""
+    settings = in_storage(world, "paused")
+    with _paused_by_an_engine(world, chunks._Reading, "_take", 1.0):
+        return judged(world, "paused", **settings)
+
+
+def paused_in_a_save(world: JobProcess) -> Any:
+    with _paused_by_an_engine(world, ArrayWrites, "_write_batch", 0.5):
+        return _saved(world, "paused_save", 0.0, hangs=False)
+
+
+_PAUSE = """
+import os, pathlib, signal, sys, time
+before_s, pause_s, moves, *pids = sys.argv[1:]
+while not pathlib.Path(moves).exists():
+    time.sleep(0.05)
+for sent in (signal.SIGSTOP, signal.SIGCONT):
+    time.sleep(float(pause_s if sent == signal.SIGCONT else before_s))
+    for pid in pids:
+        os.kill(int(pid), sent)
+"""
+
+
+@contextlib.contextmanager
+def _paused_by_an_engine(
+    world: JobProcess, owner: Any, name: str, before_s: float
+) -> Iterator[None]:
+    """Slow ``name`` down; another process stops the job's, so long after its first call."""
+    moves = world.root / f"moves_{name}"
+    (world.root / f"pid_{world.process}").write_text(str(os.getpid()))
+
+    def slowly(*_: Any) -> None:
+        moves.touch()
+        time.sleep(STALL_S / 2)
+
+    world.meet()
+    engine: subprocess.Popen[bytes] | None = None
+    if world.process == 0:
+        pids = [path.read_text() for path in world.root.glob("pid_*")]
+        times = [str(before_s), str(_FROZEN_S)]
+        engine = subprocess.Popen([sys.executable, "-c", _PAUSE, *times, moves, *pids])
+    world.meet()
+    try:
+        with instead(owner, name, slowly):
+            yield
+    finally:
+        if engine is not None:
+            assert engine.wait(60) == 0
 
 
 def _saved(world: JobProcess, name: str, pause_s: float, *, hangs: bool) -> Any:

@@ -56,6 +56,18 @@ def test_frozen_process_is_named_by_the_others(results: Results) -> None:
     check_whole(list(again), 10)  # it has ended its load since, and all is in RAM
 
 
+def test_job_that_is_paused_as_a_whole_goes_on(results: Results) -> None:
+    seen = of(results, "paused")
+    check_whole(seen, 10, "persistent")
+    assert all(each["seconds"] > 4 * STALL_S for each in seen), "it was paused"
+
+
+def test_save_of_a_job_that_is_paused_as_a_whole_goes_on(results: Results) -> None:
+    for each in of(results, "paused_in_a_save"):
+        assert each["error"] == ""
+        assert each["seconds"] > 4 * STALL_S, "it was paused"
+
+
 def test_stuck_write_ends_the_save_by_name(results: Results) -> None:
     seen = of(results, "stuck_write")
     for each in seen:

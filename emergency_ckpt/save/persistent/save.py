@@ -222,7 +222,7 @@ class PersistentSaves:
         beats = self._beats(job)
         self._came = beats.all_came
         self._rounds.begin(job.save, beats.check)
-        with beats if is_writer else contextlib.nullcontext():
+        with beats if is_writer else self._progress.clock:
             return self._take_part(job)
 
     def _beats(self, job: PersistentSave) -> Beats:
