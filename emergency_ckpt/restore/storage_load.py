@@ -30,7 +30,7 @@ from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.restore.shards import HeldShards, Scratch
 from emergency_ckpt.state import host_state as host_states
-from emergency_ckpt.storage.calls import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from emergency_ckpt.storage.calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, read_twice
 from emergency_ckpt.storage.tier import PersistentTier, StoredStep
 from emergency_ckpt.types import Box, LeafSpec, OrbaxStep, SaveId, ShardId
 from emergency_ckpt.work_progress import WorkProgress
@@ -321,20 +321,29 @@ class StorageLoad:
 
     def _read(self, offsets: Mapping[ShardId, int], into: Mapped) -> dict[ShardId, int]:
         """Read all into mapped memory; return the CRC32C of each shard. CorruptData."""
-        reads = self._part.reads
-        with writes_to(into) as sink:
-            found = self._persistent.read_into(
-                self._plan.item,
-                self._part.arrays,
-                [(read.shard, offsets[read.shard]) for read in reads],
-                sink,
-                complete=self._plan.complete,
-                progress=self._progress,
-            )
         crcs: dict[ShardId, int] = {}
-        for read, actual in zip(reads, found, strict=True):
-            _check_crc(self._plan, read.shard, read.crc32c, actual)
-            crcs[read.shard] = actual
+
+        def read_missing() -> None:
+            missing = [read for read in self._part.reads if read.shard not in crcs]
+            with writes_to(into) as sink:
+                found = self._persistent.read_into(
+                    self._plan.item,
+                    self._part.arrays,
+                    [(read.shard, offsets[read.shard]) for read in missing],
+                    sink,
+                    complete=self._plan.complete,
+                    progress=self._progress,
+                )
+            damaged = list[CorruptData]()
+            for read, actual in zip(missing, found, strict=True):
+                if read.crc32c in (None, actual):
+                    crcs[read.shard] = actual
+                else:
+                    damaged.append(_crc_error(self._plan, read, actual))
+            if damaged:
+                raise damaged[0]
+
+        read_twice(read_missing)
         return crcs
 
     def _documents(self) -> Iterator[tuple[int, bytes]]:
@@ -359,12 +368,11 @@ class StorageLoad:
             yield wanted.owner, host_states.encode(save, wanted.owner, count, payload, orbax=orbax)
 
 
-def _check_crc(plan: LoadPlan, shard: ShardId, expected: int | None, actual: int) -> None:
-    if expected is not None and actual != expected:
-        raise CorruptData(
-            "read",
-            f"{shard.leaf}{shard.box} of step {plan.step} from {plan.item}",
-            "its CRC32C is not that of capture time",
-            expected=f"{expected:08x}",
-            actual=f"{actual:08x}",
-        )
+def _crc_error(plan: LoadPlan, read: StorageRead, actual: int) -> CorruptData:
+    return CorruptData(
+        "read",
+        f"{read.shard.leaf}{read.shard.box} of step {plan.step} from {plan.item}",
+        "its CRC32C is not that of capture time",
+        expected=f"{read.crc32c or 0:08x}",
+        actual=f"{actual:08x}",
+    )

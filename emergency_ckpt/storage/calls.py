@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from absl import logging
 
-from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
+from emergency_ckpt.errors import CheckpointError, CorruptData, DeadlineExceeded
 from emergency_ckpt.work_progress import WorkProgress
 
 FIRST_PAUSE_S = 0.2
@@ -91,6 +91,7 @@ _FINAL_ERRORS = (
     TypeError,
 )
 NOT_IN_TIME = "storage did not deliver in time"
+READ_AGAIN = "a second read of it was good: storage or the network has damaged an answer"
 _POLL_S = (0.0005, 0.02)
 
 
@@ -285,6 +286,21 @@ def call_with_retries(
                 raise
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def read_twice(read: Callable[[], _T]) -> _T:
+    """Return the result of ``read``, which is called once more after CorruptData.
+
+    Storage has one copy of a step, and an answer may have been damaged on its way: only the second
+    answer says that the copy itself is damaged.
+    """
+    try:
+        return read()
+    except CorruptData as error:
+        first = error
+    found = read()
+    logging.warning("%s; %s", first, READ_AGAIN)
+    return found
 
 
 class LateChanges:

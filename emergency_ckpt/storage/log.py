@@ -11,6 +11,7 @@ from emergency_ckpt.core.digested_file import DigestedFile
 from emergency_ckpt.core.limits import MAX_LOG_BYTES, MAX_VERSION
 from emergency_ckpt.core.step_log import Table, problem_of
 from emergency_ckpt.errors import CorruptData, NewerFormat, PersistentTierError
+from emergency_ckpt.storage.calls import read_twice
 from emergency_ckpt.storage.directory import StorageDirectory, read_at_most
 from emergency_ckpt.storage.marker import HOST_STATE
 
@@ -121,7 +122,7 @@ class StepLog:
         newest, faults = numbers[-1], list[CorruptData]()
         for number in reversed(numbers[-KEPT:]):
             try:
-                table = self._version(number, deadline_s)
+                table = read_twice(functools.partial(self._version, number, deadline_s))
                 if table is None:
                     if number == newest:
                         return None

@@ -18,6 +18,7 @@ from emergency_ckpt.core.restore.inventory import HeldHostState
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.state.dtypes import dtype_named
+from emergency_ckpt.storage.calls import read_twice
 from emergency_ckpt.storage.steps.inspection import FoundStep
 from emergency_ckpt.tier import Array, HeldDocument, ShardCopies
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
@@ -109,9 +110,12 @@ class StoredStepReader:
         dtype = dtype_named(self.leaves[path].dtype)
         if is_empty(box):
             return np.empty(shape_of(box), dtype)
-        ((_, array),) = self.read_all([ShardId(path, box)])
-        data = self._checked(path, box, np.ascontiguousarray(array))
-        return data.view(dtype).reshape(shape_of(box))
+
+        def read() -> Array:
+            ((_, array),) = self.read_all([ShardId(path, box)])
+            return self._checked(path, box, np.ascontiguousarray(array))
+
+        return read_twice(read).view(dtype).reshape(shape_of(box))
 
     def read_all(self, shards: Sequence[ShardId]) -> Iterator[tuple[ShardId, Array]]:
         """Yield the boxes in the given order, as stored; CRC32Cs are not compared.

@@ -39,6 +39,7 @@ from emergency_ckpt.errors import (
     StepNotFound,
 )
 from emergency_ckpt.state.host_state import decode, document_name
+from emergency_ckpt.storage.calls import read_twice
 from emergency_ckpt.storage.directory import StorageDirectory
 from emergency_ckpt.storage.marker import (
     CHECKSUMS_NAME,
@@ -318,7 +319,9 @@ class PersistentTier:
 
             return orbax_reader.describe_items(folder, marker.items, describe_one)
 
-        item, leaves = self.storage.do("describe", f"/{place.tensors}", describe, deadline_s)
+        item, leaves = read_twice(
+            lambda: self.storage.do("describe", f"/{place.tensors}", describe, deadline_s)
+        )
         return str(item), leaves
 
     def find(self, step: int, deadline_s: float | None = None) -> FoundStep:
@@ -395,12 +398,16 @@ class PersistentTier:
         """
         below = f"{HOST_STATE}/{documents}/{document_name(owner, count)}"
         path = self._directory / below
-        data = self.storage.read_bounded(path, f"/{below}", MAX_HOST_STATE_BYTES, deadline_s)
-        actual = hashlib.sha256(data).hexdigest()
-        if actual != digest:
-            problem = "the digest differs"
-            raise CorruptData("read", str(path), problem, expected=digest, actual=actual)
-        return data
+
+        def read() -> bytes:
+            data = self.storage.read_bounded(path, f"/{below}", MAX_HOST_STATE_BYTES, deadline_s)
+            actual = hashlib.sha256(data).hexdigest()
+            if actual != digest:
+                problem = "the digest differs"
+                raise CorruptData("read", str(path), problem, expected=digest, actual=actual)
+            return data
+
+        return read_twice(read)
 
     def read_checksums(
         self, documents: str, marker: StepMarker, deadline_s: float | None = None
@@ -408,8 +415,12 @@ class PersistentTier:
         """Return the CRC32C of each box at capture time, checked against ``marker``."""
         below = f"{HOST_STATE}/{documents}/{CHECKSUMS_NAME}"
         path = self._directory / below
-        data = self.storage.read_bounded(path, f"/{below}", MAX_MARKER_BYTES, deadline_s)
-        return decode_checksums(data, marker, str(path))
+
+        def read() -> dict[ShardId, int]:
+            data = self.storage.read_bounded(path, f"/{below}", MAX_MARKER_BYTES, deadline_s)
+            return decode_checksums(data, marker, str(path))
+
+        return read_twice(read)
 
     # Save
 

@@ -69,6 +69,14 @@ def test_read_that_breaks_in_the_middle_is_whole_in_the_end(client, gcs, name, k
     assert reads[0].bytes_out == 100_000
 
 
+def test_flipped_bit_is_of_one_reply(client, gcs, name):
+    gcs.put_object(BUCKET, name, DATA)
+    gcs.add_fault(rule("flip", name, operation="objects.media", count=1))
+    wrong = client.read(bucket=BUCKET, name=name)
+    assert int.from_bytes(wrong) ^ int.from_bytes(DATA) == 1 << 8 * (len(DATA) // 2 - 1)
+    assert client.read(bucket=BUCKET, name=name) == DATA
+
+
 @pytest.mark.parametrize("kind", ["trickle", "throttle"])
 def test_slow_server_loses_nothing_in_both_directions(client, gcs, name, kind):
     gcs.add_fault(rule(kind, name, bytes_per_s=2_000_000))

@@ -4,9 +4,9 @@ A rule selects requests by method, path, operation and target, lets the first ``
 and then hits ``count`` of them. Before the request is applied: ``status``, ``reset`` without
 ``after_bytes``, the wait of ``delay``, and that of ``hold``, which lasts until the rule is taken
 back. After it was applied, so that the client does not learn of it: ``lose_reply``, ``reset`` with
-``after_bytes``, ``truncate``, ``trickle``, ``throttle``. A trickling or throttled request is also
-read slowly, until it ends or the rule is taken back: each at the speed of a trickle, all together
-at that of a throttle. The server acts on what is decided here.
+``after_bytes``, ``truncate``, ``flip``, ``trickle``, ``throttle``. A trickling or throttled request
+is also read slowly, until it ends or the rule is taken back: each at the speed of a trickle, all
+together at that of a throttle. The server acts on what is decided here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from fake_gcs.resources import GcsError
 
 FaultKind = Literal[
-    "status", "delay", "hold", "reset", "truncate", "trickle", "throttle", "lose_reply"
+    "status", "delay", "hold", "reset", "truncate", "flip", "trickle", "throttle", "lose_reply"
 ]
 
 _BEHIND_S = 0.25
@@ -33,7 +33,8 @@ class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     All of the given patterns must match. Globs are those of ``fnmatch`` (``*`` also matches ``/``).
 
     Attributes:
-      kind: the fault.
+      kind: the fault. ``flip``: one bit in the middle of the reply is another; the object keeps its
+        bytes.
       method: glob over the HTTP method.
       path: glob over the decoded path with its query, ``/storage/v1/b/x/o/y?alt=media``.
       operation: glob over the request's operation (``routes.py``): ``objects.media`` (bytes of an

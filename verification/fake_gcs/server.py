@@ -201,7 +201,10 @@ class GcsServer:
             response.content_length = len(reply.body)
         await response.prepare(http)
         exchange.status = reply.status
-        view = memoryview(reply.body)
+        body = reply.body
+        if rule is not None and rule.kind == "flip":
+            body = _flipped(body)
+        view = memoryview(body)
         end, step = len(view), _SLICE_BYTES
         if rule is not None and rule.kind in ("truncate", "reset"):
             end = min(end, rule.after_bytes or 0)
@@ -228,6 +231,14 @@ class GcsServer:
             _abort(http)
         elif http.transport is not None:
             http.transport.close()
+
+
+def _flipped(body: bytes | memoryview) -> bytes:
+    """Return the body with one other bit in its middle."""
+    data = bytearray(body)
+    if data:
+        data[len(data) // 2] ^= 1
+    return bytes(data)
 
 
 def _abort(http: web.BaseRequest) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 from absl import logging
@@ -17,6 +17,7 @@ from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.step_names import is_item_name
 from emergency_ckpt.core.timeline import is_same_save, plain_incarnation
 from emergency_ckpt.errors import CorruptData, PersistentTierError
+from emergency_ckpt.storage.calls import READ_AGAIN, read_twice
 from emergency_ckpt.storage.directory import StorageDirectory
 from emergency_ckpt.storage.marker import (
     HOST_STATE,
@@ -69,6 +70,9 @@ class FoundStep(NamedTuple):
         return self.marker is None and not self.step.problem
 
 
+_Found = TypeVar("_Found", FoundStep, FoundStep | None)
+
+
 class StepInspection:
     """Inspects the folders of a step. All methods block for storage, until their deadline.
 
@@ -87,6 +91,25 @@ class StepInspection:
         Its files are in its own folders or in those for steps aside: Orbax's metadata and the
         marker name their incarnation. ``number``: the greatest incarnation of the log.
         """
+        return self._confirmed(lambda: self._listed(entry, number, deadline_s))
+
+    def _confirmed(self, look: Callable[[], _Found]) -> _Found:
+        """Return what ``look`` finds; after a problem, what it finds the second time.
+
+        For the reason of ``read_twice``.
+        """
+        first = look()
+        if first is None or first.is_junk or not first.step.problem:
+            return first
+        found = look()
+        if found is not None and found.step.problem:
+            self._warn(found.step.step, found.step.problem)
+        else:
+            text = f"step {first.step.step}: {first.step.problem}"
+            self.tell(f"{text}; {READ_AGAIN}")
+        return found
+
+    def _listed(self, entry: Entry, number: int, deadline_s: float | None) -> FoundStep:
         tensors, documents = [entry.own_folder, entry.aside_folder], [str(entry.step)]
         documents.append(entry.aside_folder)
         if entry.state == "aside" and not entry.pending:
@@ -184,6 +207,11 @@ class StepInspection:
         Of ours it needs both markers, as one that was copied by hand. ``names``: those that may be
         its folder, in order of preference. ``number``: the greatest incarnation of the log.
         """
+        return self._confirmed(lambda: self._unlisted(step, names, number, deadline_s))
+
+    def _unlisted(
+        self, step: int, names: Sequence[str], number: int, deadline_s: float | None
+    ) -> FoundStep | None:
         data = self._storage.bytes_of(f"{HOST_STATE}/{step}/{MARKER_NAME}", deadline_s)
         found = {name: self._metadata_of(name, deadline_s) for name in names}
         if data is not None:
@@ -200,11 +228,13 @@ class StepInspection:
     def marked(self, step: int, deadline_s: float | None) -> SaveId | None:
         """Return the save that the marker of ``step`` names; None without one that counts."""
         below = f"{HOST_STATE}/{step}/{MARKER_NAME}"
-        data = self._storage.bytes_of(below, deadline_s)
-        if data is None:
-            return None
+
+        def read() -> SaveId | None:
+            data = self._storage.bytes_of(below, deadline_s)
+            return None if data is None else check_marker(data, step, below).save
+
         try:
-            return check_marker(data, step, below).save
+            return read_twice(read)
         except CorruptData:
             return None
 
@@ -238,8 +268,6 @@ class StepInspection:
             self._warn(step, problem)
             found = self._plain_in(place, step, number, deadline_s)
             return found or self._problem(step, marker.save.incarnation, GONE, place)
-        if problem:
-            self._warn(step, problem)
         found = PersistentStep(
             step,
             len(marker.digests),
@@ -280,8 +308,8 @@ class StepInspection:
         )
         return self._problem(step, incarnation, problem, place)
 
-    def _problem(self, step: int, incarnation: str, problem: str, place: StepPlace) -> FoundStep:
-        self._warn(step, problem)
+    @staticmethod
+    def _problem(step: int, incarnation: str, problem: str, place: StepPlace) -> FoundStep:
         found = PersistentStep(step, 0, False, incarnation=incarnation, problem=problem)
         return FoundStep(found, None, place)
 
