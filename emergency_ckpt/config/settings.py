@@ -176,7 +176,9 @@ class Config:
     ``(all former host states, process, count)``. docs/policies.md has recipes for Grain."""
     allow_missing_host_state: bool = setting(False, tier="persistent")
     """Accept a step that plain Orbax wrote, which has no host states, and leave the given host
-    state unchanged. False: such a step is an error where ``restore`` is given a host state."""
+    state unchanged. False: such a step is an error where ``restore`` is given a host state. Also
+    accept a step of this package whose host states are gone from storage. False: it does not count.
+    """
     take_over_dir: bool = setting(False, tier="persistent")
     """Save in ``dir`` although it belongs to another run, and replace that run's name by this
     one's. Later saves of that run into ``dir`` fail. Set it for one start only."""

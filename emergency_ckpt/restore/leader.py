@@ -68,6 +68,10 @@ LISTING_TIMEOUT_S = 30.0
 """Longest wait for the list of persistent steps when RAM alone holds a complete step."""
 _DESCRIBED_IN_STALLS = 3
 _MOST_INSPECTED = 256
+LOST_MARKER = (
+    "its folder below host_state is gone, and with it the host states and their marker; to take its"
+    " tensors alone, set allow_missing_host_state"
+)
 _NAMED_HOLDERS = 64
 _NAMED_STEPS = 10
 _NAMED_SHARDS = 16
@@ -485,6 +489,11 @@ class RestoreLeader:
             raise CorruptData(
                 "restore", f"step {item.step}", found.step.problem if found else "it is gone"
             )
+        if found.step.tensors_of and not self._parts.config.allow_missing_host_state:
+            # This package wrote it, and it lacks the non-tensor marker: it does not count.
+            logging.warning("step %d in %s: %s", item.step, tier.directory, LOST_MARKER)
+            self._stored[item.step] = msgspec.structs.replace(item, problem=LOST_MARKER)
+            return None
         if found.step.incarnation != item.incarnation:
             self._stored[item.step] = found.step
             return None

@@ -6,9 +6,9 @@ import shutil
 from typing import Any
 
 import pytest
-from world import World, finish, same, save_all
+from world import World, finish, logged, same, save_all
 
-from emergency_ckpt.errors import HostStateError
+from emergency_ckpt.errors import StepNotFound, Unrecoverable
 
 
 def save_in_both(world: World, *steps: int) -> None:
@@ -37,14 +37,34 @@ def test_step_without_documents_in_storage_comes_from_ram(world: World) -> None:
     assert restored(world) == (4, "local")
 
 
-def test_step_without_documents_and_ram_is_no_older_step(world: World) -> None:
+@pytest.mark.parametrize("besides", ["nothing", "log", "metadata"])
+def test_step_without_documents_and_ram_does_not_count(world: World, besides: str) -> None:
+    """Log or metadata say that this package wrote it, and its steps have two markers each."""
     save_in_both(world, 2, 4)
     lose_documents(world, 4)
+    if besides == "log":
+        shutil.rmtree(world.persistent / "host_state" / "log")
+    if besides == "metadata":
+        (world.persistent / "4" / "_CHECKPOINT_METADATA").write_bytes(b"{")
+    for settings, expected in (({"allow_missing_host_state": True}, 4), ({}, 2)):
+        world.lose_ram()
+        with logged() as lines:
+            assert restored(world, save_every=0, **settings) == (expected, "persistent")
+        told = [line for line in lines if line.startswith("step 4 in ")]
+        assert len(told) == (expected == 2)
+        assert all("host states and their marker" in line for line in told)
+    rejected = [e.fields["reason"] for e in world.events if e.name == "restore.rejected"]
+    assert any("set allow_missing_host_state" in reason for reason in rejected)
+
+
+def test_only_step_without_documents_is_no_fresh_start(world: World) -> None:
+    save_in_both(world, 2)
+    lose_documents(world, 2)
     world.lose_ram()
-    with pytest.raises(HostStateError, match="step 4: it has tensors only"):
+    with pytest.raises(Unrecoverable, match=r"step 2.*set allow_missing_host_state"):
         restored(world)
-    step, tier = restored(world, allow_missing_host_state=True)
-    assert (step, tier) == (4, "persistent")
+    with pytest.raises(StepNotFound, match=r"set allow_missing_host_state"):
+        world.restores(2, asked=2)
 
 
 def test_newer_step_in_ram_hides_one_without_documents(world: World) -> None:

@@ -15,7 +15,6 @@ from soak_oracle import (
     doubt_lives_from_nothing,
     is_on_way,
     is_refusal,
-    is_refusal_of_bare,
     possible_heads,
     problems_of,
     result_of,
@@ -163,14 +162,14 @@ def stored(root: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "lost", "found", "known", "bare"),
+    ("steps", "lost", "found", "known"),
     [
-        ((4, 8), (), {Save(4, 0), Save(8, 0)}, True, ()),
-        ((4, 8), ("host_state/8/",), {Save(4, 0)}, True, (8,)),
-        ((8,), ("host_state/8/",), set(), True, (8,)),
-        ((8,), ("8/_CHECKPOINT_METADATA",), set(), True, ()),
-        ((8,), ("8/_CHECKPOINT_METADATA", "host_state/8/"), set(), False, ()),
-        ((8,), ("8/",), set(), True, ()),
+        ((4, 8), (), {Save(4, 0), Save(8, 0)}, True),
+        ((4, 8), ("host_state/8/",), {Save(4, 0)}, True),
+        ((8,), ("host_state/8/",), set(), True),
+        ((8,), ("8/_CHECKPOINT_METADATA",), set(), True),
+        ((8,), ("8/_CHECKPOINT_METADATA", "host_state/8/"), set(), False),
+        ((8,), ("8/",), set(), True),
     ],
 )
 def test_stored_step_of_which_files_are_lost_is_what_is_left(
@@ -179,7 +178,6 @@ def test_stored_step_of_which_files_are_lost_is_what_is_left(
     lost: tuple[str, ...],
     found: set[Save],
     known: bool,
-    bare: tuple[int, ...],
 ) -> None:
     for step in steps:
         stored(tmp_path, step)
@@ -187,26 +185,14 @@ def test_stored_step_of_which_files_are_lost_is_what_is_left(
     for name in store.names():
         if name.startswith(lost):
             store.remove(name)
-    assert look_at_storage(store, {"1-1": 0}, set()) == (found, known, frozenset(bare))
+    assert look_at_storage(store, {"1-1": 0}, set()) == (found, known)
 
 
-def bare_error(step: int) -> str:
-    return f"HostStateError: restore host states of step {step}: it has tensors only: plain Orbax"
-
-
-def test_refusal_of_newer_step_without_documents_is_right() -> None:
-    expected = Expected(4, None, True, False, frozenset({8}))
-    assert expected.is_right_refusal([bare_error(8)])
-    assert not expected.is_right_refusal([])
-    assert not expected.is_right_refusal([bare_error(12)])
-    assert not expected.is_right_refusal([bare_error(8), "Unrecoverable: restore run: x"])
-    assert not expected.is_right_refusal(["HostStateError: restore host states of step 8: other"])
-
-
-def test_refusal_of_step_that_is_not_newer_is_wrong() -> None:
-    assert not is_refusal_of_bare([bare_error(8)], {8}, 8)
-    assert not is_refusal_of_bare([bare_error(8), bare_error(12)], {8, 12}, 9)
-    assert is_refusal_of_bare([bare_error(12)], {8, 12}, 9)
+def test_refusal_is_right_only_where_no_step_is_whole() -> None:
+    errors = ["Unrecoverable: restore run: no complete step is left"]
+    assert Expected(None, None, True, False).is_right_refusal(errors)
+    assert not Expected(4, None, True, False).is_right_refusal(errors)
+    assert not Expected(None, None, True, False).is_right_refusal([])
 
 
 @pytest.mark.parametrize("knew", [True, False])

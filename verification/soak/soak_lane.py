@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from soak_damage import DAMAGES
 from soak_job import HANG_S, JobRun
 from soak_looks import Save
-from soak_oracle import is_refusal, is_refusal_of_bare, problems_of, result_of
+from soak_oracle import is_refusal, problems_of, result_of
 from soak_plan import MAX_HOSTS, SHAPES, Fault, Incident
 from soak_summary import RIGHT
 
@@ -22,16 +22,12 @@ ATTEMPTS = 3
 
 
 class Expected(NamedTuple):
-    """What must come back: the least step, and whether anybody knew of one; also of RAM alone.
-
-    ``bare``: stored steps whose host states are gone, by whichever incident.
-    """
+    """What must come back: the least step, and whether anybody knew of one; also of RAM alone."""
 
     with_storage: int | None
     of_ram: int | None
     is_known: bool
     is_known_in_ram: bool
-    bare: frozenset[int] = frozenset()
 
     def least(self, storage_hit: bool) -> int | None:
         if not storage_hit or self.with_storage is None or self.of_ram is None:
@@ -43,9 +39,7 @@ class Expected(NamedTuple):
 
     def is_right_refusal(self, errors: Sequence[str]) -> bool:
         """Whether a start without faults may end in these errors."""
-        if self.with_storage is None:
-            return is_refusal(errors)
-        return is_refusal_of_bare(errors, self.bare, self.with_storage)
+        return self.with_storage is None and is_refusal(errors)
 
 
 class Incidents:
@@ -100,7 +94,7 @@ class Incidents:
         ram, stored, bound = self._run.looks()
         without = self._run.looks(storage=False)
         is_known = ram.known or stored.known
-        expected = Expected(bound.least, without.bounds.least, is_known, ram.known, stored.bare)
+        expected = Expected(bound.least, without.bounds.least, is_known, ram.known)
         line: dict[str, Any] = {
             "seed": self._run.seed,
             "incident": incident.number,
@@ -110,7 +104,6 @@ class Incidents:
             "newest": self._run.newest,
             "in_ram": sorted(ram.whole),
             "in_storage": sorted(stored.whole),
-            "bare": sorted(stored.bare),
             "least": bound.least,
         }
         began_s = time.monotonic()

@@ -196,13 +196,12 @@ class BucketStore:
 class StoreLook(NamedTuple):
     """Whole steps of storage, and whether there is an entry, a marker or a bare step at all.
 
-    ``bare``: steps with all tensors, whose folder of host states and marker was removed. They look
-    like steps of plain Orbax, so that a restore with host states refuses them by an error.
+    A bare step has all tensors, and its folder of host states and marker was removed. It does not
+    count, and it is no fresh start.
     """
 
     whole: set[Save]
     known: bool
-    bare: frozenset[int] = frozenset()
 
 
 def marker_name(step: int) -> str:
@@ -242,4 +241,4 @@ def look_at_storage(store: Store, lives: Mapping[str, int], damaged: Set[str]) -
     documents = {int(match[1]) for name in names if (match := _DOCUMENTS.match(name))}
     bare = tensors - documents - {save.step for save in whole}
     known = bool(found.traces or bare or found.refusal)
-    return StoreLook(whole if not found.refusal else set(), known, frozenset(bare))
+    return StoreLook(whole if not found.refusal else set(), known)

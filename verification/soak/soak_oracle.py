@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -127,26 +126,13 @@ def problems_of(
 
 _REFUSALS = (
     *("Unrecoverable", "RestoreFailed", "PersistentTierError", "StorageUnreachable"),
-    "HostStateError",  # of a step whose documents are gone
+    "HostStateError",  # of a step whose documents are gone, and whose writer nothing names any more
 )
 
 
 def is_refusal(errors: Sequence[str]) -> bool:
     """Whether each of ``errors``, as type and text, says that no step can be restored."""
     return bool(errors) and all(each.partition(":")[0] in _REFUSALS for each in errors)
-
-
-_BARE = re.compile(r"HostStateError: restore host states of step (\d+): it has tensors only")
-
-
-def is_refusal_of_bare(errors: Sequence[str], bare: Collection[int], least: int) -> bool:
-    """Whether each of ``errors`` names a step newer than ``least`` whose host states are gone.
-
-    An older step would silently discard training, so the job asks its user instead.
-    """
-    named = [_BARE.match(each) for each in errors]
-    steps = {int(match[1]) for match in named if match is not None}
-    return bool(steps) and None not in named and steps <= set(bare) and min(steps) > least
 
 
 _ORDER = ("wrong bytes", "wrong iterator", "rolled back", "different steps", "older")

@@ -174,7 +174,13 @@ class StepInspection:
                 return self._damaged(entry.step, entry.incarnation, place, "it is gone")
         # Without our folder it has tensors only, whoever wrote them.
         found = self._plain_in(place, entry.step, number, deadline_s)
-        return found or self._problem(entry.step, entry.incarnation, GONE, place)
+        if found is None:
+            return self._problem(entry.step, entry.incarnation, GONE, place)
+        if found.is_junk or _fields(metadata):
+            return found
+        # Metadata that cannot be read do not say who wrote it; the entry does.
+        step = msgspec.structs.replace(found.step, tensors_of=entry.incarnation)
+        return found._replace(step=step)
 
     def _listed_plain(
         self, entry: Entry, folders: Sequence[str], number: int, deadline_s: float | None
@@ -304,7 +310,7 @@ class StepInspection:
         documents = f"{HOST_STATE}/{place.documents}"
         problem = (
             f"its marker {documents}/{MARKER_NAME} cannot be used ({reason}); to take its"
-            f" tensors as those of a step of plain Orbax, remove the folder {documents}"
+            f" tensors alone, remove the folder {documents} and set allow_missing_host_state"
         )
         return self._problem(step, incarnation, problem, place)
 
