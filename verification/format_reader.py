@@ -78,6 +78,8 @@ def _digested(data: bytes, kind: str, fields: set[str] | None = None) -> dict[st
     found = raw_fields(data)
     version = json.loads(found.get("format", b"null"))
     if isinstance(version, int) and not isinstance(version, bool) and version > 1:
+        covered = b"%d\n" % version + found[kind]
+        _require(json.loads(found["digest"]) == sha(covered), "the digest differs")
         raise NewerFormat(f"format {version}")
     _require(version == 1 and version is not True, f"format {version!r}")
     _require(set(found) == (fields or {"format", "digest", kind}), f"fields {sorted(found)}")
@@ -459,14 +461,20 @@ class _StorageReader:
         numbers = [number for number in numbers if number > 0]
         if not numbers:
             return
-        found.number = numbers[-1]
-        newest = [n for n in numbers if self._is_bucket or n > found.number - _KEPT][-_KEPT:]
-        for number in reversed(newest):
-            try:
-                found.table = self._table(number)
+        while numbers and found.table is None:
+            found.number = numbers[-1]
+            for number in range(found.number, max(0, found.number - _KEPT), -1):
+                if number not in numbers:  # all above the gap are damaged, and do not count
+                    numbers = [n for n in numbers if n < number]
+                    found.number = 0
+                    break
+                try:
+                    found.table = self._table(number)
+                    break
+                except (ValueError, KeyError, TypeError, RecursionError) as error:
+                    found.faults.append(f"version {number}: {error}")
+            else:
                 break
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                found.faults.append(f"version {number}: {error}")
         table = found.table
         if table is None:
             return

@@ -23,7 +23,8 @@ class Versioned(msgspec.Struct, frozen=True):
 class DigestedFile(Generic[T]):
     """The codec of one kind of file: ``{"format":1,"digest":...,kind:value}``.
 
-    ``digest``: SHA-256 (hex) of the bytes of the value in the file.
+    ``digest``: SHA-256 (hex) of the bytes of the value in the file; in a later format of these
+    bytes after its number and a newline, so that one wrong bit of ``format`` looks like no format.
     """
 
     def __init__(self, kind: str, content: type[T], *, limit_bytes: int) -> None:
@@ -39,6 +40,7 @@ class DigestedFile(Generic[T]):
         self._file = decoder_of(
             msgspec.defstruct("File", fields, frozen=True, forbid_unknown_fields=True)
         )
+        self._later_file = decoder_of(msgspec.defstruct("LaterFile", fields, frozen=True))
         self._version = decoder_of(Versioned)
 
     def encode(self, value: T) -> bytes:
@@ -55,13 +57,27 @@ class DigestedFile(Generic[T]):
         """Return the value of a file.
 
         CorruptData, which names ``target``; NewerFormat for a format that this version does not
-        know.
+        know, where its digest is right.
         """
         if len(data) > self._limit_bytes:
             raise CorruptData("decode", target, f"it is larger than {self._limit_bytes} bytes")
         try:
             version = self._version.decode(data).format
-            if version > VERSION:
+            if version < VERSION:
+                raise CorruptData(
+                    "decode", target, "unknown version", expected=VERSION, actual=version
+                )
+            is_later = version > VERSION
+            file: Any = (self._later_file if is_later else self._file).decode(data)
+            body = bytes(getattr(file, self._kind))
+            covered = hashlib.sha256(f"{version}\n".encode() if is_later else b"")
+            covered.update(body)
+            actual = covered.hexdigest()
+            if actual != file.digest:
+                raise CorruptData(
+                    "decode", target, "the digest differs", expected=file.digest, actual=actual
+                )
+            if is_later:
                 raise NewerFormat(
                     "decode",
                     target,
@@ -69,17 +85,6 @@ class DigestedFile(Generic[T]):
                     expected=VERSION,
                     actual=version,
                     hint="restore with that version",
-                )
-            file: Any = self._file.decode(data)
-            body = bytes(getattr(file, self._kind))
-            actual = hashlib.sha256(body).hexdigest()
-            if version != VERSION:
-                raise CorruptData(
-                    "decode", target, "unknown version", expected=VERSION, actual=version
-                )
-            if actual != file.digest:
-                raise CorruptData(
-                    "decode", target, "the digest differs", expected=file.digest, actual=actual
                 )
             return self._content.decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:

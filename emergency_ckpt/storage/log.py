@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import time
+from functools import partial
 from typing import NamedTuple
 
 from emergency_ckpt.core.digested_file import DigestedFile
@@ -67,6 +67,8 @@ class StepLog:
 
     def __init__(self, storage: StorageDirectory) -> None:
         self._storage = storage
+        self._strays: set[int] = set()
+        """Damaged versions whose numbers leave a gap: they do not count."""
 
     @property
     def target(self) -> str:
@@ -79,13 +81,17 @@ class StepLog:
         NewerFormat when a later version of this package wrote the newest.
         """
         deadline_s = self._storage.deadline_s(deadline_s)
+        strays: tuple[CorruptData, ...] = ()
         while True:
             numbers = self._numbers(deadline_s)
             if not numbers:
-                return LogRead()
+                return LogRead(faults=strays)
             found = self._decode(numbers, deadline_s)
+            if found is not None and found.number:
+                return found._replace(faults=(*strays, *found.faults))
             if found is not None:
-                return found
+                strays += found.faults
+                continue
             # The newest that was listed is gone: others came after it, and the listing was old.
             if time.monotonic() + _PAUSE_S > deadline_s:
                 error = PersistentTierError("read", self.target, "its listing is out of date")
@@ -98,12 +104,15 @@ class StepLog:
         numbers = {int(name[1]) for name in map(_NAME.fullmatch, names) if name} - {0}
         if not self._storage.is_object_store:
             # A file server's listing may be half a minute old; a look-up by name is current.
-            newest = max({*numbers, self._hint(deadline_s)}, default=0)
+            newest = max({*numbers, self._hint(deadline_s)} - self._strays, default=0)
             while newest < MAX_VERSION and self.has(newest + 1, deadline_s):
                 newest += 1
             if newest:
                 numbers.update(range(max(1, newest - KEPT + 1), newest + 1))
-        return sorted(numbers)
+        for stray in sorted(self._strays):
+            if stray - 1 in numbers - self._strays:
+                self._strays.discard(stray)  # the gap is closed
+        return sorted(numbers - self._strays)
 
     def _hint(self, deadline_s: float) -> int:
         """Return a number that the newest version has reached; 0 when none is on record."""
@@ -118,15 +127,20 @@ class StepLog:
                 return 0
 
     def _decode(self, numbers: list[int], deadline_s: float) -> LogRead | None:
-        """Return the newest usable version; None when the newest of ``numbers`` is gone."""
+        """Return the newest usable version; None when the newest of ``numbers`` is gone.
+
+        With the number 0: all above a gap are damaged, and do not count any more.
+        """
         newest, faults = numbers[-1], list[CorruptData]()
-        for number in reversed(numbers[-KEPT:]):
+        for number in range(newest, max(0, newest - KEPT), -1):
             try:
-                table = read_twice(functools.partial(self._version, number, deadline_s))
+                read = partial(self._version, number, deadline_s)
+                table = read_twice(read) if number in numbers else None
+                if table is None and number == newest:
+                    return None
                 if table is None:
-                    if number == newest:
-                        return None
-                    continue
+                    self._strays.update(range(number + 1, newest + 1))
+                    return LogRead(faults=tuple(map(_as_stray, faults)))
                 return LogRead(newest, table, tuple(faults), tuple(numbers))
             except NewerFormat:
                 raise
@@ -192,9 +206,12 @@ class StepLog:
         for old in sorted({*after.listed, newest.number - KEPT}):
             if 0 < old <= newest.number - KEPT:
                 path = self._storage.path / _below(old)
-                self._storage.do(
-                    "remove", f"/{_below(old)}", functools.partial(path.unlink, missing_ok=True)
-                )
+                self._storage.do("remove", f"/{_below(old)}", partial(path.unlink, missing_ok=True))
+
+
+def _as_stray(fault: CorruptData) -> CorruptData:
+    hint = "its number leaves a gap and does not count; the file may be removed"
+    return CorruptData(fault.operation, fault.target, fault.problem, hint=hint)
 
 
 def _name(number: int) -> str:

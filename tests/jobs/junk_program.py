@@ -18,6 +18,7 @@ STEPS = (10, 20)
 
 def main(count: int) -> None:
     control = GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
+    control.put_object("bucket", "run/host_state/log/999999999999.json", b"{}")
     fill(RUN, STEPS)
     for number in range(100, 100 + count):
         if number % 4 == 0:

@@ -72,6 +72,14 @@ def test_decoders_of_damaged_golden_files_raise_corrupt_data(
     assert refused == len(cases) if decode is decode_manifest else refused > len(data)
 
 
+def test_no_wrong_bit_looks_like_a_later_format() -> None:
+    data = (GOLDEN / "log_version_v1.json").read_bytes()
+    for each in damaged(data):
+        with pytest.raises(CorruptData) as caught:
+            decode_version(each, 14, "log")
+        assert caught.type is CorruptData, each
+
+
 @pytest.mark.parametrize(
     "fields",
     [{"state": "gone"}, {"path": "../outside/4"}],

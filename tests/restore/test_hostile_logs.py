@@ -93,8 +93,7 @@ def test_version_that_claims_what_cannot_be_is_refused(saved: World, claim: str)
 
 
 def test_version_of_a_future_format_is_refused_by_name(saved: World) -> None:
-    path = add(saved)
-    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2'))
+    path = add(saved, format=2, field_of_the_future=True)
     before = stored(saved)
     with pytest.raises(NewerFormat, match=r"newer version of this package.*restore with that"):
         restored(saved)
@@ -112,8 +111,7 @@ def test_version_of_a_future_format_does_not_hinder_ram(world: World) -> None:
     """A save to storage says why it failed, and writes nothing there."""
     with world.open_both() as ckpt:
         save_all(ckpt, world, 1, 2, 3)
-    path = add(world)
-    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2'))
+    add(world, format=2)
     before = stored(world)
     with storage_lacks(4), world.open_both() as ckpt:
         _held = world.restores(3, by=ckpt)
@@ -123,6 +121,63 @@ def test_version_of_a_future_format_does_not_hinder_ram(world: World) -> None:
     reasons = [e.fields["reason"] for e in world.events if e.name == "persistent.failed"]
     assert any("a newer version of this package wrote it" in reason for reason in reasons)
     assert stored(world) == before
+
+
+@pytest.mark.parametrize("what", ["another bit", "nothing else"])
+def test_version_that_only_claims_a_future_format_is_damaged(saved: World, what: str) -> None:
+    path = saved.versions()[-1]
+    data = path.read_bytes().replace(b'"format":1', b'"format":3')  # one bit is another
+    path.write_bytes(data if what == "another bit" else b'{"format":3}')
+    assert restored(saved) == 4
+    assert any(path.name in reason for reason in damage_named(saved))
+
+
+STRAYS = {"one": (10**12 - 1,), "several": (10**12 - 2, 10**12 - 1), "near": (60,)}
+
+
+@pytest.mark.parametrize("strays", STRAYS.values(), ids=STRAYS)
+@pytest.mark.parametrize("rest", ["all", "no hint", "nothing"])
+def test_damaged_version_above_a_gap_does_not_count(
+    saved: World, strays: tuple[int, ...], rest: str
+) -> None:
+    """A number that none can follow, for one: saves go on after the newest that has no gap."""
+    log = saved.persistent / "host_state" / "log"
+    for path in log.iterdir():
+        if rest == "nothing" or (rest == "no hint" and path.name == "newest"):
+            path.unlink()
+    names = [f"{number:012d}.json" for number in strays]
+    for name in names:
+        (log / name).write_bytes(b"{}")
+    with saved.open_both(**STORAGE, keep_last_n=3) as ckpt:
+        _held = saved.restores(4, by=ckpt)
+        save_all(ckpt, saved, 5, 6)
+    named = damage_named(saved)
+    assert all(any(f"{name}: not" in reason for reason in named) for name in names)
+    assert all("leaves a gap" in reason for reason in named)
+    saved.lose_ram()
+    assert restored(saved) == 6
+    assert complete_steps(str(saved.persistent)) == [4, 5, 6]
+
+
+def test_damaged_version_counts_once_its_gap_is_closed(saved: World) -> None:
+    """It is passed over then, as any damaged one, and the next has a number above it."""
+    newest = int(saved.versions()[-1].stem)
+    log = saved.persistent / "host_state" / "log"
+    (log / f"{newest + 3:012d}.json").write_bytes(b"{}")
+    with saved.open_both(**STORAGE) as ckpt:
+        save_all(ckpt, saved, *range(5, 12))
+    saved.lose_ram()
+    assert restored(saved) == 11
+    assert PersistentTier(str(saved.persistent)).found.log.read().faults == ()
+
+
+def test_sound_version_whose_number_leaves_a_gap_counts(saved: World) -> None:
+    """As when a user has removed the one before."""
+    *_, before, newest = saved.versions()
+    before.unlink()
+    read = PersistentTier(str(saved.persistent)).found.log.read()
+    assert (read.number, read.faults) == (int(newest.stem), ())
+    assert restored(saved) == 4
 
 
 def test_version_of_100_mib_is_not_used(saved: World) -> None:

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from forgery import write_sealed
 from persistent_steps import complete_steps, life, writer_of
 from places import GOLDEN
 from state_samples import assert_same, mesh_of, on_host, random_bits, sharded
@@ -226,6 +227,10 @@ def test_steps_without_marker_or_tensors_does_not_count(
     assert marker_in(tier, 4).save.incarnation == SECOND
 
 
+def _write_later(path: Path) -> None:
+    write_sealed(path, "marker", json.loads(path.read_text())["marker"], format=2)
+
+
 def _rename(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"step":4', b'"step":5'))
 
@@ -234,7 +239,8 @@ def _rename(path: Path) -> None:
     ("damage", "problem"),
     [
         (_truncate, "not such a file"),
-        (_edit(format=2), "a newer version of this package wrote it"),
+        (_write_later, "a newer version of this package wrote it"),
+        (_edit(format=2), "the digest differs"),
         (_edit(digest="0" * 64), "the digest differs"),
         (_rename, "the digest differs"),
         (_edit(surprise=1), "not such a file"),
@@ -243,7 +249,7 @@ def _rename(path: Path) -> None:
         (lambda path: path.write_text("[]"), "not such a file"),
     ],
     ids=[
-        *("truncated", "version", "digest", "another step"),
+        *("truncated", "version", "claimed version", "digest", "another step"),
         *("unknown field", "no text", "empty", "no marker"),
     ],
 )

@@ -63,8 +63,12 @@ def _slot(manifest: Path) -> Path:
 
 
 def write_sealed(path: Path, kind: str, value: object, **fields: object) -> None:
-    """A marker or a version of the step log, of which every plain digest is right."""
+    """A marker or a version of the step log, of which every plain digest is right.
+
+    ``fields``: of the file besides; ``format`` of a later version of this package.
+    """
     encoded = json.dumps(value, separators=(",", ":"))
-    digest = hashlib.sha256(encoded.encode()).hexdigest()
+    covered = f"{fields['format']}\n{encoded}" if "format" in fields else encoded
+    digest = hashlib.sha256(covered.encode()).hexdigest()
     head = json.dumps({"format": 1, "digest": digest, **fields}, separators=(",", ":"))
     path.write_text(f'{head[:-1]},"{kind}":{encoded}}}')

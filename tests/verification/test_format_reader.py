@@ -14,6 +14,7 @@ import orbax.checkpoint as ocp
 import pytest
 from damage import flip
 from drains import Drains
+from forgery import write_sealed
 from format_reader import DirectoryFiles, Storage, allows, read_ramdisk, read_storage
 from golden_example import ledger, slot_bytes
 from looks import eckpt_here
@@ -308,7 +309,8 @@ def test_foreign_bytes_in_any_file_are_named(world: World) -> None:
 def test_future_format_is_refused(world: World) -> None:
     saves(world, 1, 2)
     (*_, newest) = sorted((world.persistent / "host_state" / "log").glob("*.json"))
-    newest.write_bytes(newest.read_bytes().replace(b'"format":1', b'"format":2', 1))
+    version = json.loads(newest.read_bytes())["version"]
+    write_sealed(newest, "version", version, format=2)
     found = read(world)
     assert found.refusal == "a later version of this package wrote it: format 2"
     assert found.counting == []
