@@ -215,6 +215,12 @@ class DirectoryInUse(PersistentTierError):
     """Another run saves in the persistent directory, or a newer job of this one."""
 
 
+class StorageLost(PersistentTierError):
+    """This life has seen the step log of the persistent directory, and the log is gone."""
+
+    unreachable = True
+
+
 class StorageUnreachable(SourceUnreachable, PersistentTierError):
     """Storage did not answer, or not fast enough; its steps count as complete."""
 

@@ -78,6 +78,18 @@ class StorageDirectory:
 
         self.do("create", "", make, deadline_s)
 
+    def create_folder(self, below: str, deadline_s: float | None = None) -> None:
+        """Make the folder ``below`` and those above it on a file system; a bucket needs none.
+
+        Other methods make no folder above that of their file: what was there, and is gone, as a
+        file system that was unmounted, is not begun anew in its place.
+        """
+        if not self.is_object_store:
+            path = self.path / below
+            self.do(
+                "create", f"/{below}", lambda: path.mkdir(parents=True, exist_ok=True), deadline_s
+            )
+
     def check_bucket(self, deadline_s: float | None = None) -> None:
         """Raise PersistentTierError without a bucket; a missing folder looks like an empty one."""
         self.do("list", "", self._check_bucket, deadline_s)
@@ -246,7 +258,6 @@ class StorageDirectory:
                 # An object appears when its upload ends. A rename would copy it.
                 _put_object(path, data)
                 return
-            path.parent.mkdir(parents=True, exist_ok=True)
             temporary = _temporary(path)
             temporary.write_bytes(data)
             temporary.replace(path)
@@ -263,7 +274,7 @@ class StorageDirectory:
             if self.is_object_store:
                 self._client().pipe_file(str(path), data, mode="create")
                 return
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
             _link_new(path, data, is_durable=False)
         except FileExistsError as error:
             self.forget_listings()
@@ -283,7 +294,6 @@ class StorageDirectory:
                     # With the precondition that the object does not exist.
                     self._client().pipe_file(str(path), data, mode="create")
                 else:
-                    path.parent.mkdir(parents=True, exist_ok=True)
                     _link_new(path, data)
             except FileExistsError:
                 return False

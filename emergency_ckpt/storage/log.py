@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from functools import partial
@@ -10,7 +11,7 @@ from typing import NamedTuple
 from emergency_ckpt.core.digested_file import DigestedFile
 from emergency_ckpt.core.limits import MAX_LOG_BYTES, MAX_VERSION
 from emergency_ckpt.core.step_log import Table, problem_of
-from emergency_ckpt.errors import CorruptData, NewerFormat, PersistentTierError
+from emergency_ckpt.errors import CorruptData, NewerFormat, PersistentTierError, StorageLost
 from emergency_ckpt.storage.calls import read_twice
 from emergency_ckpt.storage.directory import StorageDirectory, read_at_most
 from emergency_ckpt.storage.marker import HOST_STATE
@@ -59,14 +60,29 @@ class LogRead(NamedTuple):
     listed: tuple[int, ...] = ()
 
 
+@dataclasses.dataclass
+class SeenVersion:
+    """The greatest number of a version that this life has read or written; 0 before."""
+
+    number: int = 0
+
+    def note(self, number: int) -> None:
+        """Keep ``number`` if it is greater."""
+        self.number = max(self.number, number)
+
+
 class StepLog:
     """The log of one directory. All methods block for storage; PersistentTierError.
 
     The ``KEPT`` newest versions have no gaps.
+
+    Attributes:
+      seen: shared by all that read and write the directory for one process.
     """
 
     def __init__(self, storage: StorageDirectory) -> None:
         self._storage = storage
+        self.seen = SeenVersion()
         self._strays: set[int] = set()
         """Damaged versions whose numbers leave a gap: they do not count."""
 
@@ -78,16 +94,21 @@ class StepLog:
     def read(self, deadline_s: float | None = None) -> LogRead:
         """Return the newest version that can be used; a damaged one is named, and passed over.
 
-        NewerFormat when a later version of this package wrote the newest.
+        NewerFormat when a later version of this package wrote the newest. StorageLost when the log
+        ends before a version that was seen before.
         """
         deadline_s = self._storage.deadline_s(deadline_s)
         strays: tuple[CorruptData, ...] = ()
         while True:
             numbers = self._numbers(deadline_s)
+            newest = max(numbers, default=0)
+            if newest < self.seen.number:
+                raise self._lost(newest)
             if not numbers:
                 return LogRead(faults=strays)
             found = self._decode(numbers, deadline_s)
             if found is not None and found.number:
+                self.seen.note(found.number)
                 return found._replace(faults=(*strays, *found.faults))
             if found is not None:
                 strays += found.faults
@@ -99,12 +120,24 @@ class StepLog:
                 raise error
             time.sleep(_PAUSE_S)
 
+    def _lost(self, newest: int) -> StorageLost:
+        now = f"its newest is {newest} now" if newest else "there is none now"
+        return StorageLost(
+            "read",
+            self.target,
+            f"this life has seen version {self.seen.number} of the step log, and {now}: it was"
+            " unmounted, moved, removed, or replaced by an older copy",
+            hint="bring it back where it was; or restart the job, which takes what is there then",
+        )
+
     def _numbers(self, deadline_s: float) -> list[int]:
         names = self._storage.names_in(LOG_FOLDER, deadline_s)
         numbers = {int(name[1]) for name in map(_NAME.fullmatch, names) if name} - {0}
         if not self._storage.is_object_store:
             # A file server's listing may be half a minute old; a look-up by name is current.
             newest = max({*numbers, self._hint(deadline_s)} - self._strays, default=0)
+            if newest < self.seen.number and self.has(self.seen.number, deadline_s):
+                newest = self.seen.number
             while newest < MAX_VERSION and self.has(newest + 1, deadline_s):
                 newest += 1
             if newest:
@@ -184,12 +217,14 @@ class StepLog:
 
         None when another writer has made a version of this number, or has long ago and removed it.
         It may still appear after the deadline, with the same condition. CorruptData when it is too
-        large.
+        large. The folder of the log is made for its first version only.
         """
         if table.number > MAX_VERSION:
             last = f"{self._storage.path}/{_below(MAX_VERSION)}"
             raise PersistentTierError("write", last, "its number is the highest", hint="remove it")
         below, data = _below(table.number), encode_version(table)
+        if table.number == 1:
+            self._storage.create_folder(LOG_FOLDER, deadline_s)
         is_new = self._storage.put_first(below, data, deadline_s)
         # The answer to a create that succeeded may have been lost.
         if not is_new and self._storage.bytes_of(below, deadline_s) != data:
@@ -199,6 +234,7 @@ class StepLog:
         if not self._storage.is_object_store:
             number = str(table.number).encode()
             self._storage.put(_HINT, number, step=None)
+        self.seen.note(table.number)
         return LogRead(table.number, table)
 
     def remove_old(self, newest: LogRead, after: LogRead) -> None:

@@ -172,7 +172,7 @@ class StepWriter:
         if not self._in_bucket:
             if self._final.exists():
                 raise FileExistsError(f"{self._final} exists already")
-            self._folder.mkdir(parents=True)
+            self._folder.mkdir()
         return self._objects.write({STEP_METADATA: self._metadata(None)})[STEP_METADATA]
 
     def _commit(self, claim: bytes, manifest: Mapping[str, bytes]) -> None:

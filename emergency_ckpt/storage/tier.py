@@ -139,7 +139,7 @@ class PersistentTier:
 
     def with_timeout(self, timeout_s: float) -> PersistentTier:
         """Return the same tier with another timeout for calls without a deadline."""
-        return PersistentTier(
+        tier = PersistentTier(
             self.directory,
             timeout_s=timeout_s,
             buffer_bytes=self._buffer_bytes,
@@ -147,6 +147,8 @@ class PersistentTier:
             compression=self._compression,
             step_name=self.storage.step_name,
         )
+        tier.found.log.seen = self.found.log.seen
+        return tier
 
     @property
     def directory(self) -> str:

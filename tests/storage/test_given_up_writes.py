@@ -108,7 +108,7 @@ def test_leftovers_wait_for_a_marker_that_may_still_come(
 ) -> None:
     """It would make a step count whose arrays were removed meanwhile."""
     tier = PersistentTier(str(tmp_path / "run"))
-    tier.create()
+    tier.storage.create_folder("host_state")
     tier.write_document(4, 0, 1, b"{}")
     save = SaveId(step=4, incarnation=life(1), run_id="run")
     answers, link = threading.Event(), os.link

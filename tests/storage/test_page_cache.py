@@ -51,6 +51,7 @@ def data_files(directory: Path, step: int) -> list[Path]:
 
 def test_next_save_takes_the_pages_of_the_one_before(tmp_path: Path) -> None:
     tier = PersistentTier(str(tmp_path / "run"))
+    tier.create()
     save(tier, 1)
     first = data_files(tmp_path / "run", 1)
     assert all(cached_bytes(each) for each in first)
@@ -67,6 +68,7 @@ def test_next_save_takes_the_pages_of_the_one_before(tmp_path: Path) -> None:
 
 def test_removed_step_does_not_hinder_the_next_save(tmp_path: Path) -> None:
     tier = PersistentTier(str(tmp_path / "run"))
+    tier.create()
     save(tier, 1)
     writer_of(tier).remove([1], life(2))
     save(tier, 2)

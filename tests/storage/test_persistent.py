@@ -216,6 +216,7 @@ def test_steps_without_marker_or_tensors_does_not_count(
     shutil.rmtree(directory / "6")
     if not has_log:
         shutil.rmtree(directory / "host_state" / "log")
+        tier = PersistentTier(str(directory))
         assert steps(tier) == complete_steps(tier) == [2]
         return
     _, four, six = found(tier)
@@ -266,6 +267,7 @@ def test_steps_with_unreadable_marker_names_the_problem(
     damage(marker_of(directory, 4))
     if not has_log:
         shutil.rmtree(directory / "host_state" / "log")
+        tier = PersistentTier(str(directory))
     two, four = found(tier)
     assert (two.step, two.problem) == (2, "")
     assert four.step == 4
@@ -303,6 +305,7 @@ def test_marker_that_cannot_be_read_is_not_one_that_is_absent(
         write(tier, step, {"x": np.arange(step)})
     if not has_log:
         shutil.rmtree(directory / "host_state" / "log")
+        tier = PersistentTier(str(directory))
     marker = marker_of(directory, 4)
     marker.unlink()
     marker.mkdir()
@@ -383,6 +386,8 @@ def write_example(directory: Path) -> bytes:
     tree, shards = on_host(state)
     tier = PersistentTier(str(directory))
     tier.create()
+    writer = writer_of(tier, "demo")
+    writer.hold(EXAMPLE_LIFE)
     tier.write_tensors(save, tree, shards, (0,), orbax=OLD)
     documents: dict[int, tuple[str, bool]] = {}
     for owner, host in enumerate([{"position": 160}, None]):
@@ -391,8 +396,6 @@ def write_example(directory: Path) -> bytes:
         documents[owner] = (hashlib.sha256(data).hexdigest(), host is None)
     leaves = [leaf.spec for leaf in tree.leaves]
     entry = tier.finish(save, documents, leaves, {}, orbax=OLD)
-    writer = writer_of(tier, "demo")
-    writer.hold(EXAMPLE_LIFE)
     writer.publish(entry, None)
     checksums = encode_checksums(leaves, {})
     return build_marker(save, documents, leaves, checksums, EXAMPLE_TENSORS, items=OLD.items)
@@ -419,6 +422,7 @@ def test_steps_replaced_by_plain_orbax_has_tensors_only(
         manager.save(4, args=ocp.args.StandardSave({"x": np.arange(4) + 7}))
     if not has_log:
         shutil.rmtree(directory / "host_state" / "log")
+        tier = PersistentTier(str(directory))
     (four,) = found(tier)
     assert (four.process_count, four.has_host_state, four.problem) == (0, False, "")
     assert is_plain(four.incarnation)
@@ -474,6 +478,7 @@ def test_make_room_keeps_what_counts_and_what_cannot_be_read(
     marker_of(directory, 6).unlink()
     if not has_log:
         shutil.rmtree(directory / "host_state" / "log")
+        tier = PersistentTier(str(directory))
     writer = writer_of(tier)
     writer.begin(FIRST)
     if not has_log:
@@ -504,12 +509,12 @@ def test_step_of_several_items_is_read_by_both(directory: Path) -> None:
     save = SaveId(step=40, incarnation=EXAMPLE_LIFE, run_id="demo")
     tier = PersistentTier(str(directory))
     tier.create()
+    writer = writer_of(tier, "demo")
+    writer.hold(EXAMPLE_LIFE)
     tier.write_tensors(save, tree, shards, (0,), orbax=SEVERAL)
     leaves = [leaf.spec for leaf in tree.leaves]
     tier.write_document(40, 0, 1, host_state.encode(save, 0, 1, host_state.capture(None)))
     entry = tier.finish(save, {0: ("0" * 64, True)}, leaves, {}, orbax=SEVERAL)
-    writer = writer_of(tier, "demo")
-    writer.hold(EXAMPLE_LIFE)
     writer.publish(entry, None)
     found = tier.describe(tier.find(40))
     assert (found.item, set(found.leaves)) == (str(directory / "40"), {"params/w", "opt/mu"})

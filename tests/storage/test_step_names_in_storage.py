@@ -102,6 +102,7 @@ def test_step_of_plain_orbax_of_the_number_does_not_count(tmp_path: Path) -> Non
     assert value_of(tier, 5) == 50
     for version in (tmp_path / "host_state" / "log").iterdir():
         version.unlink()
+    tier = tier_of(tmp_path)
     assert complete_steps(tier) == [5]
     assert value_of(tier, 5) == 50
     save_over(tier, 6, 60, life_of(2))

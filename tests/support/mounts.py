@@ -6,7 +6,7 @@ import ctypes
 import os
 from pathlib import Path
 
-_MS_RDONLY, _MS_REMOUNT, _MNT_DETACH = 1, 32, 2
+_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MNT_DETACH = 1, 32, 4096, 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -14,6 +14,11 @@ def mount_tmpfs(path: Path, size_bytes: int) -> bool:
     """Mount a tmpfs at a folder; return whether this process may."""
     done = _libc.mount(b"tmpfs", os.fsencode(path), b"tmpfs", 0, f"size={size_bytes}".encode())
     return done == 0
+
+
+def mount_again(path: Path, at: Path) -> None:
+    """Mount the folder ``path`` at another one too."""
+    _check(_libc.mount(os.fsencode(path), os.fsencode(at), None, _MS_BIND, None), at)
 
 
 def make_read_only(path: Path) -> None:

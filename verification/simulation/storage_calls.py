@@ -42,7 +42,7 @@ class NoStorage:
 class NoChain:
     """The record of storage's lives, of a directory without steps."""
 
-    writer = SimpleNamespace(table=None, check=lambda: None)
+    writer = SimpleNamespace(table=None, has_seen=False, check=lambda: None)
     timelines = SimpleNamespace(bind=lambda: None)
 
     def begin(self, save: Any) -> None:

@@ -36,7 +36,12 @@ from emergency_ckpt.core.step_log import (
 )
 from emergency_ckpt.core.step_names import folders_of, is_name_of, steps_by_kind
 from emergency_ckpt.core.timeline import Timeline, life_of, number_of
-from emergency_ckpt.errors import CheckpointError, DirectoryInUse, PersistentTierError
+from emergency_ckpt.errors import (
+    CheckpointError,
+    DirectoryInUse,
+    PersistentTierError,
+    StorageLost,
+)
 from emergency_ckpt.storage.directory import Generations, StorageDirectory
 from emergency_ckpt.storage.log import LogRead, StepLog
 from emergency_ckpt.storage.marker import HOST_STATE, MARKER_NAME
@@ -114,6 +119,7 @@ class DirectoryWriter:
         self._read = LogRead()
         self._is_held = False
         self._has_begun = False
+        self._is_lost = False
         self._dirty: set[int] = set()
 
     # The claim.
@@ -122,6 +128,11 @@ class DirectoryWriter:
     def table(self) -> Table | None:
         """Return the version that this writer read or wrote last. Waits for no change under way."""
         return self._read.table
+
+    @property
+    def has_seen(self) -> bool:
+        """Return whether this life has seen a version: then the directory is there, or lost."""
+        return self._log.seen.number > 0
 
     def find(self, deadline_s: float | None = None) -> LogRead:
         """Return the log, and write nothing. DirectoryInUse when another run is on record."""
@@ -266,7 +277,15 @@ class DirectoryWriter:
                     raise PersistentTierError("change", f"{self._directory}{target}", problem)
 
     def _refresh(self, deadline_s: float | None) -> None:
-        self._read = self._log.read(deadline_s)
+        try:
+            self._read = self._log.read(deadline_s)
+        except StorageLost as error:
+            if not self._is_lost:
+                logging.warning("%s", error)
+                self._emit("persistent.lost", reason=str(error)[:500])
+            self._is_lost = True
+            raise
+        self._is_lost = False
         for fault in self._read.faults:
             logging.warning("%s; the next version mends it", fault)
             self._emit("persistent.log_damaged", reason=str(fault)[:500])

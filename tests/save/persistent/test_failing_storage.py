@@ -142,11 +142,11 @@ class Hang:
         self.waits_s: list[float] = []
         """Maximum wait of each call of the training thread for the save under way."""
         self.is_waited_for = threading.Event()
-        create, wait_idle = PersistentTier.create, BackgroundWorker.wait_idle
+        write, wait_idle = PersistentTier.write_document, BackgroundWorker.wait_idle
 
-        def hang(tier: PersistentTier, deadline_s: float | None = None) -> None:
+        def hang(tier: PersistentTier, step: int, owner: int, count: int, data: bytes) -> None:
             assert self.answers.wait(LONG_S)
-            create(tier, deadline_s)
+            write(tier, step, owner, count, data)
 
         def note(worker: BackgroundWorker, timeout_s: float) -> bool:
             self.waits_s.append(timeout_s)
@@ -154,7 +154,7 @@ class Hang:
                 self.is_waited_for.set()
             return wait_idle(worker, timeout_s)
 
-        patch.setattr(PersistentTier, "create", hang)
+        patch.setattr(PersistentTier, "write_document", hang)
         patch.setattr(BackgroundWorker, "wait_idle", note)
 
 
