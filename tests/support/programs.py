@@ -139,11 +139,16 @@ def started(
 
 @contextmanager
 def serving(
-    ramdisk: Path, run_id: str, *options: object, **settings: Any
+    ramdisk: Path,
+    run_id: str,
+    *options: object,
+    env: dict[str, str] | None = None,
+    **settings: Any,
 ) -> Iterator[tuple[Program, str]]:
     """Run ``eckpt serve`` beside the block; yield it and its address, with its identity."""
-    words = ["-m", "emergency_ckpt.tools.cli.main", "serve", "--local-dir", ramdisk]
-    with started("-u", *words, "--run-id", run_id, *options, **settings) as server:
+    words = ["serve", "--local-dir", ramdisk, "--run-id", run_id, *options]
+    unbuffered = {"PYTHONUNBUFFERED": "1", **(env or {})}
+    with started(JOBS / "eckpt_program.py", *words, env=unbuffered, **settings) as server:
         word, address = server.line().split()
         assert word == "serving"
         yield server, address
