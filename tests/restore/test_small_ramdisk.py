@@ -67,7 +67,7 @@ def full_events(world: World) -> list[int]:
 
 
 @pytest.mark.dear
-@pytest.mark.parametrize("size_mib", [20, 24, 28])
+@pytest.mark.parametrize("size_mib", [20, pytest.param(24, marks=pytest.mark.slow), 28])
 def test_ramdisk_too_small_for_host_states_stops_no_restart(world: World, size_mib: int) -> None:
     with small_tmpfs(world.ramdisk, size_mib * MIB):
         assert one_life(world, None) in ([], [1])
@@ -79,7 +79,9 @@ def test_ramdisk_too_small_for_host_states_stops_no_restart(world: World, size_m
 
 
 @pytest.mark.dear
-@pytest.mark.parametrize("size_mib", [31, 36, 40, 48])
+@pytest.mark.parametrize(
+    "size_mib", [31, *(pytest.param(size, marks=pytest.mark.slow) for size in (36, 40)), 48]
+)
 def test_host_states_of_two_saves_beside_two_slots_suffice(world: World, size_mib: int) -> None:
     """What is beyond that makes way: the slot that storage reads, older host states."""
     with small_tmpfs(world.ramdisk, size_mib * MIB):

@@ -18,6 +18,8 @@ from emergency_ckpt.save.step_agreement import Choice
 
 COUNT = 3
 LONG_S = 30.0
+WAIT_S = 0.6
+"""For an answer or a decision; a fault makes one of them never come."""
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +59,9 @@ def train(service: MemoryService, saves: int) -> tuple[list[dict[int, bool | Non
     tiers = [Tier() for _ in range(COUNT)]
     failures = [Failures() for _ in range(COUNT)]
     agreements = [
-        SaveAgreement(service.member(p), "agree/0", {"local": tiers[p]}, failures[p], timeout_s=2.0)
+        SaveAgreement(
+            service.member(p), "agree/0", {"local": tiers[p]}, failures[p], timeout_s=WAIT_S
+        )
         for p in range(COUNT)
     ]
     begun: list[dict[int, Due]] = [{} for _ in range(COUNT)]
@@ -73,7 +77,7 @@ def train(service: MemoryService, saves: int) -> tuple[list[dict[int, bool | Non
     tiers[0].wanted = False
     words = [
         {
-            step: True if due.confirmed else agreement.decision_on(due.number, 3.0)
+            step: True if due.confirmed else agreement.decision_on(due.number, 2 * WAIT_S)
             for step, due in mine.items()
         }
         for mine, agreement in zip(begun, agreements, strict=True)
