@@ -218,8 +218,7 @@ class StoredChain:
     def publish(self, entry: Entry) -> None:
         """List ``entry``, and make this incarnation's chain binding.
 
-        PersistentTierError also when the step is listed and moving those that it supersedes failed;
-        the next save repeats that part.
+        The steps that it supersedes move aside; where that fails, a later save repeats it.
         """
         self.writer.publish(entry, self.timelines.current)
         self.began_from = None

@@ -363,7 +363,7 @@ class StorageDirectory:
         if is_damage(error):
             return CorruptData(operation, f"{self.path}{below}", text, hint=_DAMAGED_HINT)
         if is_refusal(error):
-            hint = "give this job's credentials the right to read and write there"
+            hint = _right_hint(operation)
         elif is_full(error):
             hint = "make room there; keep_last_n limits the number of steps that are kept"
         elif "bucket" in text and isinstance(error, FileNotFoundError):
@@ -375,6 +375,24 @@ class StorageDirectory:
         failure.retryable = is_passing(error)
         failure.unreachable = is_unreachable(error)
         return failure
+
+
+_RIGHTS = {
+    "list": "list",
+    "read": "get",
+    "inspect": "get",
+    "describe": "get",
+    "remove": "delete",
+    "move aside": "delete",
+}
+
+
+def _right_hint(operation: str) -> str:
+    right = _RIGHTS.get(operation, "create")
+    hint = f"give this job's credentials the right to {right} there, in a bucket"
+    hint += f" storage.objects.{right}"
+    refuses_too = "; a retention policy or a hold of the bucket refuses that too"
+    return hint + refuses_too * (right == "delete")
 
 
 def text_of(error: Exception) -> str:

@@ -152,7 +152,7 @@ def tries() -> dict[str, Any]:
         ("left", "", [YOUNG]),
         ("lost_reply", "", []),
         ("precondition", "", []),
-        ("refused", "the right to read and write", []),
+        ("refused", "the right to create there", []),
         ("undeletable", "remove gs://bucket/undeletable", [f"probe-{OWN}"]),
         ("silent", "no answer in time", []),
         ("taken", "FileExistsError", []),

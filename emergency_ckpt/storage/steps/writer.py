@@ -71,6 +71,10 @@ class Moved(NamedTuple):
     reason: str
 
 
+class _Overtaken(PersistentTierError):
+    """Another writer of this life has come between a look and a change."""
+
+
 def _tell_nobody(name: str, **fields: object) -> None:
     del name, fields
 
@@ -121,6 +125,7 @@ class DirectoryWriter:
         self._has_begun = False
         self._is_lost = False
         self._dirty: set[int] = set()
+        self._stuck: set[int] = set()  # steps that this life cannot clear: the next one tries again
 
     # The claim.
 
@@ -274,7 +279,7 @@ class DirectoryWriter:
                 self._refresh(None)
                 if self._decide(self._read.table, self._mine) != "hold":
                     problem = "another writer of this life has come, which may have changed it"
-                    raise PersistentTierError("change", f"{self._directory}{target}", problem)
+                    raise _Overtaken("change", f"{self._directory}{target}", problem)
 
     def _refresh(self, deadline_s: float | None) -> None:
         try:
@@ -400,8 +405,8 @@ class DirectoryWriter:
             if self._storage.is_changing(step):
                 self._has_begun = False  # a call that was given up: the next save tries again
                 continue
-            self._clear(step)
-            self._emit("persistent.removed", step=step)
+            if self._tidy(step, lambda step=step: self._clear(step)) is None:
+                self._emit("persistent.removed", step=step)
         self._finish_removal([e for e in self._entries() if e.state == "removing"])
         self._clear_temporary()
         return self._settle()
@@ -418,18 +423,44 @@ class DirectoryWriter:
             step_name, is_own, _ = name.partition(OWN_TEMPORARY)
             numbers = list(folders_of(steps_by_kind([step_name])))
             if is_own and numbers and not self._storage.is_changing(numbers[0]):
-                pinned = self._pinned(numbers[0], name)
-                work = functools.partial(pinned.clear, name)
-                self._storage.do("remove", f"/{name}", work, changes=numbers[0])
+                clear = functools.partial(self._clear_folder, numbers[0], name)
+                self._tidy(numbers[0], clear)
+
+    def _clear_folder(self, step: int, name: str) -> None:
+        work = functools.partial(self._pinned(step, name).clear, name)
+        self._storage.do("remove", f"/{name}", work, changes=step)
+
+    def _tidy(self, step: int, work: Callable[[], object]) -> PersistentTierError | None:
+        """Do a part of the clean-up for ``step``; return its error, which is told.
+
+        What cannot be removed is in nobody's way: no save fails for it. Raises what says that this
+        life must not write.
+        """
+        try:
+            work()
+        except (DirectoryInUse, StorageLost, _Overtaken):
+            raise
+        except PersistentTierError as error:
+            logging.warning("step %d is not cleared: %s", step, error)
+            self._emit("persistent.not_removed", step=step, reason=str(error)[:500])
+            if not error.retryable:
+                self._stuck.add(step)
+            return error
+        self._stuck.discard(step)
+        return None
 
     def _clear_failed(self) -> None:
         """Remove the remains of this life's failed saves."""
-        for step in sorted(self._dirty):
-            if not self._storage.is_changing(step):
-                if self._in_place(step) is None:
-                    self._clear(step)
-                    self._emit("persistent.removed", step=step)
+        for step in sorted(self._dirty - self._stuck):
+            if self._storage.is_changing(step):
+                continue
+            if self._tidy(step, functools.partial(self._clear_unless_taken, step)) is None:
                 self._dirty.discard(step)
+
+    def _clear_unless_taken(self, step: int) -> None:
+        if self._in_place(step) is None:
+            self._clear(step)
+            self._emit("persistent.removed", step=step)
 
     def _is_aside_in_place(self, step: int) -> bool:
         """Return whether a user has moved a step aside back to its own place: it is kept."""
@@ -583,15 +614,15 @@ class DirectoryWriter:
     def _settle(self) -> list[Moved]:
         moved: list[Moved] = []
         settled: set[Key] = set()
-        for entry in [e for e in self._entries() if e.pending]:
+        for entry in [e for e in self._entries() if e.pending and e.step not in self._stuck]:
+            place = {"complete": self._bring_back, "aside": self._set_aside}.get(entry.state)
+            if place is not None and self._tidy(entry.step, functools.partial(place, entry)):
+                continue
             settled.add(entry.key)
-            if entry.state == "complete":
-                self._bring_back(entry)
             if entry.state != "aside":
                 continue
             rejection_reason = self._read.table.rejection_reason(entry) if self._read.table else ""
             reason = rejection_reason or "it was superseded by another save of its number"
-            self._set_aside(entry)
             moved.append(Moved(entry.step, entry.aside_folder, reason))
             self._emit(
                 "persistent.set_aside", step=entry.step, kept_as=entry.aside_folder, reason=reason
@@ -701,15 +732,18 @@ class DirectoryWriter:
     def _remove(self, entries: Sequence[Entry]) -> list[str]:
         if not entries:
             return []
-        # Also those whose deletion has failed before.
-        failed = [e for e in self._entries() if e.state == "removing"]
+        asked = {e.key for e in entries}
+        # Also those whose deletion has failed before, where another try may help.
+        failed = [e for e in self._entries() if e.state == "removing" and e.step not in self._stuck]
         found = {e.key: e for e in (*entries, *failed) if e.step not in self._removing}
         entries, keys = list(found.values()), found.keys()
         leaving = [msgspec.structs.replace(e, state="removing") for e in entries]
         self._append(lambda table: listing(changed(table, keys, lambda _: None), *leaving))
         for entry in leaving:
             self._emit("persistent.removing", step=entry.step)
-        self._finish_removal(leaving)
+        errors = self._finish_removal(leaving)
+        for key in asked & errors.keys():
+            raise errors[key]
         return [entry.own_folder for entry in leaving]
 
     def _unlisted_entries(self, steps: Collection[int]) -> list[Entry]:
@@ -730,10 +764,23 @@ class DirectoryWriter:
             self._remove(leaving)
             return [entry.aside_folder for entry in leaving]
 
-    def _finish_removal(self, entries: Collection[Entry]) -> None:
-        """Delete the files of ``entries``, which the newest version says, and leave them out."""
+    def _finish_removal(self, entries: Collection[Entry]) -> dict[Key, PersistentTierError]:
+        """Delete the files of ``entries``, which the newest version says, and leave them out.
+
+        Return the errors of those that cannot be deleted: their entries stay.
+        """
+        errors: dict[Key, PersistentTierError] = {}
         for entry in entries:
-            self._removing.add(entry.step)
+            error = self._tidy(entry.step, functools.partial(self._delete_removed, entry))
+            if error is not None:
+                errors[entry.key] = error
+        if gone := {e.key for e in entries} - errors.keys():
+            self._append(lambda table: changed(table, gone, lambda _: None))
+        return errors
+
+    def _delete_removed(self, entry: Entry) -> None:
+        self._removing.add(entry.step)
+        try:
             is_own = self._is_in_own_folder(entry)
             place = StepPlace(entry.aside_folder, entry.aside_folder)
             # In a bucket there is a copy aside only where the place was needed.
@@ -741,21 +788,17 @@ class DirectoryWriter:
             if is_own or not self._is_taken(entry):
                 names = {entry.own_folder} | (set() if is_own else self._remains_of(entry.step))
                 places += [StepPlace(name, str(entry.step)) for name in names]
+            # Not under the lock: it may take long, and saves go on meanwhile.
+            self._lock.release()
             try:
-                # Not under the lock: it may take long, and saves go on meanwhile.
-                self._lock.release()
-                try:
-                    self._put_away(entry, entry.own_folder if is_own else entry.aside_folder)
-                    self._delete(entry.step, places)
-                finally:
-                    self._lock.acquire()
+                self._put_away(entry, entry.own_folder if is_own else entry.aside_folder)
+                self._delete(entry.step, places)
             finally:
-                self._removing.discard(entry.step)
-                self._removed.notify_all()
-            self._emit("persistent.removed", step=entry.step)
-        if entries:
-            keys = {e.key for e in entries}
-            self._append(lambda table: changed(table, keys, lambda _: None))
+                self._lock.acquire()
+        finally:
+            self._removing.discard(entry.step)
+            self._removed.notify_all()
+        self._emit("persistent.removed", step=entry.step)
 
     def _put_away(self, entry: Entry, folder: str) -> None:
         """Move the tensors of a removed step to where the user wants them. Idempotent.
