@@ -489,8 +489,13 @@ class RestoreLeader:
             raise CorruptData(
                 "restore", f"step {item.step}", found.step.problem if found else "it is gone"
             )
-        if found.step.tensors_of and not self._parts.config.allow_missing_host_state:
-            # This package wrote it, and it lacks the non-tensor marker: it does not count.
+        if (
+            found.step.tensors_of
+            and self._wants_host_state
+            and not self._parts.config.allow_missing_host_state
+        ):
+            # This package wrote it, and it lacks the non-tensor marker: it does not count for a
+            # restore that wants host states.
             logging.warning("step %d in %s: %s", item.step, tier.directory, LOST_MARKER)
             self._stored[item.step] = msgspec.structs.replace(item, problem=LOST_MARKER)
             return None

@@ -65,6 +65,9 @@ def count(writers: int) -> dict[str, int]:
     from emergency_ckpt.state.tree import describe  # noqa: PLC0415
     from emergency_ckpt.types import SaveId  # noqa: PLC0415
 
+    # A greenlet that another one starts begins at the depth of that one: along a chain of thousands
+    # of starts the depths add up, while no stack is deep.
+    sys.setrecursionlimit(100 * writers + 10_000)
     scheduler = sim.begin(1)
     service, tree = Service(), describe({"x": 1}, "save")
     service.delay = lambda: 0.0002
