@@ -104,7 +104,9 @@ class EmergencyCheckpointer:
           state: pytree of arrays (jax, numpy, PRNG keys) and Python numbers, also complex.
           host_state: this process's own: objects with ``get_state``/``set_state``, dicts, lists,
             numbers, strings and bytes, nested in any way.
-          force: save in every tier that is on, independent of its policy.
+          force: save in every tier that is on, independent of its policy; InvalidState at a step
+            that is older than the newest one saved or restored. Without ``force`` such a step is
+            not saved, with a warning.
           metrics: JSON values, also numbers of numpy and JAX, kept with a persistent step for
             preservation policies (``BestN``).
           orbax: what Orbax's readers find in storage besides the arrays, such as the names of its

@@ -150,8 +150,8 @@ def _nothing(fields: Fields) -> str:
 
 def _ignored(fields: Fields) -> str:
     return (
-        f"save of step {fields['step']} ignored: step {fields['newest']} is the newest that was"
-        " saved or restored; later ones are ignored without a message"
+        f"save of step {fields['step']} ignored: step {fields['newest']}, which was saved or"
+        " restored, is newer; nothing is saved until the loop has passed it"
     )
 
 
@@ -220,6 +220,7 @@ _WARNINGS = frozenset(
         "start.single_copy",
         "preemption.notice",
         "preemption.unheard",
+        "save.ignored",
         "save.without_restore",
         "save.non_finite",
         "save.unchanged",

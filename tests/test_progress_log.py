@@ -52,8 +52,8 @@ def test_save_below_the_newest_is_named_once(world: World) -> None:
         save_all(checkpointer, world, 6)
         assert not checkpointer.save(step=6, state=world.state(6))
     assert [line for line in lines if "ignored" in line] == [
-        "save of step 4 ignored: step 5 is the newest that was saved or restored;"
-        " later ones are ignored without a message"
+        "save of step 4 ignored: step 5, which was saved or restored, is newer;"
+        " nothing is saved until the loop has passed it"
     ]
 
 

@@ -44,9 +44,11 @@ from emergency_ckpt.background import chain, closing
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.cluster.round import leave_together
 from emergency_ckpt.core.save.save_rules import check_items, named_metrics, skip_reason
+from emergency_ckpt.core.save.timing import Repeats
 from emergency_ckpt.errors import (
     CheckpointError,
     DeadlineExceeded,
+    InvalidState,
     PeerLeft,
     SaveFailed,
 )
@@ -98,7 +100,7 @@ class Saver:
         self._saved = SavedSteps(parts.saves, incarnation, parts.config.run_name)
         self.work = SaveWork(parts, self._schedules, self._saved)
         self._newest_due = -1
-        self._named_ignored = False
+        self._ignored = Repeats()
         self._left = self._heard_at_end = False
         self._begun: dict[TierName, SaveId] = {}
         self._goes_on_from: SaveId | None = None
@@ -121,12 +123,14 @@ class Saver:
         orbax: OrbaxStep | None = None,
     ) -> bool:
         """As ``EmergencyCheckpointer.save``."""
+        if force and step < self._newest_due:
+            raise self._not_newer(step)
         reached = self._parts.watch.reached(step)
         due = self._due.take(step, force=force, preempted=reached)
         preempted = reached and self._parts.watch.sync_step == step
         saves_last = self._parts.config.save_on_stop
         if not due and not preempted and (step <= self._newest_due or not saves_last):
-            if step <= self._newest_due:
+            if step < self._newest_due:
                 self._note_ignored(step)
             return False
         plain = None if metrics is None else named_metrics(metrics)
@@ -149,10 +153,15 @@ class Saver:
         return begun
 
     def _note_ignored(self, step: int) -> None:
-        """Say it once: the steps of a loop rise, and one that does not is probably a mistake."""
-        if not self._named_ignored:
-            self._named_ignored = True
+        """Say it now and then: a loop whose steps lie behind the newest saves nothing."""
+        before = self._ignored.occurred("", time.monotonic())
+        if before is not None:
             self._parts.events.emit("save.ignored", step=step, newest=self._newest_due)
+
+    def _not_newer(self, step: int) -> InvalidState:
+        problem = f"step {self._newest_due}, which was saved or restored, is newer"
+        hint = "let the loop begin after the restored step, or restore an older one by its number"
+        return InvalidState("save", f"step {step}", problem, hint=hint)
 
     def _settle_past(self, save: SaveId, saves_to: Collection[TierName]) -> None:
         """Decide what counts beside ``save``, before an incarnation's first or after a restore.
@@ -393,10 +402,16 @@ class Saver:
             for name, schedule in self._schedules.items()
             if parts.config.save_on_preemption or schedule.plan.on_preemption
         ]
-        started = self._start_in_order(tiers, request, watch.grace_left_s)
+        why, started = "the time is over", set[TierName]()
+        is_older = request.step < self._newest_due
+        if is_older:
+            why = f"since step {self._newest_due}, which was saved or restored, is newer"
+        else:
+            started = self._start_in_order(tiers, request, watch.grace_left_s)
         for name in tiers:
-            if name not in started and request.step not in self._saved.of(name):
-                self._say_not_written(name, request.step, "the time is over")
+            # A step of this number that is older than the newest is not this one.
+            if name not in started and (is_older or request.step not in self._saved.of(name)):
+                self._say_not_written(name, request.step, why)
         if parts.config.exit_on_preemption:
             self._exit(request.step)
         return bool(started)

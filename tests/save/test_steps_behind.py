@@ -1,0 +1,59 @@
+"""A loop whose steps lie behind the restored one: nothing of it is saved, and it is told so."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from world import World, save, save_all
+
+from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.errors import InvalidState
+
+NEWEST = 10
+
+
+@pytest.fixture
+def resumed(world: World) -> Iterator[EmergencyCheckpointer]:
+    """A life that has restored step 10, from both tiers of the one before."""
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, NEWEST)
+    with world.open_both() as checkpointer:
+        assert checkpointer.restore(state=world.state(0))[0] == NEWEST
+        yield checkpointer
+
+
+def test_save_behind_the_restored_step_warns_with_both(
+    world: World, resumed: EmergencyCheckpointer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert not any(save(resumed, world, step) for step in range(1, NEWEST))
+    told = [record.getMessage() for record in caplog.records if "ignored" in record.getMessage()]
+    assert len(told) == 1
+    assert "step 1 ignored: step 10" in told[0]
+
+
+def test_forced_save_behind_the_restored_step_is_refused(
+    world: World, resumed: EmergencyCheckpointer
+) -> None:
+    with pytest.raises(InvalidState, match=r"save step 3: step 10, .* is newer"):
+        save(resumed, world, 3, force=True)
+    assert not save(resumed, world, NEWEST)  # the restored step itself is no mistake
+    assert save(resumed, world, NEWEST + 2, force=True)
+
+
+def test_notice_behind_the_restored_step_claims_no_save(
+    world: World, resumed: EmergencyCheckpointer, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert not save(resumed, world, 4)
+    assert resumed.reached_preemption(4)
+    resumed.wait_until_finished()
+    lost = [event.fields for event in world.events if event.name == "preemption.not_written"]
+    assert [(each["step"], each["tier"]) for each in lost] == [(4, "local"), (4, "persistent")]
+    errors = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+    assert sum("step 4 is not in the" in text and "step 10" in text for text in errors) == 2
+    assert resumed.all_steps() == [NEWEST]
