@@ -7,6 +7,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
+
+import msgspec
+import pytest
+
+from emergency_ckpt.core.limits import ProcessIndex
+from emergency_ckpt.json_decoders import decoder_of
+
+
+class _Inner(msgspec.Struct):
+    counts: dict[int, int] = {}
+
+
+class _Nested(msgspec.Struct):
+    parts: tuple[_Inner, ...] = ()
+
 
 _PROGRAM = """
 import sys, threading
@@ -43,6 +59,22 @@ for _ in range(100):
         thread.join()
 print(right)
 """
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [dict[int, str], list[dict[int, str]], dict[str, dict[int, int] | None], set[int], _Nested],
+)
+def test_dict_of_any_integers_is_refused(kind: Any) -> None:
+    """Integers that differ by 2^61 - 1 have one hash: a dict of n takes the time of n squared."""
+    with pytest.raises(TypeError, match="integers without bounds"):
+        decoder_of(kind)
+
+
+def test_bounded_integers_are_keys() -> None:
+    assert decoder_of(dict[ProcessIndex, int]).decode(b'{"3":4}') == {3: 4}
+    with pytest.raises(msgspec.ValidationError):
+        decoder_of(dict[ProcessIndex, int]).decode(f'{{"{2**61 - 1}":4}}')
 
 
 def test_threads_that_first_decode_a_struct_at_once() -> None:

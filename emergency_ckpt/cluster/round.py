@@ -40,7 +40,7 @@ from emergency_ckpt.cluster.coordination import (
     run_and_report,
 )
 from emergency_ckpt.cluster.left_processes import have_left
-from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
+from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, ProcessIndex
 from emergency_ckpt.errors import (
     CheckpointError,
     CoordinationError,
@@ -428,7 +428,7 @@ class Round:
         raise CoordinationError("agree on", self._name, problem)
 
     def _own(self, data: bytes, name: str) -> bytes:
-        answers: dict[int, bytes] = decode_message(data, dict[int, bytes], name)
+        answers: dict[int, bytes] = decode_message(data, dict[ProcessIndex, bytes], name)
         if self._me not in answers:
             raise CoordinationError("decode", f"message {name!r}", f"none for process {self._me}")
         return answers[self._me]

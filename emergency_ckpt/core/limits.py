@@ -6,7 +6,9 @@ Each bound stands here once. The writer and every reader use it, so that what is
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 # Names and numbers
 
@@ -18,6 +20,8 @@ MAX_VERSION: Final = 10**12 - 1
 MAX_INCARNATION_NUMBER: Final = 10**12 - 1
 """Largest number of a life of the job: its name has twelve digits for it."""
 MAX_PROCESSES: Final = 1_000_000
+ProcessIndex = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PROCESSES)]
+"""Also a key of dicts that are decoded; see ``json_decoders``."""
 MAX_LEAVES: Final = 1_000_000
 MAX_ITEMS: Final = 256
 """Maximum for a step's items with arrays in storage."""
@@ -69,6 +73,12 @@ MAX_HOST_STATE_CONTAINERS: Final = 1_000_000
 
 Each takes two bytes of a document, but some 60 bytes of memory and a microsecond to decode: without
 this a document of 64 MiB could take half a minute.
+"""
+MAX_EQUAL_HASHES: Final = 64
+"""Maximum number of keys of a dict in a host state that have one hash.
+
+A dict looks at all keys of a hash one by one. Integers that differ by 2^61 - 1 have the same hash,
+and 2 MiB of them took 15 s to decode.
 """
 MIN_SECRET_BYTES: Final = 32
 MAX_SECRET_BYTES: Final = 4096

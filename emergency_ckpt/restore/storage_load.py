@@ -17,6 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from emergency_ckpt._native import Mapping as Mapped
+from emergency_ckpt.core.limits import ProcessIndex
 from emergency_ckpt.core.restore.inventory import Inventory, Quarantined
 from emergency_ckpt.core.restore.leaves import PYTHON_NUMBERS
 from emergency_ckpt.core.restore.plan_types import Rejection, RestorePlan, TargetSet
@@ -80,7 +81,7 @@ class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=Tr
     save: SaveId
     item: str
     complete: bool
-    parts: dict[int, LoadPart]
+    parts: dict[ProcessIndex, LoadPart]
     numbers: dict[str, str] = {}
     documents: str = ""
     document_count: int = 0

@@ -260,7 +260,7 @@ def _check_structure(target: object, payload: Payload, path: str) -> None:
         if items is None or {key for key, _ in items} != set(expected):
             raise _mismatch(path, "keys differ")
         for key, item in items:
-            _check_structure(expected[key], item, f"{path}[{key!r}]")
+            _check_structure(expected[key], item, f"{path}[{codec.text_of(key)}]")
         return
     sequence = codec.sequence_items(payload)
     values = cast(list[Any], target)
@@ -318,7 +318,7 @@ def payload_for(target: object, value: object, path: str = "host_state") -> Payl
     if isinstance(target, dict) and isinstance(value, dict):
         targets, values = cast("dict[Any, Any]", target), cast("dict[Any, Any]", value)
         return codec.dict_payload(
-            (key, payload_for(targets.get(key), item, f"{path}[{key!r}]"))
+            (key, payload_for(targets.get(key), item, f"{path}[{codec.text_of(key)}]"))
             for key, item in values.items()
         )
     if isinstance(target, list | tuple) and type(target) is type(value):  # pyright: ignore[reportUnknownArgumentType]

@@ -13,13 +13,19 @@ import re
 import struct
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from emergency_ckpt.core.limits import MAX_DEPTH, MAX_DIMENSIONS, MAX_HOST_STATE_CONTAINERS
+from emergency_ckpt.core.limits import (
+    MAX_DEPTH,
+    MAX_DIMENSIONS,
+    MAX_EQUAL_HASHES,
+    MAX_HOST_STATE_CONTAINERS,
+)
 from emergency_ckpt.errors import CorruptData, HostStateError
 
 _FILES = {"index": ".index", "data": ".data-00000-of-00001"}
@@ -216,7 +222,23 @@ def dict_payload(
     pairs = list(items)
     if all(type(key) is str and not _looks_like_tag(key) for key, _ in pairs):
         return dict(pairs)
-    return {DICT: [[to_payload(key, f"{path} key {key!r}", depth), item] for key, item in pairs]}
+    if _too_many_equal_hashes(key for key, _ in pairs):
+        problem = f"over {MAX_EQUAL_HASHES} keys of a dict have the same hash"
+        raise HostStateError("capture", path, problem, hint="keep them in a list of pairs")
+    return {DICT: [[to_payload(key, f"{path} key {text_of(key)}", depth), v] for key, v in pairs]}
+
+
+def text_of(key: object) -> str:
+    """Return a key of a dict as text. Python refuses to write out an integer of many digits."""
+    try:
+        return repr(key)
+    except ValueError:
+        return f"a {type(key).__name__} with an integer of many digits"
+
+
+def _too_many_equal_hashes(keys: Iterable[object]) -> bool:
+    """Return whether a dict of ``keys`` would take a long time. TypeError: a key has no hash."""
+    return max(Counter(map(hash, keys)).values(), default=0) > MAX_EQUAL_HASHES
 
 
 def sequence_payload(kind: type, items: Iterable[Payload]) -> Payload:
@@ -268,7 +290,7 @@ def _encode_tuple(value: tuple[Any, ...], path: str, depth: int) -> Payload:
 
 def _encode_dict(value: dict[Any, Any], path: str, depth: int) -> Payload:
     items = list(value.items())  # read once, since another thread may change it
-    pairs = [(key, to_payload(item, f"{path}[{key!r}]", depth)) for key, item in items]
+    pairs = [(key, to_payload(item, f"{path}[{text_of(key)}]", depth)) for key, item in items]
     return dict_payload(pairs, path, depth)
 
 
@@ -332,7 +354,10 @@ def _pairs(value: object, depth: int) -> list[tuple[Any, Any]]:
 
 def _decode_dict(value: object, depth: int) -> dict[Any, Any]:
     try:
-        return {key: from_payload(item, depth) for key, item in _pairs(value, depth)}
+        pairs = _pairs(value, depth)
+        if _too_many_equal_hashes(key for key, _ in pairs):
+            raise _corrupt(f"over {MAX_EQUAL_HASHES} keys of a dict have the same hash")
+        return {key: from_payload(item, depth) for key, item in pairs}
     except TypeError as error:
         raise _corrupt("a dict key is not hashable") from error
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import GOLDEN
 
 from emergency_ckpt.core.limits import MAX_DEPTH, MAX_HOST_STATE_CONTAINERS
-from emergency_ckpt.errors import CorruptData, HostStateTooLarge
+from emergency_ckpt.errors import CorruptData, HostStateError, HostStateTooLarge
 from emergency_ckpt.state import host_state
 from emergency_ckpt.state import host_state_codec as codec
 from emergency_ckpt.types import OrbaxStep, SaveId
@@ -93,6 +96,43 @@ HOSTILE_PAYLOADS = [
 def test_well_sealed_hostile_payload_is_corrupt(payload: bytes) -> None:
     with pytest.raises(CorruptData):
         host_state.decode(sealed(payload))
+
+
+def one_hash(kind: str, count: int) -> list[Any]:
+    """Different keys of a dict that have the same hash."""
+    modulus = sys.hash_info.modulus
+    if kind == "integers":
+        return [number * modulus for number in range(count)]
+    if kind == "tuples":
+        return [(number * modulus, "a") for number in range(count)]
+    multiplier = sys.hash_info.imag
+    return [np.complex128(complex(-multiplier * n, n)) for n in range(2, count + 2)]
+
+
+KINDS = ["integers", "tuples", "complex"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dict_of_many_keys_with_one_hash_is_corrupt(kind: str) -> None:
+    """Before it is built: its time grows with the square, and 20 MiB would take 17 minutes."""
+    keys = one_hash(kind, 3000)
+    assert len(set(map(hash, keys))) == 1
+    payload = {"__dict__": [[codec.to_payload(key), 1] for key in keys]}
+    with pytest.raises(CorruptData, match="the same hash"):
+        host_state.decode(sealed(msgspec.json.encode(payload)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dict_that_no_reader_takes_is_not_saved(kind: str) -> None:
+    few = dict.fromkeys(one_hash(kind, 64), 1)
+    assert codec.from_payload(codec.to_payload(few)) == few
+    with pytest.raises(HostStateError, match="the same hash"):
+        codec.to_payload({"deep": [dict.fromkeys(one_hash(kind, 65), 1)]})
+
+
+def test_key_of_many_digits_comes_back() -> None:
+    state = {10**5000: "a", (1, 10**5000): "b"}
+    assert codec.from_payload(codec.to_payload(state)) == state
 
 
 HOSTILE_FIELDS: list[dict[str, object]] = [

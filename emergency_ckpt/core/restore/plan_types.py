@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from emergency_ckpt.core.limits import ProcessIndex
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.types import Contents, SaveId, ShardId, TierName
 
@@ -124,7 +125,7 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
     tier: TierName
     step: int
     save: SaveId | None
-    processes: dict[int, ProcessPlan]
+    processes: dict[ProcessIndex, ProcessPlan]
     rejected: tuple[Rejection, ...] = ()
     host_state_count: int | None = None
     notes: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ import msgspec
 from emergency_ckpt.cluster.coordination import Coordinator, decode_message, reason_of
 from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.round import Answer, Cell, Round, Rule, Series
-from emergency_ckpt.core.limits import MAX_METRICS_BYTES
+from emergency_ckpt.core.limits import MAX_METRICS_BYTES, ProcessIndex
 from emergency_ckpt.errors import (
     CheckpointError,
     CoordinationError,
@@ -46,7 +46,7 @@ class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     error: str = ""
     pauses: bool = False
-    documents: dict[int, tuple[str, bool]] = {}
+    documents: dict[ProcessIndex, tuple[str, bool]] = {}
     crcs: tuple[tuple[ShardId, int], ...] = ()
     kept: bool = False
     steps: tuple[int, ...] = ()

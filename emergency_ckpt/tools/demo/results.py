@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from emergency_ckpt.core.limits import ProcessIndex
+
 
 class ProcessResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The final result of one process.
@@ -38,7 +40,7 @@ class JobDigest(msgspec.Struct, frozen=True):
     """
 
     tensors: dict[str, str]
-    iterators: dict[int, str]
+    iterators: dict[ProcessIndex, str]
     disagreements: tuple[str, ...]
 
 
