@@ -380,7 +380,7 @@ class CheckpointerConfig(Config):
     """``Config`` with ``instantiate``."""
 
     def set(self, **settings: Unpack[Settings]) -> CheckpointerConfig:
-        """Return a copy with ``settings``, as ``Config.set``."""
+        """Change settings in place and return this config, as ``Config.set``."""
         super().set(**settings)
         return self
 
