@@ -70,6 +70,7 @@ class EmergencyCheckpointer:
         self._stopped, self._why_stopped = False, "the checkpointer was stopped"
         self._progress = opened.progress
         self.last_restore: RestoreReport | None = None
+        self._restored_host_state = False
         at_program_end(self._at_exit)
         drop_in_child(self, EmergencyCheckpointer._forget)
 
@@ -125,9 +126,13 @@ class EmergencyCheckpointer:
         step = step_number("save", step)
         self._progress.note(step)
         with self._progress.inside("save", self._config.longest_save_wait_s):
-            return self._saver.save(
+            begun = self._saver.save(
                 step, state, host_state, force=force, metrics=metrics, orbax=orbax
             )
+        if begun and host_state is None and self._restored_host_state:
+            self._restored_host_state = False  # once is enough
+            self._opened.events.emit("save.without_host_state", step=step)
+        return begun
 
     @property
     def heeds_preemption(self) -> bool:
@@ -214,6 +219,7 @@ class EmergencyCheckpointer:
         wanted = wanted_step("restore", step)
         self.wait_until_finished()
         self._progress.restart()
+        self._restored_host_state = host_state is not None
         found = self._resume.restore(state, host_state, wanted, tensors_only=tensors_only)
         if found is None:
             return None, state

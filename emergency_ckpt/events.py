@@ -170,6 +170,13 @@ def _without_host_state(fields: Fields) -> str:
     )
 
 
+def _saved_without_host_state(fields: Fields) -> str:
+    return (
+        f"step {fields['step']} is saved without a host_state, and restore was given one: a restart"
+        " from this step would begin the data anew; give host_state to save, too"
+    )
+
+
 def _progress(work: str) -> Callable[[Fields], str]:
     def line(fields: Fields) -> str:
         if fields["doing"] == "over":
@@ -212,6 +219,7 @@ _LEADERS_LINES: dict[str, Callable[[Fields], str]] = {
     "save.ignored": _ignored,
     "save.without_restore": _unrestored,
     "restore.without_host_state": _without_host_state,
+    "save.without_host_state": _saved_without_host_state,
     "preemption.reached": _preempted,
 }
 _WARNINGS = frozenset(
@@ -221,6 +229,7 @@ _WARNINGS = frozenset(
         "preemption.notice",
         "preemption.unheard",
         "save.ignored",
+        "save.without_host_state",
         "save.without_restore",
         "save.non_finite",
         "save.unchanged",

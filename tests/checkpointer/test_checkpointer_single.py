@@ -464,6 +464,27 @@ def test_restore_from_storage_without_its_host_state_warns_once(world: World) ->
     assert world.names().count("restore.without_host_state") == 1
 
 
+def test_save_without_the_host_state_given_to_restore_warns_once(world: World) -> None:
+    """The loop trains on with the iterator, and a restart would begin its data anew."""
+    with world.open() as checkpointer:
+        checkpointer.restore(state=world.state(0), host_state={"at": 0})
+        with logged() as lines:
+            for step in (1, 2):
+                assert checkpointer.save(step=step, state=world.state(step))
+    assert sum("saved without a host_state" in line for line in lines) == 1
+    assert [e.fields["step"] for e in world.events if e.name == "save.without_host_state"] == [1]
+
+
+@pytest.mark.parametrize("given", [{"at": 0}, None])
+def test_save_with_the_host_state_given_to_restore_says_nothing(
+    world: World, given: dict[str, int] | None
+) -> None:
+    with world.open() as checkpointer:
+        checkpointer.restore(state=world.state(0), host_state=given)
+        assert checkpointer.save(step=1, state=world.state(1), host_state=given)
+    assert "save.without_host_state" not in world.names()
+
+
 def test_restore_of_a_step_without_host_state_says_nothing(world: World) -> None:
     with world.open() as checkpointer:
         assert checkpointer.save(step=1, state=world.state(1))
