@@ -64,7 +64,7 @@ def test_only_step_without_documents_is_no_fresh_start(world: World) -> None:
     with pytest.raises(Unrecoverable, match=r"step 2.*set allow_missing_host_state"):
         restored(world)
     with pytest.raises(StepNotFound, match=r"set allow_missing_host_state"):
-        world.restores(2, asked=2)
+        world.restores(2, asked=2, host=True)
 
 
 def test_newer_step_in_ram_hides_one_without_documents(world: World) -> None:

@@ -430,18 +430,22 @@ class DirectoryWriter:
         work = functools.partial(self._pinned(step, name).clear, name)
         self._storage.do("remove", f"/{name}", work, changes=step)
 
-    def _tidy(self, step: int, work: Callable[[], object]) -> PersistentTierError | None:
-        """Do a part of the clean-up for ``step``; return its error, which is told.
+    def _tidy(
+        self, step: int, work: Callable[[], object], *, is_asked: bool = False
+    ) -> PersistentTierError | None:
+        """Do a part of the clean-up for ``step``; return its error.
 
-        What cannot be removed is in nobody's way: no save fails for it. Raises what says that this
-        life must not write.
+        What cannot be removed is in nobody's way: no save fails for it. ``is_asked``: the caller
+        raises the error, and tells it so; else it is logged. Raises what says that this life must
+        not write.
         """
         try:
             work()
         except (DirectoryInUse, StorageLost, _Overtaken):
             raise
         except PersistentTierError as error:
-            logging.warning("step %d is not cleared: %s", step, error)
+            if not is_asked:
+                logging.warning("step %d is not cleared: %s", step, error)
             self._emit("persistent.not_removed", step=step, reason=str(error)[:500])
             if not error.retryable:
                 self._stuck.add(step)
@@ -741,7 +745,7 @@ class DirectoryWriter:
         self._append(lambda table: listing(changed(table, keys, lambda _: None), *leaving))
         for entry in leaving:
             self._emit("persistent.removing", step=entry.step)
-        errors = self._finish_removal(leaving)
+        errors = self._finish_removal(leaving, asked)
         for key in asked & errors.keys():
             raise errors[key]
         return [entry.own_folder for entry in leaving]
@@ -764,14 +768,18 @@ class DirectoryWriter:
             self._remove(leaving)
             return [entry.aside_folder for entry in leaving]
 
-    def _finish_removal(self, entries: Collection[Entry]) -> dict[Key, PersistentTierError]:
+    def _finish_removal(
+        self, entries: Collection[Entry], asked: Collection[Key] = ()
+    ) -> dict[Key, PersistentTierError]:
         """Delete the files of ``entries``, which the newest version says, and leave them out.
 
-        Return the errors of those that cannot be deleted: their entries stay.
+        Return the errors of those that cannot be deleted: their entries stay. ``asked``: those of
+        which the caller raises the error.
         """
         errors: dict[Key, PersistentTierError] = {}
         for entry in entries:
-            error = self._tidy(entry.step, functools.partial(self._delete_removed, entry))
+            work = functools.partial(self._delete_removed, entry)
+            error = self._tidy(entry.step, work, is_asked=entry.key in asked)
             if error is not None:
                 errors[entry.key] = error
         if gone := {e.key for e in entries} - errors.keys():
