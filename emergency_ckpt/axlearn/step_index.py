@@ -52,6 +52,7 @@ class StepIndex:
     def write(self, step: int, entries: Entries) -> None:
         """Write the index of ``step``, all of it or nothing. PersistentTierError."""
         data = json.dumps(list(entries)).encode()
+        self._storage.create_folder(step_name(step))
         self._storage.put(f"{step_name(step)}/{_NAME}", data, step=None)
 
     def remove(self, step: int) -> None:

@@ -1,6 +1,6 @@
 """Reads of one step in a bucket: what came, and what was asked for.
 
-Single requests stall. With the argument ``plain`` each is answered after 30 ms, and the step has
+Single requests stall. With the argument ``plain`` each is answered after 100 ms, and the step has
 small leaves too.
 """
 
@@ -110,7 +110,7 @@ class Reads:
 
 def plain(gcs: GcsControl) -> dict[str, Any]:
     """Read the step where each request takes its time, and count."""
-    rule = FaultRule(kind="delay", delay_s=0.03, target="bucket/*")
+    rule = FaultRule(kind="delay", delay_s=0.1, target="bucket/*")
     reads = Reads(gcs, rule, SMALL_LEAVES)
     gcs.clear_requests()
     found = reads.read(rule, WorkProgress.until(time.monotonic() + 120))

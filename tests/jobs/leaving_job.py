@@ -8,7 +8,7 @@ from typing import Any
 from job_process import Iterator, JobProcess, mesh_of, programs_of, run_program, state_at
 
 from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.errors import CheckpointError, SaveFailed
 
 LEFT_AT = 7
 SKIPPED_STEPS = (10, 15, 20)
@@ -21,21 +21,23 @@ def _train(world: JobProcess, name: str, last: int, end_at: int | None, **settin
     mesh = mesh_of(world.slices)
     # Two minutes, as is the default: nothing here may depend on it.
     config = world.config(name, mesh=mesh, save_timeout_s=120, **settings)
-    iterator, errors = Iterator(world.process), list[str]()
-    with contextlib.suppress(ValueError), config.instantiate() as ckpt:
-        for step in range(1, last + 1):
-            if world.process == 1 and step == end_at:
-                raise ValueError("boom")
-            ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
-            ckpt.wait_until_finished()
-            try:
-                ckpt.check_for_errors()
-            except CheckpointError as error:
-                errors.append(str(error))
+    iterator, errors, ended = Iterator(world.process), list[str](), ""
+    try:
+        with contextlib.suppress(ValueError), config.instantiate() as ckpt:
+            for step in range(1, last + 1):
+                if world.process == 1 and step == end_at:
+                    raise ValueError("boom")
+                ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
+                ckpt.wait_until_finished()
+                if error := _outcome(ckpt):
+                    errors.append(error)
+    except SaveFailed as error:
+        ended = str(error)
     return {
         "complete": [event["step"] for event in world.named("save.complete")],
         "stored": [event["step"] for event in world.named("persistent.complete")],
         "errors": errors,
+        "ended": ended,
     }
 
 

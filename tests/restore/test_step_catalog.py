@@ -11,7 +11,12 @@ from orbax.checkpoint import checkpoint_managers as ocm
 from world import World, same, save_all
 
 from emergency_ckpt.config.policies import PerProcessPolicy
-from emergency_ckpt.errors import CheckpointError, PersistentTierError, StepNotFound
+from emergency_ckpt.errors import (
+    CheckpointError,
+    InvalidState,
+    PersistentTierError,
+    StepNotFound,
+)
 from emergency_ckpt.restore.request import CompleteSteps
 
 KEEPS_THREE: dict[str, Any] = {
@@ -160,4 +165,5 @@ def test_nothing_is_due_up_to_what_is_there(world: World) -> None:
     with world.open_both() as ckpt:
         ckpt.go_on_after(CompleteSteps((3,), (4,)))
         assert [step for step in range(7) if ckpt.should_save(step)] == [4, 5, 6]
-        assert not ckpt.save(step=3, state=world.state(3), force=True)
+        with pytest.raises(InvalidState, match="step 4, which was saved or restored, is newer"):
+            ckpt.save(step=3, state=world.state(3), force=True)

@@ -13,7 +13,7 @@ REQUESTS_BESIDES = 16
 GiB in chunks of 64 MiB takes so many requests and 16 more."""
 REQUESTS_TO_DESCRIBE = 16
 AT_ONCE = 8
-"""Requests in flight: with 30 ms each, and 64 MiB in each, far more than any network takes."""
+"""Requests in flight: with 100 ms each, and 64 MiB in each, far more than any network takes."""
 
 
 def test_reads_are_few_requests_and_many_at_once() -> None:

@@ -14,11 +14,13 @@ def test_save_after_a_process_raised_names_it(results: Results) -> None:
     assert stayed["stored"] == []
     said = "process 1 has left: ValueError: boom"
     assert [said in error for error in stayed["errors"]] == [True] * 2, stayed["errors"]
+    assert "the save of step 10 to storage failed" in stayed["ended"]
+    assert left["ended"] == "", "its own exception counts"
 
 
 def test_all_that_end_together_lose_no_save(results: Results) -> None:
     for seen in of(results, "all_end"):
-        assert seen == {"complete": [5, 10], "stored": [5, 10], "errors": []}
+        assert seen == {"complete": [5, 10], "stored": [5, 10], "errors": [], "ended": ""}
 
 
 def test_process_that_skips_saves_costs_one_deadline(results: Results) -> None:
