@@ -123,14 +123,17 @@ class Saver:
         orbax: OrbaxStep | None = None,
     ) -> bool:
         """As ``EmergencyCheckpointer.save``."""
-        if force and step < self._newest_due:
+        is_older = step < self._newest_due
+        if force and is_older:
             raise self._not_newer(step)
         reached = self._parts.watch.reached(step)
         due = self._due.take(step, force=force, preempted=reached)
         preempted = reached and self._parts.watch.sync_step == step
+        if preempted and is_older:
+            return self._save_preempted(step, None)
         saves_last = self._parts.config.save_on_stop
         if not due and not preempted and (step <= self._newest_due or not saves_last):
-            if step < self._newest_due:
+            if is_older:
                 self._note_ignored(step)
             return False
         plain = None if metrics is None else named_metrics(metrics)
@@ -144,9 +147,9 @@ class Saver:
             self._last_request = request.held()
         if not due and not preempted:
             return False
-        self._settle_past(save, self._schedules if preempted else due)
         if preempted:
-            return self._save_preempted(request)
+            return self._save_preempted(step, request)
+        self._settle_past(save, due)
         begun = self._begin_all(due, request)
         if begun and not self._parts.config.async_save:
             self.wait_until_finished()
@@ -393,27 +396,31 @@ class Saver:
         """As ``EmergencyCheckpointer.reached_preemption``."""
         return self._parts.watch.reached(step)
 
-    def _save_preempted(self, request: SaveRequest) -> bool:
-        """Save in all tiers, whatever the policies say: first to RAM, which is quick."""
+    def _save_preempted(self, step: int, request: SaveRequest | None) -> bool:
+        """Save in all tiers, whatever the policies say: first to RAM, which is quick.
+
+        ``request``: None where ``step`` is older than the newest. Nothing is saved or hidden then.
+        """
         parts, watch = self._parts, self._parts.watch
-        parts.events.emit("preemption.reached", step=request.step, grace_s=watch.grace_left_s())
+        parts.events.emit("preemption.reached", step=step, grace_s=watch.grace_left_s())
         tiers: list[TierName] = [
             name
             for name, schedule in self._schedules.items()
             if parts.config.save_on_preemption or schedule.plan.on_preemption
         ]
-        why, started = "the time is over", set[TierName]()
-        is_older = request.step < self._newest_due
-        if is_older:
-            why = f"since step {self._newest_due}, which was saved or restored, is newer"
-        else:
+        started = set[TierName]()
+        why = f"since step {self._newest_due}, which was saved or restored, is newer"
+        if request is not None:
+            why = "the time is over"
+            self._settle_past(request.save, self._schedules)
             started = self._start_in_order(tiers, request, watch.grace_left_s)
         for name in tiers:
             # A step of this number that is older than the newest is not this one.
-            if name not in started and (is_older or request.step not in self._saved.of(name)):
-                self._say_not_written(name, request.step, why)
+            is_there = request is not None and step in self._saved.of(name)
+            if name not in started and not is_there:
+                self._say_not_written(name, step, why)
         if parts.config.exit_on_preemption:
-            self._exit(request.step)
+            self._exit(step)
         return bool(started)
 
     def _start_in_order(

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from persistent_steps import complete_steps
 from world import World, save, save_all
 
 from emergency_ckpt import EmergencyCheckpointer
@@ -57,3 +58,18 @@ def test_notice_behind_the_restored_step_claims_no_save(
     errors = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
     assert sum("step 4 is not in the" in text and "step 10" in text for text in errors) == 2
     assert resumed.all_steps() == [NEWEST]
+
+
+@pytest.mark.parametrize("save_on_stop", [False, True])
+def test_notice_behind_a_requested_step_changes_nothing(world: World, save_on_stop: bool) -> None:
+    settings = {"save_every": 1, "local_save_every": 1, "local_keep_last_n": 2}
+    with world.open_both(**settings) as checkpointer:
+        save_all(checkpointer, world, 5, NEWEST)
+    with world.open_both(**settings, save_on_stop=save_on_stop) as checkpointer:
+        assert checkpointer.restore(5, state=world.state(0))[0] == 5
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert not save(checkpointer, world, 3)
+    assert complete_steps(str(world.persistent)) == [5, NEWEST]
+    world.restores(NEWEST, **settings)
+    world.lose_ram()
+    world.restores(NEWEST, **settings)
