@@ -13,7 +13,7 @@ from absl import logging
 from emergency_ckpt import files
 from emergency_ckpt.core.limits import MAX_QUARANTINE_RECORDS
 from emergency_ckpt.core.restore.inventory import RestoredSave
-from emergency_ckpt.core.timeline import Timeline, life_of, newest
+from emergency_ckpt.core.timeline import Timeline, newest
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -194,15 +194,12 @@ class ProcessDirectory:
                 if old.digest == new.digest or adds_nothing(old.contents, new.contents):
                     slot.unpublish()
 
-    def invalidate_newer(
-        self, than: SaveId, timeline: Timeline | None = None, *, saving: str = ""
-    ) -> None:
+    def invalidate_newer(self, than: SaveId, timeline: Timeline | None = None) -> None:
         """Unpublish saves after ``than``, and other incarnations of its step.
 
         Those that ``timeline``, or a newer one on record, leaves behind stay: they cannot be taken
-        for newer ones. So do those of the incarnation ``saving``, whose host states other processes
-        may have pushed already. A record of a later complete save is replaced by ``than``, or
-        removed when ``than`` has no incarnation, which means that there is none.
+        for newer ones. A record of a later complete save is replaced by ``than``, or removed when
+        ``than`` has no incarnation, which means that there is none.
         """
 
         chain = newest(self.ledger.chain, timeline)
@@ -211,8 +208,6 @@ class ProcessDirectory:
             return save.step > than.step or (save.step == than.step and save != than)
 
         def unwanted(save: SaveId) -> bool:
-            if saving and life_of(save.incarnation) == life_of(saving):
-                return False
             return newer(save) and not (chain and chain.leaves_behind(save.incarnation))
 
         for slot in self.published():

@@ -725,19 +725,13 @@ class LocalTier:
         del incarnation
         self._change_all("remove from", lambda place: place.remove(step))
 
-    def invalidate_newer(
-        self, than: SaveId, timeline: Timeline | None = None, *, saving: str = ""
-    ) -> None:
+    def invalidate_newer(self, than: SaveId, timeline: Timeline | None = None) -> None:
         """Unpublish saves later than the restored ``than``, here and in orphans. LocalTierError.
 
         Later means a greater step, or the same step of another incarnation; see
-        ``ProcessDirectory.invalidate_newer``, also for ``saving``.
+        ``ProcessDirectory.invalidate_newer``.
         """
-
-        def change(place: ProcessDirectory) -> None:
-            place.invalidate_newer(than, timeline, saving=saving)
-
-        self._change_all("invalidate in", change)
+        self._change_all("invalidate in", lambda place: place.invalidate_newer(than, timeline))
 
     def _change_all(self, operation: str, change: Callable[[ProcessDirectory], None]) -> None:
         """Apply ``change`` to this process's directory and to orphans. LocalTierError."""

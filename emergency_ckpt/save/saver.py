@@ -174,10 +174,8 @@ class Saver:
         """
         parts = self._parts
         if self._goes_on_from is not None:
-            than, bound = self._goes_on_from, parts.timelines.bound
-            parts.tier.invalidate_newer(than, bound, saving=save.incarnation)
             parts.timelines.bind()
-            self._saved.forget_newer(than.step)
+            self._saved.forget_newer(self._goes_on_from.step)
             self._goes_on_from = None
             if parts.persistent is not None and parts.process[0] == 0:
                 schedule = self._schedules.get(PERSISTENT)
