@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Unpack
@@ -310,7 +309,9 @@ class EmergencyCheckpointer:
         not_at_program_end(self._at_exit)
         self._opened.expect_no_step()
         with contextlib.ExitStack() as ends:  # runs in reverse order, and all of it despite errors
-            ends.push(functools.partial(self._tell_lost_step, is_normal_end))
+            ends.push(
+                lambda _, error, __: self._tell_lost_step(raises=is_normal_end and error is None)
+            )
             ends.callback(self._opened.release, _STOPPED)
             if not after_error and sys.exc_info()[0] is None:
                 ends.callback(self._opened.note_orderly_end)
@@ -319,10 +320,8 @@ class EmergencyCheckpointer:
             if not after_error:
                 self._saver.save_last(timeout_s)
 
-    def _tell_lost_step(
-        self, is_normal_end: bool, _: object, error: BaseException | None, __: object
-    ) -> None:
-        """Raise the error of the last save to storage, which failed; log it beside ``error``."""
+    def _tell_lost_step(self, *, raises: bool) -> None:
+        """Raise the error of the last save to storage, if that failed, or log it."""
         lost = self._failures.take_lost()
         if lost is None:
             return
@@ -330,7 +329,7 @@ class EmergencyCheckpointer:
         problem = f"the save of step {step} to storage failed: {failure.problem}"
         hint = "no later save has made it good; `eckpt ls` lists the steps that each tier has"
         told = SaveFailed("end", "training", problem, hint=hint)
-        if is_normal_end and error is None:
+        if raises:
             raise told from failure
         logging.error("%s", told)
 
@@ -347,7 +346,7 @@ class EmergencyCheckpointer:
                 self._saver.abandon(limit_s)
         finally:
             self._opened.release(text_of(error))
-            self._tell_lost_step(False, None, error, None)
+            self._tell_lost_step(raises=False)
 
     def _forget(self) -> None:
         """Disable this copy in a forked child; threads, locks and exit work are the parent's."""
@@ -368,7 +367,7 @@ class EmergencyCheckpointer:
                 self._config.exit_timeout_s if failed else self._config.longest_wait_s
             )
         self._opened.release(_ENDED)
-        self._tell_lost_step(False, None, None, None)
+        self._tell_lost_step(raises=False)
 
     def __enter__(self) -> EmergencyCheckpointer:
         return self

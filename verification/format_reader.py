@@ -484,14 +484,6 @@ class _StorageReader:
         self._greatest = max(table["greatest"], *map(number_of, lives))
 
     def _table(self, number: int) -> dict[str, Any]:
-        table = self._version(number)
-        keys = [(each["step"], each["incarnation"]) for each in table["steps"]]
-        _require(_rises(keys), "its steps are not in order")
-        complete = [each["step"] for each in table["steps"] if each["state"] == "complete"]
-        _require(_rises(complete), "it has two complete steps of one number")
-        return table
-
-    def _version(self, number: int) -> dict[str, Any]:
         data = self._data(f"host_state/log/{number:012d}.json")
         _require(data is not None, f"version {number} is gone")
         assert data is not None
@@ -506,6 +498,10 @@ class _StorageReader:
         if table["chain"] is not None:
             check_chain(table["chain"])
         table["steps"] = [_entry(each) for each in table["steps"]]
+        keys = [(each["step"], each["incarnation"]) for each in table["steps"]]
+        _require(_rises(keys), "its steps are not in order")
+        complete = [each["step"] for each in table["steps"] if each["state"] == "complete"]
+        _require(_rises(complete), "it has two complete steps of one number")
         return table
 
     # Steps.

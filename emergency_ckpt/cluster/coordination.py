@@ -225,7 +225,7 @@ def jax_has_notice() -> bool:
 
 def tell_jax_of_notice() -> None:
     """Have JAX's preemption service take a notice at all processes, unless it has one or is off."""
-    if not jax_hears_notices() or jax_has_notice():
+    if not jax_hears_notices():
         return
     try:
         distributed.global_state.client.key_value_set_bytes(_JAX_NOTICE, _LONG_AGO)

@@ -175,10 +175,9 @@ class Config:
     """Function that derives a process's host state from those of a job of another size, of
     ``(all former host states, process, count)``. docs/policies.md has recipes for Grain."""
     allow_missing_host_state: bool = setting(False, tier="persistent")
-    """Accept a step that plain Orbax wrote, which has no host states, and leave the given host
-    state unchanged. False: such a step is an error where ``restore`` is given a host state. Also
-    accept a step of this package whose host states are gone from storage. False: it does not count.
-    """
+    """For a ``restore`` that is given a host state. True: a step without host states is restored,
+    and the given host state stays unchanged. False: a step that plain Orbax wrote is an error, and
+    a step of this package whose host states are gone from storage does not count."""
     take_over_dir: bool = setting(False, tier="persistent")
     """Save in ``dir`` although it belongs to another run, and replace that run's name by this
     one's. Later saves of that run into ``dir`` fail. Set it for one start only."""

@@ -68,7 +68,7 @@ LISTING_TIMEOUT_S = 30.0
 """Longest wait for the list of persistent steps when RAM alone holds a complete step."""
 _DESCRIBED_IN_STALLS = 3
 _MOST_INSPECTED = 256
-LOST_MARKER = (
+_LOST_MARKER = (
     "its folder below host_state is gone, and with it the host states and their marker; to take its"
     " tensors alone, set allow_missing_host_state"
 )
@@ -496,8 +496,8 @@ class RestoreLeader:
         ):
             # This package wrote it, and it lacks the non-tensor marker: it does not count for a
             # restore that wants host states.
-            logging.warning("step %d in %s: %s", item.step, tier.directory, LOST_MARKER)
-            self._stored[item.step] = msgspec.structs.replace(item, problem=LOST_MARKER)
+            logging.warning("step %d in %s: %s", item.step, tier.directory, _LOST_MARKER)
+            self._stored[item.step] = msgspec.structs.replace(item, problem=_LOST_MARKER)
             return None
         if found.step.incarnation != item.incarnation:
             self._stored[item.step] = found.step

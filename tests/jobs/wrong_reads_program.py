@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,6 @@ from world import STORAGE, World, logged, same, save_all
 
 STEPS = (2, 4)
 RUN = "gs://bucket/run"
-OBJECTS = (
-    "host_state/log/*",
-    "host_state/4/marker.json",
-    "host_state/4/checksums.json",
-    "host_state/4/process_*",
-    "4/_CHECKPOINT_METADATA",
-    "4/state/manifest.ocdbt",
-    "4/state/d/*",
-)
 NTH = range(2)
 """The reads of each object that are wrong, in turn: of data the first has nodes of the database."""
 
@@ -49,7 +41,8 @@ def restore(world: World) -> dict[str, Any]:
     }
 
 
-def main() -> dict[str, dict[str, Any]]:
+def main(objects: list[str]) -> dict[str, dict[str, Any]]:
+    """``objects``: below the run; each is spoiled in turn."""
     control = GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
     found: dict[str, dict[str, Any]] = {}
     root = Path(tempfile.mkdtemp(prefix="eckpt-test-", dir="/dev/shm"))
@@ -57,7 +50,7 @@ def main() -> dict[str, dict[str, Any]]:
         world = World(root)
         with world.open(dir=RUN, **STORAGE) as ckpt:
             save_all(ckpt, world, *STEPS)
-        for name, nth in itertools.product(OBJECTS, NTH):
+        for name, nth in itertools.product(objects, NTH):
             target = f"bucket/run/{name}"
             rule = FaultRule(
                 kind="flip", operation="objects.media", target=target, skip=nth, count=1
@@ -72,4 +65,4 @@ def main() -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main()))
+    print(json.dumps(main(sys.argv[1:])))

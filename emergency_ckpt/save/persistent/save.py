@@ -121,7 +121,6 @@ class PersistentSaves:
         self._progress = WorkProgress(limits)  # of the save under way, as the next
         self._came: Callable[[Collection[int]], None] = lambda _: None
         self._preservation = preservation
-        self._is_created = False
         self._skipped: queue.SimpleQueue[SaveId] = queue.SimpleQueue()
 
     @property
@@ -286,9 +285,8 @@ class PersistentSaves:
     def _is_kept(self, job: PersistentSave) -> bool:
         """Return whether storage has the step complete, of this incarnation or the way to it."""
         step, keeps = job.save.step, job.keeps
-        if not self._is_created and not self._chain.writer.has_seen:
+        if not self._chain.writer.has_seen:
             self._tier.create()  # storage may have been down at the start
-        self._is_created = True
         self._chain.begin(job.save)
         table = self._chain.writer.table
         entry = None if table is None else table.complete(step)
