@@ -308,17 +308,19 @@ class EmergencyCheckpointer:
         self._stopped = True
         not_at_program_end(self._at_exit)
         self._opened.expect_no_step()
-        with contextlib.ExitStack() as ends:  # runs in reverse order, and all of it despite errors
-            ends.push(
-                lambda _, error, __: self._tell_lost_step(raises=is_normal_end and error is None)
-            )
-            ends.callback(self._opened.release, _STOPPED)
-            if not after_error and sys.exc_info()[0] is None:
-                ends.callback(self._opened.note_orderly_end)
-            ends.callback(self._saver.stop, timeout_s)
-            ends.callback(lambda: self._left_processes.leave(_STOPPED, self._saver.begun))
-            if not after_error:
-                self._saver.save_last(timeout_s)
+        try:
+            with contextlib.ExitStack() as ends:  # in reverse order, and all of it despite errors
+                ends.callback(self._opened.release, _STOPPED)
+                if not after_error and sys.exc_info()[0] is None:
+                    ends.callback(self._opened.note_orderly_end)
+                ends.callback(self._saver.stop, timeout_s)
+                ends.callback(lambda: self._left_processes.leave(_STOPPED, self._saver.begun))
+                if not after_error:
+                    self._saver.save_last(timeout_s)
+        except BaseException:
+            self._tell_lost_step(raises=False)
+            raise
+        self._tell_lost_step(raises=is_normal_end)
 
     def _tell_lost_step(self, *, raises: bool) -> None:
         """Raise the error of the last save to storage, if that failed, or log it."""
