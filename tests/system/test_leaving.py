@@ -14,7 +14,10 @@ def test_save_after_a_process_raised_names_it(results: Results) -> None:
     assert stayed["stored"] == []
     said = "process 1 has left: ValueError: boom"
     assert [said in error for error in stayed["errors"]] == [True] * 2, stayed["errors"]
-    assert "the save of step 10 to storage failed" in stayed["ended"]
+    # The saves of step 10 to RAM and to storage fail at once: the newer error is the one raised.
+    known = any("step 10 to the persistent tier" in error for error in stayed["errors"])
+    told = "the save of step 10 to storage failed" in stayed["ended"]
+    assert told != known, "training knows of the lost step once, at the latest at its end"
     assert left["ended"] == "", "its own exception counts"
 
 
