@@ -516,14 +516,11 @@ class _StorageReader:
                 step.counts = not step.problem and allows(chain, step.step, step.incarnation)
             found.steps.append(step)
         is_named = {
-            _own_folder(entry)
-            for entry in entries
-            if self._is_bucket or entry["state"] != "aside" or entry["pending"]
+            _own_folder(entry) for entry in entries if self._is_bucket or entry["state"] != "hidden"
         }
-        complete = {entry["step"] for entry in entries if entry["state"] == "complete"}
-        known = {(entry["step"], entry["incarnation"]) for entry in entries}
+        listed = {entry["step"] for entry in entries}
         for number, folders in self._folders(is_named).items():
-            if number in complete:
+            if number in listed:
                 continue
             left = sorted(folders, key=lambda name: self._writer_of(name) is None)
             step = self._marked(number, left)
@@ -531,7 +528,7 @@ class _StorageReader:
                 found.garbage.append(number)
                 continue
             step = step or self._plain(number, left)
-            if step is not None and (step.step, step.incarnation) not in known:
+            if step is not None:
                 step.counts = not step.problem and allows(chain, number, step.incarnation)
                 found.steps.append(step)
         found.steps.sort(key=lambda each: (each.step, each.incarnation))
@@ -574,11 +571,11 @@ class _StorageReader:
 
     def _of_entry(self, entry: Mapping[str, Any]) -> StoredStep:
         number, incarnation = entry["step"], entry["incarnation"]
-        aside = f"{number}.rolled-back-{incarnation}"
-        tensors, documents = [_own_folder(entry), aside], [str(number), aside]
-        if entry["state"] == "aside" and not entry["pending"]:
+        tensors = [_own_folder(entry)]
+        if not self._is_bucket:
+            tensors.append(f"{number}.rolled-back-{incarnation}")
+        if entry["state"] != "complete":
             tensors.reverse()
-            documents.reverse()
         step = StoredStep(
             number, incarnation, entry["state"], _own_folder(entry), str(number), problem="gone"
         )
@@ -591,11 +588,6 @@ class _StorageReader:
                 metadata, step.tensors = there, folder
                 break
         marker = self._data(f"host_state/{step.documents}/marker.json")
-        for folder in documents:
-            there = self._data(f"host_state/{folder}/marker.json")
-            if there is not None and sha(there) == entry["marker"]:
-                marker, step.documents = there, folder
-                break
         if marker is None:
             if metadata is None:
                 return step
@@ -615,11 +607,11 @@ class _StorageReader:
     def _of_plain_entry(
         self, entry: Mapping[str, Any], step: StoredStep, folders: Sequence[str]
     ) -> StoredStep:
-        is_aside = entry["state"] == "aside"
+        is_hidden = entry["state"] == "hidden"
         digest = entry["incarnation"].partition("-orbax-")[2]
         again: StoredStep | None = None
         for folder in folders:
-            found = self._plain_in(step.step, folder, is_aside=is_aside)
+            found = self._plain_in(step.step, folder, is_hidden=is_hidden)
             if found is None or found.problem:
                 continue
             found.state = entry["state"]
@@ -695,11 +687,11 @@ class _StorageReader:
         found = [self._plain_in(number, folder) for folder in folders]
         return next((each for each in found if each and not each.problem), None)
 
-    def _plain_in(self, number: int, folder: str, *, is_aside: bool = False) -> StoredStep | None:
+    def _plain_in(self, number: int, folder: str, *, is_hidden: bool = False) -> StoredStep | None:
         """Return the step of plain Orbax in a folder; None when Orbax has not committed one."""
         end = f"{folder}/commit_success.txt"
         is_committed = end in self._names if self._is_bucket else self._is_in(folder)
-        if not (is_aside or is_committed) or not self._is_of_orbax(folder):
+        if not (is_hidden or is_committed) or not self._is_of_orbax(folder):
             return None
         digest = hashlib.sha256(self._data(f"{folder}/_CHECKPOINT_METADATA") or b"")
         for item in ("", *(f"{item}/" for item in _ITEMS)):
@@ -713,13 +705,13 @@ class _StorageReader:
 
 def _entry(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return an entry with its defaults. Damaged."""
-    defaults = {"state": "complete", "pending": False, "marker": "", "processes": 0}
+    defaults = {"state": "complete", "marker": "", "processes": 0}
     defaults |= {"stateful": False, "size_bytes": 0, "saved_s": 0.0, "folder": "", "metrics": None}
     defaults |= {"lives": 0}
     needed = {"step", "incarnation"}
     _require(needed <= set(given) <= needed | set(defaults), f"an entry: {sorted(given)}")
     entry: dict[str, Any] = defaults | dict(given)
-    _require(entry["state"] in ("complete", "removing", "aside"), "an entry of no state")
+    _require(entry["state"] in ("complete", "hidden", "removing"), "an entry of no state")
     _require(isinstance(entry["step"], int) and 0 <= entry["step"] <= _MAX, "an entry of no step")
     _require(_NAME.fullmatch(entry["incarnation"]), "an entry of no plain name")
     _require(re.fullmatch(r"[0-9a-f]{64}|", entry["marker"]), "an entry of no digest")

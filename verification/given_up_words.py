@@ -34,6 +34,7 @@ WORDS = (
     r"PeerAbsent|PeerSigns|DeathWatch|peer_state|signs of (life|death)",  # but for one sign
     r"(?<!RECEIVED_)preemption_notice\b|notice_sources|notice_rules|JaxNotices|request_preemption_save",
     r"keep_newer|follow_soon",  # a restore of an older step that hides newer ones at once
+    r"set_aside|aside_folder|\bsteps? aside\b|moves? aside|bring_back|brought back|superseded",
     r"\blent\b|\blending\b|LentCount|\bLoan\b",  # slots lent to JAX
 )
 """Regular expressions, for any case of letters."""

@@ -212,13 +212,20 @@ class StoredChain:
         self.writer.begin(save.incarnation, forced)
 
     def make_room(self, save: SaveId) -> None:
-        """Clear the step's place for ``save``; a step there counts until that is complete."""
-        self.writer.make_room(save.step, f"incarnation {save.incarnation} saved the step again")
+        """Clear the step's place for ``save``: of what was rolled back, never of what counts.
+
+        Where the binding chain excludes the step that is there, that chain is put on record first.
+        """
+        table = self.writer.table
+        entry = None if table is None else table.complete(save.step)
+        if entry is not None and self.timelines.rejection_reason(entry.step, entry.incarnation):
+            self.writer.begin(save.incarnation, self.timelines.bound)
+        self.writer.make_room(save.step)
 
     def publish(self, entry: Entry) -> None:
         """List ``entry``, and make this incarnation's chain binding.
 
-        The steps that it supersedes move aside; where that fails, a later save repeats it.
+        The steps that the chain excludes are hidden; where that fails, a later save repeats it.
         """
         self.writer.publish(entry, self.timelines.current)
         self.began_from = None
@@ -252,8 +259,8 @@ class StoredChain:
         try:
             self.begin(save)
         except DirectoryInUse as error:
-            logging.warning("rolled-back steps are not superseded: %s", error)
+            logging.warning("rolled-back steps are not hidden: %s", error)
             self._events.emit("persistent.in_use", reason=str(error)[:500])
         except CheckpointError as error:
-            logging.warning("rolled-back steps are not superseded yet: %s", error)
+            logging.warning("rolled-back steps are not hidden yet: %s", error)
             self._events.emit("persistent.unreachable", reason=str(error)[:500])

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection
+from bisect import bisect_left
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -22,14 +22,11 @@ from emergency_ckpt.core.limits import (
     NAME_PATTERN,
 )
 from emergency_ckpt.core.step_names import is_name_of
-from emergency_ckpt.core.timeline import Timeline, life_of, newest, number_of
+from emergency_ckpt.core.timeline import Timeline, newest, number_of
 from emergency_ckpt.core.timeline import problem_of as problem_of_chain
 
-State = Literal["complete", "removing", "aside"]
+State = Literal["complete", "hidden", "removing"]
 Claim = Literal["hold", "write", "refuse"]
-Key = tuple[int, str]
-"""What identifies an entry in its table: its step and incarnation."""
-
 _RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _WRITER = re.compile(r"[A-Za-z0-9_-]{0,64}")
 _INCARNATION = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -41,10 +38,8 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
     Attributes:
       incarnation: of the save; see ``plain_incarnation`` for a step of plain Orbax.
-      state: ``complete``: it counts, unless the chain excludes it. ``removing``: its files are
-        being deleted. ``aside``: it was superseded or rolled back; its files are kept.
-      pending: the files of a step aside may still be where those of a complete one are, and those
-        of a complete one where those of a step aside are.
+      state: ``complete``: it counts, unless the chain excludes it. ``hidden``: it was rolled back,
+        and Orbax does not see it; its files are kept. ``removing``: its files are being deleted.
       marker: SHA-256 (hex) of its ``marker.json``; empty for a step of plain Orbax.
       processes: number of processes that saved it; 0 for a step of plain Orbax.
       stateful: some host state of it is not null.
@@ -58,7 +53,6 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     step: int
     incarnation: str
     state: State = "complete"
-    pending: bool = False
     marker: str = ""
     processes: int = 0
     stateful: bool = False
@@ -69,23 +63,18 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     lives: int = 0
 
     @property
-    def key(self) -> Key:
-        """Return what identifies the entry in its table."""
-        return self.step, self.incarnation
-
-    @property
     def is_plain(self) -> bool:
         """Return True when plain Orbax wrote the step."""
         return not self.marker
 
     @property
     def own_folder(self) -> str:
-        """Return the name of its folder while it is complete."""
+        """Return the name of its folder while it is complete; in a bucket, always."""
         return self.folder or str(self.step)
 
     @property
-    def aside_folder(self) -> str:
-        """Return the name of its folder once its own was needed, here and below host_state."""
+    def hidden_folder(self) -> str:
+        """Return the name of its folder on a file system while it is hidden."""
         return f"{self.step}.rolled-back-{self.incarnation}"
 
 
@@ -98,7 +87,7 @@ class Table(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
       incarnation: the life that wrote this version. Lives with smaller numbers write no more.
       writer: tells apart two writers in one life, such as two drains; empty for a job.
       chain: the binding one; None before the first restore.
-      steps: by (step, incarnation).
+      steps: one a number, oldest step first.
       greatest: the greatest number that a life took at its start, whether or not it wrote since.
     """
 
@@ -118,18 +107,29 @@ class Table(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
         )
 
     def counting(self) -> list[Entry]:
-        """Return the entries that count, oldest step first; at most one a step."""
-        left = _left_by(self)
-        return [e for e in self.steps if e.state == "complete" and e.key not in left]
+        """Return the entries that count, oldest step first."""
+        left = {e.step for e in self.left()}
+        return [e for e in self.steps if e.state == "complete" and e.step not in left]
 
-    def of(self, step: int) -> tuple[Entry, ...]:
-        """Return the entries of ``step``."""
-        begin = bisect_left(self.steps, step, key=_step_of)
-        return self.steps[begin : bisect_right(self.steps, step, lo=begin, key=_step_of)]
+    def left(self) -> list[Entry]:
+        """Return the complete entries that the chain excludes: they are to be hidden."""
+        chain = self.chain
+        if chain is None:
+            return []
+        lives = {e.incarnation for e in self.steps}
+        last = {incarnation: chain.last_step(incarnation) for incarnation in lives}
+        return [e for e in self.steps if e.state == "complete" and e.step > last[e.incarnation]]
+
+    def of(self, step: int) -> Entry | None:
+        """Return the entry of ``step``."""
+        place = bisect_left(self.steps, step, key=_step_of)
+        found = self.steps[place] if place < len(self.steps) else None
+        return found if found is not None and found.step == step else None
 
     def complete(self, step: int) -> Entry | None:
-        """Return the complete entry of ``step``."""
-        return next((e for e in self.of(step) if e.state == "complete"), None)
+        """Return the entry of ``step`` if it is complete."""
+        found = self.of(step)
+        return found if found is not None and found.state == "complete" else None
 
 
 class LogWriter(NamedTuple):
@@ -198,93 +198,47 @@ def reserved(there: Table, incarnation: str) -> Table:
 
 
 def listing(table: Table, *added: Entry) -> Table:
-    """Return ``table`` with ``added``; a complete step supersedes another of its number.
-
-    One that the chain excludes is added as one aside.
-    """
-    steps = list(table.steps)
-    for entry in added:
-        new = entry
-        if entry.state == "complete" and table.rejection_reason(entry):
-            new = _put_aside(entry)
-        begin = bisect_left(steps, new.step, key=_step_of)
-        end = bisect_right(steps, new.step, lo=begin, key=_step_of)
-        others = [e for e in steps[begin:end] if e.key != new.key]
-        if new.state == "complete":
-            others = [_put_aside(e) if e.state == "complete" else e for e in others]
-        steps[begin:end] = sorted([*others, new], key=_key_of)
-    return msgspec.structs.replace(table, steps=tuple(steps))
+    """Return ``table`` with ``added`` in the place of what it has of their numbers."""
+    entries = {e.step: e for e in (*table.steps, *added)}
+    return msgspec.structs.replace(table, steps=tuple(sorted(entries.values(), key=_step_of)))
 
 
-def with_lives(table: Table, lives: int, *keys: Key) -> Table:
-    """Return ``table`` with so many ``lives`` that began from the entries of ``keys``."""
-    return changed(table, keys, lambda entry: msgspec.structs.replace(entry, lives=lives))
+def without(table: Table, entries: Iterable[Entry]) -> Table:
+    """Return ``table`` without ``entries``: what has come in the place of one stays."""
+    gone = {(e.step, e.incarnation) for e in entries}
+    left = (e for e in table.steps if (e.step, e.incarnation) not in gone)
+    return msgspec.structs.replace(table, steps=tuple(left))
+
+
+def in_state(state: State, entries: Iterable[Entry]) -> list[Entry]:
+    """Return ``entries`` in another state."""
+    return [msgspec.structs.replace(entry, state=state) for entry in entries]
+
+
+def with_lives(table: Table, lives: int, step: int, incarnation: str) -> Table:
+    """Return ``table`` with so many ``lives`` that began from a step."""
+    entry = table.of(step)
+    if entry is None or entry.incarnation != incarnation:
+        return table
+    return listing(table, msgspec.structs.replace(entry, lives=lives))
 
 
 def without_lives(table: Table) -> Table:
     """Return ``table`` after a newer complete save: nobody restores the others in a row any more.
 
-    Those aside keep their number: it may be why they are aside.
+    Hidden ones keep their number: it may be why they are hidden.
     """
-    return with_lives(table, 0, *(e.key for e in table.steps if e.lives and e.state == "complete"))
+    restored = (e for e in table.steps if e.lives and e.state == "complete")
+    return listing(table, *(msgspec.structs.replace(e, lives=0) for e in restored))
 
 
 def following(table: Table, chain: Timeline | None) -> Table:
-    """Return ``table`` with the newer chain of both; complete steps off it are put aside.
-
-    The step from which the chain continues counts again if it was aside.
-    """
-    newer = newest(table.chain, chain)
-    if newer == table.chain:
-        return table
-    table = msgspec.structs.replace(table, chain=newer)
-    table = changed(table, _left_by(table), _put_aside)
-    return changed(table, _parent_of(table), _bring_back)
-
-
-def _parent_of(table: Table) -> set[Key]:
-    """Return the step aside from which the chain continues, if that is in the table."""
-    chain = table.chain
-    if chain is None or not chain.ancestors or table.complete(chain.start_step):
-        return set()
-    parent = chain.ancestors[0].incarnation
-    saves = (e for e in table.of(chain.start_step) if e.state == "aside")
-    found = [e.key for e in saves if life_of(e.incarnation) == parent]
-    return set(found[-1:])
-
-
-def changed(table: Table, keys: Collection[Key], change: Callable[[Entry], Entry | None]) -> Table:
-    """Return ``table`` with ``change`` applied to the entries of ``keys``; None drops one."""
-    if not keys:
-        return table
-    entries = (change(e) if e.key in keys else e for e in table.steps)
-    return msgspec.structs.replace(table, steps=tuple(e for e in entries if e is not None))
-
-
-def _left_by(table: Table) -> set[Key]:
-    """Return the complete entries that the chain excludes."""
-    chain = table.chain
-    if chain is None:
-        return set()
-    lives = {e.incarnation for e in table.steps}
-    last = {incarnation: chain.last_step(incarnation) for incarnation in lives}
-    return {e.key for e in table.steps if e.step > last[e.incarnation] and e.state == "complete"}
-
-
-def _put_aside(entry: Entry) -> Entry:
-    return msgspec.structs.replace(entry, state="aside", pending=True)
-
-
-def _bring_back(entry: Entry) -> Entry:
-    return msgspec.structs.replace(entry, state="complete", pending=True)
+    """Return ``table`` with the newer chain of both."""
+    return msgspec.structs.replace(table, chain=newest(table.chain, chain))
 
 
 def _step_of(entry: Entry) -> int:
     return entry.step
-
-
-def _key_of(entry: Entry) -> Key:
-    return entry.key
 
 
 def greatest_number(table: Table | None) -> int:
@@ -307,12 +261,8 @@ def problem_of(table: Table) -> str:
         return "its run_id, writer or incarnation is no valid name"
     if table.chain is not None and (problem := problem_of_chain(table.chain)):
         return f"its chain is damaged: {problem}"
-    keys = [entry.key for entry in table.steps]
-    if any(a >= b for a, b in itertools.pairwise(keys)):
+    if any(a.step >= b.step for a, b in itertools.pairwise(table.steps)):
         return "its steps are not in order"
-    complete = [entry.step for entry in table.steps if entry.state == "complete"]
-    if len(set(complete)) != len(complete):
-        return "it has two complete steps of one number"
     return next(filter(None, map(_problem_of_entry, table.steps)), "")
 
 

@@ -180,7 +180,7 @@ class ProcessDirectory:
             if slot is not of and old is not None and new is not None and old.digest == new.digest:
                 slot.unpublish()
 
-    def _drop_superseded(self) -> None:
+    def _drop_contained(self) -> None:
         """Unpublish each slot whose shards a later slot of the same save all has.
 
         A crash may have prevented that the older one was unpublished.
@@ -331,7 +331,7 @@ class ProcessDirectory:
                 self.slots.append(slot)
             else:
                 self._removed(file_name(number))
-        self._drop_superseded()
+        self._drop_contained()
 
     def _published_ns(self, slot: Slot) -> int:
         name = manifest_name(slot.number)

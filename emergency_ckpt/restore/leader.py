@@ -435,9 +435,9 @@ class RestoreLeader:
                 raise found
             if found is None or found.is_junk:
                 self._stored.pop(item.step, None)
-                aside = view.aside(item.step) if item.step == self._requested_step else None
-                if aside is not None:
-                    self._stored[item.step] = aside
+                hidden = view.hidden(item.step) if item.step == self._requested_step else None
+                if hidden is not None:
+                    self._stored[item.step] = hidden
             else:
                 self._stored[item.step] = self._as_held(found.step)
             if found is not None and found.is_junk:

@@ -12,8 +12,8 @@ A save, on the processes that ``placement_policies.writers`` chooses:
 A restore: ``steps`` lists the steps and checks their markers; ``orbax_reader`` reads boxes. Tools
 read a step through ``step_reader``, and write one from another tier with ``tier.publish``.
 
-Guaranteed: a crash at any instant leaves the step complete or not counting; a step that counts, or
-that cannot be read, is moved aside, and only retention removes it; every call has a deadline.
+Guaranteed: a crash at any instant leaves the step complete or not counting; a step that was rolled
+back is hidden, and goes when its number is saved anew; every call has a deadline.
 
 Every access: ``directory`` reads, writes and removes files of a file system or an object store, and
 ``calls`` runs each call in a thread, retries errors that may pass, and raises StorageTimeout at the

@@ -42,6 +42,9 @@ that a write gives to an object, and to no other."""
 _OBJECTS_AT_ONCE = 64
 _DAMAGED_HINT = "the step cannot be read in full; use another one"
 _UNSATISFIABLE = 416
+_SOUND_BUCKETS: set[str] = set()
+"""Buckets that this process has found to keep preconditions."""
+
 _STALLED_S = 5.0
 """After this time a read of a small file is begun once more: most take tens of milliseconds."""
 
@@ -64,6 +67,8 @@ class StorageDirectory:
         self.is_object_store = "://" in directory
         self.timeout_s = timeout_s
         self.step_name = step_name
+        is_gcs = directory.startswith("gs://")
+        self._bucket = _without_scheme(self.path).partition("/")[0] if is_gcs else ""
 
     def name_of(self, step: int) -> str:
         """Return the name of the folder into which ``step`` is written."""
@@ -101,6 +106,26 @@ class StorageDirectory:
         bucket = rest.split("/", maxsplit=1)[0]
         if not epath.Path(f"{scheme}://{bucket}").exists():
             raise FileNotFoundError(f"bucket {bucket!r} does not exist")
+
+    def _refuse_zonal(self) -> None:
+        """Raise PersistentTierError in a zonal bucket; one request, once a process and bucket.
+
+        Its objects are seen before they are finished, and a precondition that an object does not
+        exist does not hold there: of two lives that write one version of the log, both would go on.
+        https://cloud.google.com/storage/docs/rapid/rapid-bucket
+        """
+        try:
+            path = "b/{}/storageLayout"
+            layout = self._client().call("GET", path, self._bucket, json_out=True)
+        except Exception as error:
+            if not (is_refusal(error) or isinstance(error, FileNotFoundError)):
+                raise
+            layout = dict[str, Any]()  # who may not ask is told by what it does next
+        if layout.get("locationType") == "zone":
+            problem = f"bucket {self._bucket!r} is zonal (Rapid): it does not keep preconditions"
+            hint = "use a regional or multi-region bucket; Rapid Cache makes its reads as fast"
+            raise PersistentTierError("use", str(self.path), problem, hint=hint)
+        _SOUND_BUCKETS.add(self._bucket)
 
     def names_in(self, below: str = "", deadline_s: float | None = None) -> set[str]:
         """Return the names in the folder ``below``; none when there is no such folder.
@@ -157,41 +182,16 @@ class StorageDirectory:
         For use inside ``do``. Idempotent.
         """
 
+        bucket, _, root = _without_scheme(self.path).partition("/")
+        client, below = self._client(), f"{root}/" if root else ""
+
         def delete(name: str, generation: str) -> None:
             # Absent, or of another generation: it is deleted, and no longer the caller's.
             with contextlib.suppress(FileNotFoundError, FileExistsError):
-                self._call_object("DELETE", "", name, ifGenerationMatch=generation)
+                path = "b/{}/o/{}", bucket, f"{below}{name}"
+                client.call("DELETE", *path, ifGenerationMatch=generation)
 
         self._for_each(delete, objects)
-
-    def copy_objects(self, objects: Generations, below: str, to: str) -> None:
-        """Copy objects of the folder ``below`` to the folder ``to``, within the object store.
-
-        For use inside ``do``. FileNotFoundError when one no longer has its generation.
-        """
-
-        def copy(name: str, generation: str) -> None:
-            target = f"{to}{name.removeprefix(below)}"
-            token = None
-            while True:
-                try:
-                    done = self._call_object(
-                        "POST", "/rewriteTo/b/{}/o/{}", name, target, json_out=True,
-                        ifSourceGenerationMatch=generation, rewriteToken=token,
-                    )  # fmt: skip
-                except FileExistsError as error:  # the client's word for a failed precondition
-                    raise FileNotFoundError(f"another writer has changed {name}") from error
-                if done["done"]:
-                    return
-                token = done["rewriteToken"]
-
-        self._for_each(copy, objects)
-
-    def _call_object(self, method: str, path: str, *names: str, **query: Any) -> Any:
-        """Ask about an object; ``names``: its own, and that of another that ``path`` has."""
-        bucket, _, root = _without_scheme(self.path).partition("/")
-        found = [part for name in names for part in (bucket, f"{root}/{name}".lstrip("/"))]
-        return self._client().call(method, "b/{}/o/{}" + path, *found, **query)
 
     def _for_each(self, work: Callable[[str, str], None], objects: Generations) -> None:
         try:
@@ -336,6 +336,8 @@ class StorageDirectory:
         deadline_s = self.deadline_s(deadline_s) if progress is None else progress.deadline_s
         target = f"{self.path}{below}"
         try:
+            if self._bucket and self._bucket not in _SOUND_BUCKETS:
+                call_with_retries(target, self._refuse_zonal, deadline_s=deadline_s)
             if changes is not None:
                 LATE_CHANGES.wait(str(self.path), changes, deadline_s)
             if progress is not None:
@@ -383,7 +385,7 @@ _RIGHTS = {
     "inspect": "get",
     "describe": "get",
     "remove": "delete",
-    "move aside": "delete",
+    "hide": "delete",
 }
 
 

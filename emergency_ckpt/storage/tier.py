@@ -178,7 +178,7 @@ class PersistentTier:
         return steps
 
     def open_step(self, step: int) -> StoredStepReader:
-        """Return what counts as ``step``, or a step aside of this number. StepNotFound.
+        """Return what counts as ``step``, or the hidden step of this number. StepNotFound.
 
         CorruptData when it has a problem.
         """
@@ -195,7 +195,7 @@ class PersistentTier:
         return StoredStepReader(self, found, f"step {number} in {self.directory}")
 
     def publish(self, step: StepReader, life: str, chain: Timeline | None = None) -> None:
-        """Write a step of another tier as a save of ``life`` does, with ``writer``.
+        """Write a step of another tier as a save of ``life`` does, with ``writer``, if it lacks it.
 
         Host states are read before anything is changed; each array when it is written, so that a
         state needs no second copy in memory. A writer that this one has replaced may still clear
@@ -222,7 +222,13 @@ class PersistentTier:
         orbax = decode(documents[0]).orbax if documents else OrbaxStep()
         self.storage.step_name = orbax.step_name
         writer.begin(life)
-        writer.make_room(save.step, "it is written anew, from another tier")
+        if writer.has(save):
+            return
+        table = writer.table
+        there = None if table is None else table.complete(save.step)
+        if there is not None and chain and chain.rejection_reason(there.step, there.incarnation):
+            writer.begin(life, chain)  # what is there was rolled back
+        writer.make_room(save.step)
         for owner, data in documents.items():
             self.write_document(save.step, owner, len(documents), data)
         like = self.newest_items()
@@ -327,7 +333,7 @@ class PersistentTier:
         return str(item), leaves
 
     def find(self, step: int, deadline_s: float | None = None) -> FoundStep:
-        """Return what counts as ``step``, or a step aside of this number.
+        """Return what counts as ``step``, or the hidden step of this number.
 
         PersistentTierError when there is none; CorruptData when it has a problem.
         """

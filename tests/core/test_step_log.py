@@ -14,13 +14,14 @@ from emergency_ckpt.core.step_log import (
     LogWriter,
     Table,
     begun,
-    changed,
     decide_claim,
     following,
     greatest_number,
+    in_state,
     listing,
     problem_of,
     reserved,
+    without,
 )
 from emergency_ckpt.core.timeline import Ancestor, Timeline, continued
 from emergency_ckpt.types import SaveId
@@ -118,13 +119,11 @@ def test_begun_keeps_chain_and_steps_under_the_next_number() -> None:
     assert (begun(None, DRAIN).number, begun(None, DRAIN).writer) == (1, "drain-1")
 
 
-def test_listing_supersedes_the_complete_step_of_its_number() -> None:
+def test_listing_takes_the_place_of_what_has_its_number() -> None:
     old, new = entry(4, 1), entry(4, 2)
-    found = listing(table(entry(2), old), new)
-    aside = msgspec.structs.replace(old, state="aside", pending=True)
-    assert found.steps == (entry(2), aside, new)
-    assert found.complete(4) == new
-    assert found.counting() == [entry(2), new]
+    found = listing(table(entry(2), old, entry(6)), new)
+    assert found.steps == (entry(2), new, entry(6))
+    assert (found.complete(4), found.of(4), found.of(3)) == (new, new, None)
 
 
 def test_listing_of_a_step_that_is_there_replaces_its_entry() -> None:
@@ -132,11 +131,11 @@ def test_listing_of_a_step_that_is_there_replaces_its_entry() -> None:
     assert found.steps == (entry(4, size_bytes=7),)
 
 
-def test_listing_of_one_off_the_chain_puts_it_aside() -> None:
+def test_listed_step_off_the_chain_is_to_be_hidden() -> None:
     """As a step that was rolled back and lies there still, without an entry."""
     chain = continued(None, SaveId(2, life(1), "run"), life(2))
-    (found,) = listing(table(chain=chain), entry(4)).steps
-    assert (found.key, found.state, found.pending) == (entry(4).key, "aside", True)
+    found = listing(table(chain=chain), entry(4))
+    assert (found.counting(), found.left()) == ([], [entry(4)])
 
 
 def test_reserved_takes_the_number_and_changes_nothing_else() -> None:
@@ -149,31 +148,17 @@ def test_reserved_takes_the_number_and_changes_nothing_else() -> None:
     assert begun(after, MINE).greatest == reserved(after, life(3)).greatest == 7
 
 
-def test_following_brings_the_step_back_that_was_restored() -> None:
-    """A step aside that a user asked for by its number, and from which the new life goes on."""
-    aside = entry(4, 1, state="aside")
-    chain = continued(None, SaveId(4, life(1), "run"), life(3))
-    found = following(table(aside, entry(6, 2)), chain)
-    assert found.counting() == [entry(4, 1, pending=True)]
-    assert {each.key: each.state for each in found.steps}[6, life(2)] == "aside"
-
-
-@pytest.mark.parametrize("state", ["aside", "removing"])
-def test_listing_of_one_that_does_not_count_supersedes_none(state: Any) -> None:
-    found = listing(table(entry(4, 1)), entry(4, 2, state=state))
-    assert found.complete(4) == entry(4, 1)
-
-
-def test_following_puts_aside_what_the_chain_excludes() -> None:
+def test_following_excludes_what_is_off_the_chain() -> None:
     chain = continued(None, SaveId(2, life(1), "run"), life(2))
-    kept = entry(2), entry(4, 2), entry(5, 1, state="removing")
-    found = following(table(*kept, entry(4, 1), entry(6)), chain)
+    removing, off = entry(5, 1, state="removing"), [entry(4, 1), entry(6, 1)]
+    found = following(table(entry(2), *off, removing, entry(7, 2)), chain)
     assert found.chain == chain
-    assert found.counting() == [entry(2), entry(4, 2)]
-    states = {each.key: (each.state, each.pending) for each in found.steps}
-    assert states[4, life(1)] == states[6, life(1)] == ("aside", True)
-    assert states[5, life(1)] == ("removing", False)
-    assert following(found, chain) == found
+    assert (found.counting(), found.left()) == ([entry(2), entry(7, 2)], [off[0], off[1]])
+    hidden = listing(found, *in_state("hidden", found.left()))
+    assert (hidden.counting(), hidden.left()) == (found.counting(), [])
+    states = ["complete", "hidden", "removing", "hidden", "complete"]
+    assert [each.state for each in hidden.steps] == states
+    assert following(hidden, chain) == hidden
 
 
 def test_following_of_an_older_chain_changes_nothing() -> None:
@@ -183,23 +168,26 @@ def test_following_of_an_older_chain_changes_nothing() -> None:
     assert following(before, None) == before
 
 
-def test_following_does_not_bring_a_step_aside_back() -> None:
-    aside = entry(4, 1, state="aside")
-    assert following(table(aside), from_nothing(life(1))).steps == (aside,)
+def test_hidden_step_stays_hidden_when_a_chain_continues_from_it() -> None:
+    """A restore of that step serves it; what counts is what is saved after that."""
+    hidden = entry(4, 1, state="hidden")
+    chain = continued(None, SaveId(4, life(1), "run"), life(3))
+    assert following(table(hidden), chain).steps == (hidden,)
 
 
 def test_counting_leaves_out_what_the_chain_excludes() -> None:
-    """Also of a table whose writer had put nothing aside."""
+    """Also of a table whose writer had hidden nothing."""
     chain = continued(None, SaveId(2, life(1), "run"), life(2))
     found = table(entry(2), entry(4), chain=chain)
     assert found.counting() == [entry(2)]
     assert "it was rolled back" in found.rejection_reason(entry(4))
 
 
-def test_changed_drops_or_changes_the_named_ones_alone() -> None:
-    before = table(entry(2), entry(4, state="removing"), entry(4, 2))
-    assert changed(before, {(4, life(1))}, lambda _: None).steps == (entry(2), entry(4, 2))
-    assert changed(before, {(9, life(1))}, lambda _: None) == before
+def test_without_leaves_out_the_named_ones_alone() -> None:
+    """Not what another life has saved under the number meanwhile."""
+    before = table(entry(2), entry(4, 2))
+    assert without(before, [entry(2, state="removing"), entry(4, 1)]).steps == (entry(4, 2),)
+    assert without(before, [entry(9)]) == before
 
 
 @pytest.mark.parametrize(
@@ -236,7 +224,7 @@ HOSTILE = {
     "chain that goes up": {"chain": Timeline(life(2), 4, (Ancestor(life(3), 4),), 4)},
     "steps unordered": {"steps": (entry(2), entry(1))},
     "step twice": {"steps": (entry(1), entry(1))},
-    "two complete of one number": {"steps": (entry(1, 1), entry(1, 2))},
+    "two of one number": {"steps": (entry(1, 1, state="hidden"), entry(1, 2))},
     "step below 0": {"steps": (entry(-1),)},
     "step out of bounds": {"steps": (entry(2**64),)},
     "step of a thousand digits": {"steps": (entry(10**1000),)},
@@ -272,8 +260,7 @@ def test_problem_of_a_hostile_table_is_named(kind: str) -> None:
     [
         (),
         (entry(1), entry(2)),
-        (entry(1, 1, state="aside"), entry(1, 2)),
-        (entry(1, 1, state="removing"), entry(1, 2)),
+        (entry(1, 1, state="hidden"), entry(2, 1, state="removing"), entry(3, 2)),
         (Entry(1, "000000000000-orbax-00", folder="state_1"),),
         (Entry(1, "000000000000-orbax-00", folder="000001"),),
         (Entry(1, f"{life(1)}.000001", marker=MARKER, metrics={"loss": [1, None]}),),
@@ -287,7 +274,7 @@ ENTRIES = st.builds(
     entry,
     st.integers(0, 3),
     st.integers(1, 4),
-    state=st.sampled_from(["complete", "complete", "aside", "removing"]),
+    state=st.sampled_from(["complete", "complete", "hidden", "removing"]),
 )
 CHAINS = st.builds(
     lambda step, parent, more: continued(None, SaveId(step, life(parent), "run"), life(more)),
@@ -301,18 +288,18 @@ CHAINS = st.builds(
 def test_versions_of_any_changes_are_valid_and_lose_no_step(
     changes: list[Entry | Timeline],
 ) -> None:
-    found, keys = table(), set[tuple[int, str]]()
+    found, steps = table(), set[int]()
     for number, change in enumerate(changes):
         found = begun(found, MINE)
         if isinstance(change, Timeline):
             found = following(found, change)
         else:
             found = listing(found, change)
-            keys.add(change.key)
+            steps.add(change.step)
             if change.state == "complete" and not found.rejection_reason(change):
                 assert found.complete(change.step) == change
         assert found.number == number + 2
         assert problem_of(found) == ""
-        assert {each.key for each in found.steps} == keys
+        assert {each.step for each in found.steps} == steps
         counting = [each.step for each in found.counting()]
         assert counting == sorted(set(counting))

@@ -55,14 +55,11 @@ def saved_again_after_rollback(tier: PersistentTier) -> None:
     save_over(tier, 20, 21, life(2))
 
 
-def saved_again(tier: PersistentTier) -> None:
-    save_over(tier, 20, 21, life(2))
-
-
-def killed_in_replacement(tier: PersistentTier) -> None:
+def killed_in_a_save_over_a_hidden_one(tier: PersistentTier) -> None:
+    rolled_back(tier)
     writer = writer_of(tier)
     writer.begin(life(2))
-    writer.make_room(20, "the test says so")
+    writer.make_room(20)
 
 
 def plain_orbax_beside(tier: PersistentTier) -> None:
@@ -75,8 +72,7 @@ MADE: list[Callable[[PersistentTier], None]] = [
     removed,
     rolled_back,
     saved_again_after_rollback,
-    saved_again,
-    killed_in_replacement,
+    killed_in_a_save_over_a_hidden_one,
     plain_orbax_beside,
 ]
 

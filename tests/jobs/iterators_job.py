@@ -1,4 +1,4 @@
-"""Data iterators of real pipelines, brought back in a life on other hosts under other numbers."""
+"""Data iterators of real pipelines, restored in a life on other hosts under other numbers."""
 
 from __future__ import annotations
 

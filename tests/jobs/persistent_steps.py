@@ -80,7 +80,7 @@ def save_over(
     writer: DirectoryWriter | None = None,
     at: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """One save, as ``save.persistent.save`` does it: over whatever lies there.
+    """One save, as ``save.persistent.save`` does it where it keeps nothing that lies there.
 
     ``writer``: of a life that has saved before; else this is the first save of its life.
     ``at``: called at each of ``POINTS``.
@@ -89,7 +89,9 @@ def save_over(
     writer = writer or writer_of(tier)
     writer.begin(incarnation)
     at("claimed")
-    writer.make_room(step, f"saved anew by {incarnation}")
+    if chain is not None and writer.table is not None and writer.table.complete(step) is not None:
+        writer.begin(incarnation, chain)
+    writer.make_room(step)
     at("room")
     entry = write(tier, step, value, incarnation, writer.check, at)
     at("marked")

@@ -170,7 +170,8 @@ def test_step_copied_back_after_a_rollback_does_not_count(world: World) -> None:
     copy_steps(world, kept, 4)
     persist(world, 3, start=2)
     for folder in ("", "host_state"):
-        shutil.copytree(kept / folder / "4", world.persistent / folder / "4")
+        target = world.persistent / folder / "4"
+        shutil.copytree(kept / folder / "4", target, dirs_exist_ok=True)
     assert restored(world) == 3
     assert restored(world, 4) == 4
 

@@ -75,7 +75,7 @@ def write(
     tier.create()
     writer = writer_of(tier)
     writer.begin(incarnation)
-    writer.make_room(step, "saved anew")
+    writer.make_room(step)
     data = host_state.encode(save, 0, 1, host_state.capture(host))
     tier.write_document(step, 0, 1, data)
     tier.write_tensors(save, tree, shards, (0,))
@@ -468,10 +468,10 @@ def test_steps_with_damaged_orbax_metadata_names_the_problem(
 
 
 @pytest.mark.parametrize("has_log", [True, False])
-def test_make_room_keeps_what_counts_and_what_cannot_be_read(
+def test_first_save_leaves_what_cannot_be_read(
     tier: PersistentTier, directory: Path, has_log: bool
 ) -> None:
-    """Without a log, what cannot be read makes room by itself, and an unfinished save goes."""
+    """Without a log, an unfinished save goes at once."""
     for step in (2, 4, 6):
         write(tier, step, {"x": np.arange(step)})
     _truncate(marker_of(directory, 4))
@@ -481,17 +481,28 @@ def test_make_room_keeps_what_counts_and_what_cannot_be_read(
         tier = PersistentTier(str(directory))
     writer = writer_of(tier)
     writer.begin(FIRST)
-    if not has_log:
-        (unreadable,) = directory.glob("4.rolled-back-unreadable*")
-        assert (unreadable / "state").is_dir()
-        assert not (directory / "6").exists(), "it is of a save that did not end"
-        assert [writer.make_room(step, "saved anew") for step in (4, 6)] == [None, None]
-        return
-    kept = [writer.make_room(step, "saved anew") for step in (2, 4, 6, 8)]
-    names = [f"{step}.rolled-back-{FIRST}" for step in (2, 4, 6)]
-    assert [each and each.folder for each in kept] == [*names, None]
-    assert sorted(path.name for path in directory.iterdir()) == [*names, "host_state"]
+    assert (directory / "6").exists() is has_log, "it is of a save that did not end"
+    assert (directory / "4" / "state").is_dir()
     assert steps(tier) == [2]
+    for step in (4, 6, 8):
+        writer.make_room(step)
+    assert sorted(path.name for path in directory.iterdir()) == ["2", "host_state"]
+    assert steps(tier) == [2]
+
+
+def test_unlisted_complete_step_fails_saves_of_its_number_alone(
+    tier: PersistentTier, directory: Path
+) -> None:
+    """As one that plain Orbax wrote, or a user moved there, while a job trains."""
+    write(tier, 2, {"x": np.arange(2)})
+    shutil.copytree(directory / "2", directory / "4")
+    writer = writer_of(tier)
+    with pytest.raises(PersistentTierError, match="complete step that the step log does not name"):
+        write(tier, 4, {"x": np.arange(4)})
+    writer.begin(FIRST)
+    assert (directory / "4" / "state").is_dir()
+    write(tier, 6, {"x": np.arange(6)})
+    assert 6 in steps(tier)
 
 
 SEVERAL = OrbaxStep(

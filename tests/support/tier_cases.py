@@ -161,10 +161,12 @@ def next_life_finds_the_step(place: Place) -> None:
 
 
 def step_saved_again_by_a_later_life_replaces_it(place: Place) -> None:
+    """That life went back to a step before it."""
+    place.publish(place.tier(), sample(2), life(1))
     place.publish(place.tier(), sample(4), life(1))
     tier, again = place.tier(), sample(4, life(2), seed=40)
-    place.publish(tier, again, life(2))
-    assert tier.complete_steps() == [again.save]
+    place.publish(tier, again, life(2), continued(None, sample(2).save, life(2)))
+    assert tier.complete_steps()[-1] == again.save
     assert same(tier.open_step(4), again)
 
 

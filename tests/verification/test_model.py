@@ -50,12 +50,16 @@ def first_life() -> Iterator[Event]:
 
 
 def rollback() -> Iterator[Event]:
-    """Yield the claim of a life that continues from step 1, and its save of step 2 anew."""
-    yield version(4, TWO, (1, ONE, "complete"), (2, ONE, "aside"), chain=ROLLED_BACK)
-    yield version(
-        5, TWO, (1, ONE, "complete"), (2, ONE, "aside"), (2, TWO, "complete"), chain=ROLLED_BACK
-    )
-    yield files((1, ONE), (2, ONE), (2, TWO))
+    """Yield a rollback to step 1, and the save of step 2 anew: the hidden one goes first."""
+    chain = ROLLED_BACK
+    yield version(4, TWO, (1, ONE, "complete"), (2, ONE, "complete"), chain=chain)
+    yield files((1, ONE), (2, ONE))
+    yield version(5, TWO, (1, ONE, "complete"), (2, ONE, "hidden"), chain=chain)
+    yield version(6, TWO, (1, ONE, "complete"), (2, ONE, "removing"), chain=chain)
+    yield files((1, ONE))
+    yield version(7, TWO, (1, ONE, "complete"), chain=chain)
+    yield version(8, TWO, (1, ONE, "complete"), (2, TWO, "complete"), chain=chain)
+    yield files((1, ONE), (2, TWO))
 
 
 def refused(trace: list[Event]) -> str:
@@ -69,32 +73,36 @@ def refused(trace: list[Event]) -> str:
 
 def test_replay_takes_saves_a_removal_and_a_rollback() -> None:
     removal = [
-        version(6, TWO, (1, ONE, "removing"), (2, TWO, "complete"), chain=ROLLED_BACK),
+        version(9, TWO, (1, ONE, "removing"), (2, TWO, "complete"), chain=ROLLED_BACK),
         files((2, TWO)),
-        version(7, TWO, (2, TWO, "complete"), chain=ROLLED_BACK),
+        version(10, TWO, (2, TWO, "complete"), chain=ROLLED_BACK),
     ]
-    aside = (2, ONE, "aside")
-    for each in (removal[0], removal[2]):
-        each["steps"].append(aside)
     names = replay.replay([*first_life(), *rollback(), *removal])
-    assert {"Claim", "ListStep", "MarkRemoving", "Unlist", "DeleteFile"} == set(names)
+    assert set(names) == {
+        *("Claim", "ListStep", "MarkHidden", "MarkRemoving", "Unlist", "DeleteFile")
+    }
 
 
-def again(*, parent: int) -> list[Event]:
-    """A third life continues from step ``parent`` of the first, and lists a step of its own."""
+def test_replay_refuses_to_hide_what_counts() -> None:
+    hidden = version(4, TWO, (1, ONE, "complete"), (2, ONE, "hidden"))
+    assert "is on the chain" in refused([*first_life(), hidden])
+
+
+def test_replay_refuses_a_hidden_step_that_counts_again() -> None:
+    """A third life continues from it: what counts is what that saves."""
     three = "000000000003-dddddddddddddddd"
-    link = {"incarnation": ONE, "last_step": parent}
-    chain = {"head": three, "start_step": parent, "ancestors": [link], "oldest_step": parent}
-    steps = [(1, ONE, "complete"), (2, ONE, "complete"), (2, TWO, "aside"), (3, three, "complete")]
-    return [*first_life(), *rollback(), version(6, three, *steps, chain=chain)]
+    link = {"incarnation": ONE, "last_step": 2}
+    chain = {"head": three, "start_step": 2, "ancestors": [link], "oldest_step": 2}
+    hidden = [*first_life(), *list(rollback())[:3]]
+    back = version(6, three, (1, ONE, "complete"), (2, ONE, "complete"), chain=chain)
+    assert "goes from 'hidden' to 'complete'" in refused([*hidden, back])
 
 
-def test_replay_takes_a_step_that_counts_again() -> None:
-    assert replay.replay(again(parent=2))[-1] == "ListStep"
-
-
-def test_replay_refuses_a_step_back_that_no_chain_continues_from() -> None:
-    assert "goes from 'aside' to 'complete'" in refused(again(parent=1))
+def test_replay_refuses_a_save_beside_a_hidden_one() -> None:
+    """A number has one entry."""
+    table = [(1, ONE, "complete"), (2, ONE, "hidden"), (2, TWO, "complete")]
+    beside = version(6, TWO, *table, chain=ROLLED_BACK)
+    assert "two steps of one number" in refused([*first_life(), *list(rollback())[:3], beside])
 
 
 def test_replay_takes_what_a_claim_finds_unlisted() -> None:
@@ -115,12 +123,12 @@ def test_replay_refuses_a_version_written_twice() -> None:
 def test_replay_refuses_a_version_of_an_older_life(late: str) -> None:
     trace = [*first_life(), *rollback()]
     table = [*trace[-2]["steps"], (3, late, "complete")]
-    assert "was on record" in refused([*trace, version(6, late, *table, chain=ROLLED_BACK)])
+    assert "was on record" in refused([*trace, version(9, late, *table, chain=ROLLED_BACK)])
 
 
 def test_replay_refuses_a_chain_that_goes_back() -> None:
-    table = [(1, ONE, "complete"), (2, ONE, "aside"), (2, TWO, "complete")]
-    assert "its chain is older" in refused([*first_life(), *rollback(), version(6, TWO, *table)])
+    table = [(1, ONE, "complete"), (2, TWO, "complete")]
+    assert "its chain is older" in refused([*first_life(), *rollback(), version(9, TWO, *table)])
 
 
 def test_replay_refuses_a_marker_before_the_data() -> None:

@@ -116,7 +116,6 @@ class Operation:
       number: of the life.
       work: of that life, with what is added to each value that it saves.
       stages: states through which it leads, after that of before, with that addition.
-      replaces: the step that counts over which it saves.
       hidden: steps that do not count before or after, and are read by their numbers until they go.
     """
 
@@ -124,7 +123,6 @@ class Operation:
     number: int
     work: Callable[[Here, int], object]
     stages: Callable[[State, int], list[State]]
-    replaces: int | None = None
     hidden: tuple[int, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -137,11 +135,6 @@ def _retention(here: Here, more: int) -> None:
 def _roll_back(here: Here, more: int) -> None:
     here.begin(PARENT)
     here.save(15, 35 + more, PARENT)
-
-
-def _bring_back(here: Here, more: int) -> None:
-    here.begin(LEFT)
-    here.save(25, 36 + more, LEFT)
 
 
 def _drain(here: Here, _: int) -> None:
@@ -160,7 +153,12 @@ def _claim(here: Here, _: int) -> None:
 
 
 def _discard(here: Here, _: int) -> None:
-    here.writer.discard_aside([(20, life(1))], here.life)
+    here.writer.remove_hidden([20], here.life)
+
+
+def _anew(value: int) -> Callable[[State, int], list[State]]:
+    """Step 20 is rolled back, and saved anew."""
+    return lambda _, more: [{10: 10}, {10: 10, 20: value + more}]
 
 
 def _adds(step: int, value: int) -> Callable[[State, int], list[State]]:
@@ -170,26 +168,15 @@ def _adds(step: int, value: int) -> Callable[[State, int], list[State]]:
 OPERATIONS: dict[str, Operation] = {
     "save": Operation(_whole, 2, lambda h, m: h.save(30, 32 + m), _adds(30, 32)),
     "first_save": Operation(_empty, 2, lambda h, m: h.save(30, 32 + m), _adds(30, 32)),
-    "save_again": Operation(_whole, 2, lambda h, m: h.save(20, 22 + m), _adds(20, 22), replaces=20),
-    "save_over_plain": Operation(
-        _plain, 2, lambda h, m: h.save(20, 22 + m), _adds(20, 22), replaces=20
-    ),
-    "save_over_hidden": Operation(
-        _hidden, 3, lambda h, m: h.save(20, 23 + m), _adds(20, 23), hidden=(20,)
-    ),
+    "save_again": Operation(_whole, 2, lambda h, m: h.save(20, 22 + m, PARENT), _anew(22)),
+    "save_over_plain": Operation(_plain, 2, lambda h, m: h.save(20, 22 + m, PARENT), _anew(22)),
+    "save_over_hidden": Operation(_hidden, 3, lambda h, m: h.save(20, 23 + m), _adds(20, 23)),
     "remove": Operation(_whole, 2, lambda h, _: h.remove(20), lambda s, _: [_without(s, 20)]),
     "retention": Operation(
         _whole, 2, _retention, lambda s, m: [{**s, 30: 32 + m}, {20: 20, 30: 32 + m}]
     ),
     "roll_back": Operation(
         _whole, 2, _roll_back, lambda _, m: [{10: 10}, {10: 10, 15: 35 + m}], hidden=(20,)
-    ),
-    "bring_back": Operation(
-        _hidden,
-        3,
-        _bring_back,
-        lambda _, m: [{10: 10, 20: 20}, {10: 10, 20: 20, 25: 36 + m}],
-        hidden=(20,),
     ),
     "drain": Operation(
         _with_another_tier,
@@ -221,7 +208,6 @@ class Actor:
       act: what it does, in this directory, beside the life of this number.
       effect: on the state, where it had no error.
       saves: the step that it saves to the end.
-      replaces: as of an operation.
       fences: the first life may save no more.
       may_fail: with an error of ours.
     """
@@ -230,7 +216,6 @@ class Actor:
     act: Callable[[str, int], object] = lambda *_: None
     effect: Callable[[State], State] = lambda state: state
     saves: int | None = None
-    replaces: int | None = None
     fences: bool = False
     may_fail: bool = False
     places: tuple[str, ...] = ("disk", "bucket")
@@ -298,6 +283,11 @@ def _goes_back(state: State) -> State:
     return {step: value for step, value in state.items() if step <= PARENT.step} | {20: 41}
 
 
+def _is_cut_short(state: State) -> State:
+    """The rollback is on record before the save goes on, where it is over a step that counts."""
+    return {step: state[step] for step in state if step <= PARENT.step} if 20 in state else state
+
+
 def _beside(state: State) -> State:
     return {**state, 35: 45}
 
@@ -306,7 +296,7 @@ ACTORS: dict[str, Actor] = {
     "nobody": Actor("end"),
     "lost_reply": Actor("lose", places=("bucket",)),
     "newer_life": Actor("hold", _newer_life, _goes_back, saves=20, fences=True),
-    "newer_life_dies": Actor("hold", _newer_life_dies, replaces=20, fences=True),
+    "newer_life_dies": Actor("hold", _newer_life_dies, _is_cut_short, fences=True),
     "newer_life_beside": Actor("hold", _newer_life_beside, _beside, saves=35, fences=True),
     "many_lives": Actor("hold", _many_lives, _beside, saves=35, fences=True),
     "twin": Actor("hold", _twin, _beside, saves=35, may_fail=True),

@@ -18,6 +18,7 @@ from fake_gcs.resources import (
     Preconditions,
     StoredObject,
     bucket_resource,
+    layout_resource,
     object_resource,
     whole_number,
 )
@@ -72,8 +73,7 @@ class GcsApi:
 
     def _buckets_layout(self, route: Route, _request: ApiRequest) -> ApiReply:
         self._store.shelf(route.bucket)
-        flat = {"hierarchicalNamespace": {"enabled": False}}
-        return ApiReply.json({"kind": "storage#storageLayout", "bucket": route.bucket, **flat})
+        return ApiReply.json(layout_resource(route.bucket))
 
     # Objects
 

@@ -112,6 +112,18 @@ def bucket_resource(name: str) -> dict[str, Any]:
     }
 
 
+def layout_resource(name: str) -> dict[str, Any]:
+    """Return how a bucket stores: "zonal" and "hierarchical" begin the names of such buckets."""
+    is_zonal = name.startswith("zonal")
+    return {
+        "kind": "storage#storageLayout",
+        "bucket": name,
+        "location": "US-CENTRAL1",
+        "locationType": "zone" if is_zonal else "region",
+        "hierarchicalNamespace": {"enabled": is_zonal or name.startswith("hierarchical")},
+    }
+
+
 def object_resource(stored: StoredObject, base_url: str) -> dict[str, Any]:
     path = f"b/{stored.bucket}/o/{quote(stored.name, safe='')}"
     return {

@@ -64,7 +64,7 @@ VARIABLES
   \* Storage.
   table,     \* the newest version: inc, the life on record; ch, the head of the chain; e, entries
   at,        \* for each kind of file and step, the life whose files are in its folder
-  aside,     \* steps of life 1 whose files were renamed to `<step>.rolled-back-<incarnation>`
+  hid,       \* steps of life 1 whose tensors were renamed to `<step>.rolled-back-<incarnation>`
   listed,    \* for each life, the newest step that a version listed: reported
   \* The writer of each life in storage.
   pc, target, behind, view,
@@ -74,7 +74,7 @@ ramVars == <<ram, known, bound, doubt>>
 voteVars == <<step, open, decided>>
 restoreVars == <<plan, source, loaded, verdict, restored>>
 lifeVars == <<era, base, requested, late, wiped>>
-storageVars == <<table, at, aside, listed>>
+storageVars == <<table, at, hid, listed>>
 writerVars == <<pc, target, behind, view, doomed>>
 vars == <<lifeVars, ramVars, voteVars, restoreVars, storageVars, writerVars>>
 
@@ -92,7 +92,7 @@ Init ==
   /\ plan = 0 /\ source = "none" /\ loaded = {} /\ verdict = FALSE
   /\ restored = [p \in Procs |-> 0]
   /\ table = [inc |-> 0, ch |-> 0, e |-> NoEntries]
-  /\ at = [k \in Kinds |-> [n \in Steps |-> 0]] /\ aside = {}
+  /\ at = [k \in Kinds |-> [n \in Steps |-> 0]] /\ hid = {}
   /\ listed = [l \in Lives |-> 0]
   /\ pc = [l \in Lives |-> "new"] /\ target = [l \in Lives |-> 0]
   /\ behind = [l \in Lives |-> 0] /\ view = [l \in Lives |-> 0]
@@ -101,10 +101,10 @@ Init ==
 (***************************************************************************)
 (* What a restore would take.                                              *)
 (***************************************************************************)
-\* The files of a save are all there: in the step's folder, or in that of its incarnation.
+\* The files of a save are all there, the tensors under the step's name or that of a hidden one.
 Whole(l, n) ==
-  \/ \A k \in Kinds : at[k][n] = l
-  \/ l = 1 /\ n \in aside
+  /\ at["host"][n] = l /\ at["marker"][n] = l
+  /\ at["tensors"][n] = l \/ (l = 1 /\ n \in hid)
 
 \* Both markers are valid, which is all that a look at a folder shows.
 Marked(l, n) == at["tensors"][n] = l /\ at["marker"][n] = l
@@ -300,10 +300,11 @@ Create(w, new) ==
                                    [] OTHER -> IF behind[l] = 0 THEN 1 ELSE 2]
   /\ view' = IF NoPrecondition THEN [view EXCEPT ![w] = new] ELSE view
 
-\* The table with the chain of life 2: entries off it are put aside.
-Following(tab) ==
-  [tab EXCEPT !.ch = 2, !.e[1] = [n \in Steps |->
-    IF tab.e[1][n] = "complete" /\ n > base /\ ~late THEN "aside" ELSE tab.e[1][n]]]
+\* The table with the chain of life 2: from here on it excludes what is off it.
+Following(tab) == [tab EXCEPT !.ch = 2]
+
+\* A complete entry that the chain on record excludes: it is to be hidden.
+Left(n) == table.ch = 2 /\ table.e[1][n] = "complete" /\ n > base /\ ~late
 
 outsideVars == <<lifeVars, ramVars, voteVars, restoreVars>>
 otherVars == <<outsideVars, doomed>>
@@ -319,7 +320,7 @@ End(w, to) == Give(w, to) /\ target' = [target EXCEPT ![w] = 0]
 ReadLog(w) ==
   /\ FineStorage
   /\ \/ CanBegin(w) /\ pc[w] = "new" /\ (step > base \/ IsBinding)
-     \/ CanWrite(w) /\ pc[w] \in {"claim", "list", "unlist"} /\ behind[w] > 0 /\ ~NoPrecondition
+     \/ CanWrite(w) /\ pc[w] \in {"claim", "list", "unlist", "follow"} /\ behind[w] > 0 /\ ~NoPrecondition
   /\ IF Fenced(w) THEN End(w, "refused") /\ UNCHANGED <<behind, view>>
      ELSE /\ Read(w)
           /\ Give(w, IF pc[w] = "new" THEN "claim" ELSE pc[w])
@@ -334,7 +335,7 @@ Claim(w) ==
                      ELSE Seen(w).e[l][n]]]]
      IN Create(w, IF w = 2 /\ IsBinding THEN Following(found) ELSE found)
   /\ Give(w, Done(w))
-  /\ UNCHANGED <<target, at, aside, listed, otherVars>>
+  /\ UNCHANGED <<target, at, hid, listed, otherVars>>
 
 (***************************************************************************)
 (* A save in storage.                                                      *)
@@ -345,25 +346,63 @@ After(k) == IF k = Order[1] THEN Order[2] ELSE IF k = Order[2] THEN Order[3] ELS
 BeginSave(w, n) ==
   /\ CanBegin(w) /\ pc[w] = "idle" /\ n <= step /\ n > (IF w = 2 THEN base ELSE 0)
   /\ n > listed[w]
-  /\ table.e[1][n] # "removing"
+  /\ table.e[1][n] = "none"  \* what counts is kept, and what is hidden goes first
   /\ target' = [target EXCEPT ![w] = Save(w, n)]
   /\ Give(w, Order[1])
   /\ UNCHANGED <<behind, view, storageVars, otherVars>>
 
-\* What is whole is renamed before another life's step of that number is written.
-MoveAside(n) ==
-  /\ pc[2] = Order[1] /\ StepOf(target[2]) = n /\ LifeOf(target[2]) = 2
-  /\ \A k \in Kinds : at[k][n] = 1
-  /\ aside' = aside \cup {n}
-  /\ at' = [k \in Kinds |-> [at[k] EXCEPT ![n] = 0]]
-  /\ UNCHANGED <<table, listed, writerVars, otherVars>>
+\* A complete step is there that no entry names: it is nobody's to remove, and the save fails.
+GiveUp ==
+  /\ pc[2] = Order[1] /\ LifeOf(target[2]) = 2
+  /\ \A k \in Kinds : at[k][StepOf(target[2])] = 1
+  /\ End(2, "idle")
+  /\ UNCHANGED <<behind, view, storageVars, otherVars>>
+
+(***************************************************************************)
+(* A rollback. The chain goes on record; each step that it excludes is     *)
+(* renamed, and a version says so then.                                    *)
+(***************************************************************************)
+BeginFollow ==
+  /\ era = 3 /\ FineStorage /\ pc[2] = "idle" /\ IsBinding /\ table.ch # 2 /\ ~Fenced(2)
+  /\ Read(2) /\ Give(2, "follow")
+  /\ UNCHANGED <<target, storageVars, otherVars>>
+
+Follow ==
+  /\ pc[2] = "follow"
+  /\ Create(2, Following([Seen(2) EXCEPT !.inc = 2]))
+  /\ Give(2, "idle")
+  /\ UNCHANGED <<target, at, hid, listed, otherVars>>
+
+BeginHide(n) ==
+  /\ era = 3 /\ pc[2] = "idle" /\ Left(n) /\ ~Fenced(2)
+  /\ Read(2) /\ Give(2, "hide")
+  /\ target' = [target EXCEPT ![2] = Save(1, n)]
+  /\ UNCHANGED <<storageVars, otherVars>>
+
+Rename(n) ==
+  /\ hid' = IF at["tensors"][n] = 1 THEN hid \cup {n} ELSE hid
+  /\ at' = IF at["tensors"][n] = 1 THEN [at EXCEPT !["tensors"][n] = 0] ELSE at
+
+Hide ==
+  /\ pc[2] = "hide"
+  /\ Rename(StepOf(target[2]))
+  /\ Give(2, "hidden")
+  /\ UNCHANGED <<target, behind, view, table, listed, otherVars>>
+
+MarkHidden ==
+  /\ pc[2] = "hidden"
+  /\ IF behind[2] > 0 /\ ~NoPrecondition
+     THEN UNCHANGED <<table, behind, view>>
+     ELSE Create(2, [Seen(2) EXCEPT !.inc = 2, !.e[1][StepOf(target[2])] = "hidden"])
+  /\ End(2, "idle")
+  /\ UNCHANGED <<at, hid, listed, otherVars>>
 
 \* The newest life removes what no entry names, a file at a time.
 ClearGarbage(k, n) ==
   /\ pc[2] \notin {"new", "claim", "refused"}
   /\ at[k][n] = 1 /\ table.e[1][n] = "none"
   /\ at' = [at EXCEPT ![k][n] = 0]
-  /\ UNCHANGED <<table, aside, listed, writerVars, otherVars>>
+  /\ UNCHANGED <<table, hid, listed, writerVars, otherVars>>
 
 \* Host states and markers are created only if absent, but that a newer life replaces an older
 \* one's; Orbax's commit is a rename to a name that must be free.
@@ -379,7 +418,7 @@ Put(w, k) ==
           /\ Give(w, After(k)) /\ UNCHANGED target
      ELSE /\ w = 1  \* the save fails; the newer life clears the place instead
           /\ End(w, "refused") /\ UNCHANGED at
-  /\ UNCHANGED <<table, aside, listed, behind, view, otherVars>>
+  /\ UNCHANGED <<table, hid, listed, behind, view, otherVars>>
 
 \* The step counts from here, and is reported.
 ListStep(w) ==
@@ -389,22 +428,22 @@ ListStep(w) ==
      IN /\ Create(w, IF w = 2 THEN Following(tab) ELSE tab)
         /\ listed' = [listed EXCEPT ![w] = n]
   /\ End(w, Done(w))
-  /\ UNCHANGED <<at, aside, otherVars>>
+  /\ UNCHANGED <<at, hid, otherVars>>
 
 (***************************************************************************)
 (* Removal.                                                                *)
 (***************************************************************************)
 \* Retention keeps the newest step that counts.
-IsSuperseded(s) == \E l \in Lives, n \in Steps : n > StepOf(s) /\ table.e[l][n] = "complete"
+IsSuperseded(s) == \E l \in Lives, n \in Steps :
+  n > StepOf(s) /\ table.e[l][n] = "complete" /\ ~(l = 1 /\ Left(n))
 
-\* The step's own place has its files, or nothing that another entry names.
-IsInPlace(s) ==
-  LET l == LifeOf(s) n == StepOf(s) IN
-  at["tensors"][n] = l \/ \A other \in Lives \ {l} : table.e[other][n] = "none"
+\* The job has gone on without the step: the chain on record excludes it.
+IsOff(s) == LifeOf(s) = 1 /\ (table.e[1][StepOf(s)] = "hidden" \/ Left(StepOf(s)))
 
 BeginRemoval(w, s) ==
   /\ CanBegin(w) /\ pc[w] = "idle"
-  /\ table.e[LifeOf(s)][StepOf(s)] = "complete" /\ IsSuperseded(s)
+  /\ \/ table.e[LifeOf(s)][StepOf(s)] = "complete" /\ IsSuperseded(s)
+     \/ w = 2 /\ IsOff(s)
   /\ IF Fenced(w) THEN Give(w, "refused") /\ UNCHANGED <<target, behind, view>>
      ELSE /\ Read(w)
           /\ target' = [target EXCEPT ![w] = s]
@@ -417,15 +456,15 @@ MarkRemoving(w) ==
      THEN End(w, Done(w)) /\ UNCHANGED <<table, behind, view>>
      ELSE /\ Create(w, [Seen(w) EXCEPT !.inc = w,
                                        !.e[LifeOf(target[w])][StepOf(target[w])] = "removing"])
-          /\ Give(w, IF IsInPlace(target[w]) THEN "look" ELSE "delete") /\ UNCHANGED target
-  /\ UNCHANGED <<at, aside, listed, otherVars>>
+          /\ Give(w, "look") /\ UNCHANGED target
+  /\ UNCHANGED <<at, hid, listed, otherVars>>
 
 \* Life 2 ends what life 1 had begun.
 ResumeRemoval(s) ==
   /\ era = 3 /\ pc[2] = "idle" /\ table.e[LifeOf(s)][StepOf(s)] = "removing" /\ ~Fenced(2)
   /\ Read(2)
   /\ target' = [target EXCEPT ![2] = s]
-  /\ Give(2, IF IsInPlace(s) THEN "look" ELSE "delete")
+  /\ Give(2, "look")
   /\ UNCHANGED <<storageVars, otherVars>>
 
 \* A listing says which files there are, each with its generation: here, its life.
@@ -450,13 +489,13 @@ DeleteFile(w, k) ==
   /\ CanWrite(w) /\ pc[w] = "delete" /\ doomed[w][k] # 0
   /\ at' = IF isListed THEN [at EXCEPT ![k][n] = 0] ELSE at
   /\ doomed' = [doomed EXCEPT ![w][k] = 0]
-  /\ UNCHANGED <<table, aside, listed, pc, target, behind, view, outsideVars>>
+  /\ UNCHANGED <<table, hid, listed, pc, target, behind, view, outsideVars>>
 
 EndDeletion(w) ==
   LET l == LifeOf(target[w]) n == StepOf(target[w]) IN
   /\ CanWrite(w) /\ pc[w] = "delete"
   /\ doomed[w] = Nothing
-  /\ aside' = IF l = 1 THEN aside \ {n} ELSE aside
+  /\ hid' = IF l = 1 THEN hid \ {n} ELSE hid
   /\ Give(w, "unlist")
   /\ UNCHANGED <<table, at, listed, target, behind, view, otherVars>>
 
@@ -464,25 +503,33 @@ Unlist(w) ==
   /\ CanWrite(w) /\ pc[w] = "unlist"
   /\ Create(w, [Seen(w) EXCEPT !.inc = w, !.e[LifeOf(target[w])][StepOf(target[w])] = "none"])
   /\ End(w, Done(w))
-  /\ UNCHANGED <<at, aside, listed, otherVars>>
+  /\ UNCHANGED <<at, hid, listed, otherVars>>
 
 \* A whole save, or a whole removal, of a life that trains, in one action.
 SaveInStorage(w, n) ==
   /\ ~FineStorage /\ CanBegin(w) /\ ~Fenced(w)
   /\ n <= step /\ n > (IF w = 2 THEN base ELSE 0) /\ n > listed[w]
-  /\ LET tab == [table EXCEPT !.inc = w, !.e[w][n] = "complete"]
+  \* What is off the chain is removed first; what counts is kept.
+  /\ table.e[1][n] = "complete" => (IsBinding \/ table.ch = 2) /\ ~late
+  /\ LET tab == [table EXCEPT !.inc = w, !.e[1][n] = "none", !.e[w][n] = "complete"]
      IN table' = IF w = 2 THEN Following(tab) ELSE tab
-  /\ aside' = IF Whole(1, n) THEN aside \cup {n} ELSE aside
+  /\ hid' = hid \ {n}
   /\ at' = [k \in Kinds |-> [at[k] EXCEPT ![n] = w]]
   /\ listed' = [listed EXCEPT ![w] = n]
   /\ UNCHANGED <<writerVars, otherVars>>
+
+HideInStorage(n) ==
+  /\ ~FineStorage /\ era = 3 /\ Left(n)
+  /\ Rename(n)
+  /\ table' = [table EXCEPT !.e[1][n] = "hidden"]
+  /\ UNCHANGED <<listed, writerVars, otherVars>>
 
 RemoveInStorage(w, s) ==
   LET l == LifeOf(s) n == StepOf(s) IN
   /\ ~FineStorage /\ CanBegin(w) /\ ~Fenced(w) /\ table.inc = w
   /\ table.e[l][n] = "complete" /\ IsSuperseded(s)
   /\ table' = [table EXCEPT !.e[l][n] = "none"]
-  /\ aside' = IF l = 1 THEN aside \ {n} ELSE aside
+  /\ hid' = IF l = 1 THEN hid \ {n} ELSE hid
   /\ at' = [k \in Kinds |-> [at[k] EXCEPT ![n] = IF @ = l THEN 0 ELSE @]]
   /\ UNCHANGED <<listed, writerVars, otherVars>>
 
@@ -494,7 +541,8 @@ Next ==
   \/ \E p \in Procs : Bind(p) \/ Evict(p) \/ Publish(p) \/ Learn(p) \/ Load(p) \/ Take(p) \/ TakeOwn(p)
   \/ \E gone \in SUBSET Procs : Crash(gone)
   \/ \E reach \in BOOLEAN : PlanNewest(reach)
-  \/ \E n \in Steps : PlanRequested(n) \/ MoveAside(n)
+  \/ \E n \in Steps : PlanRequested(n) \/ BeginHide(n) \/ HideInStorage(n)
+  \/ GiveUp \/ BeginFollow \/ Follow \/ Hide \/ MarkHidden
   \/ LoadFails \/ Verdict \/ BeginTraining \/ BeginFromNothing
   \/ \E w \in Lives : ReadLog(w) \/ Claim(w) \/ ListStep(w) \/ MarkRemoving(w)
                       \/ LookForFiles(w) \/ CheckLog(w) \/ EndDeletion(w) \/ Unlist(w)

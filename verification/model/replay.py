@@ -26,7 +26,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 """Fields of each kind of event.
 
 ``version``: of the log; ``steps``: (step, incarnation, state). ``files``: the saves whose files are
-all there, in the step's folder or aside.
+all there, in the step's folder or in that of a hidden one.
 """
 
 
@@ -122,9 +122,9 @@ def _created(state: State, event: Event) -> str:
         return f"{before} took the same number, and was on record"
     if newest([state.chain, event["chain"]]) != event["chain"]:
         return "its chain is older than that before it"
-    complete = [step for step, _, kind in event["steps"] if kind == "complete"]
-    if len(set(complete)) < len(complete):
-        return "it has two complete steps of one number"
+    steps = [step for step, _, _ in event["steps"]]
+    if len(set(steps)) < len(steps):
+        return "it has two steps of one number"
     return ""
 
 
@@ -139,34 +139,28 @@ def _changes(state: State, event: Event) -> dict[Save, tuple[str, str]]:
     return {save: pair for save, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _put_aside(save: Save, event: Event) -> bool:
-    """Return whether a complete save is rightly aside: off the chain, or another has its number."""
-    others = [step for step, life, kind in event["steps"] if kind == "complete" and life != save[1]]
-    return save[0] in others or not on_chain(save, event["chain"])
-
-
-def _brought_back(state: State, save: Save, event: Event) -> bool:
-    """Return whether a save aside rightly counts again: a new chain continues from it."""
-    chain = event["chain"]
-    if chain is None or chain == state.chain or not chain["ancestors"]:
-        return False
-    parent = chain["start_step"], chain["ancestors"][0]["incarnation"]
-    return parent == (save[0], life_of(save[1]))
-
-
 def _claim(state: State, event: Event) -> str:
     """Return why a version that names a life, or a chain, may not change what it changes."""
     for save, pair in _changes(state, event).items():
-        if pair in {("complete", ""), ("aside", "")} and save in state.present:
+        if pair[1] == "" and pair[0] != "removing" and save in state.present:
             return f"it drops {save}, whose files are there"
         is_own = life_of(save[1]) == event["incarnation"]
-        is_found = pair[0] == "" and pair[1] != "removing" and not is_own
+        is_found = pair == ("", "complete") and not is_own
         is_dropped = pair[1] == "" and pair[0] != "removing"
-        is_put_aside = pair == ("complete", "aside") and _put_aside(save, event)
-        is_back = pair == ("aside", "complete") and _brought_back(state, save, event)
-        if not (is_found or is_dropped or is_put_aside or is_back):
+        if not (is_found or is_dropped):
             return f"{save} goes from {pair[0]!r} to {pair[1]!r}"
     return ""
+
+
+def _hide(state: State, event: Event) -> str:
+    """Return why the saves that are hidden now may not be: each is off the chain on record."""
+    changes = _changes(state, event)
+    for save, pair in changes.items():
+        if pair != ("complete", "hidden"):
+            return f"{save} goes from {pair[0]!r} to {pair[1]!r}"
+        if on_chain(save, state.chain):
+            return f"{save} is on the chain"
+    return "" if changes else "no change"
 
 
 def _list_step(state: State, event: Event) -> str:
@@ -177,10 +171,7 @@ def _list_step(state: State, event: Event) -> str:
     for save, pair in changes.items():
         if pair == ("", "complete") and life_of(save[1]) == event["incarnation"]:
             continue
-        is_put_aside = pair == ("complete", "aside") and _put_aside(save, event)
-        is_back = pair == ("aside", "complete") and _brought_back(state, save, event)
-        if not (is_put_aside or is_back):
-            return f"{save} goes from {pair[0]!r} to {pair[1]!r}"
+        return f"{save} goes from {pair[0]!r} to {pair[1]!r}"
     return ""
 
 
@@ -225,8 +216,9 @@ def _look(state: State, event: Event) -> None:
 
 ACTIONS: tuple[Action, ...] = (
     Action("ListStep", "version", _version(_list_step), _append),
+    Action("MarkHidden", "version", _version(_hide), _append),
     Action(
-        "MarkRemoving", "version", _version(_only(("complete", "aside", ""), "removing")), _append
+        "MarkRemoving", "version", _version(_only(("complete", "hidden", ""), "removing")), _append
     ),
     Action("Unlist", "version", _version(_only(("removing",), "")), _append),
     Action("Claim", "version", _version(_claim), _append),

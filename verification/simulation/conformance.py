@@ -77,13 +77,12 @@ class Conformance:
         }
 
     def _is_there(self, save: replay.Save) -> bool:
-        """Return whether a step's tensors and documents are there, each in its place or aside."""
+        """Return whether a step's tensors, hidden or not, and its documents are there."""
         step, incarnation = save
         names = (str(step), f"{step}.rolled-back-{incarnation}")
         tensors = [self._directory / name / storage.METADATA for name in names]
-        documents = [self._directory / "host_state" / name for name in names]
         has_tensors = any(p.is_file() and incarnation in p.read_text() for p in tensors)
-        return has_tensors and any(_has_documents(each, save) for each in documents)
+        return has_tensors and _has_documents(self._directory / "host_state" / str(step), save)
 
 
 def _has_documents(folder: Path, save: replay.Save) -> bool:

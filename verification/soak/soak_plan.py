@@ -81,7 +81,7 @@ LIFE_EVENTS = (
     *("save.staged", "save.published", "save.host_state_published", "save.pushed", "save.voted"),
     *("save.complete", "persistent.started", "persistent.host_states_written"),
     *("persistent.tensors_written", "persistent.published", "persistent.complete"),
-    *("persistent.removing", "persistent.removed", "persistent.set_aside"),
+    *("persistent.removing", "persistent.removed", "persistent.hidden"),
 )
 RESTORE_EVENTS = (
     *("start.ready", "restore.started", "restore.planned", "restore.loaded", "restore.holders"),

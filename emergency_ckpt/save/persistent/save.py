@@ -289,9 +289,8 @@ class PersistentSaves:
             self._tier.create()  # storage may have been down at the start
         self._chain.begin(job.save)
         table = self._chain.writer.table
-        entry = None if table is None else table.complete(step)
-        may_be_unlisted = keeps is not None and keeps.step == step
-        if entry is None and not may_be_unlisted:
+        is_listed = table is not None and table.complete(step) is not None
+        if not is_listed and (keeps is None or keeps.step != step):
             return False
         try:
             found = self._tier.find(step)
@@ -299,16 +298,15 @@ class PersistentSaves:
             if error.retryable:
                 raise
             return False  # it is not there, or not complete
-        marker = found.marker
-        if marker is None:
-            there = (step, found.step.incarnation)
-            return keeps is not None and (keeps.step, keeps.incarnation) == there
-        if entry is not None and entry.incarnation != marker.save.incarnation:
+        if found.entry is not None and found.entry.state != "complete":
             return False
-        fits = marker.leaves == tuple(leaf.spec for leaf in job.tree.leaves)
-        return marker.save == keeps or (
-            fits and self._chain.timelines.leads_to(job.save, marker.save)
-        )
+        there = found.marker
+        if there is None:
+            kept = None if keeps is None else (keeps.step, keeps.incarnation)
+            return kept == (step, found.step.incarnation)
+        fits = there.leaves == tuple(leaf.spec for leaf in job.tree.leaves)
+        timelines = self._chain.timelines
+        return there.save == keeps or (fits and timelines.leads_to(job.save, there.save))
 
     def _send_host_state(self, job: PersistentSave, to: int) -> None:
         try:

@@ -1,1 +1,1 @@
-"""The steps of a persistent directory: their list, their state, their removal and moves aside."""
+"""The steps of a persistent directory: their list, their state, their removal."""

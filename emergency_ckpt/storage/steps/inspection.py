@@ -88,8 +88,8 @@ class StepInspection:
     def listed(self, entry: Entry, number: int, deadline_s: float | None) -> FoundStep:
         """Return the step of a table's ``entry``, with a problem where it cannot be used.
 
-        Its files are in its own folders or in those for steps aside: Orbax's metadata and the
-        marker name their incarnation. ``number``: the greatest incarnation of the log.
+        Its tensors may be in its own folder or in that for hidden steps: Orbax's metadata name
+        their incarnation. ``number``: the greatest incarnation of the log.
         """
         return self._confirmed(lambda: self._listed(entry, number, deadline_s))
 
@@ -110,40 +110,28 @@ class StepInspection:
         return found
 
     def _listed(self, entry: Entry, number: int, deadline_s: float | None) -> FoundStep:
-        tensors, documents = [entry.own_folder, entry.aside_folder], [str(entry.step)]
-        documents.append(entry.aside_folder)
-        if entry.state == "aside" and not entry.pending:
-            tensors.reverse()
-            documents.reverse()
+        folders = self._folders_of(entry)
         if entry.is_plain:
-            return self._listed_plain(entry, tensors, number, deadline_s)
-        data, folder = self._marker_of(entry, documents, deadline_s)
-        metadata, name = self._tensors_of(entry, tensors, deadline_s)
+            return self._listed_plain(entry, folders, number, deadline_s)
+        data = self._storage.bytes_of(f"{HOST_STATE}/{entry.step}/{MARKER_NAME}", deadline_s)
+        metadata, name = self._tensors_of(entry, folders, deadline_s)
+        place = StepPlace(name, str(entry.step))
         if data is None:
-            return self._without_marker(
-                entry, metadata, StepPlace(name, folder), number, deadline_s
-            )
-        place = StepPlace(name, folder)
+            return self._without_marker(entry, metadata, place, number, deadline_s)
         if hashlib.sha256(data).hexdigest() != entry.marker:
             reason = "it is not the one that the step log names"
             return self._damaged(entry.step, entry.incarnation, place, reason)
-        return self._marked(entry.step, data, {name: metadata}, folder, number, deadline_s)
+        return self._marked(entry.step, data, {name: metadata}, number, deadline_s)
 
-    def _marker_of(
-        self, entry: Entry, folders: Sequence[str], deadline_s: float | None
-    ) -> tuple[bytes | None, str]:
-        """Return the entry's marker and its folder; else another marker there, or None.
+    def _folders_of(self, entry: Entry) -> tuple[str, ...]:
+        """Return the folders that may have the tensors of ``entry``, the likelier first.
 
-        Of two others that in the folder aside, which names the entry's incarnation.
+        A crash leaves one that is hidden without a version that says so, or the newest is damaged.
         """
-        other: tuple[bytes | None, str] = None, str(entry.step)
-        for folder in folders:
-            data = self._storage.bytes_of(f"{HOST_STATE}/{folder}/{MARKER_NAME}", deadline_s)
-            if data is not None and hashlib.sha256(data).hexdigest() == entry.marker:
-                return data, folder
-            if data is not None and (other[0] is None or folder == entry.aside_folder):
-                other = data, folder
-        return other
+        if self._storage.is_object_store:
+            return (entry.own_folder,)
+        folders = entry.own_folder, entry.hidden_folder
+        return folders if entry.state == "complete" else folders[::-1]
 
     def _tensors_of(
         self, entry: Entry, folders: Sequence[str], deadline_s: float | None
@@ -168,15 +156,13 @@ class StepInspection:
         if metadata is None:
             return self._problem(entry.step, entry.incarnation, GONE, place)
         is_own = (ours_of(metadata) or {}).get("incarnation") == entry.incarnation
-        for folder in (place.documents, entry.aside_folder):
-            if is_own and self._storage.names_in(f"{HOST_STATE}/{folder}", deadline_s):
-                place = place._replace(documents=folder)
-                return self._damaged(entry.step, entry.incarnation, place, "it is gone")
+        if is_own and self._storage.names_in(f"{HOST_STATE}/{entry.step}", deadline_s):
+            return self._damaged(entry.step, entry.incarnation, place, "it is gone")
         # Without our folder it has tensors only, whoever wrote them.
         found = self._plain_in(place, entry.step, number, deadline_s)
         if found is None:
             return self._problem(entry.step, entry.incarnation, GONE, place)
-        if found.is_junk or _fields(metadata):
+        if found.is_junk or fields_of(metadata):
             return found
         # Metadata that cannot be read do not say who wrote it; the entry does.
         step = msgspec.structs.replace(found.step, tensors_of=entry.incarnation)
@@ -187,10 +173,8 @@ class StepInspection:
     ) -> FoundStep:
         again: FoundStep | None = None
         for folder in folders:
-            place = StepPlace(folder, folder if folder != entry.own_folder else str(entry.step))
-            found = self._plain_in(
-                place, entry.step, number, deadline_s, is_aside=entry.state == "aside"
-            )
+            place, is_hidden = StepPlace(folder, str(entry.step)), entry.state == "hidden"
+            found = self._plain_in(place, entry.step, number, deadline_s, is_hidden=is_hidden)
             if found is None or found.is_junk:
                 continue
             if is_same_save(found.step.incarnation, entry.incarnation):
@@ -198,7 +182,7 @@ class StepInspection:
                 step = msgspec.structs.replace(found.step, incarnation=entry.incarnation)
                 return found._replace(step=step)
             if folder == entry.own_folder and entry.state == "complete":
-                # Plain Orbax has written it again; or it is aside, for a save of ours.
+                # Plain Orbax has written it again.
                 again = None if found.step.tensors_of else found
         if again is not None:
             return again
@@ -221,12 +205,12 @@ class StepInspection:
         data = self._storage.bytes_of(f"{HOST_STATE}/{step}/{MARKER_NAME}", deadline_s)
         found = {name: self._metadata_of(name, deadline_s) for name in names}
         if data is not None:
-            return self._marked(step, data, found, str(step), number, deadline_s)
+            return self._marked(step, data, found, number, deadline_s)
         # Of two folders that which this package wrote is what the documents belong to.
         names = sorted(names, key=lambda name: ours_of(found[name]) is None)
         # No fields: not whole, or of an old version of Orbax without such a file.
         metadata = found[names[0]]
-        may_be_ours = not _fields(metadata) or ours_of(metadata) is not None
+        may_be_ours = not fields_of(metadata) or ours_of(metadata) is not None
         if may_be_ours and self._storage.names_in(f"{HOST_STATE}/{step}", deadline_s):
             return None
         return self.plain(step, names, number, deadline_s)
@@ -252,7 +236,6 @@ class StepInspection:
         step: int,
         data: bytes,
         tensors: Mapping[str, bytes | None],
-        documents: str,
         number: int,
         deadline_s: float | None,
     ) -> FoundStep:
@@ -260,15 +243,15 @@ class StepInspection:
 
         ``tensors``: Orbax's metadata by the folders that may have its tensors, the likeliest first.
         """
-        path = f"{self._directory}/{HOST_STATE}/{documents}/{MARKER_NAME}"
+        path = f"{self._directory}/{HOST_STATE}/{step}/{MARKER_NAME}"
         name = next(iter(tensors))
         try:
             marker = check_marker(data, step, path)
         except CorruptData as error:
-            return self._damaged(step, "", StepPlace(name, documents), error.problem)
+            return self._damaged(step, "", StepPlace(name, str(step)), error.problem)
         its = [each for each in tensors if _digest(tensors[each]) == marker.tensors.metadata]
         name = its[0] if its else name
-        metadata, place = tensors[name], StepPlace(name, documents)
+        metadata, place = tensors[name], StepPlace(name, str(step))
         problem = self._compare_tensors(place, metadata, marker, deadline_s)
         if problem == _REPLACED:
             self._warn(step, problem)
@@ -371,15 +354,15 @@ class StepInspection:
         number: int,
         deadline_s: float | None,
         *,
-        is_aside: bool = False,
+        is_hidden: bool = False,
     ) -> FoundStep | None:
         folder = place.tensors
-        # A step aside in a bucket has no commit marker.
-        if not is_aside and not self._is_finalized(folder, deadline_s):
+        # A hidden step in a bucket has no commit marker.
+        if not is_hidden and not self._is_finalized(folder, deadline_s):
             return None
         metadata = self._metadata_of(folder, deadline_s)
         if metadata is None and not self._folders.is_written_by_orbax(folder, deadline_s):
-            if is_aside:
+            if is_hidden:
                 return None
             problem = PersistentStep(step, 0, False, problem=_NO_STEP)
             return FoundStep(problem, None, place, is_junk=True)
@@ -424,12 +407,12 @@ def _together(files: Iterable[bytes | None]) -> bytes | None:
 
 def items_of(metadata: bytes | None) -> tuple[str, ...]:
     """Return the names of all items of a step of this package, by Orbax's metadata of it."""
-    handlers = _fields(metadata).get("item_handlers")
+    handlers = fields_of(metadata).get("item_handlers")
     names = cast("dict[str, Any]", handlers) if isinstance(handlers, dict) else ()
     return tuple(filter(is_item_name, names))
 
 
-def _fields(metadata: bytes | None) -> dict[str, Any]:
+def fields_of(metadata: bytes | None) -> dict[str, Any]:
     """Return the fields of Orbax's metadata; none when they cannot be read."""
     try:
         decoded = json.loads(metadata or b"{}")
@@ -440,7 +423,7 @@ def _fields(metadata: bytes | None) -> dict[str, Any]:
 
 def ours_of(metadata: bytes | None) -> dict[str, Any] | None:
     """Return what this package wrote into Orbax's metadata; None when it did not write them."""
-    custom = _fields(metadata).get("custom_metadata")
+    custom = fields_of(metadata).get("custom_metadata")
     if not isinstance(custom, dict) or OURS not in custom:
         return None
     ours = cast("dict[str, Any]", custom)[OURS]
@@ -448,5 +431,5 @@ def ours_of(metadata: bytes | None) -> dict[str, Any] | None:
 
 
 def _committed_ns(metadata: bytes | None) -> int:
-    found = _fields(metadata).get("commit_timestamp_nsecs")
+    found = fields_of(metadata).get("commit_timestamp_nsecs")
     return found if isinstance(found, int) else 0

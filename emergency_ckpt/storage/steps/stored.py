@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from emergency_ckpt.core.restore.inventory import PersistentStep
@@ -53,20 +53,19 @@ class StoredView:
 
     def entry(self, step: int, incarnation: str) -> Entry | None:
         """Return the entry of the table, in any state."""
-        entries = () if self.table is None else self.table.of(step)
-        return next((e for e in entries if is_same_save(e.incarnation, incarnation)), None)
+        found = None if self.table is None else self.table.of(step)
+        return found if found is not None and is_same_save(found.incarnation, incarnation) else None
 
-    def aside(self, step: int) -> PersistentStep | None:
-        """Return the newest step aside of this number."""
-        entries = () if self.table is None else self.table.of(step)
-        found = [e for e in entries if e.state == "aside"]
-        return _item(found[-1], "") if found else None
+    def hidden(self, step: int) -> PersistentStep | None:
+        """Return the hidden step of this number."""
+        found = None if self.table is None else self.table.of(step)
+        return _item(found, "") if found is not None and found.state == "hidden" else None
 
     def of(self, step: int) -> PersistentStep | None:
-        """Return what counts as ``step``, or a step aside of this number; None without any."""
+        """Return what counts as ``step``, or the hidden step of this number; None without any."""
         found = next((each for each in self.steps if each.step == step), None)
         is_there = found is not None and not found.problem
-        return found if is_there else self.aside(step) or found
+        return found if is_there else self.hidden(step) or found
 
 
 class StoredSteps:
@@ -96,7 +95,7 @@ class StoredSteps:
             self.inspection.tell(f"{fault}; the version before is used")
         names = frozenset(self._storage.names_in(deadline_s=deadline_s))
         entries = () if log.table is None else log.table.steps
-        unlisted = self.folders.steps(names, self._named(entries, names), deadline_s)
+        unlisted = self.folders.steps(names, self._named(entries), deadline_s)
         if not names:
             self._storage.check_bucket(deadline_s)
         steps = {e.step: e for e in entries if e.state == "complete"}
@@ -105,20 +104,17 @@ class StoredSteps:
         replaced = gone & unlisted.keys()
         found = [e for e in steps.values() if e.step not in replaced]
         items = [_item(e, GONE if e.step in gone else "") for e in found]
-        items += [_unseen(step) for step in unlisted if step not in steps or step in replaced]
+        numbers = {e.step for e in entries} - replaced
+        items += [_unseen(step) for step in unlisted if step not in numbers]
         if not items:
             items = self._traces(deadline_s)
         return StoredView(log, names, unlisted, tuple(sorted(items)))
 
-    def _named(self, entries: Iterable[Entry], names: Collection[str]) -> set[str]:
+    def _named(self, entries: Iterable[Entry]) -> set[str]:
         """Return the folders that entries have as their own places."""
-        # In a bucket a step aside stays in its own folder, until that is needed.
+        # On a file system a hidden step is under another name.
         stays = self._storage.is_object_store
-        return {
-            e.own_folder
-            for e in entries
-            if e.state != "aside" or e.pending or (stays and e.aside_folder not in names)
-        }
+        return {e.own_folder for e in entries if e.state != "hidden" or stays}
 
     def _gone(self, missing: Sequence[Entry], deadline_s: float) -> set[int]:
         """Return the steps of ``missing``, which the listing lacks, that are not there."""
@@ -218,17 +214,17 @@ class StoredSteps:
         ]
 
     def find(self, step: int, deadline_s: float | None = None) -> FoundStep | None:
-        """Return what counts as ``step``, or a step aside of this number, as its files have it."""
+        """Return what counts as ``step``, or the hidden step of this number, as its files are."""
         deadline_s = self._storage.deadline_s(deadline_s)
         view = self.view(deadline_s)
-        item, aside = view.of(step), view.aside(step)
+        item, hidden = view.of(step), view.hidden(step)
         found = None if item is None else self.inspect(view, item, deadline_s)
         is_step = found is not None and not found.is_junk
-        return found if is_step or aside is None else self.inspect(view, aside, deadline_s)
+        return found if is_step or hidden is None else self.inspect(view, hidden, deadline_s)
 
 
 def _folders_of(entry: Entry) -> frozenset[str]:
-    return frozenset({entry.own_folder, entry.aside_folder})
+    return frozenset({entry.own_folder, entry.hidden_folder})
 
 
 def _item(entry: Entry, problem: str) -> PersistentStep:

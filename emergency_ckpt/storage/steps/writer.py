@@ -1,6 +1,6 @@
 """Changes of a persistent directory: its claim, a step's place, its publication, its removal.
 
-Each change of what counts is one new version of the log. Files are moved or deleted after the
+Each change of what counts is one new version of the log. Files are hidden or deleted after the
 version that says so, and from the table alone, so a crash at any instant leaves work that the
 next life repeats.
 """
@@ -21,17 +21,17 @@ from absl import logging
 from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.step_log import (
     Entry,
-    Key,
     LogWriter,
     Table,
     begun,
-    changed,
     decide_claim,
     following,
     greatest_number,
+    in_state,
     listing,
     reserved,
     with_lives,
+    without,
     without_lives,
 )
 from emergency_ckpt.core.step_names import folders_of, is_name_of, steps_by_kind
@@ -54,17 +54,16 @@ from emergency_ckpt.storage.orbax_names import (
 )
 from emergency_ckpt.storage.pinned import Pinned
 from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE
-from emergency_ckpt.storage.steps.inspection import FoundStep, StepPlace, items_of, ours_of
+from emergency_ckpt.storage.steps.inspection import FoundStep, fields_of, items_of, ours_of
 from emergency_ckpt.storage.steps.stored import StoredSteps, StoredView
 from emergency_ckpt.types import SaveId
 
 _ATTEMPTS = 8
-_UNREADABLE = "unreadable"
-_HIDDEN = f"{TEMPORARY_SUFFIX}-removed"
+_REMOVED = f"{TEMPORARY_SUFFIX}-removed"
 
 
-class Moved(NamedTuple):
-    """A step that was put aside. ``folder``: its name from now on."""
+class Hidden(NamedTuple):
+    """A step that was hidden. ``folder``: where its tensors are from now on."""
 
     step: int
     folder: str
@@ -79,12 +78,8 @@ def _tell_nobody(name: str, **fields: object) -> None:
     del name, fields
 
 
-def _settled(entry: Entry) -> Entry:
-    return msgspec.structs.replace(entry, pending=False)
-
-
 class DirectoryWriter:
-    """Writes the log of one directory and moves or removes its steps. Thread-safe; blocks.
+    """Writes the log of one directory and hides or removes its steps. Thread-safe; blocks.
 
     For one process of a job. All methods raise PersistentTierError, which is DirectoryInUse when
     another run saves there, or a newer life of this one.
@@ -206,8 +201,7 @@ class DirectoryWriter:
         """
         with self._lock:
             self.find()
-            key = (step, incarnation)
-            if not self._append_beside(lambda table: with_lives(table, lives, key)):
+            if not self._append_beside(lambda table: with_lives(table, lives, step, incarnation)):
                 problem = "other writers write there at the same time"
                 raise PersistentTierError("write", self._log.target, problem)
 
@@ -359,7 +353,7 @@ class DirectoryWriter:
 
     # The first change of a life.
 
-    def begin(self, incarnation: str, chain: Timeline | None = None) -> list[Moved]:
+    def begin(self, incarnation: str, chain: Timeline | None = None) -> list[Hidden]:
         """Claim the directory and clear what earlier lives left; once a life, then only ``hold``.
 
         Lists what the table lacks, completes what it says, and removes the rest of saves that did
@@ -377,29 +371,32 @@ class DirectoryWriter:
                 self._has_begun = False
                 raise
 
-    def _begin(self, chain: Timeline | None) -> list[Moved]:
+    def _begin(self, chain: Timeline | None) -> list[Hidden]:
         deadline_s = self._storage.deadline_s(None)
         view = self._found.view(deadline_s, self._read)
         beside = self._storage.numbers_in(HOST_STATE, deadline_s)
         kept, unfinished = self._sort(view, deadline_s)
-        # A folder of plain Orbax alone may be of a save that is under way.
-        remains = {s for s in unfinished & beside if not self._is_aside_in_place(s)}
-        table = self._read.table
-        known = {entry.step for entry in (*self._entries(), *kept)}
-        gone = {
-            (each.step, each.incarnation) for each in view.steps if each.is_seen and each.problem
-        }
+        gone = [
+            entry
+            for each in view.steps
+            if each.is_seen and each.problem and (entry := view.entry(each.step, each.incarnation))
+        ]
 
         def change(table: Table) -> Table:
-            return following(listing(changed(table, gone, lambda _: None), *kept), chain)
+            left = without(table, gone)
+            return following(listing(left, *(e for e in kept if left.of(e.step) is None)), chain)
 
+        table = self._read.table
         if table is None or change(table) != table:
             self._append(change)
-        for step, _ in sorted(gone):
-            self._emit("persistent.dropped", step=step)
+        for entry in gone:
+            self._emit("persistent.dropped", step=entry.step)
             text = "step %d is gone from %s: another program has removed it"
-            logging.warning(text, step, self._directory)
-        remains |= {step for step, _ in gone}
+            logging.warning(text, entry.step, self._directory)
+        known = {entry.step for entry in self._entries()}
+        # A folder of plain Orbax alone may be of a save that is under way.
+        remains = (unfinished & beside) - known
+        remains |= {entry.step for entry in gone} - known
         remains |= {s for s in beside - known - view.unlisted.keys() if not self._is_there(s)}
         for step in sorted(remains):
             if self._storage.is_changing(step):
@@ -462,26 +459,29 @@ class DirectoryWriter:
                 self._dirty.discard(step)
 
     def _clear_unless_taken(self, step: int) -> None:
-        if self._in_place(step) is None:
-            self._clear(step)
-            self._emit("persistent.removed", step=step)
+        """Remove the remains of a save, unless it got as far as its marker: then it is listed."""
+        if self._entry_of(step) is not None:
+            return
+        found = self._unlisted(step)
+        if found is not None:
+            self._append(lambda table: listing(table, self._entry_for(found)))
+            return
+        self._clear(step)
+        self._emit("persistent.removed", step=step)
 
-    def _is_aside_in_place(self, step: int) -> bool:
-        """Return whether a user has moved a step aside back to its own place: it is kept."""
-        return any(
-            entry.state == "aside"
-            and not entry.incarnation.startswith(_UNREADABLE)
-            and self._is_in_own_folder(entry)
-            for entry in self._entries_of(step)
-        )
+    def _unlisted(self, step: int) -> FoundStep | None:
+        """Return the complete step that is in the place of ``step`` and that no entry names."""
+        number = greatest_number(self._read.table)
+        found = self._found.inspection.unlisted(step, (self._storage.name_of(step),), number, None)
+        return None if found is None or found.is_junk or found.step.problem else found
 
     def _is_there(self, step: int) -> bool:
         """Return whether a step has a folder that the listing of a file server did not show."""
         names = {str(step), self._storage.name_of(step)}
         return not self._storage.is_object_store and any(map(self._storage.lexists, names))
 
-    def _entries_of(self, step: int) -> tuple[Entry, ...]:
-        return () if self._read.table is None else self._read.table.of(step)
+    def _entry_of(self, step: int) -> Entry | None:
+        return None if self._read.table is None else self._read.table.of(step)
 
     def _entries(self) -> tuple[Entry, ...]:
         return () if self._read.table is None else self._read.table.steps
@@ -497,18 +497,13 @@ class DirectoryWriter:
                 raise found
             if found is None:
                 garbage.add(each.step)
-            elif not found.is_junk and not found.step.tensors_of:
-                kept.append(self._adopted(found))
+            elif not (found.is_junk or found.step.tensors_of or found.step.problem):
+                kept.append(self._entry_for(found))
         return kept, garbage
 
-    def _adopted(self, found: FoundStep) -> Entry:
+    @staticmethod
+    def _entry_for(found: FoundStep) -> Entry:
         step, marker, name = found.step, found.marker, found.place.tensors
-        is_own = name == str(step.step)
-        if step.problem:
-            # It does not count, and is kept: its contents are not known.
-            incarnation = step.incarnation or f"{_UNREADABLE}.{self._read.number}"
-            folder = "" if is_own else name
-            return Entry(step.step, incarnation, "aside", pending=True, folder=folder)
         return Entry(
             step=step.step,
             incarnation=step.incarnation,
@@ -516,32 +511,29 @@ class DirectoryWriter:
             processes=step.process_count,
             stateful=step.has_host_state,
             saved_s=found.committed_ns / 1e9,
-            folder="" if is_own else name,
+            folder="" if name == str(step.step) else name,
             size_bytes=0 if marker is None else state_size_bytes(marker.leaves),
         )
 
     # A step's place.
 
-    def make_room(self, step: int, reason: str) -> Moved | None:
+    def make_room(self, step: int) -> None:
         """Clear the place of ``step`` for a save. ``begin`` has been called.
 
-        A step there is moved aside, and counts until the save is published. Returns it, or None.
+        What has this number and does not count, or cannot be used, is removed. PersistentTierError
+        where a step of this number counts, where one is there that the log does not name, or where
+        something cannot be removed: that save fails then, and no other.
         """
         with self._lock:
             while step in self._removing:
                 self._removed.wait()
-            if not self._may_have_files(step):
-                self._dirty.add(step)
-                return None
-            self._hold(self._mine.incarnation)  # ``begin`` may have been long ago
-            self._emit("persistent.removing", step=step)
-            moved = self._vacate(step, reason)
-            self._clear(step)
+            if self._may_have_files(step):
+                self._hold(self._mine.incarnation)  # ``begin`` may have been long ago
+                self._vacate(step)
             self._dirty.add(step)
-            return moved
 
     def _may_have_files(self, step: int) -> bool:
-        if step in self._dirty or self._entries_of(step):
+        if step in self._dirty or self._entry_of(step) is not None:
             return True
         if self._storage.is_changing(step):
             return True
@@ -549,45 +541,47 @@ class DirectoryWriter:
         names = (self._storage.name_of(step), f"{HOST_STATE}/{step}")
         return not self._storage.is_object_store and any(map(self._storage.lexists, names))
 
-    def _vacate(self, step: int, reason: str) -> Moved | None:
-        """Move aside what is in the place of ``step``, if it is a step."""
-        entry = self._in_place(step)
-        if entry is None:
-            return None
-        self._move(entry)
-        text = "step %d in %s is kept as %s: %s"
-        logging.warning(text, step, self._directory, entry.aside_folder, reason)
-        self._emit("persistent.set_aside", step=step, kept_as=entry.aside_folder, reason=reason)
-        return Moved(step, entry.aside_folder, reason)
+    def _vacate(self, step: int) -> None:
+        entry, target = self._entry_of(step), f"{self._directory}/{step}"
+        if entry is not None:
+            if self._is_needed(entry):
+                problem = f"the step of {entry.incarnation} there has the same number, and counts"
+                hint = "it counts until a save of this life is complete; restore before you save"
+                raise PersistentTierError("save", target, problem, hint=hint)
+            text = "step %d of %s is removed from %s: the job went on without it, and saves it anew"
+            logging.warning(text, step, entry.incarnation, self._directory)
+            self._remove([entry])
+        if self._unlisted(step) is not None:
+            problem = "a complete step that the step log does not name is in its place"
+            raise PersistentTierError("save", target, problem, hint="move it somewhere else")
+        self._clear(step)
 
-    def _in_place(self, step: int) -> Entry | None:
-        """Return the entry of what is in the place of ``step``; listed now if it was not."""
-        entries = self._entries_of(step)
-        for entry in entries:
-            if self._is_in_own_folder(entry):
-                return entry
-        number = greatest_number(self._read.table)
-        found = self._found.inspection.unlisted(step, (self._storage.name_of(step),), number, None)
-        if found is None or found.is_junk:
-            return None
-        adopted = self._adopted(found)
-        for entry in entries:
-            if entry.key == adopted.key:
-                return entry
-        self._append(lambda table: listing(table, adopted))
-        return adopted
+    def _is_needed(self, entry: Entry) -> bool:
+        """Return whether a step counts by the log, and has all that its save stored."""
+        table = self._read.table
+        if entry.state != "complete" or table is None or table.rejection_reason(entry):
+            return False
+        found = self._found.inspection.listed(entry, greatest_number(table), None)
+        is_whole = entry.is_plain or found.marker is not None
+        return is_whole and not found.step.problem
+
+    def has(self, save: SaveId) -> bool:
+        """Return whether the log has ``save`` itself, complete, and nothing of it is damaged."""
+        with self._lock:
+            entry = self._entry_of(save.step)
+            is_same = entry is not None and entry.incarnation == save.incarnation
+            return is_same and self._is_needed(entry)
 
     def _is_in_own_folder(self, entry: Entry) -> bool:
         """Return whether the files of ``entry`` are where those of a complete step are."""
-        if entry.incarnation.startswith(_UNREADABLE):
-            return self._storage.is_object_store or self._storage.lexists(entry.own_folder)
         if entry.is_plain:
             found = self._found.inspection.listed(entry, 0, None)
             return not found.step.problem and found.place.tensors == entry.own_folder
         data = self._storage.bytes_of(f"{entry.own_folder}/{STEP_METADATA}")
-        ours = ours_of(data)
-        if ours is not None:
-            return ours.get("incarnation") == entry.incarnation
+        if fields_of(data):
+            return (ours_of(data) or {}).get("incarnation") == entry.incarnation
+        if not (self._storage.is_object_store or self._storage.lexists(entry.own_folder)):
+            return False
         marker = self._storage.bytes_of(f"{HOST_STATE}/{entry.step}/{MARKER_NAME}")
         return marker is not None and hashlib.sha256(marker).hexdigest() == entry.marker
 
@@ -596,123 +590,64 @@ class DirectoryWriter:
     def publish(self, entry: Entry, chain: Timeline | None) -> None:
         """List ``entry``, whose files are complete: from here on it counts, and ``chain`` binds.
 
-        A step of its number is aside from then on, and so are those that ``chain`` excludes;
-        ``settle`` moves their files.
+        Steps that ``chain`` excludes do not count from then on; ``settle`` hides them.
         """
         with self._lock:
             self._append(lambda table: following(listing(without_lives(table), entry), chain))
             self._dirty.discard(entry.step)
             self._emit("persistent.published", step=entry.step)
 
-    def settle(self) -> list[Moved]:
-        """Move the files of the steps that are newly aside; return these."""
+    def settle(self) -> list[Hidden]:
+        """Hide the steps that the chain excludes; return these."""
         with self._lock:
             return self._settle()
 
-    def _follow(self, chain: Timeline) -> list[Moved]:
+    def _follow(self, chain: Timeline) -> list[Hidden]:
         table = self._read.table
         if table is not None and following(table, chain) != table:
             self._append(lambda table: following(table, chain))
         return self._settle()
 
-    def _settle(self) -> list[Moved]:
-        moved: list[Moved] = []
-        settled: set[Key] = set()
-        for entry in [e for e in self._entries() if e.pending and e.step not in self._stuck]:
-            place = {"complete": self._bring_back, "aside": self._set_aside}.get(entry.state)
-            if place is not None and self._tidy(entry.step, functools.partial(place, entry)):
+    def _settle(self) -> list[Hidden]:
+        """Hide first, and say so then: what is ``hidden`` needs no look any more."""
+        table = self._read.table
+        left = [] if table is None else table.left()
+        hidden: list[Entry] = []
+        for entry in left:
+            if entry.step in self._stuck or self._tidy(
+                entry.step, functools.partial(self._hide, entry)
+            ):
                 continue
-            settled.add(entry.key)
-            if entry.state != "aside":
-                continue
-            rejection_reason = self._read.table.rejection_reason(entry) if self._read.table else ""
-            reason = rejection_reason or "it was superseded by another save of its number"
-            moved.append(Moved(entry.step, entry.aside_folder, reason))
-            self._emit(
-                "persistent.set_aside", step=entry.step, kept_as=entry.aside_folder, reason=reason
-            )
-        if settled:
-            self._append(lambda table: changed(table, settled, _settled))
-        return moved
+            hidden.append(entry)
+        if not hidden or table is None:
+            return []
+        self._append(lambda table: listing(table, *in_state("hidden", hidden)))
+        told = [Hidden(e.step, self._hidden_folder(e), table.rejection_reason(e)) for e in hidden]
+        for step, folder, reason in told:
+            self._emit("persistent.hidden", step=step, kept_as=folder, reason=reason)
+        return told
 
-    def _set_aside(self, entry: Entry) -> None:
-        """Take a step that no longer counts from Orbax's sight, and keep its bytes. Idempotent."""
-        if not self._is_in_own_folder(entry):
-            return  # moved before, or in favour of its successor
-        if not self._storage.is_object_store:
-            self._move(entry)
-            return
-        own = entry.own_folder
-        names = commits_of(items_of(self._storage.bytes_of(f"{own}/{STEP_METADATA}")))
-        commits = self._objects(entry.step, *(f"{own}/{name}" for name in names))
-        self._storage.do(
-            "move aside",
-            f"/{own}",
-            lambda: delete_step(self._storage, commits),
-            changes=entry.step,
-        )
+    def _hidden_folder(self, entry: Entry) -> str:
+        return entry.own_folder if self._storage.is_object_store else entry.hidden_folder
 
-    def _bring_back(self, entry: Entry) -> None:
-        """Let Orbax see a step that counts again, where its place is free. Idempotent."""
-        own, aside = entry.own_folder, entry.aside_folder
-        work = ("bring back", f"/{own}")
-        if self._storage.is_object_store:
-            self._storage.do(*work, lambda: self._commit_again(entry), changes=entry.step)
-            return
-        # Ours first: without our folder the tensors would look like a step of plain Orbax.
-        names = [(f"{HOST_STATE}/{entry.step}", f"{HOST_STATE}/{aside}"), (own, aside)]
-        pinned = self._pinned(entry.step, *(new for _, new in names))
+    def _hide(self, entry: Entry) -> None:
+        """Take a step from Orbax's sight, and keep its bytes. Idempotent.
 
-        def bring_back() -> None:
-            for old, new in names:
-                if not self._storage.lexists(old):
-                    pinned.move(new, old)
-
-        self._storage.do(*work, bring_back, changes=entry.step)
-
-    def _commit_again(self, entry: Entry) -> None:
-        """Write what is missing of Orbax's commit of a step in a bucket. For use inside ``do``."""
-        from emergency_ckpt.storage.item.objects import StepObjects  # noqa: PLC0415 - TensorStore
-
-        objects = StepObjects(f"{self._directory}/{entry.own_folder}")
-        metadata = objects.read([STEP_METADATA]).get(STEP_METADATA, b"")
-        if self._is_in_own_folder(entry):
-            names = commits_of(items_of(metadata))
-            there = objects.read(names)
-            missing = [name for name in names if name not in there]
-            objects.commit(missing, entry.incarnation, metadata)
-
-    def _move(self, entry: Entry) -> None:
-        """Give both folders of a step their names aside. Idempotent.
-
-        In an object store, which renames nothing, they are copied, and the originals removed with
-        Orbax's metadata first: from then on the copy is the step.
+        A file system renames its folder; in a bucket, which renames nothing, Orbax's commit goes.
         """
-        own, aside = entry.own_folder, entry.aside_folder
-        pairs = [(own, aside), (f"{HOST_STATE}/{entry.step}", f"{HOST_STATE}/{aside}")]
-        storage, work = self._storage, ("move aside", f"/{own}")
+        if not self._is_in_own_folder(entry):
+            return  # hidden before
+        storage, own, work = self._storage, entry.own_folder, ("hide", f"/{entry.own_folder}")
         if storage.is_object_store:
-            objects = self._objects(entry.step, *(f"{old}/" for old, _ in pairs))
-
-            def copy() -> None:
-                for old, new in pairs:
-                    storage.copy_objects(_below(objects, old), old, new)
-
-            def hide() -> None:
-                hiding = {n: g for n, g in _below(objects, own).items() if _rank(n) != _FILE}
-                delete_step(storage, hiding)
-
-            storage.do(*work, copy, changes=entry.step)
-            storage.do(*work, hide, changes=entry.step)
+            names = commits_of(items_of(storage.bytes_of(f"{own}/{STEP_METADATA}")))
+            commits = self._objects(entry.step, *(f"{own}/{name}" for name in names))
+            storage.do(*work, lambda: delete_step(storage, commits), changes=entry.step)
             return
-
-        pinned = self._pinned(entry.step, *(old for old, _ in pairs))
+        pinned = self._pinned(entry.step, own)
 
         def move() -> None:
-            # The tensors first: without our folder they would look like a step of plain Orbax.
-            for old, new in pairs:
-                if not storage.lexists(new):
-                    pinned.move(old, new)
+            if not storage.lexists(entry.hidden_folder):
+                pinned.move(own, entry.hidden_folder)
 
         storage.do(*work, move, changes=entry.step)
 
@@ -727,27 +662,33 @@ class DirectoryWriter:
         """
         with self._lock:
             self._hold(incarnation)
-            found = [e for s in steps for e in self._entries_of(s) if e.state != "aside"]
-            missing = set(steps) - {e.step for e in found}
-            if missing:
-                found += self._unlisted_entries(missing)
-            return self._remove(found)
+            entries = [e for s in steps if (e := self._entry_of(s)) is not None]
+            if missing := set(steps) - {e.step for e in entries}:
+                entries += self._unlisted_entries(missing)
+            return self._remove([e for e in entries if e.state != "hidden"])
+
+    def remove_hidden(self, steps: Collection[int], incarnation: str) -> list[str]:
+        """Remove hidden ``steps`` for good, as a user asks; return the names of their folders."""
+        with self._lock:
+            self._hold(incarnation)
+            leaving = [e for e in self._entries() if e.step in steps and e.state == "hidden"]
+            self._remove(leaving)
+            return [self._hidden_folder(entry) for entry in leaving]
 
     def _remove(self, entries: Sequence[Entry]) -> list[str]:
         if not entries:
             return []
-        asked = {e.key for e in entries}
+        asked = {e.step for e in entries}
         # Also those whose deletion has failed before, where another try may help.
         failed = [e for e in self._entries() if e.state == "removing" and e.step not in self._stuck]
-        found = {e.key: e for e in (*entries, *failed) if e.step not in self._removing}
-        entries, keys = list(found.values()), found.keys()
-        leaving = [msgspec.structs.replace(e, state="removing") for e in entries]
-        self._append(lambda table: listing(changed(table, keys, lambda _: None), *leaving))
+        found = {e.step: e for e in (*entries, *failed) if e.step not in self._removing}
+        leaving = in_state("removing", found.values())
+        self._append(lambda table: listing(table, *leaving))
         for entry in leaving:
             self._emit("persistent.removing", step=entry.step)
         errors = self._finish_removal(leaving, asked)
-        for key in asked & errors.keys():
-            raise errors[key]
+        for step in asked & errors.keys():
+            raise errors[step]
         return [entry.own_folder for entry in leaving]
 
     def _unlisted_entries(self, steps: Collection[int]) -> list[Entry]:
@@ -755,52 +696,40 @@ class DirectoryWriter:
         items = [each for each in view.steps if each.step in steps and not each.is_seen]
         found = self._found.inspect_each(view, items)
         return [
-            self._adopted(each)
+            self._entry_for(each)
             for each in found
-            if isinstance(each, FoundStep) and not each.is_junk
+            if isinstance(each, FoundStep) and not (each.is_junk or each.step.problem)
         ]
 
-    def discard_aside(self, keys: Collection[Key], incarnation: str) -> list[str]:
-        """Remove steps aside for good, as a user asks; return the names of their folders."""
-        with self._lock:
-            self._hold(incarnation)
-            leaving = [e for e in self._entries() if e.key in keys and e.state == "aside"]
-            self._remove(leaving)
-            return [entry.aside_folder for entry in leaving]
-
     def _finish_removal(
-        self, entries: Collection[Entry], asked: Collection[Key] = ()
-    ) -> dict[Key, PersistentTierError]:
+        self, entries: Collection[Entry], asked: Collection[int] = ()
+    ) -> dict[int, PersistentTierError]:
         """Delete the files of ``entries``, which the newest version says, and leave them out.
 
-        Return the errors of those that cannot be deleted: their entries stay. ``asked``: those of
-        which the caller raises the error.
+        Return the errors of those that cannot be deleted, by step: their entries stay. ``asked``:
+        the steps of which the caller raises the error.
         """
-        errors: dict[Key, PersistentTierError] = {}
+        errors: dict[int, PersistentTierError] = {}
         for entry in entries:
             work = functools.partial(self._delete_removed, entry)
-            error = self._tidy(entry.step, work, is_asked=entry.key in asked)
+            error = self._tidy(entry.step, work, is_asked=entry.step in asked)
             if error is not None:
-                errors[entry.key] = error
-        if gone := {e.key for e in entries} - errors.keys():
-            self._append(lambda table: changed(table, gone, lambda _: None))
+                errors[entry.step] = error
+        if gone := [e for e in entries if e.step not in errors]:
+            self._append(lambda table: without(table, gone))
         return errors
 
     def _delete_removed(self, entry: Entry) -> None:
         self._removing.add(entry.step)
         try:
             is_own = self._is_in_own_folder(entry)
-            place = StepPlace(entry.aside_folder, entry.aside_folder)
-            # In a bucket there is a copy aside only where the place was needed.
-            places = [] if is_own and self._storage.is_object_store else [place]
-            if is_own or not self._is_taken(entry):
-                names = {entry.own_folder} | (set() if is_own else self._remains_of(entry.step))
-                places += [StepPlace(name, str(entry.step)) for name in names]
+            # Else another program may have written into its place.
+            folders = {entry.own_folder} if is_own else self._remains_of(entry.step)
             # Not under the lock: it may take long, and saves go on meanwhile.
             self._lock.release()
             try:
-                self._put_away(entry, entry.own_folder if is_own else entry.aside_folder)
-                self._delete(entry.step, places)
+                self._put_away(entry, entry.own_folder if is_own else entry.hidden_folder)
+                self._delete(entry.step, folders | {self._hidden_folder(entry)})
             finally:
                 self._lock.acquire()
         finally:
@@ -827,14 +756,10 @@ class DirectoryWriter:
 
         storage.do("move away", f"/{folder}", move, changes=entry.step)
 
-    def _is_taken(self, entry: Entry) -> bool:
-        """Return whether another entry has the place of ``entry``."""
-        return any(e.key != entry.key for e in self._entries_of(entry.step))
-
     def _clear(self, step: int) -> None:
         """Remove the remains of a save in the place of ``step``, also of one that did not end."""
         names = {self._storage.name_of(step), *self._remains_of(step)}
-        self._delete(step, [StepPlace(name, str(step)) for name in names], unfinished=True)
+        self._delete(step, names, unfinished=True)
 
     def _remains_of(self, step: int) -> set[str]:
         """Return the names that this package gave to folders of ``step``, which has no place now.
@@ -851,26 +776,26 @@ class DirectoryWriter:
             or ours_of(self._storage.bytes_of(f"{name}/{STEP_METADATA}")) is not None
         }
 
-    def _delete(self, step: int, places: Sequence[StepPlace], *, unfinished: bool = False) -> None:
-        """Remove all files in places of ``step``.
+    def _delete(self, step: int, folders: Collection[str], *, unfinished: bool = False) -> None:
+        """Remove the ``folders`` of ``step`` and its documents.
 
         ``unfinished``: also the temporary folders of a save that did not end.
         """
-        storage = self._storage
-        work = ("remove", f"/{places[-1].tensors}")
-        below = [name for p in places for name in (p.tensors, f"{HOST_STATE}/{p.documents}")]
+        storage, documents = self._storage, f"{HOST_STATE}/{step}"
+        below = sorted(folders)
+        work = ("remove", f"/{below[0] if below else documents}")
         if storage.is_object_store:
-            objects = self._objects(step, *(f"{name}/" for name in below))
+            objects = self._objects(step, *(f"{name}/" for name in (*below, documents)))
             storage.do(*work, lambda: delete_step(storage, objects), changes=step)
             return
-        tensors = [place.tensors for place in places]
-        hidden = [f"{name}{_HIDDEN}" for name in tensors]  # of a removal that did not end
-        pinned = self._pinned(step, *below, *hidden, temporary_of=tensors if unfinished else ())
+        removed = [f"{name}{_REMOVED}" for name in below]  # of a removal that did not end
+        temporary_of = below if unfinished else ()
+        pinned = self._pinned(step, *below, documents, *removed, temporary_of=temporary_of)
 
         def delete() -> None:
-            for place in places:
-                remove_tensors(pinned, place.tensors)
-                pinned.clear(f"{HOST_STATE}/{place.documents}")
+            for name in below:
+                remove_tensors(pinned, name)
+            pinned.clear(documents)
 
         storage.do(*work, delete, changes=step)
 
@@ -901,10 +826,6 @@ def _rank(name: str) -> int:
     return {COMMITTED: 0, STEP_METADATA: 3}.get(below, _FILE)
 
 
-def _below(objects: Generations, folder: str) -> Generations:
-    return {n: g for n, g in objects.items() if n.startswith(f"{folder}/")}
-
-
 def remove_tensors(pinned: Pinned, name: str) -> None:
     """Make Orbax ignore the step ``name`` of a file system, then remove its folder.
 
@@ -913,6 +834,6 @@ def remove_tensors(pinned: Pinned, name: str) -> None:
     for temporary in pinned.names:
         if temporary.startswith(f"{name}{TEMPORARY_SUFFIX}"):
             pinned.clear(temporary)
-    hidden = f"{name}{_HIDDEN}"
-    pinned.move(name, hidden)
-    pinned.clear(name, at=hidden)
+    removed = f"{name}{_REMOVED}"
+    pinned.move(name, removed)
+    pinned.clear(name, at=removed)

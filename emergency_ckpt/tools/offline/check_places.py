@@ -91,7 +91,7 @@ class Check:
         stored = self._survey.directory
         if stored is None or stored.faults or stored.table is not None:
             return
-        if not (stored.steps or stored.unfinished or stored.set_aside):
+        if not (stored.steps or stored.unfinished or stored.hidden):
             yield SurveyFault(stored.directory, "it has no step of a job, and no step log")
 
     def _replicas(self) -> Iterator[SurveyFault]:

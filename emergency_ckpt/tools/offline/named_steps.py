@@ -34,7 +34,7 @@ def find_step(name: str, places: Places) -> StepReader:
     if in_ram and only != "storage" and not (is_older and in_ram[0].step < stored[0].step):
         return survey.open_step(in_ram[0])
     if only != "ram" and places.directory and (number != "newest" or stored):
-        # Also one that is aside, or that cannot be used: its error says more.
+        # Also one that is hidden, or that cannot be used: its error says more.
         return places.storage().open_step(stored[0].step if number == "newest" else int(number))
     raise StepNotFound("find", name, "no such whole step", hint=_reasons(survey, number))
 

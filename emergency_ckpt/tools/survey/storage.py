@@ -52,17 +52,17 @@ class StoredDirectory:
     """A persistent directory.
 
     Attributes:
-      steps: those that exist, oldest first, also with a problem, and those aside.
+      steps: those that exist, oldest first, also with a problem, and hidden ones.
       table: the newest version of the log that can be used; None without one.
       unfinished: folders of saves that have not ended; they do not count.
-      set_aside: folders of steps that were moved aside.
+      hidden: folders of hidden steps.
     """
 
     directory: str
     steps: tuple[ListedEntry, ...] = ()
     table: Table | None = None
     unfinished: tuple[str, ...] = ()
-    set_aside: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
     faults: tuple[SurveyFault, ...] = ()
 
     @property
@@ -125,9 +125,9 @@ def _read(stored: StoredSteps, places: Places) -> StoredDirectory:
         if each.step.problem
     ]
     steps += [
-        ListedEntry(_aside(entry), entry)
+        ListedEntry(_hidden(entry), entry)
         for entry in (view.table.steps if view.table else ())
-        if entry.state == "aside"
+        if entry.state == "hidden"
     ]
     names = sorted(name for name in view.names if _LEFTOVER.fullmatch(name))
     return StoredDirectory(
@@ -135,10 +135,10 @@ def _read(stored: StoredSteps, places: Places) -> StoredDirectory:
         steps=tuple(sorted(steps, key=lambda each: (each.step.step, each.step.incarnation))),
         table=view.table,
         unfinished=(*unfinished, *(name for name in names if ".orbax-checkpoint-tmp" in name)),
-        set_aside=tuple(name for name in names if ".orbax-checkpoint-tmp" not in name),
+        hidden=tuple(name for name in names if ".orbax-checkpoint-tmp" not in name),
         faults=tuple(faults),
     )
 
 
-def _aside(entry: Entry) -> PersistentStep:
+def _hidden(entry: Entry) -> PersistentStep:
     return PersistentStep(entry.step, entry.processes, entry.stateful, entry.incarnation)

@@ -255,10 +255,9 @@ def _lives_of(each: ListedEntry, save: SaveId, folders: tuple[ProcessFolder, ...
 def _state_of_stored(each: ListedEntry, timeline: Timeline | None) -> tuple[SaveState, str]:
     step, entry = each.step, each.entry
     rejection_reason = timeline.rejection_reason(step.step, step.incarnation) if timeline else ""
-    if entry is not None and entry.state == "aside":
-        reason = rejection_reason or "it was superseded"
-        folder = f"its folder, while another step has its place: {entry.aside_folder}"
-        return "rolled_back", f"{reason}; {folder}"
+    if entry is not None and entry.state == "hidden":
+        reason = rejection_reason or "it was rolled back"
+        return "rolled_back", f"{reason}; its folder on a file system: {entry.hidden_folder}"
     if step.problem:
         return "damaged", step.problem
     return ("rolled_back", rejection_reason) if rejection_reason else ("whole", "")

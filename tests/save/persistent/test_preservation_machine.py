@@ -12,7 +12,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -21,7 +20,7 @@ from persistent_steps import RUN_ID, complete_steps, life, writer_of
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.core.save.retention_rules import choose_removals
-from emergency_ckpt.core.step_log import LogWriter, begun, changed
+from emergency_ckpt.core.step_log import LogWriter, begun, in_state, listing
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.storage import PersistentTier
@@ -80,7 +79,7 @@ class PreservationMachine(RuleBasedStateMachine):
         """A step becomes whole; then the policy is asked, by now of another mind."""
         step = (self.saved or [0])[-1] + gap
         save = SaveId(step, life(self.lives), RUN_ID)
-        self.writer.make_room(step, "saved")
+        self.writer.make_room(step)
         custom = {OURS: {"run_id": RUN_ID, "incarnation": save.incarnation}}
         metadata = json.dumps({"custom_metadata": custom}).encode()
         for name, contents in {**dict.fromkeys(FILES, b"x"), STEP_METADATA: metadata}.items():
@@ -144,9 +143,8 @@ class PreservationMachine(RuleBasedStateMachine):
         read = self.tier.found.log.read()
         assert read.table is not None
         table = begun(read.table, LogWriter(RUN_ID, False, life(self.lives)))
-        keys = {entry.key for entry in table.of(step)}
-        table = changed(table, keys, lambda e: msgspec.structs.replace(e, state="removing"))
-        assert self.tier.found.log.append(table)
+        entries = [entry for entry in table.steps if entry.step == step]
+        assert self.tier.found.log.append(listing(table, *in_state("removing", entries)))
 
     @invariant()
     def the_last_whole_step_is_there(self) -> None:

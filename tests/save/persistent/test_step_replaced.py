@@ -1,4 +1,4 @@
-"""A stored step whose number another life saves again counts until the new one is whole."""
+"""A stored step whose number another life saves again counts until a save of that life is whole."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from persistent_steps import complete_steps
 from world import STORAGE, World, same, save_all, storage_lacks
 
 from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.orbax import checkpoint as face
 
 STAGES = ["write_document", "write_tensors", "finish", "publish"]
@@ -47,7 +48,7 @@ def save_another(ckpt: EmergencyCheckpointer, world: World, step: int) -> None:
 
 
 def fail_to_save(world: World, step: int, **settings: Any) -> None:
-    """In a life that restores nothing."""
+    """In a life that restores nothing: what counts is kept."""
     with storage_lacks(step), world.open_both(**STORAGE, **settings) as ckpt:
         save_another(ckpt, world, step)
         assert ckpt.failed_saves == 1
@@ -68,18 +69,23 @@ def restored(world: World, **settings: Any) -> tuple[int | None, int]:
 def test_step_of_another_life_outlives_a_failed_save(
     world: World, monkeypatch: pytest.MonkeyPatch, stage: str, write: Callable[..., None]
 ) -> None:
+    """Its number fails until the life that restored nothing has saved another one."""
     write(world, 2, 4)
     with monkeypatch.context() as patch:
         storage_fails(patch, stage)
-        fail_to_save(world, 4)
+        fail_to_save(world, 3)
     world.lose_ram()
     assert restored(world) == (4, 4)
     world.lose_ram()
     with world.open_both(**STORAGE) as ckpt:
         save_another(ckpt, world, 4)
+        with pytest.raises(SaveFailed, match="has the same number, and counts"):
+            ckpt.check_for_errors()
+        save_another(ckpt, world, 5)
         ckpt.check_for_errors()
+        assert ckpt.all_steps() == [5]
     world.lose_ram()
-    assert restored(world) == (4, 104)
+    assert restored(world) == (5, 105)
 
 
 def garble(world: World, step: int) -> Callable[[], object]:
@@ -91,8 +97,7 @@ def garble(world: World, step: int) -> Callable[[], object]:
 
 
 @pytest.mark.dear
-@pytest.mark.parametrize("step", [3, 4])
-@pytest.mark.parametrize("local", [0, 1])
+@pytest.mark.parametrize(("step", "local"), [(3, 0), (3, 1), (4, 0)])
 @pytest.mark.parametrize("stage", STAGES)
 def test_step_passed_over_outlives_a_failed_save(
     world: World, monkeypatch: pytest.MonkeyPatch, stage: str, step: int, local: int
@@ -110,6 +115,27 @@ def test_step_passed_over_outlives_a_failed_save(
             assert ckpt.failed_saves == 1
     world.lose_ram()
     assert restored(world) == (4, 4)
+
+
+@pytest.mark.parametrize(("stage", "left"), [("write_document", (2, 2)), ("publish", (4, 104))])
+def test_save_to_ram_makes_a_step_passed_over_past(
+    world: World, monkeypatch: pytest.MonkeyPatch, stage: str, left: tuple[int, int]
+) -> None:
+    """A restore goes back to where that life began, or to its own save, where that is whole."""
+    old_life(world, 2, 4)
+    world.lose_ram()
+    mend = garble(world, 4)
+    with storage_lacks(4), world.open_both(save_every=4, local_save_every=1) as ckpt:
+        assert ckpt.restore(state=world.state(0))[0] == 2
+        mend()
+        ckpt.save(step=3, state=world.state(3), host_state={"at": 3})
+        ckpt.wait_until_finished()
+        with monkeypatch.context() as patch:
+            storage_fails(patch, stage)
+            save_another(ckpt, world, 4)
+            assert ckpt.failed_saves == 1
+    world.lose_ram()
+    assert restored(world) == left
 
 
 def test_step_passed_over_is_past_once_a_save_is_whole(world: World) -> None:

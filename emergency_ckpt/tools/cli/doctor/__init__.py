@@ -109,7 +109,7 @@ def _add_mending(mend: argparse._ArgumentGroup) -> None:  # pyright: ignore[repo
         "--clean",
         action="store_true",
         help="list the leftover runs in --local-dir, with size and age, and the steps in --dir that"
-        " were rolled back or superseded. REMOVES nothing without --yes. A run stays while a live"
+        " were rolled back. REMOVES nothing without --yes. A run stays while a live"
         " process owns or serves one of its directories",
     )
     mend.add_argument(

@@ -1,4 +1,4 @@
-"""``eckpt doctor --clean``: leftover runs on a ramdisk, and steps aside in storage."""
+"""``eckpt doctor --clean``: leftover runs on a ramdisk, and hidden steps in storage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _clean_storage(args: argparse.Namespace) -> None:
-    """List the steps aside, with ``--yes`` remove them. Blocks for storage."""
+    """List the hidden steps, with ``--yes`` remove them. Blocks for storage."""
     tier = Places(directory=args.dir, timeout_s=args.timeout).storage()
     storage, stored = tier.storage, tier.found
     read = stored.log.read()
@@ -40,8 +40,8 @@ def _clean_storage(args: argparse.Namespace) -> None:
     if table is None:
         print(f"no step log in {args.dir}")
         return
-    aside = [entry for entry in table.steps if entry.state == "aside"]
-    chosen = [entry for entry in aside if now_s - entry.saved_s >= args.older_than]
+    hidden = [entry for entry in table.steps if entry.state == "hidden"]
+    chosen = [entry for entry in hidden if now_s - entry.saved_s >= args.older_than]
     if args.yes and chosen:
         writer = DirectoryWriter(
             storage,
@@ -50,8 +50,8 @@ def _clean_storage(args: argparse.Namespace) -> None:
             from_dir=table.from_dir,
             writer=f"clean-{secrets.token_hex(8)}",
         )
-        writer.discard_aside({entry.key for entry in chosen}, table.incarnation)
-    for entry in aside:
+        writer.remove_hidden({entry.step for entry in chosen}, table.incarnation)
+    for entry in hidden:
         if entry not in chosen:
             text = "stays: not old enough (--older-than)"
         else:

@@ -66,7 +66,7 @@ class ListedDirectory(msgspec.Struct, frozen=True):
     directory: str
     run_id: str
     unfinished: tuple[str, ...]
-    set_aside: tuple[str, ...]
+    hidden: tuple[str, ...]
 
 
 class Listing(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ def _listing_of(survey: Survey) -> Listing:
         directory=None
         if directory is None
         else ListedDirectory(
-            directory.directory, directory.run_id, directory.unfinished, directory.set_aside
+            directory.directory, directory.run_id, directory.unfinished, directory.hidden
         ),
         faults=survey.faults,
         changing=survey.changing,
@@ -238,7 +238,7 @@ def _print(listing: Listing) -> None:
         )
     directory = listing.directory
     if directory is not None:
-        notes = {"saves not ended": directory.unfinished, "moved aside": directory.set_aside}
+        notes = {"saves not ended": directory.unfinished, "hidden": directory.hidden}
         for title, names in notes.items():
             if names:
                 print(tables.one_line(f"\n{title} in {directory.directory}: {', '.join(names)}"))

@@ -92,13 +92,13 @@ class _DrainedStep(RamStep):
 
 
 class _Moves:
-    """Receives the events of the directory's writer, and notes what is put aside."""
+    """Receives the events of the directory's writer, and notes what is hidden."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
 
     def emit(self, name: str, /, **fields: Any) -> None:
-        if name == "persistent.set_aside":
+        if name == "persistent.hidden":
             step, folder, reason = (fields[each] for each in ("step", "kept_as", "reason"))
             self.notes.append(f"step {step} is kept as {folder}: {reason}")
 
