@@ -215,16 +215,16 @@ class Client:
         self,
         method: str,
         form: str,
-        bucket: str,
-        name: str,
-        *target: str,
+        *names: str,
         json_out: bool = False,
         ifGenerationMatch: str = "",
-        ifSourceGenerationMatch: str = "",
-        rewriteToken: None = None,
     ) -> Any:
-        """Delete an object, or copy it to ``target``: a bucket and a name."""
-        del form, bucket, json_out, rewriteToken
+        """Delete an object, or tell how the bucket stores."""
+        del json_out
+        if method == "GET":
+            assert form == "b/{}/storageLayout", form
+            return {"locationType": "region"}
+        name = names[-1]
         path = objects.path_of(name)
 
         def delete() -> None:
@@ -234,17 +234,7 @@ class Client:
             if not objects.delete(path, int(ifGenerationMatch or there)):
                 raise FileExistsError(name)
 
-        def copy() -> dict[str, bool]:
-            if not path.is_file():
-                raise FileNotFoundError(name)
-            if objects.generation_of(path) != int(ifSourceGenerationMatch):
-                raise FileExistsError(name)
-            objects.write(objects.path_of(target[1]), path.read_bytes())
-            return {"done": True}
-
-        if method == "DELETE":
-            return _change(path, delete, "delete")
-        return _change(path, copy)
+        return _change(path, delete, "delete")
 
 
 def install() -> None:
