@@ -569,8 +569,9 @@ class DirectoryWriter:
         """Return whether the log has ``save`` itself, complete, and nothing of it is damaged."""
         with self._lock:
             entry = self._entry_of(save.step)
-            is_same = entry is not None and entry.incarnation == save.incarnation
-            return is_same and self._is_needed(entry)
+            if entry is None or entry.incarnation != save.incarnation:
+                return False
+            return self._is_needed(entry)
 
     def _is_in_own_folder(self, entry: Entry) -> bool:
         """Return whether the files of ``entry`` are where those of a complete step are."""
