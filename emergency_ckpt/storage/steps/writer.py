@@ -121,6 +121,7 @@ class DirectoryWriter:
         self._is_lost = False
         self._dirty: set[int] = set()
         self._stuck: set[int] = set()  # steps that this life cannot clear: the next one tries again
+        self._damaged: set[int] = set()  # unlisted steps that stay until their numbers are saved
 
     # The claim.
 
@@ -497,7 +498,9 @@ class DirectoryWriter:
                 raise found
             if found is None:
                 garbage.add(each.step)
-            elif not (found.is_junk or found.step.tensors_of or found.step.problem):
+            elif found.step.problem and not found.is_junk:
+                self._damaged.add(each.step)
+            elif not (found.is_junk or found.step.tensors_of):
                 kept.append(self._entry_for(found))
         return kept, garbage
 
@@ -533,7 +536,7 @@ class DirectoryWriter:
             self._dirty.add(step)
 
     def _may_have_files(self, step: int) -> bool:
-        if step in self._dirty or self._entry_of(step) is not None:
+        if step in self._dirty | self._damaged or self._entry_of(step) is not None:
             return True
         if self._storage.is_changing(step):
             return True
