@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from emergency_ckpt.background import Failures
-from emergency_ckpt.cluster.coordination import Coordinator, connect_start
+from emergency_ckpt.cluster.coordination import Coordinator, connect_start, own_address
 from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.lost_peers import LostPeers
-from emergency_ckpt.cluster.membership import Membership
+from emergency_ckpt.cluster.membership import JobStart, Membership
 from emergency_ckpt.cluster.peers import Known
 from emergency_ckpt.cluster.preemption import PreemptionWatch, find_notices
 from emergency_ckpt.cluster.round import run_on_all
@@ -23,12 +23,12 @@ from emergency_ckpt.cluster.timelines import SOON_S, StoredChain, Timelines
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.config.validation import listeners_of
 from emergency_ckpt.core.save.snapshot_plan import Buffers
-from emergency_ckpt.errors import ConfigError, RestoreFailed
+from emergency_ckpt.errors import ConfigError, CoordinationError, RestoreFailed
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.observer import JobView, Observer, StepProgress
 from emergency_ckpt.restore.request import RestoreParts
 from emergency_ckpt.restore.steps import StepCatalog
-from emergency_ckpt.run_secret import OwnSecret, own_secret
+from emergency_ckpt.run_secret import own_secret
 from emergency_ckpt.save.finite import FiniteLeaves
 from emergency_ckpt.save.local_save import LocalSaves
 from emergency_ckpt.save.persistent.retention import Preservation
@@ -51,23 +51,23 @@ _PROBE_TIMEOUT_S = 20.0
 _LOOPBACK = "127.0.0.1"
 
 
-def agreed_config(
-    config: Config, settings: Mapping[str, Any]
-) -> tuple[Config, tuple[str, OwnSecret | None]]:
-    """Return the complete config, equal on all processes where it must be; the start's name,
-    with the secret that was given to all processes, or None.
+def agreed_config(config: Config, settings: Mapping[str, Any]) -> tuple[Config, JobStart]:
+    """Return the complete config, equal on all processes where it must be, and the start.
 
-    Collective; ConfigError on all.
+    Collective; ConfigError on all. CoordinationError: no address of this host leads to the
+    coordinator; the others have ConfigError then.
     """
     coordinator = connect_start()
     try:
         config = config.set(**settings).validated()
         secret = own_secret(config.secret_file, os.environ)
-    except ConfigError as error:
+        host = own_address(config.bind_host)
+    except (ConfigError, CoordinationError) as error:
         tell_problem(coordinator, error)
         raise
     shared = {**config.shared_settings(), "secret": secret_text(config.run_name, secret)}
-    return config, (agree_settings(coordinator, shared, config.start_timeout_s), secret)
+    agreed = agree_settings(coordinator, shared, config.start_timeout_s, host)
+    return config, JobStart(agreed.name, secret, host, agreed.outside)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,31 +108,31 @@ class Opened:
     def __init__(
         self,
         config: Config,
-        start: tuple[str, OwnSecret | None],
+        start: JobStart,
         process: tuple[int, int],
         buffers: Buffers,
         link: Link,
     ) -> None:
-        """``start``: its name, and the secret. ``link``: between devices and host memory."""
+        """``link``: between devices and host memory."""
         self.config, self.process, self.buffers, self.link = config, process, buffers, link
         self.failures = Failures()
         self.progress = StepProgress()
         self._observers: list[Observer] = []
         self.events = _sink(config, process[0], self._observers)
         try:
-            self._open(*start)
+            self._open(start)
         except BaseException:
             self.events.close()
             raise
 
-    def _open(self, start: str, secret: OwnSecret | None) -> None:
+    def _open(self, start: JobStart) -> None:
         config, process, events = self.config, self.process, self.events
         for text in config_warnings(config) if process[0] == 0 else ():
             events.emit("start.warning", text=text)
         events.emit("start.link", **dataclasses.asdict(self.link.facts))
         self._storage: _Storage | None = None
         self.member = member = Membership(
-            config, process, start, secret, events, self._look_at_storage, self.link.mapper
+            config, process, start, events, self._look_at_storage, self.link.mapper
         )
         if process[0] != 0:
             self._storage = self._open_storage()

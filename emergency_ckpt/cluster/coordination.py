@@ -23,13 +23,21 @@ import msgspec
 from absl import logging
 
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, MAX_PLAN_MESSAGE_BYTES, MAX_REASON_BYTES
-from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded
+from emergency_ckpt.errors import (
+    CheckpointError,
+    ConfigError,
+    CoordinationError,
+    DeadlineExceeded,
+)
 from emergency_ckpt.json_decoders import decoder_of
 from emergency_ckpt.private_names import private_module
 
 ERROR_LIMIT_CHARS = 2000
 """Maximum for an error text that one process sends to the others."""
 JOINED_LIMIT_CHARS = 1000
+
+_DISCARD_PORT = 9
+"""No datagram is sent: any port would do."""
 
 Told = TypeVar("Told")
 
@@ -258,24 +266,46 @@ def _find(client: Any, key: str, shown: str) -> bytes | None:
         raise _service_error("look for", shown, error) from error
 
 
-def own_address() -> str:
-    """Return this host's address on its route to the job's coordinator; peers reach it there.
+def own_address(bind_host: str | None = None) -> str:
+    """Return ``bind_host`` as a numeric address, else this host's on its route to the coordinator.
 
-    127.0.0.1 in a job on one machine, or without ``jax.distributed``.
+    127.0.0.1 in a job on one machine, or without ``jax.distributed``. It is also a loopback address
+    where the name of the coordinator's host stands for one on that host: see ``reachable_host``.
+    ConfigError: ``bind_host`` is no address.
     """
+    if bind_host is not None:
+        try:
+            found = socket.getaddrinfo(bind_host or None, 0, type=socket.SOCK_STREAM)
+        except OSError as error:
+            problem = f"transfer address {bind_host!r}: {error}"
+            raise ConfigError([problem], target="transfer server") from error
+        return str(found[0][4][0])
     address = distributed.global_state.coordinator_address
     if not address:
         return "127.0.0.1"
     host, _, port = address.rpartition(":")
-    host = host.strip("[]")
     try:
-        kind, _, _, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-            probe.connect(place)  # sends nothing: it only chooses the route
-            return str(probe.getsockname()[0])
+        return _address_towards(host.strip("[]"), int(port))
     except (OSError, ValueError) as error:
         problem = f"no address of this host leads to {address}: {error}"
-        raise CoordinationError("find", "this host's address", problem) from error
+        hint = "set bind_host to this host's address on the network that leads to its peers"
+        raise CoordinationError("find", "this host's address", problem, hint=hint) from error
+
+
+def route_to(host: str) -> str:
+    """Return this host's address on its route to ``host``, a numeric address; empty without one."""
+    try:
+        return _address_towards(host, _DISCARD_PORT)
+    except OSError as error:
+        logging.warning("no address of this host leads to %s: %s", host, error)
+        return ""
+
+
+def _address_towards(host: str, port: int) -> str:
+    kind, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+        probe.connect(place)  # sends nothing: it only chooses the route
+        return str(probe.getsockname()[0])
 
 
 def joined_errors(errors: Mapping[int, str]) -> str:

@@ -6,13 +6,15 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from emergency_ckpt.background import copy_threads
-from emergency_ckpt.cluster.coordination import connect, own_address
+from emergency_ckpt.cluster.coordination import connect, route_to
 from emergency_ckpt.cluster.peers import Known, Peers, agree_start
 from emergency_ckpt.cluster.secret_agreement import MADE_UP, forget_secret, share_secret
 from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.config import Config
+from emergency_ckpt.core.address import reachable_host
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.files import resolved
 from emergency_ckpt.ram.old_lives import greatest_number
@@ -26,6 +28,22 @@ from emergency_ckpt.types import Writer
 
 _PART_TO_WAIT = 0.7
 """Share of the start's deadline that may be spent waiting for an earlier incarnation."""
+
+
+class JobStart(NamedTuple):
+    """A start, as far as it is known before the processes join.
+
+    Attributes:
+      name: of ``agree_settings``.
+      secret: the one that was given to this process, as to all others; None: none was.
+      host: numeric address on which this process would serve its peers.
+      outside: of ``agree_settings``: hosts whose processes a loopback address would shut out.
+    """
+
+    name: str
+    secret: OwnSecret | None
+    host: str
+    outside: tuple[str, ...]
 
 
 class Membership:
@@ -46,8 +64,7 @@ class Membership:
         self,
         config: Config,
         process: tuple[int, int],
-        start: str,
-        secret: OwnSecret | None,
+        start: JobStart,
         events: EventSink,
         stored: Callable[[], Known],
         mapper: Mapper | None = None,
@@ -55,8 +72,6 @@ class Membership:
         """Join the job.
 
         Args:
-          start: the result of ``agree_settings``.
-          secret: the one that was given to this process, as to all others; None: none was.
           stored: called at the leader, once all have come: what storage knows of the run.
           mapper: maps slots for the devices' DMA.
         """
@@ -75,8 +90,8 @@ class Membership:
         self._server: TransferServer | None = None
         self._tier: LocalTier | None = None
         self.coordinator = connect(run_id)
-        self._secret = share_secret(self.coordinator, secret, config.start_timeout_s)
-        if secret is None and count > 1 and me == 0:
+        self._secret = share_secret(self.coordinator, start.secret, config.start_timeout_s)
+        if start.secret is None and count > 1 and me == 0:
             events.emit("start.warning", text=MADE_UP)
         self.client = TransferClient(
             run_id=run_id,
@@ -121,13 +136,16 @@ class Membership:
     def _start_serving(self) -> tuple[str, Known]:
         """Claim the ramdisk and serve it; return this process's address, and what RAM knows."""
         config, local_dir = self._config, Path(resolved(self._config.local_dir))
+        routes = [(host, route_to(host)) for host in self._start.outside]
+        is_given = config.bind_host is not None
+        bind_host = reachable_host(self._start.host, routes, is_given=is_given)
         self._tier = LocalTier.open(
             local_dir,
             self._run_id,
             self._writer,
             copy_threads=copy_threads(),
             slots=config.local_keep_last_n + 1,
-            start=self._start,
+            start=self._start.name,
             wait_s=self._wait_s,
             other_runs=OtherRuns(local_dir, self._run_id, GRACE_S, self._tell_removed),
             mapper=self._mapper,
@@ -140,7 +158,7 @@ class Membership:
             self.holdings,
             run_id=self._run_id,
             secret=self._secret,
-            bind_host=config.bind_host or own_address(),
+            bind_host=bind_host,
             port=config.bind_port,
             io_timeout_s=config.transfer_timeout_s,
         )

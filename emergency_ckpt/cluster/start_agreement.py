@@ -22,9 +22,15 @@ from emergency_ckpt.cluster.coordination import (
     joined_errors,
 )
 from emergency_ckpt.cluster.round import Round, nobody
+from emergency_ckpt.core.address import outside_hosts
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.wording import processes_text
-from emergency_ckpt.errors import ConfigError, CoordinationError, DeadlineExceeded
+from emergency_ckpt.errors import (
+    CheckpointError,
+    ConfigError,
+    CoordinationError,
+    DeadlineExceeded,
+)
 
 _DIFFER_S = 5.0
 """Time for the second round, where the first has taken all there was."""
@@ -34,6 +40,7 @@ _MOST_LINES = 20
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str
     problem: str
+    host: str = ""
 
 
 class _Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,9 +49,22 @@ class _Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: str = ""
     error: str = ""
     differ: bool = False
+    outside: tuple[str, ...] = ()
 
 
-def tell_problem(coordinator: Coordinator, error: ConfigError) -> None:
+class AgreedStart(msgspec.Struct, frozen=True):
+    """A start of the job with equal settings.
+
+    Attributes:
+      name: a unique name of this start.
+      outside: of ``core.address.outside_hosts``: what a loopback address must be replaced for.
+    """
+
+    name: str
+    outside: tuple[str, ...] = ()
+
+
+def tell_problem(coordinator: Coordinator, error: CheckpointError) -> None:
     """Tell the others that this process's settings are invalid, so that none waits for it.
 
     Does not block. A coordination error is not raised, because the caller's error matters more.
@@ -59,17 +79,21 @@ def tell_problem(coordinator: Coordinator, error: ConfigError) -> None:
         error.add_note(f"The other processes were not told: {failure}")
 
 
-def agree_settings(coordinator: Coordinator, own: Mapping[str, str], timeout_s: float) -> str:
-    """Return the unique name of this start of the job. Collective; blocks.
+def agree_settings(
+    coordinator: Coordinator, own: Mapping[str, str], timeout_s: float, host: str = ""
+) -> AgreedStart:
+    """Begin a start of the job. Collective; blocks.
 
-    ``own``: text of each setting that must be equal on all processes.
+    Args:
+      own: text of each setting that must be equal on all processes.
+      host: numeric address on which this process would serve its peers.
 
     Raises:
       ConfigError: a setting differs, or is invalid on some process; raised on all of them once the
         last process has come. DeadlineExceeded: a process did not come; names it.
     """
     deadline_s = time.monotonic() + timeout_s
-    hello = _Hello(settings_digest(own), "")
+    hello = _Hello(settings_digest(own), "", host)
     held = _round(coordinator, "settings", timeout_s)
     try:
         data = held.hold(msgspec.json.encode(hello), lambda said, _: _answer(held, said))
@@ -86,7 +110,7 @@ def agree_settings(coordinator: Coordinator, own: Mapping[str, str], timeout_s: 
         raise ConfigError(decode_message(told, list[str], name, limit_bytes=MAX_MESSAGE_BYTES))
     if decision.error:
         raise ConfigError([decision.error])
-    return decision.start
+    return AgreedStart(decision.start, decision.outside)
 
 
 def _round(coordinator: Coordinator, name: str, timeout_s: float) -> Round:
@@ -101,7 +125,11 @@ def _answer(held: Round, said: Mapping[int, bytes]) -> bytes | None:
     if errors:
         return msgspec.json.encode(_Decision(error=errors))
     differ = len({hello.digest for hello in hellos.values()}) > 1
-    decision = _Decision(differ=True) if differ else _Decision(start=secrets.token_hex(8))
+    if differ:
+        decision = _Decision(differ=True)
+    else:
+        outside = outside_hosts(hello.host for hello in hellos.values() if hello.host)
+        decision = _Decision(start=secrets.token_hex(8), outside=outside)
     answer = held.when_all(lambda _: msgspec.json.encode(decision))(said, {})
     assert not isinstance(answer, Mapping), "one for all"
     return answer

@@ -207,7 +207,9 @@ class Config:
     either kind can be restored."""
     bind_host: str | None = setting(None, tier="local", may_differ=True, least=1, most=253)
     """Address on which this process serves its shards to peers. None: the address from which this
-    host reaches the job's coordinator; 127.0.0.1 in a job on one machine."""
+    host reaches the job's coordinator, or the processes on other hosts where the coordinator is
+    reached over a loopback address; 127.0.0.1 in a job on one machine. A loopback address beside
+    processes on other hosts is an error at the start."""
     bind_port: int = setting(0, tier="local", may_differ=True, most=65535)
     """Port on which this process serves its shards; 0: a free one."""
     secret_file: str | None = setting(None, may_differ=True, least=1, basic=True)

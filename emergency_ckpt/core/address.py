@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
+from collections.abc import Iterable
 
 from emergency_ckpt.core.limits import MAX_ADDRESS_CHARS
-from emergency_ckpt.errors import TransferError
+from emergency_ckpt.errors import ConfigError, TransferError
 
 _HOLDER = re.compile(r"[0-9a-f]{32}")
 
@@ -52,3 +54,60 @@ def parse_address(text: str) -> tuple[str, int]:
 def format_address(host: str, port: int) -> str:
     """Return the text from which ``parse_address`` gets ``host`` and ``port``."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+MOST_OUTSIDE_HOSTS = 8
+"""One host seldom has as many addresses: of so many, one is another host's where there is one."""
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether ``host``, a numeric address, is reached from its own host alone."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def outside_hosts(hosts: Iterable[str]) -> tuple[str, ...]:
+    """Return some of ``hosts`` that a process on a loopback address must reach and be reached from.
+
+    ``hosts``: numeric addresses of all processes. Empty where none of them is a loopback address,
+    or all are: a job whose processes all have one is on one machine.
+    """
+    distinct = set(hosts)
+    outside = sorted(host for host in distinct if not is_loopback(host))
+    return tuple(outside[:MOST_OUTSIDE_HOSTS]) if len(outside) < len(distinct) else ()
+
+
+def reachable_host(host: str, outside: Iterable[tuple[str, str]], *, is_given: bool) -> str:
+    """Return the address on which a process must serve whose peers are told ``host``.
+
+    A loopback address is replaced by the one of this host that reaches the others. The address of a
+    coordinator leads to one where the host's name stands for 127.0.1.1 on the host itself, as on
+    Debian.
+
+    Args:
+      outside: of ``outside_hosts``: (the host, this host's address on the way to it). Both are
+        equal for an address of this very host; the second is empty where no way is known.
+      is_given: ``host`` is the setting ``bind_host``, which is not replaced.
+
+    Raises:
+      ConfigError: no other address is known, or ``host`` is given and another host has processes.
+    """
+    routes = list(outside)
+    if not routes or not is_loopback(host):
+        return host
+    away = [(other, own) for other, own in routes if other != own]
+    if is_given and not away:
+        return host
+    # A route that leads nowhere, or over the loopback interface, is taken where there is no other.
+    other, own = min(away or routes, key=lambda route: is_loopback(route[1]) or not route[1])
+    if is_given or is_loopback(own) or not own:
+        problem = f"peers on other hosts, such as {other}, cannot reach {host}, a loopback address"
+        cause = "bind_host is set to it" if is_given else "no other address of this host is known"
+        mend = "to this host's address on the network that leads to them"
+        raise ConfigError(
+            [f"transfer address {host!r}: {problem}: {cause}; set bind_host {mend}"],
+            target="transfer server",
+        )
+    return own

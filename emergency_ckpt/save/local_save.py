@@ -9,6 +9,8 @@ import queue
 import time
 from collections.abc import Sequence
 
+from absl import logging
+
 from emergency_ckpt.background import Failures, no_garbage_collection
 from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.shard_source import holder_name
@@ -28,6 +30,8 @@ from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.staging import LandingPlace
 from emergency_ckpt.types import Contents, LeafSpec, OrbaxStep, SaveId
+
+_TOLD_AGAIN_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,10 +233,30 @@ class LocalSaves:
         self._tier.publish_host_state(job.save, me, count, data)
         self._events.emit("save.host_state_published", step=job.save.step, size_bytes=len(data))
         started_s = time.monotonic()
-        for buddy in job.buddies:
-            self._peers.push_host_state(buddy, job.save, data)
-        buddies, seconds = len(job.buddies), time.monotonic() - started_s
+        buddies = sum(self._push(job, buddy, data) for buddy in job.buddies)
+        seconds = time.monotonic() - started_s
         self._events.emit("save.pushed", step=job.save.step, buddies=buddies, seconds=seconds)
+
+    def _push(self, job: LocalSave, buddy: int, data: bytes) -> bool:
+        """Send the host state to ``buddy``; return False where it has none and cannot be sent.
+
+        A save of a process without a host state must not fail for a copy of nothing.
+        """
+        try:
+            self._peers.push_host_state(buddy, job.save, data)
+        except TransferError as error:
+            if job.host_state is not None:
+                raise
+            told = (
+                "save step %s to the local tier: the record that this process has no host state"
+                " could not be sent to process %s (%s). If this host is lost before a save that"
+                " sends it, restores pass over its steps in RAM"
+            )
+            logging.log_every_n_seconds(
+                logging.WARNING, told, _TOLD_AGAIN_S, job.save.step, buddy, error
+            )
+            return False
+        return True
 
     def _settle(
         self, save: SaveId, outcome: Outcome, refusal: Exception | None, seconds: float

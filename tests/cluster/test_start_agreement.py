@@ -95,3 +95,10 @@ def test_follower_waits_once_inside_of_the_service(monkeypatch: pytest.MonkeyPat
     with pytest.raises(DeadlineExceeded, match="process 0"):
         agree_settings(follower, {"dir": "'/a'"}, SOON_S)
     assert waits == ["settings.told"]
+
+
+def test_start_tells_hosts_that_loopback_addresses_shut_out() -> None:
+    service = MemoryService(3)
+    hosts = ["127.0.0.1", "10.0.0.2", "10.0.0.1"]
+    found = everywhere(3, lambda p: agree_settings(service.member(p), {}, LONG_S, hosts[p]))
+    assert [each.outside for each in found] == [("10.0.0.1", "10.0.0.2")] * 3

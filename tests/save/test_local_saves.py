@@ -421,3 +421,17 @@ def test_slot_before_is_kept_as_the_policy_says(
     assert sorted(process.held()) == held
     assert process.failures.count == (3 if count < 0 else 0)
     process.close()
+
+
+@pytest.mark.parametrize("host", [None, {"at": 1}])
+def test_unsent_host_state_fails_a_save_that_has_one(
+    tmp_path: Path, host: object
+) -> None:
+    process = Process(tmp_path, vote := ScriptedVote())
+    alone = dataclasses.replace(job(1), host_state=host_state.capture(host), buddies=(1,))
+    process.saves.run(alone)
+    assert bool(vote.ballots[0].refused) == (host is not None)
+    assert process.failures.count == (host is not None)
+    pushed = [event.fields["buddies"] for event in process.events if event.name == "save.pushed"]
+    assert pushed == ([0] if host is None else [])
+    process.close()

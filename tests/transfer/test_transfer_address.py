@@ -8,7 +8,13 @@ import pytest
 from memory_holdings import MemoryHoldings
 from transfer_support import RUN_ID, SECRET
 
-from emergency_ckpt.core.address import format_address, parse_address, split_holder
+from emergency_ckpt.core.address import (
+    format_address,
+    outside_hosts,
+    parse_address,
+    reachable_host,
+    split_holder,
+)
 from emergency_ckpt.errors import ConfigError, TransferError
 from emergency_ckpt.transfer import TransferClient, TransferServer
 
@@ -106,3 +112,60 @@ def test_holder_is_split_from_its_address() -> None:
     ):
         with pytest.raises(TransferError, match="not an address"):
             parse_address(split_holder(text)[1])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "outside"),
+    [
+        (["127.0.0.1"], ()),
+        (["127.0.0.1", "127.0.1.1", "::1"], ()),
+        (["10.0.0.1", "10.0.0.2"], ()),
+        (["127.0.0.1", "10.0.0.2", "10.0.0.1", "10.0.0.2"], ("10.0.0.1", "10.0.0.2")),
+        (["::1", "fd00::2%eth0"], ("fd00::2%eth0",)),
+        (["127.0.0.1", "no address"], ("no address",)),
+        (["127.0.0.1", *(f"10.0.1.{n}" for n in range(100))], 8),
+    ],
+)
+def test_outside_hosts_are_told_where_some_are_on_loopback(
+    hosts: list[str], outside: tuple[str, ...] | int
+) -> None:
+    found = outside_hosts(hosts)
+    assert (found if isinstance(outside, tuple) else len(found)) == outside
+
+
+AWAY, HERE = ("10.0.0.2", "10.0.0.1"), ("10.0.0.1", "10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("host", "routes", "is_given", "chosen"),
+    [
+        ("127.0.0.1", [], False, "127.0.0.1"),
+        ("127.0.0.1", [AWAY], False, "10.0.0.1"),
+        ("127.0.0.1", [HERE, ("10.1.0.2", "10.1.0.1")], False, "10.1.0.1"),
+        ("127.0.0.1", [HERE], False, "10.0.0.1"),
+        ("127.0.0.1", [("10.9.0.1", ""), AWAY], False, "10.0.0.1"),
+        ("127.0.0.1", [HERE], True, "127.0.0.1"),
+        ("10.0.0.7", [AWAY], False, "10.0.0.7"),
+        ("10.0.0.7", [AWAY], True, "10.0.0.7"),
+    ],
+)
+def test_address_that_others_cannot_reach_is_replaced(
+    host: str, routes: list[tuple[str, str]], is_given: bool, chosen: str
+) -> None:
+    assert reachable_host(host, routes, is_given=is_given) == chosen
+
+
+@pytest.mark.parametrize(
+    ("routes", "is_given", "cause"),
+    [
+        ([AWAY], True, "bind_host is set to it"),
+        ([HERE, AWAY], True, "bind_host is set to it"),
+        ([("10.0.0.2", "")], False, "no other address of this host is known"),
+        ([("10.0.0.2", "127.0.0.1")], False, "no other address of this host is known"),
+    ],
+)
+def test_address_without_a_replacement_is_an_error(
+    routes: list[tuple[str, str]], is_given: bool, cause: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"cannot reach 127.0.0.1.*{cause}; set bind_host to"):
+        reachable_host("127.0.0.1", routes, is_given=is_given)
