@@ -292,7 +292,8 @@ class EmergencyCheckpointer:
         stopped process no longer serves its shards. Blocks for the saves at most ``timeout_s``
         (default: their maximum duration); then releases everything and raises DeadlineExceeded.
         With ``save_on_stop`` the last step is saved first, which may take as long again; not
-        ``after_error``, when the other processes may be at another step.
+        ``after_error``, when the other processes may be at another step. Where storage lacks the
+        last step after a normal end, the event ``stop.not_saved`` warns of it.
 
         Raises:
           SaveFailed: the last save to storage failed, or was forced and left out, and
@@ -313,6 +314,8 @@ class EmergencyCheckpointer:
                 ends.callback(self._opened.release, _STOPPED)
                 if not after_error and sys.exc_info()[0] is None:
                     ends.callback(self._opened.note_orderly_end)
+                if is_normal_end:
+                    ends.callback(self._saver.tell_unstored)
                 ends.callback(self._saver.stop, timeout_s)
                 ends.callback(lambda: self._left_processes.leave(_STOPPED, self._saver.begun))
                 if not after_error:

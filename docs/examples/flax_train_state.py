@@ -10,11 +10,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from emergency_ckpt import EmergencyCheckpointer
 
-mesh = Mesh(np.array(jax.devices()).reshape(1, -1), ("slice", "fsdp"))
+# Each host is a slice of its own here, so that another host has a copy of what it has.
+mesh = Mesh(np.array(jax.devices()).reshape(jax.process_count(), -1), ("slice", "fsdp"))
 model = nn.Dense(8)
-params = model.init(jax.random.key(0), jnp.ones((1, 16)))
-state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(1e-2))
-state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
+
+
+def first_state():
+    params = model.init(jax.random.key(0), jnp.ones((1, 16)))
+    return TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(1e-2))
+
+
+# Compiled for the whole mesh: every process makes its own part of the state.
+state = jax.jit(first_state, out_shardings=NamedSharding(mesh, PartitionSpec()))()
 
 
 @jax.jit
@@ -38,4 +45,5 @@ with config.instantiate() as ckpt:
     for step in range((step or 0) + 1, last_step + 1):
         state = train_step(state, jax.random.normal(jax.random.key(step), (4, 16)))
         ckpt.save(step=step, state=state)
+    ckpt.save(step=last_step, state=state, force=True)  # the last one, in both tiers
 print(f"done: {float(sum(leaf.sum() for leaf in jax.tree.leaves(state.params))).hex()}")

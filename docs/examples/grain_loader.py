@@ -8,8 +8,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from emergency_ckpt import EmergencyCheckpointer
 
-mesh = Mesh(np.array(jax.devices()).reshape(1, -1), ("slice", "fsdp"))
-state = {"w": jax.device_put(jnp.zeros(1024), NamedSharding(mesh, PartitionSpec("fsdp")))}
+# Each host is a slice of its own here, so that another host has a copy of what it has.
+mesh = Mesh(np.array(jax.devices()).reshape(jax.process_count(), -1), ("slice", "fsdp"))
+shardings = {"w": NamedSharding(mesh, PartitionSpec("fsdp"))}
+state = jax.jit(lambda: {"w": jnp.zeros(1024)}, out_shardings=shardings)()
 loader = grain.DataLoader(
     data_source=grain.RangeDataSource(0, 1000, 1),
     sampler=grain.IndexSampler(1000, shard_options=grain.NoSharding(), shuffle=True, seed=0),
@@ -39,4 +41,5 @@ with config.instantiate() as ckpt:
     for step in range((step or 0) + 1, last_step + 1):
         state = train_step(state, next(data))
         ckpt.save(step=step, state=state, host_state=data)
+    ckpt.save(step=last_step, state=state, host_state=data, force=True)  # the last one, in both
 print(f"done: {float(state['w'].sum()).hex()}")

@@ -7,8 +7,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import emergency_ckpt.orbax.checkpoint as ocp  # was: import orbax.checkpoint as ocp
 
-mesh = Mesh(np.array(jax.devices()).reshape(1, -1), ("slice", "fsdp"))
-state = {"w": jax.device_put(jnp.zeros(1024), NamedSharding(mesh, PartitionSpec("fsdp")))}
+# Each host is a slice of its own here, so that another host has a copy of what it has.
+mesh = Mesh(np.array(jax.devices()).reshape(jax.process_count(), -1), ("slice", "fsdp"))
+shardings = {"w": NamedSharding(mesh, PartitionSpec("fsdp"))}
+state = jax.jit(lambda: {"w": jnp.zeros(1024)}, out_shardings=shardings)()
 
 
 @jax.jit
@@ -29,5 +31,5 @@ with ocp.CheckpointManager("/mnt/checkpoints/orbax", options=options) as manager
         state = manager.restore(latest, args=ocp.args.StandardRestore(state))
     for step in range((latest or 0) + 1, last_step + 1):
         state = train_step(state, step)
-        manager.save(step, args=ocp.args.StandardSave(state))
+        manager.save(step, args=ocp.args.StandardSave(state), force=step == last_step)
 print(f"done: {float(state['w'].sum()).hex()}")

@@ -104,6 +104,7 @@ class Saver:
         self._left = self._heard_at_end = False
         self._begun: dict[TierName, SaveId] = {}
         self._goes_on_from: SaveId | None = None
+        self._last_step: int | None = None
         self._last_request: SaveRequest | None = None
         self._due = DueSaves(
             self._schedules,
@@ -123,6 +124,7 @@ class Saver:
         orbax: OrbaxStep | None = None,
     ) -> bool:
         """As ``EmergencyCheckpointer.save``."""
+        self._last_step = step
         is_older = step < self._newest_due
         if force and is_older:
             raise self._not_newer(step)
@@ -498,6 +500,7 @@ class Saver:
             self._parts.events.emit("preemption.reached", step=watch.sync_step, grace_s=left_s)
         request, self._last_request = self._last_request, None
         if request is not None and was_donated(request.state):
+            self._last_step = None  # what follows says it
             self._parts.events.emit(
                 "stop.not_saved", step=request.step, text="its arrays were donated or deleted since"
             )
@@ -510,6 +513,22 @@ class Saver:
             self._start_in_order(
                 self._schedules, request, lambda: max(0.0, deadline_s - time.monotonic())
             )
+
+    def tell_unstored(self) -> None:
+        """After a normal end, warn where storage lacks the last step: RAM goes with its hosts."""
+        persistent, last = self._parts.persistent, self._last_step
+        if persistent is None or PERSISTENT not in self._schedules or self._parts.process[0] != 0:
+            return
+        stored = persistent.newest_listed()
+        if last is None or (stored is not None and stored >= last):
+            return
+        in_ram = max(self._saved.of(LOCAL), default=None)
+        text = (
+            f"the newest step in storage is {'none' if stored is None else stored}, in RAM"
+            f" {'none' if in_ram is None else in_ram}, which is lost with its hosts: end the loop"
+            " with save(..., force=True), or set save_on_stop"
+        )
+        self._parts.events.emit("stop.not_saved", step=last, text=text)
 
     def stop(self, timeout_s: float | None = None) -> None:
         """Wait for what is under way, after a notice not beyond its grace; then end all threads."""

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from ledgers import ledger_in
@@ -156,3 +157,18 @@ def test_ledger_has_the_life_from_its_start(world: World) -> None:
     saved(world, 1)
     assert ledger_in(path)["incarnation"].startswith("000000000002-")
     assert ledger_in(path)["complete"]["step"] == 1
+
+
+def test_start_anew_of_a_run_on_record_warns_once(world: World) -> None:
+    """A life without a save, or whose RAM is gone, leaves its number in storage."""
+    told: list[int] = []
+    for _ in range(3):
+        with world.open_both(save_every=1000, local_save_every=1000) as ckpt:
+            for _ in range(2):
+                assert ckpt.restore(state=world.state(0)) == (None, ANY)
+        shutil.rmtree(world.ramdisk)
+        warnings = [e.fields["text"] for e in world.events if e.name == "start.warning"]
+        told.append(len(warnings))
+    assert told == [0, 1, 2]
+    assert "training begins anew although run run has been started before" in warnings[0]
+    assert f"no step of it is in RAM or in {world.persistent}" in warnings[0]

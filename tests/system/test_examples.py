@@ -34,6 +34,8 @@ def test_example_killed_resumes_bit_equal(ramdisk: Path, name: str) -> None:
     last_step = (r"last_step = 100\n", f"last_step = {EXAMPLES[name]}\n")
     began, wanted = run(example_in(ramdisk / "whole", name, last_step))
     assert began == "None"
+    # A run that has ended is left in storage, since RAM is lost with its hosts.
+    assert (ramdisk / "whole" / "persistent" / str(EXAMPLES[name])).is_dir()
     program = example_in(ramdisk / "killed", name, last_step)
     assert len(program.read_text().splitlines()) <= 60
     with started(program) as process:

@@ -128,6 +128,12 @@ class PersistentSaves:
         """Return whether this process has done its part of the save under way. From any thread."""
         return self._rounds.is_learning
 
+    def newest_listed(self) -> int | None:
+        """Return the newest step that counts by the log as this process last saw it. No IO."""
+        table = self._chain.writer.table
+        entries = [] if table is None else table.counting()
+        return entries[-1].step if entries else None
+
     def roll_back(self, save: SaveId) -> None:
         """As ``StoredChain.roll_back``: where no save to storage is under way."""
         self._chain.roll_back(save)
