@@ -16,7 +16,7 @@ def test_log_has_one_line_for_start_restore_and_each_save(world: World) -> None:
     with logged() as lines, world.open_both() as checkpointer:
         checkpointer.restore(state=world.state(0))
         save_all(checkpointer, world, 1, 2, 3)
-    *first, save_1, save_2, save_3, save_4 = [
+    *first, save_1, save_2, save_3, save_4, end = [
         re.sub(r" in [0-9.]+ m?s$", "", line) for line in lines
     ]
     start, nothing = sorted(line for line in first if line.startswith(("1 process", "nothing")))
@@ -24,6 +24,7 @@ def test_log_has_one_line_for_start_restore_and_each_save(world: World) -> None:
     assert start.startswith("1 process in 1 slice; RAM: saved every step, 1 copy, ")
     assert start.endswith(f"; storage: saved every 2 steps in {world.persistent}")
     assert nothing.startswith("nothing to restore")
+    assert end.startswith("stop.not_saved: the newest step in storage is 2, in RAM 3, ")
     assert sorted(saves) == [
         "saved step 1 to RAM",
         "saved step 2 to RAM",
@@ -42,6 +43,8 @@ def test_restore_line_names_bytes_and_what_was_passed_over(world: World) -> None
     (line,) = [line for line in lines if line.startswith("restored step 2 from storage in ")]
     assert ": 0 B from own RAM, 0 B from peers, 1" in line
     assert "; passed over step 4 in storage (" in line
+    text = "step 2 is restored, and newer steps are passed over: step 4 in storage ("
+    assert sum(line.startswith(text) for line in lines) == 1
 
 
 def test_save_below_the_newest_is_named_once(world: World) -> None:

@@ -231,9 +231,14 @@ def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> 
 
 
 def single_copy_text(config: Config, placement: ProcessPlacement) -> str:
-    """Return the warning where one host alone has parts of the state in RAM; empty elsewhere."""
+    """Return the warning where one host alone has parts of the state, or a host state, in RAM.
+
+    Empty elsewhere. A step whose host states are not all there is passed over, as one without all
+    of its tensors.
+    """
     single, slices = placement.single, len(placement.topology.slices)
-    if not single.nbytes:
+    is_alone = placement.topology.process_count > 1 and not placement.buddies
+    if not single.nbytes and not is_alone:
         return ""
     back = f"the newest step in {config.dir}" if config.dir else "the beginning: dir is not set"
     if placement.topology.process_count == 1:
@@ -248,6 +253,16 @@ def single_copy_text(config: Config, placement: ProcessPlacement) -> str:
     else:
         why = f"the job has one slice: {_why_one_slice(config)}"
     chosen = "" if config.replica_axis is None else "; without replica_axis the best one is chosen"
+    if not single.nbytes:
+        cause, mend = "host_state_buddies is 0", "With more, other hosts keep copies"
+        if slices == 1:
+            cause = why
+            mend = f"With an axis over several hosts as replica_axis, others keep copies{chosen}"
+        return (
+            "each process's host state has one copy in RAM, on its own host, though tensors have"
+            f" more: {cause}. The loss of a host costs every step in RAM, and the job goes back to"
+            f" {back}. {mend}"
+        )
     part, state = size_text(single.nbytes), size_text(single.total_bytes)
     return (
         f"{part} of the {state} of the state have one copy in RAM, on one host: {why}. The loss of"

@@ -417,6 +417,10 @@ class Restore:
         del told["host_state"], told["rejected"], told["link"]
         passed = _passed_over_text(report.rejected)
         self._parts.events.emit("restore.finished", **told, passed_over=passed)
+        newer = [each for each in report.rejected if each.step > report.step and not each.is_left]
+        if newer and self._parts.process[0] == 0:
+            text = "step %d is restored, and newer steps are passed over: %s"
+            logging.warning(text, report.step, _passed_over_text(newer))
         return report
 
     @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -161,12 +162,43 @@ def maxtext(name: str, mesh_by: Callable[[], Mesh], spec: P, **settings: Any) ->
     return program
 
 
+def size_1_named(world: JobProcess) -> Any:
+    """A replica_axis of size 1: each tensor has copies on all hosts, a host state has one."""
+    mesh, specs, lines = mesh_of(slice=8, fsdp=1), {"w": P()}, list[str]()
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("absl").addHandler(handler)
+    config = world.config(
+        "size_1_named",
+        mesh=mesh,
+        replica_axis="fsdp",
+        local_save_every=1,
+        dir=str(world.root / "size_1_named_storage"),
+        save_every=1000,
+    )
+    with config.instantiate() as ckpt:
+        for step in (4, 6):
+            state = state_at(step, mesh, specs)
+            ckpt.save(step=step, state=state, host_state={"at": step}, force=step == 4)
+            ckpt.wait_until_finished()
+        ckpt.check_for_errors()
+    single = [line for line in lines if "one copy in RAM" in line]
+    lose(world, "size_1_named", (3,))
+    lines.clear()
+    with config.instantiate() as ckpt:
+        step, _ = ckpt.restore(state=state_at(0, mesh, specs), host_state={"at": 0})
+    logging.getLogger("absl").removeHandler(handler)
+    passed = [line for line in lines if "passed over" in line]
+    return {"single": single, "restored": step, "passed": passed}
+
+
 TWO_COPIES = Striped(2, everywhere_below_bytes=0)
 BY_FSDP = {"a": P("fsdp"), "b": P()}
 PROGRAMS: dict[str, Callable[[JobProcess], Any]] = {
     "size 1 first": chosen(
         "size_1", lambda: mesh_of(diloco=1, data=2, fsdp=4), BY_FSDP, lost=SECOND
     ),
+    "size 1 named": size_1_named,
     "split first": chosen("split_first", lambda: mesh_of(fsdp=2, data=4), BY_FSDP, lost=(0, 2)),
     "inside first": chosen("inside_first", inside_first, {"a": P("inside")}, lost=(1, 3)),
     "one leaf on every axis": chosen(

@@ -49,6 +49,17 @@ def test_axis_that_replicates_gives_copies_that_outlive_a_slice(
     assert found["restored"] == [2, True]
 
 
+def test_axis_of_size_1_that_is_named_warns_of_host_states(results: Results) -> None:
+    first, *others = of(results, "size 1 named")
+    (single,) = first["single"]
+    assert "each process's host state has one copy in RAM" in single
+    assert "axis 'fsdp' (replica_axis) of {'slice': 8, 'fsdp': 1} has size 1" in single
+    (passed,) = first["passed"]
+    assert passed.startswith("step 4 is restored, and newer steps are passed over: step 6 in RAM (")
+    assert "host states are held nowhere: process 3" in passed
+    assert all(each == {"single": [], "restored": 4, "passed": []} for each in others)
+
+
 def test_leaf_split_on_every_axis_leaves_others_their_copies(results: Results) -> None:
     found = same_on_all(results, "one leaf on every axis")
     assert (found["slices"], found["single_bytes"]) == (2, [64])

@@ -101,12 +101,16 @@ class ProcessPlan(
 
 
 class Rejection(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A save that was newer than the chosen one, and the reason it was passed over."""
+    """A save that was newer than the chosen one, and the reason it was passed over.
+
+    ``is_left``: the job has left it on purpose, or by another life; nothing of it is lost.
+    """
 
     step: int
     tier: TierName
     reason: str
     incarnation: str | None = None
+    is_left: bool = False
 
 
 class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields=True):

@@ -95,7 +95,8 @@ def plan_restore(
     for candidate in candidates:
         rejection_reason = _rejection_reason(candidate, inventory)
         if rejection_reason and not takes_rolled_back:
-            rejected.append(_rejection(candidate, rejection_reason))
+            left = _rejection(candidate, rejection_reason)
+            rejected.append(msgspec.structs.replace(left, is_left=True))
             continue
         if isinstance(candidate, PersistentStep):
             verdict = _decide_persistent(candidate, inventory, request)
