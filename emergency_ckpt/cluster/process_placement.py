@@ -27,7 +27,7 @@ from emergency_ckpt.core.placement.placement_policies import (
 )
 from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
 from emergency_ckpt.core.wording import size_text
-from emergency_ckpt.errors import ConfigError, InvalidState
+from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.state.tree import BoxTable, StateTree
 from emergency_ckpt.storage.writer_arrays import check_storable
 from emergency_ckpt.types import LeafSpec, ShardId
@@ -189,8 +189,8 @@ def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> 
     ``process``: (index, count).
 
     Raises:
-      InvalidState: with a persistent tier, a leaf that a slice which writes it does not hold
-        whole, or of a dtype that this tier cannot store.
+      InvalidState: with a persistent tier, a leaf of a dtype that this tier cannot store.
+      ConfigError: with it, a leaf that a slice which writes to storage does not hold whole.
     """
     me, count = process
     table = BoxTable(tree, count)
@@ -212,7 +212,7 @@ def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> 
         check_storable(tree)
         every = config.persistent_writers == "striped"
         for index in topology.slices if every else topology.slices[:1]:
-            _check_slice_is_whole(tree, table, topology, index)
+            _check_slice_is_whole(tree, table, topology, index, config)
     held = table.shards_of(me)
     # Fewer copies than slices must not grow to more in a restore; where the primary alone stores
     # nothing, what it has fetched is one copy more.
@@ -287,16 +287,32 @@ def _why_one_slice(config: Config) -> str:
     return f"each process has devices at several places along {name!r} (replica_axis) of {axes}"
 
 
-def _check_slice_is_whole(tree: StateTree, table: BoxTable, topology: Topology, index: int) -> None:
+def _check_slice_is_whole(
+    tree: StateTree, table: BoxTable, topology: Topology, index: int, config: Config
+) -> None:
+    """Raise ConfigError for a leaf of which slice ``index``, which writes to storage, lacks a part.
+
+    It is an error of the configuration: no restart helps, and a launcher must not try one.
+    """
     boxes: dict[str, set[tuple[tuple[int, int], ...]]] = {}
     for writer in topology.members[index]:
         for shard in table.shards_of(writer):
             boxes.setdefault(shard.leaf, set()).add(shard.box)
     for leaf in tree.leaves:
         if not covers(whole(leaf.spec.global_shape), sorted(boxes.get(leaf.spec.path, ()))):
-            raise InvalidState(
-                "save",
-                f"leaf {leaf.spec.path!r}",
-                f"slice {index} does not hold all of it, so it cannot write it",
-                hint="set mesh and replica_axis so that slices are replicas",
-            )
+            raise ConfigError([_split_leaf_text(leaf.spec.path, index, config)])
+
+
+def _split_leaf_text(path: str, index: int, config: Config) -> str:
+    lack = f"slice {index} has only a part of the leaf, and cannot write the step to {config.dir}"
+    if config.replica_axis is None:
+        mend = "set mesh and replica_axis to an axis along which no leaf is split"
+        return f"leaf {path!r} is split across the slices of the devices: {lack}; {mend}"
+    axis = config.replica_axis
+    if config.mesh is not None and isinstance(axis, int):
+        axis = str(config.mesh.axis_names[axis])
+    return (
+        f"leaf {path!r} is split along replica_axis {axis!r}: {lack}; set replica_axis to an axis"
+        " along which no leaf is split, leave out replica_axis, so that such an axis is chosen, or"
+        f" shard the leaf along other axes than {axis!r}"
+    )

@@ -11,9 +11,13 @@ from typing import Any
 from unittest import mock
 
 import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from job_process import JobProcess, finish, mesh_of, programs_of, run_program, state_at
 from persistent_steps import complete_steps, life, writer_of
 
+from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.transfer import TransferServer
 
@@ -43,6 +47,20 @@ def another_interval(world: JobProcess) -> Any:
 def invalid_at_one(world: JobProcess) -> Any:
     settings = {"local_save_every": -1} if world.process == 1 else {}
     return attempt(world, "invalid_at_one", **settings)
+
+
+def split_along_the_axis(world: JobProcess) -> Any:
+    """The slice that writes to storage has a half of the leaf."""
+    mesh = mesh_of(2)
+    sharding = NamedSharding(mesh, P("slice"))
+    state = {"w": jax.ShapeDtypeStruct((4,), np.float32, sharding=sharding)}
+    settings = {"dir": str(world.root / "split_stored"), "save_every": 5, "mesh": mesh}
+    with world.config("split", replica_axis="slice", **settings).instantiate() as ckpt:
+        try:
+            ckpt.restore(state=state)
+        except CheckpointError as error:
+            return {"error": type(error).__name__, "text": str(error)}
+    return {"error": ""}
 
 
 def another_secret(world: JobProcess) -> Any:

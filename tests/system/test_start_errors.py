@@ -29,6 +29,13 @@ def test_start_with_another_interval_names_both_values(seen: Results) -> None:
         assert line in outcome["text"]
 
 
+def test_leaf_split_along_the_replica_axis_is_a_config_error(seen: Results) -> None:
+    for outcome in of(seen, "split_along_the_axis"):
+        assert outcome["error"] == "ConfigError", outcome
+        assert "leaf 'w' is split along replica_axis 'slice': slice 0" in outcome["text"]
+        assert "set replica_axis to an axis along which no leaf is split" in outcome["text"]
+
+
 def test_start_with_another_secret_fails_on_all(seen: Results) -> None:
     """Found at the first loss otherwise, when the peers' RAM is needed."""
     for outcome in of(seen, "another_secret"):
