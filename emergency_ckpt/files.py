@@ -11,6 +11,7 @@ import contextlib
 import errno
 import itertools
 import os
+import resource
 import stat
 import time
 
@@ -144,7 +145,7 @@ def write_temporary(name: str, dir_fd: int, data: bytes) -> str:
             file.write(data)
     except OSError as error:
         _discard(temporary, dir_fd)
-        raise local_error("write", name, error, len(data)) from error
+        raise local_error("write", name, error, len(data), dir_fd=dir_fd) from error
     return temporary
 
 
@@ -168,7 +169,7 @@ def write_atomic(name: str, dir_fd: int, data: bytes) -> None:
         rename(temporary, name, dir_fd)
     except OSError as error:
         _discard(temporary, dir_fd)
-        raise local_error("publish", name, error, len(data)) from error
+        raise local_error("publish", name, error, len(data), dir_fd=dir_fd) from error
 
 
 def remove(name: str, dir_fd: int) -> None:
@@ -196,10 +197,47 @@ def free_bytes(dir_fd: int) -> int:
     return status.f_bavail * status.f_frsize
 
 
+def file_size_hint() -> str:
+    """Return what to do where a file would be larger than this process may make one (EFBIG)."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    most = "" if limit == resource.RLIM_INFINITY else f", which is {limit} bytes here"
+    ways = "`ulimit -f unlimited` in its shell, or LimitFSIZE of its service"
+    return f"raise the process's limit of file sizes{most}: {ways}"
+
+
+def _lacks_inodes(place: int | str) -> bool:
+    """Return whether a file system has free bytes and no free inode; ``place``: in it."""
+    if isinstance(place, str) and not os.path.isabs(place):
+        return False
+    try:
+        status = os.statvfs(place)
+    except OSError:  # the place is gone: the first error stands
+        return False
+    return status.f_bavail > 0 and status.f_files > 0 and status.f_favail == 0
+
+
 def local_error(
-    operation: str, target: str, error: OSError, needed_bytes: int | None = None
+    operation: str,
+    target: str,
+    error: OSError,
+    needed_bytes: int | None = None,
+    *,
+    dir_fd: int | None = None,
 ) -> LocalTierError:
-    """Return the typed error for a failed system call on the ramdisk."""
+    """Return the typed error for a failed system call on the ramdisk.
+
+    ``dir_fd``: of the directory, where ``target`` is a name in it and no path.
+    """
+    if error.errno == errno.EFBIG:
+        problem = "the file would be larger than this process may write"
+        return LocalTierError(operation, target, problem, hint=file_size_hint())
+    if error.errno == errno.ENOSPC and _lacks_inodes(target if dir_fd is None else dir_fd):
+        return RamdiskFull(
+            operation,
+            target,
+            "the ramdisk has free bytes, but no free inode for one more file",
+            hint="mount the ramdisk with more inodes (tmpfs: nr_inodes), or remove files from it",
+        )
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         needed = None if needed_bytes is None else f"{needed_bytes} bytes free"
         return RamdiskFull(

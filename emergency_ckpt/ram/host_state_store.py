@@ -95,12 +95,16 @@ class HostStateStore:
             try:
                 self._mend()
             except OSError as error:
-                raise files.local_error("publish in", HOST_STATE_DIRECTORY, error) from error
+                raise files.local_error(
+                    "publish in", HOST_STATE_DIRECTORY, error, dir_fd=self._dir_fd
+                ) from error
             self._make_room(save, len(data))
             try:
                 save_fd = files.ensure_directory(save_directory(save), self._dir_fd)
             except OSError as error:
-                raise files.local_error("publish", save_directory(save), error) from error
+                raise files.local_error(
+                    "publish", save_directory(save), error, dir_fd=self._dir_fd
+                ) from error
             try:
                 files.write_atomic(document_name(owner, count), save_fd, data)
             finally:

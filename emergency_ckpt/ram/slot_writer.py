@@ -178,7 +178,9 @@ class SlotWriter:
             try:
                 files.rename(temporary, name, self._slot.claim.dir_fd)
             except OSError as error:
-                raise files.local_error("publish", name, error) from error
+                raise files.local_error(
+                    "publish", name, error, dir_fd=self._slot.claim.dir_fd
+                ) from error
             self._slot.published = published
             self._slot.writing = False
             self._open = False

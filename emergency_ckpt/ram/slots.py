@@ -128,7 +128,9 @@ class Slot:
             except OSError as error:
                 # Free the blocks reserved before the room ran out; no mapping has them yet.
                 os.ftruncate(fd, self.size_bytes)
-                raise files.local_error("reserve", name, error, size_bytes) from error
+                raise files.local_error(
+                    "reserve", name, error, size_bytes, dir_fd=self.claim.dir_fd
+                ) from error
             mapping = _map(fd, size_bytes, name)
         finally:
             os.close(fd)
@@ -225,14 +227,16 @@ def make_slot(number: int, claim: Claim, size_bytes: int, mapper: Mapper | None 
     try:
         fd = files.open_regular(name, claim.dir_fd, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     except OSError as error:
-        raise files.local_error("make slot", name, error) from error
+        raise files.local_error("make slot", name, error, dir_fd=claim.dir_fd) from error
     try:
         _reserve(fd, 0, size_bytes)
         return Slot(number, claim, _map(fd, size_bytes, name), fd, mapper)
     except BaseException as error:
         files.remove(name, claim.dir_fd)
         if isinstance(error, OSError):
-            raise files.local_error("reserve", name, error, size_bytes) from error
+            raise files.local_error(
+                "reserve", name, error, size_bytes, dir_fd=claim.dir_fd
+            ) from error
         raise
     finally:
         os.close(fd)

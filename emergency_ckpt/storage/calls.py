@@ -125,6 +125,11 @@ def is_full(error: BaseException) -> bool:
     return _errno_of(error) in (errno.ENOSPC, errno.EDQUOT)
 
 
+def is_too_large(error: BaseException) -> bool:
+    """Return True when a file would be larger than this process may write."""
+    return _errno_of(error) == errno.EFBIG
+
+
 def is_refusal(error: BaseException) -> bool:
     """Return True when storage refused the credentials."""
     text = str(error)

@@ -19,7 +19,7 @@ from etils import epath
 from emergency_ckpt.core.limits import MAX_MARKER_BYTES
 from emergency_ckpt.core.step_names import is_own_name, name_of
 from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
-from emergency_ckpt.files import resolved
+from emergency_ckpt.files import file_size_hint, resolved
 from emergency_ckpt.storage.calls import (
     LATE_CHANGES,
     StorageTimeout,
@@ -29,6 +29,7 @@ from emergency_ckpt.storage.calls import (
     is_full,
     is_passing,
     is_refusal,
+    is_too_large,
     is_unreachable,
 )
 from emergency_ckpt.work_progress import WorkProgress
@@ -366,6 +367,8 @@ class StorageDirectory:
             return CorruptData(operation, f"{self.path}{below}", text, hint=_DAMAGED_HINT)
         if is_refusal(error):
             hint = _right_hint(operation)
+        elif is_too_large(error):
+            hint = file_size_hint()
         elif is_full(error):
             hint = "make room there; keep_last_n limits the number of steps that are kept"
         elif "bucket" in text and isinstance(error, FileNotFoundError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import resource
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -208,3 +209,37 @@ def test_writer_of_storage_without_room_for_its_third_slot(small: Ramdisk) -> No
 def test_memory_limit_of_the_kernel_is_no_full_ramdisk() -> None:
     error = local_error("reserve", "slot_0.bin", OSError(errno.ENOMEM, "Cannot allocate memory"))
     assert isinstance(error, MemoryLimitReached)
+
+
+def test_ramdisk_without_inodes_says_inodes(small: Ramdisk) -> None:
+    if not small.mounted:
+        pytest.skip("this process may not mount a tmpfs")
+    place = small.path / "few"
+    place.mkdir()
+    mount_tmpfs(place, 8 << 20, inodes=40)
+    try:
+        tier = open_tier(place)
+        tier.reserve(LAYOUT.size_bytes)
+        complete_save(tier, 1)
+        while os.statvfs(place).f_favail:
+            (place / f"filler_{os.statvfs(place).f_favail}").touch()
+        host = (save_id(2), 0, 4, document(2))
+        for work in (lambda: write_save(tier, 2), lambda: tier.publish_host_state(*host)):
+            with pytest.raises(RamdiskFull, match=r"no free inode .*nr_inodes"):
+                work()
+        assert held_steps(tier) == [1]
+        close_tiers()
+    finally:
+        unmount(place)
+
+
+def test_limit_of_file_sizes_is_named(small: Ramdisk) -> None:
+    tier = open_tier(small.path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, before[1]))
+    try:
+        with pytest.raises(LocalTierError, match=r"limit of file sizes, which is 4096 bytes here"):
+            tier.reserve(LAYOUT.size_bytes)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tier.path.glob("slot_*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from typing import Any
 
 import numpy as np
@@ -64,3 +65,18 @@ def test_ramdisk_full_between_chunks_sends_all_by_memory(
         assert len(full) == 1
         make_room()
         save_all(checkpointer, world, 5, 6)
+
+
+def test_storage_beyond_the_limit_of_file_sizes_names_it(world: World) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 2)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LEAF_BYTES // 4, before[1]))
+        try:
+            assert checkpointer.save(step=4, state=world.state(4))
+            checkpointer.wait_until_finished()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        text = f"the process's limit of file sizes, which is {LEAF_BYTES // 4} bytes here"
+        with pytest.raises(SaveFailed, match=text):
+            checkpointer.check_for_errors()

@@ -424,9 +424,7 @@ def test_slot_before_is_kept_as_the_policy_says(
 
 
 @pytest.mark.parametrize("host", [None, {"at": 1}])
-def test_unsent_host_state_fails_a_save_that_has_one(
-    tmp_path: Path, host: object
-) -> None:
+def test_unsent_host_state_fails_a_save_that_has_one(tmp_path: Path, host: object) -> None:
     process = Process(tmp_path, vote := ScriptedVote())
     alone = dataclasses.replace(job(1), host_state=host_state.capture(host), buddies=(1,))
     process.saves.run(alone)

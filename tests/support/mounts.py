@@ -10,9 +10,10 @@ _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MNT_DETACH = 1, 32, 4096, 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def mount_tmpfs(path: Path, size_bytes: int) -> bool:
-    """Mount a tmpfs at a folder; return whether this process may."""
-    done = _libc.mount(b"tmpfs", os.fsencode(path), b"tmpfs", 0, f"size={size_bytes}".encode())
+def mount_tmpfs(path: Path, size_bytes: int, *, inodes: int = 0) -> bool:
+    """Mount a tmpfs at a folder; return whether this process may. ``inodes``: 0 for the usual."""
+    options = f"size={size_bytes}" + (f",nr_inodes={inodes}" if inodes else "")
+    done = _libc.mount(b"tmpfs", os.fsencode(path), b"tmpfs", 0, options.encode())
     return done == 0
 
 
