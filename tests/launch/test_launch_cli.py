@@ -10,6 +10,8 @@ from types import ModuleType
 import pytest
 from launch_support import MakeSpec
 from looks import add_command, eckpt_here
+from places import JOBS
+from programs import started
 
 from emergency_ckpt.errors import ConfigError, TransferError
 
@@ -165,3 +167,29 @@ def test_launch_refuses_bad_arguments(
     assert eckpt_here("launch", *options, *arguments) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "ram").exists()
+
+
+def test_output_that_nobody_reads_does_not_end_the_job(tmp_path: Path) -> None:
+    """As in ``eckpt launch ... | head``: the reader leaves after the first line."""
+    program = f"""
+import os, pathlib, sys, time
+for line in range(30):
+    print(line, flush=True)
+    time.sleep(0.05)
+pathlib.Path({str(tmp_path)!r}, f"done_{{os.getpid()}}").touch()
+"""
+    words = (
+        "launch",
+        "--slices",
+        2,
+        "--hosts-per-slice",
+        1,
+        "--local-root",
+        tmp_path / "ram",
+        "--",
+    )
+    with started(JOBS / "eckpt_program.py", *words, sys.executable, "-c", program) as launcher:
+        launcher.line()
+        launcher.stdout.close()
+        assert launcher.wait(120.0) == 0
+    assert len(list(tmp_path.glob("done_*"))) == 2

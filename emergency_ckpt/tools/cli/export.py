@@ -19,6 +19,7 @@ from emergency_ckpt.tools.cli.arguments import (
     print_json,
     seconds,
 )
+from emergency_ckpt.tools.cli.output import tell
 
 _DRAIN_EXIT_CODES = (
     "with --drain: 0 storage has the newest step of these ramdisks, written now or before;"
@@ -92,9 +93,9 @@ def _export(args: argparse.Namespace) -> int:
     from emergency_ckpt.tools.offline.export_step import export_step  # noqa: PLC0415
 
     done = export_step(args.step, args.directory, places_of(args), progress_of)
-    print(f"exported {done.name} to {args.directory}: {done.leaves} leaves")
+    tell(f"exported {done.name} to {args.directory}: {done.leaves} leaves", sys.stdout)
     for note in done.notes:
-        print(f"eckpt export: {note}", file=sys.stderr)
+        tell(f"eckpt export: {note}", sys.stderr)
     return GOOD if done.is_complete else BAD
 
 
@@ -113,9 +114,9 @@ def _drain(args: argparse.Namespace) -> int:
     else:
         took = seconds_text(time.monotonic() - begin_s)
         if done.is_written:
-            print(f"drained step {done.step} to {args.dir} in {took}")
+            tell(f"drained step {done.step} to {args.dir} in {took}", sys.stdout)
         elif done.step is not None:
-            print(f"nothing to drain: {args.dir} has step {done.step}")
+            tell(f"nothing to drain: {args.dir} has step {done.step}", sys.stdout)
     for note in () if args.json else done.notes:
-        print(f"eckpt export --drain: {note}", file=sys.stderr)
+        tell(f"eckpt export --drain: {note}", sys.stderr)
     return 0 if done.is_saved else 1

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.cli.arguments import seconds
+from emergency_ckpt.tools.cli.output import tell
 from emergency_ckpt.tools.launch.faults import Fault, parse_fault
 from emergency_ckpt.tools.launch.job import JobResult, JobSpec
 from emergency_ckpt.tools.launch.logs import temporary_logs
@@ -156,8 +157,8 @@ def _shown(value: object) -> str:
 
 
 def _say(message: str) -> None:
-    print(f"eckpt: {message}", file=sys.stderr, flush=True)
+    tell(f"eckpt: {message}", sys.stderr)
 
 
 def _echo(line: str) -> None:
-    print(line, flush=True)
+    tell(line, sys.stdout)

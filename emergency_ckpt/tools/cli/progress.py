@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator
 
 from emergency_ckpt.core.wording import seconds_text, size_text
+from emergency_ckpt.tools.cli.output import tell
 
 _LINE_EVERY_S = 10.0
 
@@ -64,9 +65,8 @@ class _Lines:
         self._last_s = now_s
         rate = self._done_bytes / (now_s - self._begin_s)
         left_s = max(self._total_bytes - self._done_bytes, 0) / max(rate, 1)
-        print(
+        tell(
             f"{self._what}: {size_text(self._done_bytes)} of {size_text(self._total_bytes)},"
             f" {size_text(round(rate))}/s, {seconds_text(left_s)} left",
-            file=sys.stderr,
-            flush=True,
+            sys.stderr,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from emergency_ckpt import run_secret as auth
 from emergency_ckpt.background import SignalFlag
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.cli.arguments import addresses, port, seconds, user_id
+from emergency_ckpt.tools.cli.output import tell
 from emergency_ckpt.tools.offline.draining.last import LastDrain
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.tools.signals import handling
@@ -121,7 +123,7 @@ def _serve(args: argparse.Namespace, stopping: SignalFlag, hurrying: SignalFlag)
         holdings.address = server.contact
         holdings.inventory()  # takes the readers' locks before the address is printed
         with server:
-            print(f"serving {server.contact}", flush=True)
+            tell(f"serving {server.contact}", sys.stdout)
             if args.drain_to:
                 _serve_and_drain(args, holdings, server.address, secret, stopping, hurrying)
             else:
