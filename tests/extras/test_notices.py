@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from world import World, save
 
 from emergency_ckpt.cluster.coordination import LocalCoordinator
 from emergency_ckpt.errors import ConfigError, CoordinationError
@@ -264,5 +266,54 @@ def test_process_start_is_before_now_and_after_the_boot() -> None:
 
 @pytest.mark.parametrize("text", ["", "aws", "sigterm", "file:", "file:relative", "file:/a\nb"])
 def test_source_that_is_none_is_named(text: str) -> None:
-    with pytest.raises(ConfigError, match="a source of notices is gce, ray, or file:"):
+    with pytest.raises(
+        ConfigError,
+        match=r"a source of notices is gce, ray, file: .* or signal: and a name such as USR1",
+    ):
+        from_text(text)
+
+
+@pytest.mark.parametrize("name", ["USR1", "SIGUSR1"])
+def test_signal_that_is_named_is_a_notice_to_a_job(world: World, name: str) -> None:
+    """As Slurm's ``--signal=USR1@60``, which would end a process that has no handler of it."""
+    before = signal.getsignal(signal.SIGUSR1)
+    listeners = [f"notices(signal:{name})", world.events.append]
+    with world.open_both(on_event=listeners, local_save_every=100, save_every=100) as ckpt:
+        save(ckpt, world, 1)
+        assert not ckpt.reached_preemption(1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        deadline_s, step = time.monotonic() + WAIT_S, 2
+        while not ckpt.reached_preemption(step):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+            step += 1
+        assert save(ckpt, world, step)
+        ckpt.wait_until_finished()
+    assert signal.getsignal(signal.SIGUSR1) == before
+    assert "preemption.not_written" not in world.names()
+    world.restores(step)
+
+
+def test_signal_source_calls_the_handler_before_it() -> None:
+    came: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, _: came.append(number))
+    try:
+        source = from_text("signal:USR2")
+        for _ in range(2):  # of two checkpointers at once
+            source.begin(0)
+        source.close()
+        signal.raise_signal(signal.SIGUSR2)
+        heard = Heard(source)
+        assert heard.noticed.wait(WAIT_S)
+        heard.close()
+        source.close()
+        signal.raise_signal(signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert came == [signal.SIGUSR2] * 2
+
+
+@pytest.mark.parametrize("text", ["signal:KILL", "signal:TERM", "signal:", "signal:USR3"])
+def test_signal_that_is_no_notice_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="signal: and a name such as USR1"):
         from_text(text)

@@ -4,12 +4,14 @@ A source is a function that a thread of its own calls once a second. Its first n
 of ``JobView.request_preemption``. A source may be absent, hang, lie or raise: that is said once and
 costs training nothing.
 
-The texts are ``"notices(gce)"``, ``"notices(ray)"`` and ``"notices(file:/path)"``.
+The texts are ``"notices(gce)"``, ``"notices(ray)"``, ``"notices(file:/path)"`` and
+``"notices(signal:USR1)"``.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -21,13 +23,14 @@ from emergency_ckpt.errors import CheckpointError, ConfigError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.extras.notices.gce import MetadataServer
 from emergency_ckpt.extras.notices.ray import ray_notice
+from emergency_ckpt.extras.notices.signals import SignalSource, signal_named
 from emergency_ckpt.observer import JobView, Observer
 
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 10.0
 _CLOSE_TIMEOUT_S = 0.5
 _TEXT_LIMIT_CHARS = 300
-_FILE_SCHEME = "file:"
+_FILE_SCHEME, _SIGNAL_SCHEME = "file:", "signal:"
 
 
 class Notices(Observer):
@@ -51,6 +54,23 @@ class Notices(Observer):
         """Look no more."""
         while self._polls:
             self._polls.pop().close()
+
+
+class SignalNotices(Notices):
+    """Takes a signal for a notice, from the start of a checkpointer to its end."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self._source = SignalSource(number)
+        super().__init__(self._source.inspect, f"{_SIGNAL_SCHEME}{number.name}")
+
+    def begin(self, process_index: int) -> None:
+        """Set the handler. ConfigError outside of the main thread."""
+        del process_index
+        self._source.begin()
+
+    def close(self) -> None:
+        """Set the earlier handler again."""
+        self._source.end()
 
 
 class _Poll:
@@ -147,6 +167,13 @@ def from_text(argument: str) -> Notices:
     path = argument.removeprefix(_FILE_SCHEME)
     if path != argument and path[:1] == "/" and path.isprintable():
         return Notices(FlagFile(Path(path)).inspect, argument)
+    name = argument.removeprefix(_SIGNAL_SCHEME)
+    number = signal_named(name) if name != argument else None
+    if number is not None:
+        return SignalNotices(number)
     raise ConfigError(
-        [f"notices({argument}): a source of notices is gce, ray, or file: and an absolute path"]
+        [
+            f"notices({argument}): a source of notices is gce, ray, file: and an absolute path, or"
+            " signal: and a name such as USR1"
+        ]
     )
