@@ -27,6 +27,10 @@ def probe_storage(
     """
     storage.create(deadline_s)
     name = f"probe-{incarnation}"
+    # First, so that where deletions are refused not every start leaves one file more.
+    for other in storage.names_in(HOST_STATE, deadline_s):
+        if is_left_over(other, name):
+            _remove(storage, other, deadline_s)
     try:
         _write_and_read(storage, f"{HOST_STATE}/{name}", incarnation.encode(), deadline_s)
         if conditions:
@@ -38,9 +42,6 @@ def probe_storage(
             error.add_note(f"The file may still be there: {second}")
         raise
     _remove(storage, name, deadline_s)
-    for other in storage.names_in(HOST_STATE, deadline_s):
-        if is_left_over(other, name):
-            _remove(storage, other, deadline_s)
 
 
 def measure_clock(

@@ -20,6 +20,7 @@ FAULTS = {
     "left": [],
     "refused": [FaultRule(kind="status", status_code=403, method="POST")],
     "undeletable": [FaultRule(kind="status", status_code=403, method="DELETE")],
+    "left_undeletable": [FaultRule(kind="status", status_code=403, method="DELETE")],
     "lost_reply": [FaultRule(kind="lose_reply", method="POST", count=1)],
     "precondition": [FaultRule(kind="status", status_code=412, method="POST", count=1)],
     "silent": [FaultRule(kind="delay", delay_s=600, method="POST")],
@@ -37,6 +38,8 @@ def attempt(name: str) -> dict[str, object]:
             files.pipe_file(f"{root}/host_state/{probe}", b"left")
     if name == "taken":
         files.pipe_file(f"{root}/host_state/probe-{OWN}", b"of somebody else")
+    if name == "left_undeletable":
+        files.pipe_file(f"{root}/host_state/{OLD}", b"left")
     control = GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
     for rule in FAULTS[name]:
         control.add_fault(rule)

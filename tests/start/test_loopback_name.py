@@ -55,15 +55,11 @@ def run(hosts: Links, root: Path, bind_host: str = "") -> list[dict[str, Any]]:
     return [json.loads(each.communicate(timeout=_TIMEOUT_S)[0]) for each in started]
 
 
-def test_host_named_by_a_loopback_address_saves_and_serves(
-    hosts: Links, tmp_path: Path
-) -> None:
+def test_host_named_by_a_loopback_address_saves_and_serves(hosts: Links, tmp_path: Path) -> None:
     assert run(hosts, tmp_path) == [{"failed": 0, "restored": 1}] * 2
 
 
-def test_loopback_address_given_beside_hosts_ends_the_start(
-    hosts: Links, tmp_path: Path
-) -> None:
+def test_loopback_address_given_beside_hosts_ends_the_start(hosts: Links, tmp_path: Path) -> None:
     for seen in run(hosts, tmp_path, "127.0.0.1"):
         assert seen["error"] in {"ConfigError", "RestoreFailed"}, seen
         assert f"such as {hosts.addresses[1]}, cannot reach 127.0.0.1" in seen["text"]

@@ -154,6 +154,7 @@ def tries() -> dict[str, Any]:
         ("precondition", "", []),
         ("refused", "the right to create there", []),
         ("undeletable", "remove gs://bucket/undeletable", [f"probe-{OWN}"]),
+        ("left_undeletable", "the right to delete there", [OLD]),
         ("silent", "no answer in time", []),
         ("taken", "FileExistsError", []),
         ("no_bucket", "create the bucket", []),
