@@ -455,9 +455,7 @@ class CopiesFailed(RestoreFailed):
 
     def __init__(self, step: int, unusable: Iterable[Quarantined]) -> None:
         self.unusable = tuple(unusable)
-        names = "; ".join(
-            f"shard {q.shard} of {q.digest[:12]} at {q.holder}" for q in self.unusable[:4]
-        )
+        names = "; ".join(map(str, self.unusable[:4]))
         super().__init__("restore", f"step {step}", f"copies cannot be used: {names}")
 
 

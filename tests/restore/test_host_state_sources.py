@@ -53,5 +53,6 @@ def test_document_that_the_plan_names_is_taken() -> None:
 @pytest.mark.parametrize(("save", "at"), [(SAVE, 6), (OTHER, 7)], ids=["digest", "save"])
 def test_document_of_another_digest_or_save_is_refused(save: SaveId, at: int) -> None:
     wanted = host_state.decode(document(SAVE, 7)).digest
-    with pytest.raises(CopiesFailed):
+    with pytest.raises(CopiesFailed) as failed:
         fetch(document(save, at), wanted)
+    assert failed.value.problem == f"copies cannot be used: all of {wanted[:12]} at process/0"

@@ -108,6 +108,10 @@ class Quarantined(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields
     digest: str
     shard: int | None = None
 
+    def __str__(self) -> str:
+        part = "all" if self.shard is None else f"shard {self.shard}"
+        return f"{part} of {self.digest[:12]} at {self.holder}"
+
 
 def persistent_unusable(step: int) -> Quarantined:
     """Return what takes a step of storage out of a plan."""
