@@ -14,6 +14,7 @@ import os
 import resource
 import stat
 import time
+from urllib.parse import unquote
 
 from emergency_ckpt.errors import CorruptData, LocalTierError, MemoryLimitReached, RamdiskFull
 
@@ -28,12 +29,19 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _sequence = itertools.count()  # next() is atomic: temporary names differ between threads
 
 
+def plain_path(directory: str) -> str:
+    """Return the path of a URL that begins with ``file:///``, and any other text as it is."""
+    path = directory.removeprefix("file://")
+    return unquote(path) if path != directory and path[:1] == "/" else directory
+
+
 def resolved(directory: str) -> str:
     """Return a path without links, ``..`` and ``//``, or a URL without empty parts.
 
     TensorStore, Orbax and this package then see one name. A link that is changed later is not
     followed anew. Reads the file system for a path.
     """
+    directory = plain_path(directory)
     scheme, is_url, rest = directory.partition("://")
     if not is_url:
         return os.path.realpath(directory)

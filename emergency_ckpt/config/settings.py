@@ -35,7 +35,7 @@ from emergency_ckpt.core.save.snapshot_plan import DeviceReads
 from emergency_ckpt.core.stall import TimeLimits, time_limits
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extensions import parse_placement
-from emergency_ckpt.files import resolved
+from emergency_ckpt.files import plain_path, resolved
 from emergency_ckpt.observer import OnEvent
 from emergency_ckpt.types import Requirement, TierName
 
@@ -60,8 +60,12 @@ def default_local_dir(environ: Mapping[str, str]) -> str:
 
 
 def as_text(path: Any) -> Any:
-    """Return the text of a path object; any other value as it is, for the validation to name."""
-    return os.fspath(path) if isinstance(path, os.PathLike) else path
+    """Return the text of a path object, and the path of a ``file:///`` URL.
+
+    Any other value as it is, for the validation to name.
+    """
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    return plain_path(text) if isinstance(text, str) else text
 
 
 def as_policy(placement: Any) -> Any:
@@ -97,8 +101,8 @@ class Config:
     """
 
     dir: str | None = setting(None, tier="persistent", least=1, basic=True)
-    r"""Directory of the persistent tier, an absolute path or a URL that etils.epath can reach,
-    without ``\``, ``*``, ``?`` and ``[``. None: local tier only."""
+    r"""Directory of the persistent tier, an absolute path, also as ``file:///path``, or a URL that
+    etils.epath can reach, without ``\``, ``*``, ``?`` and ``[``. None: local tier only."""
     local_dir: str = setting("", tier="local", may_differ=True, basic=True)
     """Directory on this host's ramdisk (tmpfs). A job that saves nothing there may leave it out: a
     restore then uses ECKPT_LOCAL_DIR, else ``/dev/shm/eckpt``."""

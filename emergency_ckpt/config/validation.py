@@ -118,7 +118,8 @@ def _dir_problems(directory: str | None) -> list[str]:
     try:
         epath.Path(directory)
     except (KeyError, ValueError) as error:
-        return [f"dir {directory!r} cannot be reached by etils.epath: {error}"]
+        why = f"which knows no {error}" if isinstance(error, KeyError) else str(error)
+        return [f"dir {directory!r} cannot be reached by etils.epath, {why}"]
     rest = directory.partition("://")[2]
     if not rest.partition("/")[0]:
         return [f"dir {directory!r} names no bucket"]

@@ -65,7 +65,7 @@ class StorageDirectory:
 
     def __init__(self, directory: str, timeout_s: float, step_name: str = "0") -> None:
         self.path = epath.Path(resolved(directory))
-        self.is_object_store = "://" in directory
+        self.is_object_store = "://" in str(self.path)
         self.timeout_s = timeout_s
         self.step_name = step_name
         is_gcs = directory.startswith("gs://")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from looks import USAGE_EXIT_CODE, eckpt_here
+from places import ROOT
 
 from emergency_ckpt.tools.cli.main import COMMANDS, parse
 
@@ -75,3 +77,28 @@ def test_output_that_is_closed_is_no_file_of_the_command(tmp_path: Path) -> None
         ["sh", "-c", f"exec {program} >&-"], capture_output=True, text=True, check=False
     )
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def commands_in_documents() -> list[tuple[str, ...]]:
+    """The words of each `eckpt` command that a block of a document shows."""
+    found: list[tuple[str, ...]] = []
+    for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/*/README.md")):
+        for block in re.findall(r"^```\w*\n(.*?)^```$", path.read_text(), re.M | re.S):
+            lines = block.replace("\\\n", " ").splitlines()
+            for line in lines:
+                if re.match(r"(\$ )?eckpt ", line):
+                    words = shlex.split(line.removeprefix("$ "), comments=True)
+                    found.append(tuple(words[1 : words.index("&") if "&" in words else None]))
+    return found
+
+
+@pytest.mark.parametrize("words", commands_in_documents(), ids=" ".join)
+def test_commands_in_documents_have_arguments_that_are_taken(words: tuple[str, ...]) -> None:
+    assert parse(list(words)) is not None
+
+
+def test_documents_show_commands() -> None:
+    """Else the test above has nothing to look at."""
+    assert {"launch", "doctor", "export", "deploy"} <= {
+        words[0] for words in commands_in_documents()
+    }

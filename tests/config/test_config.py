@@ -19,6 +19,7 @@ from emergency_ckpt.config import Config, run_id_of, settings_table
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extras.hang import HangWatch
 from emergency_ckpt.extras.striped import Striped
+from emergency_ckpt.storage.directory import StorageDirectory
 
 SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
 MUST_AGREE: dict[str, Any] = {
@@ -266,7 +267,8 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"replica_axis": True}, "replica_axis must be the name or the number"),
         ({"mesh": "slice"}, "mesh must be a jax.sharding.Mesh"),
         ({"dir": "ckpts/run7", "run_id": "r"}, "'ckpts/run7' is not an absolute path"),
-        ({"dir": "foo://bar"}, "'foo://bar' cannot be reached by etils.epath"),
+        ({"dir": "foo://bar"}, "'foo://bar' cannot be reached by etils.epath, which knows no 'foo"),
+        ({"dir": "file://host/bar"}, "reached by etils.epath, which knows no 'file://'"),
         ({"local_dir": "/dev/shm/a\0b"}, "has characters that no name has"),
         ({"secret_file": "/x/\udcff"}, "has characters that no name has"),
         ({"secret_file": ""}, "secret_file is empty"),
@@ -451,3 +453,11 @@ def test_local_dir_is_not_asked_for_where_nothing_is_saved_there(
     assert config.validated().local_dir == "/mnt/ram"
     with pytest.raises(ConfigError, match="local_dir is not set"):
         config.set(local_save_every=5).validated()
+
+
+def test_urls_of_this_hosts_files_are_their_paths() -> None:
+    config = Config(dir="file:///mnt/a%20b/run", local_dir="file:///dev/shm/x").validated()
+    assert (config.dir, config.local_dir) == ("/mnt/a b/run", "/dev/shm/x")
+    assert config.run_id == run_id_of("/mnt/a b/run") == run_id_of("file:///mnt/a%20b/run")
+    storage = StorageDirectory("file:///mnt/a%20b/run", 1.0)
+    assert (str(storage.path), storage.is_object_store) == ("/mnt/a b/run", False)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 from ledgers import complete_in
+from places import JOBS, ROOT
 from programs import printed, started
 from readme_blocks import example_in
 
@@ -47,3 +51,45 @@ def test_example_killed_resumes_bit_equal(ramdisk: Path, name: str) -> None:
     began, result = run(program)
     assert int(began) > 0
     assert result == wanted
+
+
+IN_A_JOB = """
+import runpy, sys
+from emergency_ckpt.tools.job_environment import JobEnvironment
+from emergency_ckpt.tools.simulated_job import initialize_job
+initialize_job(JobEnvironment.from_environ())
+runpy.run_path(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "flax_train_state" else pytest.mark.slow)
+        for name in EXAMPLES
+    ],
+)
+def test_example_runs_in_several_processes(ramdisk: Path, name: str) -> None:
+    program = example_in(ramdisk / "job", name)
+    options = ("--slices", 2, "--hosts-per-slice", 1, "--max-restarts", 0)
+    command = (sys.executable, "-c", IN_A_JOB, program)
+    output = printed(JOBS / "eckpt_program.py", "launch", *options, "--", *command)
+    assert len(re.findall("start after step None", output)) == 2
+    assert len(set(re.findall(r"done: (.+)", output))) == 1
+    assert (ramdisk / "job" / "persistent" / "100").is_dir()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "examples").glob("*.py")), ids=str)
+def test_packages_of_examples_come_with_the_readmes_install(path: Path) -> None:
+    assert "pip install '.[examples]'" in (ROOT / "README.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = [*project["dependencies"], *project["optional-dependencies"]["examples"]]
+    names = {re.split(r"[^\w-]", each, maxsplit=1)[0].replace("-", "_") for each in listed}
+    imported = {
+        alias.name if isinstance(node, ast.Import) else node.module or ""
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    roots = {name.partition(".")[0] for name in imported} - set(sys.stdlib_module_names)
+    assert roots - {"emergency_ckpt"} <= names
