@@ -336,7 +336,7 @@ class Saver:
     def begin_restore(self) -> None:
         """Stop agreeing on steps, before a restore. Collective, with ``end_restore``."""
         self._due.stop()
-        self._last_request = None
+        self._last_request = self._last_step = None
 
     def end_restore(self) -> None:
         """Agree on steps again, after a restore that succeeded or failed."""

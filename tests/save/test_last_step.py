@@ -158,7 +158,7 @@ def test_end_knows_steps_that_earlier_lives_stored(world: World) -> None:
     assert unsaved(world) == [(5, "the newest step in storage is 4, in RAM 5")]
 
 
-@pytest.mark.parametrize("how", ["stored", "no save", "error", "notice", "RAM alone"])
+@pytest.mark.parametrize("how", ["stored", "no save", "error", "notice", "RAM alone", "left"])
 def test_end_that_lost_nothing_warns_of_nothing(world: World, how: str) -> None:
     settings: dict[str, Any] = {"local_save_every": 1, "save_every": 100}
     settings |= {"save_every": 0} if how == "RAM alone" else {}
@@ -167,6 +167,8 @@ def test_end_that_lost_nothing_warns_of_nothing(world: World, how: str) -> None:
             save(checkpointer, world, LAST, force=how == "stored")
         if how == "error":
             raise KeyError("a bug")
+        if how == "left":
+            checkpointer.restore(state=world.state(0), host_state={})
         if how == "notice":
             os.kill(os.getpid(), signal.SIGTERM)
             save(checkpointer, world, LAST + 1)
