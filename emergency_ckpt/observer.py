@@ -76,9 +76,9 @@ class StepProgress:
         return AtStep(step, call, time.monotonic() - since_s, limit_s)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class JobView:
-    """The parts of a job that an observer may use.
+    """The parts of a job that an observer may use; of each checkpointer another one.
 
     Attributes:
       coordinator: keys of its own are below a name of its own, and gone when it has left.
@@ -99,7 +99,8 @@ class JobView:
 class Observer:
     """Base of an observer; each method may be left as it is.
 
-    An observer of a config that is used for several checkpointers is called for each of them.
+    An observer that is given to several checkpointers, one after the other or at once, is called
+    for each of them: it keeps what it begins by its ``JobView``.
     """
 
     def __call__(self, event: Event) -> None:
@@ -111,8 +112,11 @@ class Observer:
     def join(self, job: JobView) -> None:
         """Called once the processes of the job have met. An error ends the start on all of them."""
 
-    def leave(self) -> None:
-        """Called when this process makes no more steps. Idempotent; must not raise."""
+    def leave(self, job: JobView) -> None:
+        """Called when this process makes no more steps of ``job``, also after an error of ``join``.
+
+        Idempotent; must not raise.
+        """
 
     def close(self) -> None:
         """Called at the end, and after a start that failed, once for each ``begin``."""

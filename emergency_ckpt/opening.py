@@ -118,6 +118,7 @@ class Opened:
         self.failures = Failures()
         self.progress = StepProgress()
         self._observers: list[Observer] = []
+        self._joined: list[tuple[Observer, JobView]] = []
         self.events = _sink(config, process[0], self._observers)
         try:
             self._open(start)
@@ -157,8 +158,8 @@ class Opened:
 
     def expect_no_step(self) -> None:
         """Tell the others that this process makes no more steps. Idempotent; not collective."""
-        for observer in self._observers:
-            observer.leave()
+        for observer, view in self._joined:
+            observer.leave(view)
 
     def note_orderly_end(self) -> None:
         """Record that nothing ended this life. Not collective; blocks for storage for a moment."""
@@ -354,6 +355,7 @@ class Opened:
         host = config.bind_host or _LOOPBACK
         view = JobView(member.coordinator, self.events, self.progress, host, self.watch.request)
         for observer in self._observers:
+            self._joined.append((observer, view))
             observer.join(view)
         if claim is not None:
             claim.check()

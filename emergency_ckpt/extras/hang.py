@@ -339,17 +339,18 @@ class HangWatch(Observer):
         if not 0 < timeout_s < math.inf:
             raise ConfigError([f"a hang watch needs a finite time above 0 s, not {timeout_s}"])
         self._timeout_s = timeout_s
-        self._watches: list[_Watch] = []
+        self._watches: dict[JobView, _Watch] = {}
 
     def join(self, job: JobView) -> None:
         """Start to watch."""
         watch = _Watch(job.progress, job.coordinator, job.events, self._timeout_s)
-        self._watches.append(watch)
+        self._watches[job] = watch
 
-    def leave(self) -> None:
+    def leave(self, job: JobView) -> None:
         """Stop watching."""
-        while self._watches:
-            self._watches.pop().close()
+        watch = self._watches.pop(job, None)
+        if watch is not None:
+            watch.close()
 
 
 def from_text(argument: str) -> HangWatch:

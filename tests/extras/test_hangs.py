@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import warm_start
 from launch_support import free_port
+from programs import started
 from running_jobs import HERE, job_root
 
 COUNT, LAST, AT = 3, 20, 9
@@ -101,6 +102,37 @@ def test_hung_job_ends_itself_and_resumes_where_it_was(process: int, kind: str) 
             assert max(complete, default=0) <= second.value(p, "restored") < AT
             assert second.value(p, "total") == [total] * 4
             assert second.value(p, "position") == LAST
+
+
+TWO_JOBS = """
+import sys, time
+import jax
+jax.config.update("jax_platforms", "cpu")
+import jax.numpy as jnp
+from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.extras.hang import HangWatch
+
+watch = HangWatch(2.0)
+
+def opened(name):
+    return EmergencyCheckpointer(run_id=name, local_dir=f"{sys.argv[1]}/{name}", on_event=watch)
+
+first, second = opened("first"), opened("second")
+for job in first, second:
+    job.save(step=1, state={"w": jnp.zeros(4)})
+    job.wait_until_finished()
+first.stop()
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def test_watch_of_two_jobs_goes_on_when_one_ends() -> None:
+    with job_root() as root:
+        words = [HERE / "text_program.py", TWO_JOBS, root, LIFE_TIMEOUT_S]
+        with started(*words, stderr=subprocess.PIPE) as process:
+            code = process.wait(LIFE_TIMEOUT_S)
+            assert process.stderr is not None
+            assert code == 124, process.stderr.read()
 
 
 @pytest.mark.slow

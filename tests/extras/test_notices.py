@@ -85,13 +85,13 @@ class Heard:
         self.events: list[Event] = []
         self._sources = sources
         sink = EventSink(self._listen, process_index=0)
-        job = JobView(LocalCoordinator(), sink, StepProgress(), "", self.noticed.set)
+        self._job = JobView(LocalCoordinator(), sink, StepProgress(), "", self.noticed.set)
         for source in sources:
-            source.join(job)
+            source.join(self._job)
 
     def close(self) -> None:
         for source in self._sources:
-            source.leave()
+            source.leave(self._job)
 
     def _listen(self, event: Event) -> None:
         self.events.append(event)
@@ -258,6 +258,58 @@ def test_flag_file_left_over_counts_when_it_is_written(tmp_path: Path) -> None:
     assert FlagFile(flag).inspect() == "", "this process has acted on it"
     flag.unlink()
     assert FlagFile(flag).inspect() == ""
+
+
+def test_each_job_has_looks_of_its_own_until_it_leaves() -> None:
+    has_notice, looks = threading.Event(), threading.Semaphore(0)
+
+    def inspect() -> bool:
+        looks.release()
+        return has_notice.is_set()
+
+    source = Notices(inspect)
+    ended, running = Heard(source), Heard(source)
+    try:
+        ended.close()
+        ended.close()
+        has_notice.set()
+        assert running.noticed.wait(WAIT_S)
+    finally:
+        running.close()
+    assert not ended.noticed.is_set()
+
+
+def test_flag_file_is_a_notice_for_all_running_jobs(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    shared = from_text(f"file:{flag}")
+    jobs = [Heard(shared), Heard(shared), Heard(from_text(f"file:{flag}"))]
+    try:
+        flag.touch()
+        assert all(job.noticed.wait(WAIT_S) for job in jobs)
+    finally:
+        for job in jobs:
+            job.close()
+
+
+def test_maintenance_during_one_job_is_no_notice_for_the_next(metadata: Metadata) -> None:
+    source = from_text("gce")
+    first = Heard(source)
+    try:
+        while ("upcoming-maintenance", "Google") not in metadata.asked:
+            time.sleep(0.02)
+        metadata.answers["maintenance-event"] = (200, b"TERMINATE_ON_HOST_MAINTENANCE")
+        assert first.noticed.wait(WAIT_S)
+    finally:
+        first.close()
+    metadata.asked.clear()
+    second = Heard(source)
+    try:
+        # Two looks of three questions each, and a third that has begun.
+        while len(metadata.asked) < 7 and not second.noticed.is_set():
+            time.sleep(0.02)
+    finally:
+        second.close()
+    assert not second.noticed.is_set()
 
 
 def test_process_start_is_before_now_and_after_the_boot() -> None:

@@ -42,35 +42,48 @@ class Notices(Observer):
     """
 
     def __init__(self, inspect: Callable[[], object], name: str = "function") -> None:
-        self._inspect = inspect
+        self._source: Callable[[], Callable[[], object]] = lambda: inspect
         self._name = name
-        self._polls: list[_Poll] = []
+        self._polls: dict[JobView, _Poll] = {}
+
+    @classmethod
+    def made_for_each_job(cls, source: Callable[[], Callable[[], object]], name: str) -> Notices:
+        """Return an observer that makes ``inspect`` by ``source`` at the start of each job.
+
+        For a source that remembers what it saw: the look of one job is no look of another.
+        """
+        notices = cls(source, name)
+        notices._source = source
+        return notices
 
     def join(self, job: JobView) -> None:
         """Begin to look."""
-        self._polls.append(_Poll(self._inspect, self._name, job.events, job.request_preemption))
+        inspect = self._source()
+        self._polls[job] = _Poll(inspect, self._name, job.events, job.request_preemption)
 
-    def leave(self) -> None:
+    def leave(self, job: JobView) -> None:
         """Look no more."""
-        while self._polls:
-            self._polls.pop().close()
+        poll = self._polls.pop(job, None)
+        if poll is not None:
+            poll.close()
 
 
 class SignalNotices(Notices):
     """Takes a signal for a notice, from the start of a checkpointer to its end."""
 
     def __init__(self, number: signal.Signals) -> None:
-        self._source = SignalSource(number)
-        super().__init__(self._source.inspect, f"{_SIGNAL_SCHEME}{number.name}")
+        self._signal = SignalSource(number)
+        super().__init__(bool, f"{_SIGNAL_SCHEME}{number.name}")
+        self._source = self._signal.watch
 
     def begin(self, process_index: int) -> None:
         """Set the handler. ConfigError outside of the main thread."""
         del process_index
-        self._source.begin()
+        self._signal.begin()
 
     def close(self) -> None:
         """Set the earlier handler again."""
-        self._source.end()
+        self._signal.end()
 
 
 class _Poll:
@@ -120,16 +133,18 @@ class _Poll:
 
 
 class FlagFile:
-    """A file whose existence is a notice.
+    """A file whose existence is a notice, as one job sees it.
 
-    One that is older than this process was left over: it is no notice until it is written
-    again. Nor is one that this process has acted on already.
+    A file is left over, and no notice until it is written again, if it is older than this process,
+    or if a job of this process had acted on it when this object was made. Jobs that run beside each
+    other all act on one file.
     """
 
-    _acted_on: dict[Path, int] = {}  # noqa: RUF012 - of all checkpointers of the process
+    _acted_on: dict[Path, int] = {}  # noqa: RUF012 - of all jobs of the process
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._left_over_ns = self._acted_on.get(path)
         self._started_s = process_start_s()
         self._has_named_old = False
 
@@ -140,14 +155,14 @@ class FlagFile:
         except FileNotFoundError:
             return ""
         is_old = changed_ns / 1e9 < self._started_s
-        if is_old or self._acted_on.get(self._path) == changed_ns:
+        if is_old or self._left_over_ns == changed_ns:
             if not self._has_named_old:
                 self._has_named_old = True
                 logging.warning(
                     "%s is left over and no notice until it is written again", self._path
                 )
             return ""
-        self._acted_on[self._path] = changed_ns
+        self._acted_on[self._path] = self._left_over_ns = changed_ns
         return f"the file {self._path} exists"
 
 
@@ -161,12 +176,12 @@ def process_start_s() -> float:
 def from_text(argument: str) -> Notices:
     """Return the source that ``argument`` names. ConfigError: there is none of this name."""
     if argument == "gce":
-        return Notices(MetadataServer().inspect, "gce")
+        return Notices.made_for_each_job(lambda: MetadataServer().inspect, "gce")
     if argument == "ray":
         return Notices(ray_notice, "ray")
     path = argument.removeprefix(_FILE_SCHEME)
     if path != argument and path[:1] == "/" and path.isprintable():
-        return Notices(FlagFile(Path(path)).inspect, argument)
+        return Notices.made_for_each_job(lambda: FlagFile(Path(path)).inspect, argument)
     name = argument.removeprefix(_SIGNAL_SCHEME)
     number = signal_named(name) if name != argument else None
     if number is not None:

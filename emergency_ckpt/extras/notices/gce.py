@@ -26,7 +26,7 @@ class MetadataServer:
     """Looks at ``preempted``, ``maintenance-event`` and ``upcoming-maintenance``. For one thread.
 
     ``preempted`` is a notice whenever it is TRUE. The other two are one only when they become so
-    under the eyes of this process: a job that was started on a host with announced maintenance
+    under the eyes of this object: a job that was started on a host with announced maintenance
     would otherwise end at its first step, and so would each incarnation after it.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -24,7 +25,7 @@ class SignalSource:
 
     def __init__(self, number: signal.Signals) -> None:
         self._number = number
-        self._count = self._told = 0
+        self._count = 0
         self._earlier: Any = None
         self._users = 0
 
@@ -48,11 +49,16 @@ class SignalSource:
             # None: a handler of C, which Python cannot set again.
             signal.signal(self._number, signal.SIG_DFL if self._earlier is None else self._earlier)
 
-    def inspect(self) -> str:
-        """Return the notice in words, empty when the signal has not come since the last call."""
-        count, told = self._count, self._told
-        self._told = count
-        return f"{self._number.name} has come" if count > told else ""
+    def watch(self) -> Callable[[], str]:
+        """Return a function that says in words that the signal has come since its last call."""
+        told = self._count
+
+        def inspect() -> str:
+            nonlocal told
+            before, told = told, self._count
+            return f"{self._number.name} has come" if told > before else ""
+
+        return inspect
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._count += 1
