@@ -35,6 +35,7 @@ WORDS = (
     r"(?<!RECEIVED_)preemption_notice\b|notice_sources|notice_rules|JaxNotices|request_preemption_save",
     r"keep_newer|follow_soon",  # a restore of an older step that hides newer ones at once
     r"set_aside|aside_folder|\bsteps? aside\b|moves? aside|bring_back|brought back|superseded",
+    r"\bveto(es)?\b",  # a decision on a save by another process than the leader
     r"\blent\b|\blending\b|LentCount|\bLoan\b",  # slots lent to JAX
 )
 """Regular expressions, for any case of letters."""

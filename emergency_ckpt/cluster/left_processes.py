@@ -139,8 +139,17 @@ class LeftProcesses:
                 found[process] = f"process {process} has left: {leaving.reason}"
         kind = f"{_AT}/{tier}"
         for process, data in _said(coordinator, kind, processes).items():
-            name = f"{kind}/{process}"
-            at: Place = decode_message(data, Place, name, limit_bytes=MAX_MESSAGE_BYTES)
+            at = _place(data, f"{kind}/{process}")
             if at > in_order(save):
                 found[process] = has_come_to(process, at[1])
         return dict(sorted(found.items()))
+
+    def has_passed(self, tier: TierName, save: SaveId, process: int) -> bool:
+        """Return whether ``process`` has come to a later save than ``save``."""
+        name = f"{_AT}/{tier}/{process}"
+        data = self._coordinator.find(name)
+        return data is not None and _place(data, name) > in_order(save)
+
+
+def _place(data: bytes, name: str) -> Place:
+    return decode_message(data, Place, name, limit_bytes=MAX_MESSAGE_BYTES)

@@ -18,10 +18,10 @@ Not guaranteed: that a save succeeds. A failed one is logged, counted, raised by
 The decision is a value, and not a barrier, because a barrier can succeed at one process and time
 out at another: the first would then overwrite s, the second s+k, and after a crash neither is
 complete. A process that cannot read the decision is in doubt: it protects both saves, skips, and
-asks again at the next save. A process that knows that the leader will never decide (it has left, or
-is at a later save) sets "incomplete" itself. The decision of the newest complete save is never
-deleted by this program; against others who delete it, the leader names that save when it begins its
-next one. The coordination service keeps the name of each barrier, some 900 bytes, until it ends,
+asks again at the next save. The leader decides on each save before it comes to the next one, so a
+save that the leader has passed without a decision is incomplete. Where the leader has left, the
+save stays in doubt. The decision of the newest complete save is never deleted. The coordination
+service keeps the name of each barrier, some 900 bytes, until it ends,
 and a ``get`` that runs into its deadline costs 15 kB until the key is set; so there are no
 barriers, and waits look again (``cluster.round.wait_for_key``).
 

@@ -5,11 +5,10 @@ it. So the outcome is one value, set once in the coordination service, and every
 that value alone. Who cannot learn it is *in doubt* and overwrites neither save.
 
 The ballots are a round (``cluster.round``) that process 0 leads; its answer has rules of its own.
-The leader alone sets "complete". "Incomplete" is also set by a process that knows that the leader
-will never decide (a veto): who comes first wins, and all act on what was set. So a decision that is
-not there may become "incomplete" at any time, and the decision of the newest complete save is never
-deleted. Others than the leader may delete it, so the leader says with each save that it begins
-which one was the newest complete before, and never decides on a save that it has passed.
+The leader alone sets the decision. It sets that of its last save before it comes to the next one,
+and never one of a save that it has passed; so such a save without a decision is incomplete. The
+decision of the newest complete save is never deleted. Where the leader has left before it decided,
+the save stays in doubt.
 """
 
 from __future__ import annotations
@@ -108,6 +107,7 @@ class Vote:
         # At the leader.
         self._votes = Series(_KEPT_VOTES)
         self._begun: SaveId | None = None
+        self._is_decided = True
         self._late: set[int] = set()
 
     def cast(self, save: SaveId, ballot: Ballot) -> Outcome:
@@ -156,8 +156,7 @@ class Vote:
             return outcome
         try:
             if self._begun is not None and in_order(self._begun) > in_order(save):
-                # Others may have set "incomplete", and a stranger may have deleted that.
-                return self._veto(save, has_come_to(0, self._begun.step))
+                return Outcome("incomplete", has_come_to(0, self._begun.step))
             return self._decide(save, {})
         except (CoordinationError, DeadlineExceeded) as error:
             return Outcome("in_doubt", str(error))
@@ -174,12 +173,12 @@ class Vote:
             # All have restored since then, and nobody is in doubt about a save before that.
             forget(self._coordinator, _incarnation(self._begun))
             self._votes, self._late = Series(_KEPT_VOTES), set()
-        self._begun = save
+        elif self._begun is not None and not self._is_decided:
+            # Once this process has come to ``save``, the one before is incomplete without that.
+            self._decide(self._begun, {})
+        self._begun, self._is_decided = save, False
         # Noted before the call that may fail: else the keys of this vote would never be deleted.
-        # What is decided of these, or not, is "incomplete" to whoever still asks.
         self._votes.add(_name(save))
-        # Before it comes to the save: who waits for the decision on an older one reads it then.
-        self._coordinator.replace(f"{_incarnation(save)}/led", self._votes.kept.encode())
         self._votes.tidy(self._coordinator)
 
     def _wait_for_ballots(self, save: SaveId) -> dict[int, str]:
@@ -233,21 +232,14 @@ class Vote:
 
         try:
             try:
-                decision = self._read(save, self._decision(save).wait(timeout_s, inspect))
+                return self._outcome_of(
+                    self._read(save, self._decision(save).wait(timeout_s, inspect))
+                )
             except PeerLeft as error:
-                if self._coordinator.find(f"{_incarnation(save)}/led") != _name(save).encode():
-                    return self._veto(save, error.problem)
-                decision = _Decision(True, "")
+                is_passed = self._left_processes.has_passed(LOCAL, save, 0)
+                return Outcome("incomplete" if is_passed else "in_doubt", error.problem)
         except (CoordinationError, DeadlineExceeded) as error:
             return Outcome("in_doubt", f"{problem} {error}".strip())
-        return self._outcome_of(decision)
-
-    def _veto(self, save: SaveId, reason: str) -> Outcome:
-        try:
-            decision = self._settle(save, _Decision(False, reason[: 2 * _BALLOT_LIMIT_CHARS]))
-        except (CoordinationError, DeadlineExceeded) as error:
-            return Outcome("in_doubt", f"{reason}; {error}")
-        return self._outcome_of(decision)
 
     def _outcome_of(self, decision: _Decision) -> Outcome:
         if not decision.complete:
@@ -266,6 +258,7 @@ class Vote:
     def _read(self, save: SaveId, data: bytes) -> _Decision:
         name = f"{_name(save)}/decision, process 0"
         decision: _Decision = decode_message(data, _Decision, name, limit_bytes=MAX_MESSAGE_BYTES)
+        self._is_decided = self._is_decided or save == self._begun
         if self._leads and decision.complete:
             self._votes.keep(self._coordinator, _name(save))
         return decision

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from memory_coordination import MemoryService
 from places import VERIFICATION
@@ -127,10 +128,42 @@ def test_leader_that_could_not_decide_decides_later(operation: str, part: str) -
     assert job.votes[1].learn(save_id(5)).kind == "complete"
 
 
+def test_leader_decides_on_a_save_before_it_comes_to_the_next() -> None:
+    """Else who asks afterwards takes for incomplete what another one was told is complete."""
+    job = VotingJob(SOON_S)
+    job.service.fail(0, "put", "decision", CoordinationError("put", "decision", "unreachable"))
+    assert kinds(job.cast(10)) == ["in_doubt"] * COUNT
+    job.refuse(20)
+    assert [vote.learn(save_id(10)).kind for vote in job.votes] == ["complete"] * COUNT
+
+
+def test_leader_that_cannot_decide_comes_to_no_later_save() -> None:
+    job = VotingJob(SOON_S)
+    for _ in range(2):
+        job.service.fail(0, "put", "10/decision", CoordinationError("put", "10", "unreachable"))
+    assert kinds(job.cast(10)) == ["in_doubt"] * COUNT
+    assert kinds(job.cast(20)) == ["incomplete"] * COUNT
+    assert job.votes[1].learn(save_id(10)).kind == "in_doubt"
+    assert kinds(job.cast(30)) == ["complete"] * COUNT
+    assert job.votes[1].learn(save_id(10)).kind == "complete"
+
+
+def test_decision_the_leader_learned_late_is_never_forgotten() -> None:
+    """The leader's call failed, and had set the decision all the same."""
+    job = VotingJob(SOON_S)
+    job.service.fail(0, "put", "decision", CoordinationError("put", "decision", "no answer"))
+    assert kinds(job.cast(10)) == ["in_doubt"] * COUNT
+    (ballots,) = {k.partition("/ballot/")[0] for k in job.service.values if "/ballot/" in k}
+    job.service.values[f"{ballots}/decision"] = msgspec.json.encode((True, ""))
+    for step in range(20, 40):
+        job.refuse(step)
+    assert [vote.learn(save_id(10)).kind for vote in job.votes] == ["complete"] * COUNT
+
+
 def test_leader_that_cannot_announce_the_vote_ends_it() -> None:
     """An error here would leave the background thread, and the save would be in doubt for all."""
     job = VotingJob(SOON_S)
-    job.service.fail(0, "replace", "led", CoordinationError("replace", "led", "unreachable"))
+    job.service.fail(0, "replace", "at", CoordinationError("replace", "at", "unreachable"))
     assert kinds(job.cast(5, everybody())) == ["incomplete"] * COUNT
     assert kinds(job.cast(6, everybody())) == ["complete"] * COUNT
 
