@@ -92,7 +92,8 @@ class EmergencyCheckpointer:
 
         To be called after every step by all processes. Not collective: it waits for no peer, and
         does nothing when no save is due. Blocks for the end of the previous save to RAM, at most
-        ``save_timeout_s``, and for the device-to-host transfer. It does not wait for storage: a
+        ``save_timeout_s``, and for the device-to-host transfer; after that the save to RAM is
+        skipped on all processes, with a warning. It does not wait for storage: a
         save to it that is due while the previous one is under way is skipped, with the event
         ``save.skipped`` and an error of the background part. ``force`` and a preemption wait for
         the previous save to storage as well, at most ``save_timeout_s`` and the grace period; every

@@ -25,6 +25,9 @@ service keeps the name of each barrier, some 900 bytes, until it ends,
 and a ``get`` that runs into its deadline costs 15 kB until the key is set; so there are no
 barriers, and waits look again (``cluster.round.wait_for_key``).
 
+Where a save takes longer than the next one may wait, the leader leaves the next one out, for all
+(``turns``): its decision on the save before says so.
+
 A process that leaves (``stop``, an exception, the program's end) tells the others at once, with the
 newest save that it has begun in each tier. A vote or a stage that waits looks for that, checks
 whether the port of a silent process is closed, and whether that process is at a later save.

@@ -25,6 +25,7 @@ from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
 from emergency_ckpt.save.finite import FiniteLeaves
 from emergency_ckpt.save.persistent.capture import SlotCapture
+from emergency_ckpt.save.turns import Turns
 from emergency_ckpt.save.unchanged import UnchangedSaves
 from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 from emergency_ckpt.state import host_state as host_states
@@ -101,6 +102,11 @@ class LocalSaves:
         self._is_voting = False
 
     @property
+    def turns(self) -> Turns:
+        """Return what the leader has left out. From any thread."""
+        return self._vote.turns
+
+    @property
     def waits_for_others(self) -> bool:
         """Return whether this process has done its part of the save under way. From any thread."""
         return self._is_voting
@@ -137,11 +143,15 @@ class LocalSaves:
             self._refuse_skipped()
 
     def _refuse_skipped(self) -> None:
-        """A second save of a step that is complete was skipped for good: the others keep it too."""
+        """Vote against what this process has left out on its own: the leader's has no vote.
+
+        A second save of a step that is complete was skipped for good: the others keep it too.
+        """
         with contextlib.suppress(queue.Empty):
             while True:
                 save = self._skipped.get_nowait()
-                if self._complete is None or save.step != self._complete.step:
+                is_kept = self._complete is not None and save.step == self._complete.step
+                if not is_kept and not self.turns.is_left_out(save):
                     self._vote.refuse(save)
 
     def _run(self, job: LocalSave) -> None:

@@ -26,7 +26,6 @@ from emergency_ckpt.config import Config
 from emergency_ckpt.config.policies import plan_text
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
-from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.slot_choice import slots_for
 from emergency_ckpt.ram.tier import LocalTier
@@ -82,19 +81,6 @@ class SaverParts:
         if self.persistent is not None:
             found[PERSISTENT] = self.persistent
         return found
-
-    def skip(
-        self, tier: TierName, save: SaveId, why: SaveFailed | None, *, must_exist: bool
-    ) -> None:
-        """Leave ``save`` out of ``tier`` on this process: the others are told in the background.
-
-        ``why``: recorded; None when nothing is missed. ``must_exist``: as of ``SaveRequest``.
-        """
-        self.saves[tier].note_skipped(save)
-        if why is not None:
-            is_lost = must_exist and tier == PERSISTENT
-            self.failures.record(why, lost_step=save.step if is_lost else None)
-            self.events.emit("save.skipped", step=save.step, tier=tier, reason=why.problem)
 
 
 @dataclasses.dataclass

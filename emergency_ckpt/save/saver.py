@@ -7,7 +7,7 @@ In the training thread, by ``Saver.save``:
 2. ``SavedSteps.identity`` names the save, and a ``SaveRequest`` holds what the caller gave.
    ``_settle_past`` says what counts beside it: before an incarnation's first, or after a restore.
 3. For each tier, the local one first (``_begin``): ``_wait_turn`` waits for the tier's save before.
-   Where that takes too long this save is left out, and ``SaverParts.skip`` tells the others.
+   Where that takes too long this save is left out: one to RAM by the leader, for all (``Turns``).
 4. ``SaveWork.take`` captures the host state and takes a ``Snapshot`` of the shards that
    ``ProcessPlacement`` gives this process, and returns the work that is left.
 5. ``Snapshot.start`` starts what may be in flight; ``TierSchedule.start`` hands the
@@ -43,7 +43,12 @@ from absl import logging
 from emergency_ckpt.background import chain, closing
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.cluster.round import leave_together
-from emergency_ckpt.core.save.save_rules import check_items, named_metrics, skip_reason
+from emergency_ckpt.core.save.save_rules import (
+    check_items,
+    named_metrics,
+    skip_reason,
+    too_often_text,
+)
 from emergency_ckpt.core.save.timing import Repeats
 from emergency_ckpt.errors import (
     CheckpointError,
@@ -101,6 +106,7 @@ class Saver:
         self.work = SaveWork(parts, self._schedules, self._saved)
         self._newest_due = -1
         self._ignored = Repeats()
+        self._too_often = Repeats()
         self._left = self._heard_at_end = False
         self._begun: dict[TierName, SaveId] = {}
         self._goes_on_from: SaveId | None = None
@@ -222,6 +228,8 @@ class Saver:
         if read is not None:
             work = chain(read, work)
         self._parts.events.emit("save.started", step=request.step, tier=name)
+        if name == LOCAL:
+            self._parts.local.turns.begin()
         schedule.start(closing(held, work))
         self._begun[name] = save
         return [_Begun(name, snapshot, begun_s, waited_s, snapshot.ready_s)]
@@ -230,20 +238,67 @@ class Saver:
         """Wait for the save before; a ``request`` that it leaves no time for is left out."""
         name, save = schedule.name, request.save
         limit_s = self._longest_wait_s(name, request)
-        each_time = request.must_exist or name != PERSISTENT
         try:
-            is_idle = self._wait_idle(schedule, limit_s, each_time=each_time)
+            if name == LOCAL:
+                is_idle = self._wait_for_ram(schedule, request, limit_s)
+            else:
+                is_idle = self._wait_idle(schedule, limit_s, each_time=request.must_exist)
         except PeerLeft as error:
             target = f"step {save.step} to the {name} tier"
             failure = SaveFailed("save", target, error.problem, hint=error.hint)
             failure.__cause__ = error
-            self._parts.skip(name, save, failure, must_exist=request.must_exist)
+            self._leave_out(schedule, request, failure)
             return False
-        if not is_idle:
-            # What is under way may be a save of this very step: then nothing is missed yet.
-            missed = None if is_again else self._missed(name, save, limit_s)
-            self._parts.skip(name, save, missed, must_exist=request.must_exist)
-        return is_idle
+        if is_idle:
+            return True
+        if is_again:  # what is under way is a save of this very step: nothing is missed yet
+            self._leave_out(schedule, request, None)
+        elif name == PERSISTENT or request.must_exist:
+            self._leave_out(schedule, request, self._missed(name, save, limit_s))
+        else:
+            self._leave_out(schedule, request, None)
+            self._say_too_often(schedule, save)
+        return False
+
+    def _leave_out(
+        self, schedule: TierSchedule, request: SaveRequest, why: SaveFailed | None
+    ) -> None:
+        """Leave a save out on this process, which tells the others in the background.
+
+        ``why``: recorded, where something is missed that the user asked for.
+        """
+        parts, save = self._parts, request.save
+        if schedule.name == PERSISTENT or not parts.local.turns.is_left_out(save):
+            parts.saves[schedule.name].note_skipped(save)
+        if why is not None:
+            is_lost = request.must_exist and schedule.name == PERSISTENT
+            parts.failures.record(why, lost_step=save.step if is_lost else None)
+            parts.events.emit(
+                "save.skipped", step=save.step, tier=schedule.name, reason=why.problem
+            )
+
+    def _wait_for_ram(self, schedule: TierSchedule, request: SaveRequest, limit_s: float) -> bool:
+        """Wait for the save to RAM before; return whether this one may begin. As ``_wait_idle``."""
+        turns, save, now_s = self._parts.local.turns, request.save, time.monotonic()
+        deadline_s = now_s + limit_s
+        early_s = deadline_s if request.must_exist else now_s + turns.limit_s(limit_s)
+        while True:
+            left_s = (early_s if now_s < early_s else deadline_s) - now_s
+            if schedule.wait_idle(min(_INSPECTION_S, left_s), each_time=True):
+                return not turns.is_left_out(save)
+            now_s = time.monotonic()
+            if (now_s >= early_s and turns.leave_out(save)) or now_s >= deadline_s:
+                return False
+            self._parts.inspect()
+
+    def _say_too_often(self, schedule: TierSchedule, save: SaveId) -> None:
+        """Say it now and then, at the leader: the others leave out what that one does."""
+        text = too_often_text(save.step, schedule.last_started, *schedule.pace)
+        self._parts.events.emit("save.skipped", step=save.step, tier=schedule.name, reason=text)
+        if self._parts.process[0] == 0:
+            before = self._too_often.occurred("", time.monotonic())
+            if before is not None:
+                logging.warning("%s", text)
 
     def _longest_wait_s(self, name: TierName, request: SaveRequest) -> float:
         """Return the longest wait for the save before."""

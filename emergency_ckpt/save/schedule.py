@@ -33,7 +33,8 @@ class TierSchedule:
         self._last: int | None = None
         self._last_started: int | None = None
         self._agreed_step: int | None = None
-        self._last_start_s = time.monotonic()
+        self._last_start_s = self._began_s = time.monotonic()
+        self._interval_s = 0.0
         self._stall_s = 0.0
         self._slowest_stall_s = 0.0
         self._save_s = 0.0
@@ -56,6 +57,11 @@ class TierSchedule:
     def last_started(self) -> int | None:
         """The step of the newest save that went to the background; None before the first."""
         return self._last_started
+
+    @property
+    def pace(self) -> tuple[float, float]:
+        """Return the seconds since the newest save began, and between the last two due ones."""
+        return time.monotonic() - self._began_s, self._interval_s
 
     @property
     def stall_s(self) -> float:
@@ -96,8 +102,9 @@ class TierSchedule:
     def note_due(self, step: int) -> None:
         """A save is due at ``step``, whatever becomes of it."""
         with self._lock:
-            self._last = step
+            self._last, before_s = step, self._last_start_s
             self._last_start_s = time.monotonic()
+            self._interval_s = self._last_start_s - before_s
         self._tell_policies(step)
 
     def _tell_policies(self, step: int) -> None:
@@ -115,8 +122,9 @@ class TierSchedule:
     def start(self, work: Callable[[], None]) -> None:
         """Run ``work`` in the background; RuntimeError when the save before is under way."""
 
+        self._began_s = started_s = time.monotonic()
+
         def timed() -> None:
-            started_s = time.monotonic()
             work()
             self._save_s = time.monotonic() - started_s
 

@@ -29,11 +29,12 @@ from emergency_ckpt.cluster.coordination import (
     decode_message,
     forget,
 )
-from emergency_ckpt.cluster.left_processes import LeftProcesses, has_come_to, in_order
+from emergency_ckpt.cluster.left_processes import LeftProcesses, Place, has_come_to, in_order
 from emergency_ckpt.cluster.round import Absent, Cell, Round, Series
 from emergency_ckpt.core.limits import MAX_INT, MAX_MESSAGE_BYTES
 from emergency_ckpt.core.save.save_rules import all_published, decide_vote
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
+from emergency_ckpt.save.turns import Turns
 from emergency_ckpt.types import LOCAL, SaveId
 
 _KEPT_VOTES = 4
@@ -83,16 +84,24 @@ class Outcome:
 
 
 class _Decision(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """``reason``: of an incomplete save only; there is one reason for a complete one."""
+    """``reason``: of an incomplete save only; there is one reason for a complete one.
+
+    ``left_out``: as ``Turns.announce``.
+    """
 
     complete: bool
     reason: str
     finite: bool = False
     decided_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)] = 0
+    left_out: Place | None = None
 
 
 class Vote:
-    """Casts votes of this process. All methods block; they belong to the background thread."""
+    """Casts votes of this process. All methods block; they belong to the background thread.
+
+    Attributes:
+      turns: what the leader has left out, which its decisions tell.
+    """
 
     def __init__(
         self,
@@ -104,6 +113,7 @@ class Vote:
         self._timeout_s = timeout_s
         self._left_processes = left_processes or LeftProcesses(coordinator)
         self._leads = coordinator.process_index == 0
+        self.turns = Turns(leads=self._leads)
         # At the leader.
         self._votes = Series(_KEPT_VOTES)
         self._begun: SaveId | None = None
@@ -121,7 +131,8 @@ class Vote:
             # The leader waits all its time for a ballot that was not cast, and decides then.
             return self._learn(save, deadline_left_s(began_s + 2 * self._timeout_s), problem)
         try:
-            return self._decide(save, {} if problem else self._wait_for_ballots(save))
+            missing = {} if problem else self._wait_for_ballots(save)
+            return self._decide(save, missing, ends_wait=True)
         except (CoordinationError, DeadlineExceeded) as error:
             return Outcome("in_doubt", f"{problem} {error}".strip())
 
@@ -210,7 +221,9 @@ class Vote:
                 self._late.clear()
         return found
 
-    def _decide(self, save: SaveId, missing: Mapping[int, str]) -> Outcome:
+    def _decide(
+        self, save: SaveId, missing: Mapping[int, str], *, ends_wait: bool = False
+    ) -> Outcome:
         said, name = self._ballots(save).said(), f"{_name(save)}/ballot"
         ballots = decode_each(said, Ballot, name, lambda text: Ballot(refused=text))
         refused = {process for process, ballot in ballots.items() if ballot.refused}
@@ -220,7 +233,8 @@ class Vote:
         reasons += [missing[p] for p in sorted(missing)[:4] if p not in ballots]
         reason = "; ".join([result, *reasons])
         finite = complete and all(ballot.finite for ballot in ballots.values())
-        decision = _Decision(complete, "" if complete else reason, finite, time.time_ns() // 10**6)
+        decided_ms, left_out = time.time_ns() // 10**6, self.turns.announce(ends_wait=ends_wait)
+        decision = _Decision(complete, "" if complete else reason, finite, decided_ms, left_out)
         outcome = self._outcome_of(self._settle(save, decision))
         return dataclasses.replace(outcome, reason=outcome.reason or reason, ballots=ballots)
 
@@ -242,6 +256,7 @@ class Vote:
             return Outcome("in_doubt", f"{problem} {error}".strip())
 
     def _outcome_of(self, decision: _Decision) -> Outcome:
+        self.turns.hear(decision.left_out)
         if not decision.complete:
             return Outcome("incomplete", decision.reason)
         reason = all_published(self._coordinator.process_count)

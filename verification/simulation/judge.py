@@ -17,6 +17,8 @@ from scheduler import Stuck
 
 MOST_FILES_PER_HOST = 400
 KEPT_IN_STORAGE = 2
+DUE_FOR_A_COMPLETE_SAVE = 4
+"""Of so many due saves one is complete where writes take two of their intervals at the most."""
 
 
 class Violation(AssertionError):
@@ -120,6 +122,7 @@ class Judge:
             self._hosts[number].changed()
         self._judge_errors(life, seen)
         self._judge_preempted(life, seen)
+        self._judge_slow_writes(life, seen)
         self._note_life(seen)
         restored = {each.restored for each in seen if each.returned}
         if len(restored) > 1:
@@ -170,6 +173,15 @@ class Judge:
         stored = {step for each in seen for step in each.stored}
         if life.is_calm and self._plan.stored_every and not acted <= stored:
             raise Violation(f"step {acted} of a preemption is not in storage: {stored}")
+
+    def _judge_slow_writes(self, life: Life, seen: list[Seen]) -> None:
+        """Slow writes leave saves out, and in each few one is complete."""
+        if not life.writes_s or not life.is_calm:
+            return
+        due = life.steps // life.interval
+        for each in seen:
+            if len(each.complete) < due // DUE_FOR_A_COMPLETE_SAVE:
+                raise Violation(f"of {due} saves only those of {each.complete} were complete")
 
     def _judge_step(self, restored: tuple[int, int] | None, from_storage: bool) -> None:
         tag, step = restored or (0, 0)

@@ -19,6 +19,7 @@ from plan import Life, Plan
 from scheduler import Killed, Process
 
 RUN = "run"
+SAVE_TIMEOUT_S = 10.0
 HEALED_SAVES = 4
 """Saves after the last fault, of which the last must be complete."""
 _IN_MEMORY = 2
@@ -91,7 +92,7 @@ class Loop:
             placement=plan.placement,
             save_on_preemption=bool(self._life.noticed),
             start_timeout_s=60.0,
-            save_timeout_s=10.0,
+            save_timeout_s=SAVE_TIMEOUT_S,
             stall_timeout_s=20.0,
             restore_timeout_s=600.0,
             transfer_timeout_s=5.0,
@@ -140,7 +141,9 @@ class Loop:
         """Train so many steps after ``first``; return the last."""
         scheduler, life = sim.scheduler, self._life
         for number in range(1, count + 1):
-            scheduler.sleep(life.step_s * (0.5 + scheduler.random.random()))
+            if life.writes_s and not self._meet():
+                return first + number - 1
+            scheduler.sleep(life.step_s * (1 if life.writes_s else 0.5 + scheduler.random.random()))
             if process.host.is_full and number == 3:
                 process.host.is_full = False
             if number in kills:
@@ -285,6 +288,12 @@ class Loop:
         incarnation = event.origin.incarnation
         if incarnation:
             self._judge.tags.setdefault(life_of(incarnation), self._number)
+        if event.name == "save.invalidated":
+            for who, least_s, most_s in self._life.writes_s:
+                if who == process.index:
+                    sim.scheduler.sleep(
+                        least_s + (most_s - least_s) * sim.scheduler.random.random()
+                    )
         if event.name == "restore.finished":
             seen.tier = str(fields["tier"])
         if event.name == "persistent.complete":

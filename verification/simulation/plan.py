@@ -67,6 +67,8 @@ class Life:
       stay: probability that a thread goes on where another could run.
       again: so many steps follow after a second restore, of the step ``again_back`` before the
         newest; 0: there is none.
+      writes_s: (process, least, most) seconds of each write of its to RAM. All begin each step
+        together then, as a training step does, and the step takes ``step_s``.
       heals: nothing fails any more after the last step; then some more steps are trained.
     """
 
@@ -105,6 +107,7 @@ class Life:
     stay: float = 0.0
     again: int = 0
     again_back: int = 0
+    writes_s: tuple[tuple[int, float, float], ...] = ()
     heals: bool = False
 
     @property

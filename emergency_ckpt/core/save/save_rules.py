@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 from emergency_ckpt.core.limits import MAX_DEPTH, MAX_ITEMS, MAX_STEP
 from emergency_ckpt.core.step_names import METRICS, is_item_name
-from emergency_ckpt.core.wording import processes_text
+from emergency_ckpt.core.wording import processes_text, seconds_text
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.types import PERSISTENT, OrbaxStep, TierName
 
@@ -43,7 +43,9 @@ def skip_reason(tier: TierName, limit_s: float, *, waits_for_others: bool) -> tu
             "the previous save still waits for other processes"
             + (f" after {limit_s:.3g} s" if limit_s else ""),
             "make sure that all processes call save at the same steps; the error of that save "
-            "names the missing processes",
+            "names the missing processes"
+            if limit_s
+            else "find out why a process is slow; or save less often",
         )
     problem = "the previous save is still under way"
     if limit_s:
@@ -55,6 +57,20 @@ def skip_reason(tier: TierName, limit_s: float, *, waits_for_others: bool) -> tu
             "less often",
         )
     return problem, "save to RAM less often, or find out why this host is slow"
+
+
+def too_often_text(step: int, before: int | None, taken_s: float, interval_s: float) -> str:
+    """Return why ``step`` is not saved to RAM, when the save of the step ``before`` takes too long.
+
+    Args:
+      taken_s: seconds since that save began.
+      interval_s: seconds between the due saves.
+    """
+    return (
+        f"step {step} is not saved to RAM: the save of step {before} has taken"
+        f" {seconds_text(taken_s)} so far, and saves are due every {seconds_text(interval_s)}; save"
+        " to RAM less often, or find out why a host is slow"
+    )
 
 
 def is_due(rules: StepRules, step: int, last_saved: int | None) -> bool:
