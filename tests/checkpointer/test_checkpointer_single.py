@@ -361,9 +361,11 @@ def test_waiting_has_a_deadline(world: World) -> None:
             with pytest.raises(DeadlineExceeded, match="save to the local tier"):
                 checkpointer.wait_until_finished(timeout_s)
         assert not checkpointer.save(step=2, state=world.state(2)), "the one before is not done"
+        checkpointer.check_for_errors()
+        assert not checkpointer.save(step=3, state=world.state(3), force=True)
         release.set()
         checkpointer.wait_until_finished(LONG_S)
-        with pytest.raises(SaveFailed, match="step 2 to the local tier"):
+        with pytest.raises(SaveFailed, match="step 3 to the local tier"):
             checkpointer.check_for_errors()
         assert checkpointer.latest_step() == 1
 
