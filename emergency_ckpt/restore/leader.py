@@ -143,11 +143,12 @@ class RestoreLeader:
             for digest, shards in report.damaged.items()
             for shard in shards
         }
+        table = None if self._view is None else self._view.table  # as the decision before had it
         self._inventory = Inventory(
             tuple(holders),
             self._manifests.read(holders),
             quarantined=self._inventory.quarantined | damaged,
-            timeline=newest_timeline(holders, self._inventory.timeline),
+            timeline=newest_timeline(holders, self._inventory.timeline, table),
         )
         if self._persistent is not None and not self._has_asked:
             self._has_asked = True
