@@ -1,4 +1,4 @@
-"""Two lives with one number, neither of which knew of the other: one decision, also when repeated."""
+"""Two lives with one number, neither of which knew of the other: one decision, asked twice."""
 
 from __future__ import annotations
 
