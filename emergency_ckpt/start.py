@@ -166,6 +166,7 @@ class ClaimAtStart:
                 create(self._deadline_s)
                 try:
                     self._writer.find(self._deadline_s)
+                    self._tell_other_name(directory)
                 except DirectoryInUse as error:
                     self._refusal = error if self._saves_there else None
                 known = Known(*self._writer.known(self._deadline_s))
@@ -176,6 +177,17 @@ class ClaimAtStart:
             return Known()
         self.has_read = True
         return known
+
+    def _tell_other_name(self, directory: str) -> None:
+        """Warn where this run had another name, because its directory had another path."""
+        there = self._writer.table
+        if there is not None and there.run_id != self._writer.run_id and there.from_dir:
+            text = (
+                f"{directory} had another path: run {there.run_id!r} saved there, and this is run"
+                f" {self._writer.run_id!r}, for which what is in RAM under that name does not"
+                f" count; set run_id={there.run_id!r} to restore it"
+            )
+            self._events.emit("start.warning", text=text)
 
     def check(self) -> None:
         """Raise DirectoryInUse when another run has the claim."""

@@ -12,6 +12,7 @@ import pytest
 from looks import eckpt_json
 from world import STORAGE, World, logged, persist, restored, save_all, small_tmpfs
 
+from emergency_ckpt.config import run_id_of
 from emergency_ckpt.errors import PersistentTierError, SaveFailed
 
 
@@ -172,3 +173,21 @@ def test_removal_takes_a_step_under_the_name_plain_orbax_gave(world: World, name
     assert not (world.persistent / name).exists()
     with ocp.CheckpointManager(world.persistent, options=options) as manager:
         assert manager.all_steps() == [2]
+
+
+def test_moved_directory_names_the_run_whose_ram_does_not_count(world: World) -> None:
+    """The run is named after the path: its RAM is found under the name that the log has."""
+    settings: dict[str, Any] = {"run_id": None, "save_every": 5, "local_save_every": 1}
+    with world.open_both(**settings) as ckpt:
+        save_all(ckpt, world, 5, 8)
+    name = run_id_of(str(world.persistent))
+    world.persistent = world.persistent.rename(world.persistent.with_name("moved"))
+    world.events.clear()
+    with world.open_both(**settings) as ckpt:
+        told = [e.fields["text"] for e in world.events if e.name == "start.warning"]
+        assert [f"set run_id={name!r}" in str(text) for text in told].count(True) == 1, told
+        assert world.restores(5, by=ckpt) is not None
+    world.events.clear()
+    with world.open_both(**{**settings, "run_id": name}) as ckpt:
+        assert world.restores(8, by=ckpt) is not None
+        assert not [e for e in world.events if "had another path" in str(e.fields.get("text"))]

@@ -131,6 +131,11 @@ class DirectoryWriter:
         return self._read.table
 
     @property
+    def run_id(self) -> str:
+        """Return the run whose writer this is."""
+        return self._mine.run_id
+
+    @property
     def has_seen(self) -> bool:
         """Return whether this life has seen a version: then the directory is there, or lost."""
         return self._log.seen.number > 0
