@@ -554,7 +554,7 @@ class DirectoryWriter:
         if entry is not None:
             if self._is_needed(entry):
                 problem = f"the step of {entry.incarnation} there has the same number, and counts"
-                hint = "it counts until a save of this life is complete; restore before you save"
+                hint = "saves of other numbers go on; restore before the first save, to continue"
                 raise PersistentTierError("save", target, problem, hint=hint)
             text = "step %d of %s is removed from %s: the job went on without it, and saves it anew"
             logging.warning(text, step, entry.incarnation, self._directory)
