@@ -128,5 +128,35 @@ TEST(copies_count_as_one_value_after_the_other) {
   }
 }
 
+// In stretches of a cache and pieces of threads, which a range need not fill.
+TEST(each_range_is_checked_and_counted_by_itself_in_one_pass) {
+  constexpr size_t kSizes[] = {
+      0, 8, 24'568, 24'576, 24'584, 100'000, 2 * kPieceBytes + 8, 3 * kPieceBytes};
+  const auto all = RandomBytes(3 * kPieceBytes + 64, 5);
+  const auto pool = std::span(all);
+  for (const ValuePattern& pattern : kAll) {
+    std::vector<Bytes> ranges;
+    for (size_t i = 0; i < std::size(kSizes); ++i) {
+      ranges.push_back(pool.subspan(i % 3 * pattern.width, kSizes[i]));
+    }
+    std::vector<ValuePattern> patterns(ranges.size(), pattern);
+    ranges.push_back(pool.subspan(0, 50'000));
+    patterns.push_back({});
+    for (int threads : {1, 3}) {
+      const CopiedAll found = CheckAllAndCount(ranges, patterns, threads);
+      CHECK_EQ(Crc32cOfAll(ranges, threads), found.crcs);
+      for (size_t i = 0; i + 1 < ranges.size(); ++i) {
+        CHECK_EQ(Expected(ranges[i], pattern), found.matches[i]);
+        CHECK_EQ(Crc32c(ranges[i]), found.crcs[i]);
+      }
+      CHECK_EQ(uint64_t{0}, found.matches.back());
+    }
+  }
+  const std::vector<Bytes> one{pool.subspan(0, 8)};
+  const std::vector<ValuePattern> of_no_width{{3, 1, 1}};
+  CHECK_THROWS(std::invalid_argument, CheckAllAndCount(one, of_no_width, 1));
+  CHECK(CheckAllAndCount({}, {}, 2).crcs.empty());
+}
+
 }  // namespace
 }  // namespace eckpt
