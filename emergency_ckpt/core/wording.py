@@ -10,6 +10,15 @@ TIER_WORDS = {LOCAL: "RAM", PERSISTENT: "storage"}
 """Names of the tiers in messages to users."""
 
 
+def printable(text: str) -> str:
+    """Return ``text`` for one line of a terminal, with escapes for what is not printable.
+
+    A name in a file or a bucket may contain a terminal's commands, or a newline and a line that
+    looks like one of this program: ESC becomes ``\\x1b``.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def size_text(size_bytes: int) -> str:
     """Return ``size_bytes`` in the largest unit that leaves a number of at least 1."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

@@ -56,6 +56,23 @@ def test_example_in_the_tree_is_what_its_command_writes(
     assert capsys.readouterr().out == text
 
 
+@pytest.mark.parametrize("newline", ["\n", "\r", "\x85", "\u2028", "\x1b"])
+def test_argument_of_several_lines_is_an_argument_only(
+    newline: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"x{newline}---{newline}kind: Pod{newline}"
+    assert eckpt_here(*words(), text) == 0
+    changed = capsys.readouterr().out
+    assert eckpt_here(*words(), "x") == 0
+    plain = manifests_in(capsys.readouterr().out)
+    manifests = manifests_in(changed)
+    assert [each["kind"] for each in manifests] == [each["kind"] for each in plain]
+    (trainer,) = [
+        each for _, each in containers(manifests) if "/app/train.py" in str(each.get("command"))
+    ]
+    assert text in str([*trainer["command"], *trainer.get("args", [])][-1])
+
+
 def test_examples_in_the_tree_are_these() -> None:
     assert {path.stem for path in GKE.glob("*.yaml")} == set(SOURCES)
 

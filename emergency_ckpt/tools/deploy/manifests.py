@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import yaml
 
+from emergency_ckpt.core.wording import printable
 from emergency_ckpt.tools.deploy.access import (
     metadata_of,
     network_policies,
@@ -38,8 +39,12 @@ def manifests(job: GkeJob) -> list[Manifest]:
 
 
 def as_yaml(objects: Sequence[Manifest], comments: Sequence[str] = ()) -> str:
-    """Return the objects as one YAML stream below ``comments``, one line each."""
-    head = "".join(f"# {line}\n" for line in comments)
+    """Return the objects as one YAML stream below ``comments``, one line each.
+
+    A comment may quote a program's arguments. A newline in one would end the comment, and what
+    follows would be manifests.
+    """
+    head = "".join(f"# {printable(line)}\n" for line in comments)
     return head + "".join(
         "---\n" + yaml.dump(each, Dumper=_Dumper, sort_keys=False, width=_WIDTH_CHARS)
         for each in objects
