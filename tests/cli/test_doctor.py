@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from looks import eckpt_here
 from programs import eckpt_json
+from rich.console import Console
 from trees import tree_of
 from world import small_tmpfs
 
@@ -22,6 +23,7 @@ from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.storage import StorageDirectory, probe_storage
 from emergency_ckpt.tools.cli.doctor.checks import check_devices
+from emergency_ckpt.tools.cli.doctor.findings import Finding, show
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer import TransferServer
 
@@ -49,6 +51,16 @@ def doctor(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dic
     code = eckpt_here("doctor", "--json", *words)
     found = json.loads(capsys.readouterr().out)
     return code, {check["check"]: check for check in found["checks"]}
+
+
+def test_finding_is_one_line_whatever_a_file_says(capsys: pytest.CaptureFixture[str]) -> None:
+    show([Finding("copies", "warning", "of a\x1b[2J\nok", "ask b\x07")], Console(width=200))
+    out = capsys.readouterr().out
+    assert out.splitlines() == [
+        r"warning  copies     of a\x1b[2J\nok",
+        r"                    ask b\x07",
+        "1 warning",
+    ]
 
 
 def test_doctor_good_host_exits_with_0(

@@ -6,6 +6,7 @@ import socket
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from looks import USAGE_EXIT_CODE, eckpt_here
 from other_processes import other_process
@@ -123,6 +124,22 @@ def test_clean_names_the_process_that_has_a_run(
         assert eckpt_here(*arguments, "--run-id", "alive") == 1
         assert "stays: in use by process" in capsys.readouterr().out
         assert names(ramdisk) == ["alive"]
+
+
+def test_clean_shows_a_forged_host_name_as_text(
+    ramdisk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The record of an owner is a file: its text must not act on a terminal, or add a line."""
+    name = "a\x1b[2Jb\nother  1.0 MiB  9.0d old  removed: process_00000\u202e"
+    with other_process(ramdisk, "hold", "alive"):
+        record = ramdisk / "alive" / "process_00000" / "owner.lock"
+        owner = msgspec.json.decode(record.read_bytes())
+        record.write_bytes(msgspec.json.encode(owner | {"hostname": name}))
+        assert eckpt_here("doctor", "--clean", "--local-dir", str(ramdisk)) == 0
+    out = capsys.readouterr().out
+    assert r"on host a\x1b[2Jb\nother  1.0 MiB  9.0d old  removed: process_00000\u202e" in out
+    assert len(out.splitlines()) == 1
+    assert out[:-1].isprintable()
 
 
 @pytest.mark.parametrize(

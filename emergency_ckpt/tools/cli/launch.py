@@ -12,7 +12,7 @@ from pathlib import Path
 
 from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.cli.arguments import seconds
-from emergency_ckpt.tools.cli.output import tell
+from emergency_ckpt.tools.cli.output import pass_on, tell
 from emergency_ckpt.tools.launch.faults import Fault, parse_fault
 from emergency_ckpt.tools.launch.job import JobResult, JobSpec
 from emergency_ckpt.tools.launch.logs import temporary_logs
@@ -161,4 +161,4 @@ def _say(message: str) -> None:
 
 
 def _echo(line: str) -> None:
-    tell(line, sys.stdout)
+    pass_on(line, sys.stdout)

@@ -21,6 +21,7 @@ from types import ModuleType
 
 from emergency_ckpt.errors import CheckpointError, ConfigError
 from emergency_ckpt.storage.calls import THREAD_NAME
+from emergency_ckpt.tools.cli.output import print_line
 
 USAGE_EXIT_CODE = 2
 
@@ -254,7 +255,7 @@ def _missing_package(name: str, error: ModuleNotFoundError) -> str:
 
 
 def _fail(name: str, message: str) -> int:
-    print(f"eckpt {name}: {message}", file=sys.stderr)
+    print_line(f"eckpt {name}: {message}", sys.stderr)
     return USAGE_EXIT_CODE
 
 

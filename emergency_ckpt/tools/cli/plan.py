@@ -10,6 +10,7 @@ from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import print_json
 from emergency_ckpt.tools.cli.doctor.sizing import GIB, MOST_GIB, host_state_bytes
+from emergency_ckpt.tools.cli.output import print_line
 from emergency_ckpt.tools.placement_study import JobShape, PlacementCosts, recommend, study
 
 _GB = 1e9
@@ -95,7 +96,7 @@ def _bytes(name: str, gib: float) -> int:
 
 def _print_costs(job: JobShape, rows: Sequence[PlacementCosts], chosen: PlacementCosts) -> None:
     size = f"{job.slices} slices of {job.hosts_per_slice} hosts, {job.host_bytes / GIB:.4g} GiB"
-    print(f"{size} of state a host")
+    print_line(f"{size} of state a host")
     most_bytes = math.inf if job.ramdisk_bytes is None else job.ramdisk_bytes
     costs = ("RAM GiB", "stall ms", "in RAM s", "fetch GiB", "fetch s", "slice lost s")
     losses = (f"{lost} lost" for lost in range(1, len(rows[0].survival) + 1))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
-from emergency_ckpt.core.wording import size_text
+from emergency_ckpt.core.wording import printable, size_text
+from emergency_ckpt.tools.cli.output import print_line
 from emergency_ckpt.tools.survey.places import SurveyFault
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows below their columns. Text elsewhere than on a terminal is never cut."""
-    rows = [[one_line(cell) for cell in row] for row in rows]
+    rows = [[printable(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         _print_rich(columns, rows)
         return
@@ -38,12 +39,12 @@ def print_faults(faults: Sequence[SurveyFault]) -> None:
     """Print one line for each fault to the standard error."""
     for fault in faults:
         hint = f"; {fault.hint}" if fault.hint else ""
-        print(one_line(f"{fault.where}: {fault.problem}{hint}"), file=sys.stderr)
+        print_line(f"{fault.where}: {fault.problem}{hint}", sys.stderr)
 
 
 def print_error(command: str, text: str) -> None:
     """Print the reason why a command failed to the standard error."""
-    print(one_line(f"eckpt {command}: {text}"), file=sys.stderr)
+    print_line(f"eckpt {command}: {text}", sys.stderr)
 
 
 def size(size_bytes: int | None) -> str:
@@ -59,8 +60,3 @@ def age(age_s: float | None) -> str:
         if age_s >= unit_s:
             return f"{age_s / unit_s:.1f}{unit}"
     return f"{max(age_s, 0):.0f}s"
-
-
-def one_line(text: str) -> str:
-    """Return text from a file or bucket without characters that a terminal would act on."""
-    return "".join(c if c.isprintable() else "?" for c in text)

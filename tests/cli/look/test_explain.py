@@ -33,7 +33,7 @@ def test_explain_of_finished_restore_tells_it(tmp_path: Path) -> None:
     assert tree_of(tmp_path) == before
     assert (done.returncode, done.stderr) == (0, "")
     assert "step 40 was restored from RAM, in 4 s" in done.stdout
-    assert "step 41 in RAM: held nowhere: w?[2J" in done.stdout
+    assert r"step 41 in RAM: held nowhere: w\x1b[2J" in done.stdout
     status, story = eckpt_json("ls", "--explain", tmp_path)
     assert (status, story["step"], story["processes"][0]["phases"]["fetch"]) == (0, 40, 2.0)
 

@@ -41,6 +41,7 @@ from emergency_ckpt.tools.cli.doctor.sizing import (
     process_bytes,
     slot_bytes,
 )
+from emergency_ckpt.tools.cli.output import print_line
 
 _EPILOG = """\
 exit status
@@ -231,12 +232,12 @@ def _reserve(args: argparse.Namespace) -> int:
     if args.local_dir is None or args.run_id is None:
         raise ConfigError(["give --local-dir and --run-id"], target="eckpt doctor --reserve")
     if has_slots(args.local_dir, args.run_id):
-        print(f"{args.local_dir} has slots of run {args.run_id!r}: nothing to reserve")
+        print_line(f"{args.local_dir} has slots of run {args.run_id!r}: nothing to reserve")
         return 0
     size_bytes = slot_bytes(args, _state_bytes(args))
     for process in range(args.processes):
         made = reserve_slot(args.local_dir, args.run_id, process, size_bytes)
-        print(f"reserved {size_text(made)} of {size_text(size_bytes)} in {args.local_dir}")
+        print_line(f"reserved {size_text(made)} of {size_text(size_bytes)} in {args.local_dir}")
     return 0
 
 
@@ -253,7 +254,7 @@ def _state_bytes(args: argparse.Namespace) -> int:
 
     finding, found = newest_state_bytes(args.dir, args.timeout)
     if found is None:
-        print(f"{finding.text}; {finding.mend}", file=sys.stderr)
+        print_line(f"{finding.text}; {finding.mend}", sys.stderr)
         raise ConfigError(
             ["give --state-gib: no step tells the size"], target="eckpt doctor --reserve"
         )

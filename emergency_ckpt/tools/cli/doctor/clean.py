@@ -19,6 +19,7 @@ from emergency_ckpt.ram.other_runs import (
 )
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.tools.cli import tables
+from emergency_ckpt.tools.cli.output import print_line
 from emergency_ckpt.tools.survey.places import Places
 
 
@@ -38,7 +39,7 @@ def _clean_storage(args: argparse.Namespace) -> None:
     read = stored.log.read()
     table, now_s = read.table, time.time()
     if table is None:
-        print(f"no step log in {args.dir}")
+        print_line(f"no step log in {args.dir}")
         return
     hidden = [entry for entry in table.steps if entry.state == "hidden"]
     chosen = [entry for entry in hidden if now_s - entry.saved_s >= args.older_than]
@@ -56,7 +57,7 @@ def _clean_storage(args: argparse.Namespace) -> None:
             text = "stays: not old enough (--older-than)"
         else:
             text = "removed" if args.yes else "would be removed (--yes)"
-        print(f"step {entry.step}  {_described(entry, now_s)}  {text}")
+        print_line(f"step {entry.step}  {_described(entry, now_s)}  {text}")
 
 
 def _described(entry: Entry, now_s: float) -> str:
@@ -72,13 +73,13 @@ def _clean_ramdisk(args: argparse.Namespace) -> int:
     if args.run_id is not None:
         runs = [left for left in runs if left.run_id == args.run_id]
         if not runs:
-            print(f"no run {args.run_id!r} in {args.local_dir}")
+            print_line(f"no run {args.run_id!r} in {args.local_dir}")
             return 1
     now_s = time.time()
     outcomes = [_outcome(left, now_s, args) for left in runs]
     for left, (text, _) in zip(runs, outcomes, strict=True):
         age_s, mib = max(left.age_s(now_s), 0), left.size_bytes / (1 << 20)
-        print(f"{left.run_id}  {mib:.1f} MiB  {tables.age(age_s)} old  {text}")
+        print_line(f"{left.run_id}  {mib:.1f} MiB  {tables.age(age_s)} old  {text}")
     stays = args.run_id is not None and args.yes and not outcomes[0][1]
     return 1 if stays else 0
 

@@ -8,6 +8,8 @@ from typing import Literal
 import msgspec
 from rich.console import Console
 
+from emergency_ckpt.core.wording import printable
+
 Status = Literal["ok", "warning", "failure"]
 
 _STYLES: Mapping[Status, str] = {"ok": "green", "warning": "yellow", "failure": "bold red"}
@@ -51,8 +53,8 @@ def show(findings: Sequence[Finding], console: Console) -> None:
     for finding in findings:
         status = f"[{_STYLES[finding.status]}]{finding.status:8}[/]"
         console.print(f"{status} {finding.check:10} ", end="")
-        console.print(finding.text, markup=False, soft_wrap=True)
+        console.print(printable(finding.text), markup=False, soft_wrap=True)
         if finding.mend:
-            console.print(f"{'':20}{finding.mend}", markup=False, soft_wrap=True)
+            console.print(f"{'':20}{printable(finding.mend)}", markup=False, soft_wrap=True)
     counts = {status: sum(f.status == status for f in findings) for status in _WORST}
     console.print(", ".join(f"{count} {status}" for status, count in counts.items() if count))

@@ -11,6 +11,7 @@ from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.wording import count_text, size_text
 from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import BAD, GOOD, places_of, print_json
+from emergency_ckpt.tools.cli.output import print_line
 from emergency_ckpt.tools.cli.progress import progress_of
 from emergency_ckpt.tools.offline.check_places import Check, CheckCounts
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
@@ -74,7 +75,7 @@ def _print(result: CheckResult) -> None:
     counts = result.checked
     states = [each.state.replace("_", " ") for each in result.steps]
     found = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    print(f"{count_text(len(states), 'step', 'steps')}{': ' if found else ''}{found}")
+    print_line(f"{count_text(len(states), 'step', 'steps')}{': ' if found else ''}{found}")
     checked = [
         count_text(counts.manifests, "manifest or marker", "manifests and markers"),
         count_text(counts.host_states, "host state", "host states"),
@@ -82,14 +83,14 @@ def _print(result: CheckResult) -> None:
     if result.read_data:
         shards = count_text(counts.shards, "shard", "shards")
         checked.append(f"{shards} ({size_text(counts.bytes)})")
-    print(f"checked: {', '.join(checked)}")
+    print_line(f"checked: {', '.join(checked)}")
     if counts.gone:
         gone = count_text(counts.gone, "slot was", "slots were")
-        print(f"{gone} saved over meanwhile and not checked")
+        print_line(f"{gone} saved over meanwhile and not checked")
     for note in result.notes:
-        print(tables.one_line(f"note: {note}"))
+        print_line(f"note: {note}")
     if result.good:
         print("good")
     else:
-        print(f"{count_text(len(result.faults), 'fault', 'faults')}:")
+        print_line(f"{count_text(len(result.faults), 'fault', 'faults')}:")
     tables.print_faults(result.faults)

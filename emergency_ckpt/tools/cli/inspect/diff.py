@@ -10,6 +10,7 @@ import msgspec
 
 from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import add_places, places_of, print_json
+from emergency_ckpt.tools.cli.output import print_line
 from emergency_ckpt.tools.cli.progress import progress_of
 
 if TYPE_CHECKING:
@@ -88,13 +89,13 @@ def _compare(args: argparse.Namespace) -> Comparison:
 
 
 def _print(found: Comparison) -> None:
-    print(tables.one_line(f"A: {found.a}\nB: {found.b}".replace("\n", "   ")))
+    print_line(f"A: {found.a}   B: {found.b}")
     if found.equal:
-        print(f"equal: {found.leaves} leaves, bit for bit")
+        print_line(f"equal: {found.leaves} leaves, bit for bit")
         return
     rows = [[each.path, _text_of(each)] for each in found.differences]
     tables.print_table(["LEAF", "DIFFERENCE"], rows)
-    print(f"{len(rows)} of {found.leaves} leaves differ")
+    print_line(f"{len(rows)} of {found.leaves} leaves differ")
 
 
 def _text_of(each: LeafDifference) -> str:

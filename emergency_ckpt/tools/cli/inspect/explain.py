@@ -13,6 +13,7 @@ from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.extras.event_log import read_events
 from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import BAD, GOOD, print_json
+from emergency_ckpt.tools.cli.output import print_line
 from emergency_ckpt.tools.survey.explanation import (
     RestoredProcess,
     RestoreExplanation,
@@ -34,11 +35,11 @@ def run(args: argparse.Namespace) -> int:
         hint = "give the directory of the job's event_log"
         raise CheckpointError("read", os.fspath(directory), problem, hint=hint) from error
     for text in history.unreadable:
-        print(tables.one_line(f"{directory}: {text}"), file=sys.stderr)
+        print_line(f"{directory}: {text}", sys.stderr)
     if history.bad_lines:
-        print(f"{directory}: {history.bad_lines} lines are no events", file=sys.stderr)
+        print_line(f"{directory}: {history.bad_lines} lines are no events", sys.stderr)
     if history.is_cut:
-        print(f"{directory}: the log is large; only its newest part is read", file=sys.stderr)
+        print_line(f"{directory}: the log is large; only its newest part is read", sys.stderr)
     explanation = last_restore(history.events)
     if explanation is None:
         hint = "set event_log, or use the log of a job that has restored"
@@ -54,19 +55,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(explanation: RestoreExplanation) -> None:
     when = datetime.datetime.fromtimestamp(explanation.started_s).astimezone()
-    print(f"run {tables.one_line(explanation.run_id) or '-'}, {when:%Y-%m-%d %H:%M:%S %z}")
-    print(f"{_headline(explanation)}, in {seconds_text(explanation.seconds)}")
+    print_line(f"run {explanation.run_id or '-'}, {when:%Y-%m-%d %H:%M:%S %z}")
+    print_line(f"{_headline(explanation)}, in {seconds_text(explanation.seconds)}")
     if explanation.passed_over:
         print("\nnewer steps that were passed over:")
         for each in explanation.passed_over:
             tier = TIER_WORDS.get(each.tier, each.tier)
-            print(tables.one_line(f"  step {each.step} in {tier}: {each.reason}"))
+            print_line(f"  step {each.step} in {tier}: {each.reason}")
     if explanation.remarks:
         print("\nmeanwhile:")
         for remark in explanation.remarks:
             text = f"{remark.name}: {remark.text}"
             line = f"  +{remark.after_s:.3f} s  process {remark.process}  {text}"
-            print(tables.one_line(line))
+            print_line(line)
     print()
     tables.print_table(
         _COLUMNS,
@@ -75,7 +76,7 @@ def _print(explanation: RestoreExplanation) -> None:
     for each in explanation.processes:
         if each.outcome in ("failed", "unfinished"):
             reason = each.reason or f"it did not end; its last event is {each.last_event}"
-            print(tables.one_line(f"process {each.process}: {reason}"))
+            print_line(f"process {each.process}: {reason}")
 
 
 def _headline(explanation: RestoreExplanation) -> str:
@@ -87,7 +88,7 @@ def _headline(explanation: RestoreExplanation) -> str:
     match explanation.outcome:
         case "finished":
             tier = TIER_WORDS.get(explanation.tier, explanation.tier)
-            return tables.one_line(f"step {explanation.step} was restored from {tier}{asked}")
+            return f"step {explanation.step} was restored from {tier}{asked}"
         case "nothing":
             return f"there was nothing to restore{asked}: a fresh start"
         case "failed":

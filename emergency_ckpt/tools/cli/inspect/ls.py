@@ -25,6 +25,7 @@ from emergency_ckpt.tools.cli.arguments import (
     print_json,
     step_number,
 )
+from emergency_ckpt.tools.cli.output import print_line
 from emergency_ckpt.tools.survey.places import SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder
 from emergency_ckpt.tools.survey.step import ShownLeaf, ShownStep, show_step
@@ -241,7 +242,8 @@ def _print(listing: Listing) -> None:
         notes = {"saves not ended": directory.unfinished, "hidden": directory.hidden}
         for title, names in notes.items():
             if names:
-                print(tables.one_line(f"\n{title} in {directory.directory}: {', '.join(names)}"))
+                print()
+                print_line(f"{title} in {directory.directory}: {', '.join(names)}")
     if listing.changing:
         print("\nthe job saved while its ramdisks were read: some steps may seem incomplete")
     tables.print_faults(listing.faults)
@@ -292,9 +294,10 @@ def _show(args: argparse.Namespace) -> int:
 
 def _print_step(shown: ShownStep) -> None:
     reason = f": {shown.reason}" if shown.reason else ""
-    print(f"step {shown.step}, {shown.tier} tier, {shown.state.replace('_', ' ')}{reason}")
-    print(f"run {shown.run_id or '-'}, incarnation {shown.incarnation or '-'}")
-    print(f"{len(shown.leaves)} leaves, {tables.size(shown.size_bytes)}\n")
+    print_line(f"step {shown.step}, {shown.tier} tier, {shown.state.replace('_', ' ')}{reason}")
+    print_line(f"run {shown.run_id or '-'}, incarnation {shown.incarnation or '-'}")
+    print_line(f"{len(shown.leaves)} leaves, {tables.size(shown.size_bytes)}")
+    print()
     places = sorted(
         {h for leaf in shown.leaves for shard in leaf.shards for h in shard.holders}
         | {h for each in shown.host_states for h in each.holders}
@@ -308,12 +311,13 @@ def _print_step(shown: ShownStep) -> None:
         held = _held(each.holders, numbers)
         value = msgspec.json.encode(each.value).decode()
         where = f" (holders {held})" if held else ""
-        print(tables.one_line(f"\nhost state of process {each.process} of {each.count}{where}:"))
-        print(tables.one_line(value))
+        print()
+        print_line(f"host state of process {each.process} of {each.count}{where}:")
+        print_line(value)
     if places:
         print("\nholders:")
         for holder, number in numbers.items():
-            print(tables.one_line(f"  {number}  {holder}"))
+            print_line(f"  {number}  {holder}")
     tables.print_faults(shown.faults)
 
 

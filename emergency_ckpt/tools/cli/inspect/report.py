@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from emergency_ckpt.tools.cli.output import print_line
 from emergency_ckpt.tools.report.page import write_report
 from emergency_ckpt.tools.report.reading import read_log
 
@@ -35,6 +36,6 @@ def run(args: argparse.Namespace) -> int:
     read = read_log(args.directory)
     write_report(args.output, "Report of a training run", [read])
     for warning in read.warnings:
-        print(f"warning: {warning}")
+        print_line(f"warning: {warning}")
     print(args.output)
     return 0

@@ -9,6 +9,7 @@ from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import BAD, GOOD, places_of, print_json
+from emergency_ckpt.tools.cli.output import print_line
 
 if TYPE_CHECKING:
     from emergency_ckpt.tools.offline.survival import Loss, SurvivalReport
@@ -33,10 +34,10 @@ def run(args: argparse.Namespace) -> int:
 def _print(report: SurvivalReport) -> None:
     stored = "none" if report.stored_step is None else str(report.stored_step)
     if report.step is None:
-        print(f"no whole step in RAM on {count_text(report.hosts, 'host', 'hosts')}")
+        print_line(f"no whole step in RAM on {count_text(report.hosts, 'host', 'hosts')}")
     else:
         name = f"step {report.step} of run {report.run_id}, incarnation {report.incarnation}"
-        print(tables.one_line(f"newest in RAM: {name}; in storage: {stored}"))
+        print_line(f"newest in RAM: {name}; in storage: {stored}")
         _print_copies("shards", report.shards)
         _print_copies("host states", report.host_states)
         costly = [loss for loss in report.losses if loss.steps_lost != 0]
@@ -46,7 +47,7 @@ def _print(report: SurvivalReport) -> None:
             tables.print_table(columns, [_row(loss) for loss in costly])
         else:
             slices = " and any one slice" if len(report.losses) > report.hosts else ""
-            print(f"the newest step outlives any one host{slices}")
+            print_line(f"the newest step outlives any one host{slices}")
     tables.print_faults(report.faults)
 
 
@@ -58,7 +59,7 @@ def _print_copies(what: str, survival: Survival | None) -> None:
     copies = copies_text(survival)
     pairs = f"{survival.fatal_pairs} of {survival.pairs} pairs of hosts would be fatal"
     lost = count_text(survival.may_fail, "host", "hosts")
-    print(f"{what}: {copies}; outlive the loss of any {lost}; {pairs}")
+    print_line(f"{what}: {copies}; outlive the loss of any {lost}; {pairs}")
 
 
 def _row(loss: Loss) -> list[str]:

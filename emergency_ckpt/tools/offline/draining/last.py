@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from emergency_ckpt.background import SignalFlag
+from emergency_ckpt.core.wording import printable
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.ram.locks import current_holder, process_directories
 from emergency_ckpt.tools.survey.places import Places
@@ -181,4 +182,4 @@ class LastDrain:
 
 
 def _say(text: str) -> None:
-    print(f"eckpt serve: {text}", flush=True)
+    print(printable(f"eckpt serve: {text}"), flush=True)
