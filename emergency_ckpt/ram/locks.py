@@ -167,14 +167,16 @@ class Claim:
         Removes only files that this package names; a directory with other files stays.
         ``although_served``: it goes all the same; its readers have what they have mapped.
         """
-        reader_fd: int | None = _LOCKED
+        # Without the file there is no reader, and none comes, since only an owner makes the file.
+        # Made here by root, the file would be root's, and refused at the next start of the user.
+        reader_fd: int | None = None
         try:
             if not although_served:
-                reader_fd = _try_lock(READER_LOCK, self.dir_fd, fcntl.LOCK_EX, create=True)
+                reader_fd = _try_lock(READER_LOCK, self.dir_fd, fcntl.LOCK_EX, create=False)
         except OSError:
             self.release()
             raise
-        if not although_served and reader_fd in (None, _LOCKED):
+        if reader_fd == _LOCKED:
             self.release()
             return False
         try:
@@ -185,7 +187,7 @@ class Claim:
             remove_empty(self.path)
             return not self.path.exists()
         finally:
-            if reader_fd not in (None, _LOCKED):
+            if reader_fd is not None:
                 os.close(reader_fd)
             self.release()
 

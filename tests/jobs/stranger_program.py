@@ -1,4 +1,4 @@
-"""Another user of the host, who knows this package: plants, opens or serves directories.
+"""Another user of the host, who knows this package: plants, opens, serves or cleans directories.
 
 Run by root as ``python stranger_program.py <uid> <ramdisk> <what>``. Prints what came of it.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from tiers_support import RUN_ID, complete_save, document, held_steps, open_tier, save_id
 
 from emergency_ckpt.errors import LocalTierError
+from emergency_ckpt.tools.cli.main import main as eckpt
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 
 
@@ -32,6 +33,7 @@ def import_all() -> None:
     """What is imported late: another user may not be able to read the interpreter's files."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
         plant(Path(place) / "local", 1)
+        eckpt(["doctor", "--clean", "--local-dir", place])
 
 
 def main() -> None:
@@ -61,6 +63,9 @@ def main() -> None:
             return
         with contextlib.closing(reader):
             print([held.save.step for held in reader.inventory().tensors])
+    elif what == "clean":
+        words = ["doctor", "--clean", "--local-dir", str(local_dir), "--older-than", "0", "--yes"]
+        print("status", eckpt(words))
 
 
 if __name__ == "__main__":

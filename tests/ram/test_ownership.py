@@ -175,6 +175,48 @@ def test_clean_by_root_removes_another_users_run(
     assert not (shared / RUN_ID).exists()
 
 
+@pytest.mark.parametrize("lock", ["readable", "link", "folder"])
+def test_clean_names_a_lock_that_it_cannot_use_and_goes_on(shared: Path, lock: str) -> None:
+    assert as_user(STRANGER, shared, "open") == "[7] 0o700"
+    theirs = (shared / RUN_ID).rename(shared / "a-strangers")
+    for path in (theirs, theirs / "process_00000"):
+        path.chmod(0o755)
+    path = theirs / "process_00000" / "owner.lock"
+    path.chmod(0o644)
+    if lock != "readable":
+        path.unlink()
+        path.symlink_to("host_state") if lock == "link" else path.mkdir()
+    assert as_user(JOB, shared, "open") == "[7] 0o700"
+    said = as_user(JOB, shared, "clean").splitlines()
+    strangers, own, status = sorted(said)
+    assert strangers.startswith("a-strangers  ")
+    assert "stays: owner.lock: " in strangers
+    assert own.startswith(f"{RUN_ID}  ")
+    assert "removed: process_00000" in own
+    assert status == "status 0"
+    assert theirs.exists()
+    assert not (shared / RUN_ID).exists()
+
+
+def test_clean_by_root_leaves_no_lock_of_root(shared: Path) -> None:
+    """In a directory that stays, for what its user has put there."""
+    assert as_user(JOB, shared, "open") == "[7] 0o700"
+    place = shared / RUN_ID / "process_00000"
+    (place / "reader.lock").unlink()
+    (place / "notes").write_text("of the user")
+    give(shared / RUN_ID, JOB)
+    eckpt_here("doctor", "--clean", "--local-dir", str(shared), "--older-than", "0", "--yes")
+    assert {path.lstat().st_uid for path in place.iterdir()} == {JOB}
+    assert as_user(JOB, shared, "open").endswith(" 0o700")
+
+
+def test_clean_by_root_removes_a_run_without_a_readers_lock(shared: Path) -> None:
+    assert as_user(JOB, shared, "open") == "[7] 0o700"
+    (shared / RUN_ID / "process_00000" / "reader.lock").unlink()
+    eckpt_here("doctor", "--clean", "--local-dir", str(shared), "--older-than", "0", "--yes")
+    assert not (shared / RUN_ID).exists()
+
+
 def test_served_run_of_another_user_is_not_freed(
     shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,7 +225,7 @@ def test_served_run_of_another_user_is_not_freed(
     words = ["doctor", "--clean", "--served", "--local-dir", str(shared), "--run-id", RUN_ID]
     words += ["--peers", "none.invalid:7411", "--older-than", "0", "--yes"]
     assert eckpt_here(*words) == 1
-    assert f"belongs to user {JOB}" in capsys.readouterr().err
+    assert f"belongs to user {JOB}" in capsys.readouterr().out
     assert (shared / RUN_ID / "process_00000").is_dir()
 
 
