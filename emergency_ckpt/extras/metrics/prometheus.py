@@ -23,9 +23,11 @@ from emergency_ckpt.extras.metrics.metric_table import METRICS, Metric, samples_
 from emergency_ckpt.forked import drop_in_child
 
 MAX_SCRAPES = 16
-"""Scrapes at one time; further connections are closed."""
+"""Scrapes at one time. A further connection takes the place of the one that has been silent for the
+longest time; when none is silent, the further connection is closed."""
 
 _DEADLINE_S = 10.0
+_PLACE_WAIT_S = 1.0  # until the thread of a connection that was ended has given its place up
 _BUCKETS = tuple(base * 10.0**power for power in range(-4, 3) for base in (1, 2.5, 5))
 
 _lock = threading.Lock()
@@ -141,6 +143,13 @@ def serve_metrics(host: str, port: int) -> MetricsServer:
 
 
 class _Handler(WSGIRequestHandler):
+    def parse_request(self) -> bool:
+        """Read the request, after which no further connection takes its place."""
+        is_request = super().parse_request()
+        server: Any = self.server
+        server.request_came(self.connection)
+        return is_request
+
     def log_message(self, format: str, *args: Any) -> None:
         """Write no line for each scrape."""
 
@@ -159,6 +168,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self._places = threading.Semaphore(MAX_SCRAPES)
         self._deadline_s = deadline_s
         self._ends_s: dict[Any, float] = {}  # by connection
+        self._silent: dict[Any, None] = {}  # without a whole request yet, in the order of accept
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -168,12 +178,30 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, or close the connection when too many are open."""
-        if self._places.acquire(blocking=False):
+        """Answer in a thread, or close the connection when too many scrapes are under way."""
+        if self._places.acquire(blocking=False) or self._took_silent_place():
             self._ends_s[request] = time.monotonic() + self._deadline_s
+            self._silent[request] = None
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
+
+    def _took_silent_place(self) -> bool:
+        """End the connection that has been silent for the longest time, and take its place.
+
+        Sixteen silent connections, opened again at each deadline, would shut every scraper out.
+        """
+        silent = next(iter(list(self._silent)), None)
+        if silent is None:
+            return False
+        self.request_came(silent)
+        with contextlib.suppress(OSError):  # it has just ended
+            silent.shutdown(socket.SHUT_RDWR)
+        return self._places.acquire(timeout=_PLACE_WAIT_S)
+
+    def request_came(self, request: Any) -> None:
+        """Count the connection no longer as silent."""
+        self._silent.pop(request, None)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer one request."""
@@ -181,6 +209,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             super().process_request_thread(request, client_address)
         finally:
             self._ends_s.pop(request, None)
+            self._silent.pop(request, None)
             self._places.release()
 
     def service_actions(self) -> None:

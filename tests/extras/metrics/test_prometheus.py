@@ -5,17 +5,26 @@ from __future__ import annotations
 import re
 import select
 import socket
+import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 
+import prometheus_client
 import pytest
+from prometheus_client.registry import Collector
 from world import World, save_all
 
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import Event, Origin
 from emergency_ckpt.extras.metrics import prometheus
-from emergency_ckpt.extras.metrics.prometheus import MAX_SCRAPES, MetricsServer, serve_metrics
+from emergency_ckpt.extras.metrics.prometheus import (
+    MAX_SCRAPES,
+    MetricsServer,
+    RunMetrics,
+    serve_metrics,
+)
 from emergency_ckpt.extras.prometheus import Prometheus
 
 
@@ -139,17 +148,51 @@ def drips(scraper: socket.socket) -> bool:
     return True
 
 
-def test_scrapers_beyond_the_bound_are_closed(server: MetricsServer) -> None:
-    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_SCRAPES)]
-    late = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
-    assert [each.recv(1) for each in late] == [b"", b"", b""]
-    assert select.select(silent, [], [], 0)[0] == []
-    for each in (*silent, *late):
-        each.close()
-    while True:  # their threads end, and there is room again; the test's timeout is the deadline
-        try:
+def test_scrape_among_silent_connections_is_answered() -> None:
+    """The connection that has been silent for the longest time gives its place up.
+
+    A scrape may find the place of the one before not yet free, and take a further one.
+    """
+    server = MetricsServer("127.0.0.1", 0, prometheus.run_metrics(), deadline_s=600.0)
+    try:
+        silent = [
+            socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_SCRAPES + 4)
+        ]
+        for _ in range(3):
             assert scraped(server.port) is not None
-            break
-        except OSError:
-            time.sleep(0.05)
-    server.close()
+        assert [each.recv(1) for each in silent[:5]] == [b""] * 5
+        assert select.select(silent[7:], [], [], 0)[0] == []
+        for each in silent:
+            each.close()
+    finally:
+        server.close()
+
+
+def test_scrapers_beyond_the_bound_are_closed() -> None:
+    """No scrape under way gives its place up."""
+    asked, go_on = threading.Semaphore(0), threading.Event()
+
+    class Slow(Collector):
+        def collect(self) -> Iterator[prometheus_client.Metric]:
+            asked.release()
+            go_on.wait(60)
+            return iter(())
+
+    metrics = RunMetrics()
+    server = MetricsServer("127.0.0.1", 0, metrics, deadline_s=600.0)
+    metrics.registry.register(Slow())
+    try:
+        busy = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_SCRAPES)]
+        for each in busy:
+            each.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        for _ in busy:
+            assert asked.acquire(timeout=60)
+        late = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
+        assert [each.recv(1) for each in late] == [b"", b"", b""]
+        go_on.set()
+        for each in busy:
+            assert each.recv(1) == b"H"
+        for each in (*busy, *late):
+            each.close()
+    finally:
+        server.close()
