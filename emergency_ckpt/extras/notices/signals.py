@@ -28,6 +28,7 @@ class SignalSource:
         self._count = 0
         self._earlier: Any = None
         self._users = 0
+        self._begun: list[int] = []
 
     def begin(self) -> None:
         """Set the handler, before which the signal ends the process. ConfigError: not possible."""
@@ -36,6 +37,7 @@ class SignalSource:
             problem = f"notices(signal:{name}): only the main thread can set a handler of {name}"
             raise ConfigError([f"{problem}: make the checkpointer there"])
         self._users += 1
+        self._begun.append(self._count)
         if self._users == 1:
             self._earlier = signal.getsignal(self._number)
             signal.signal(self._number, self._on_signal)
@@ -43,6 +45,7 @@ class SignalSource:
     def end(self) -> None:
         """After the last ``begin``, set the earlier handler again, unless another was set since."""
         self._users -= 1
+        del self._begun[self._users :]  # of one that ended before it watched
         in_main = threading.current_thread() is threading.main_thread()
         is_ours = signal.getsignal(self._number) == self._on_signal
         if self._users == 0 and in_main and is_ours:
@@ -50,8 +53,11 @@ class SignalSource:
             signal.signal(self._number, signal.SIG_DFL if self._earlier is None else self._earlier)
 
     def watch(self) -> Callable[[], str]:
-        """Return a function that says in words that the signal has come since its last call."""
-        told = self._count
+        """Return a function that says in words that the signal has come since its last call.
+
+        Its first call looks back to the ``begin`` that it belongs to.
+        """
+        told = self._begun.pop(0) if self._begun else self._count
 
         def inspect() -> str:
             nonlocal told
