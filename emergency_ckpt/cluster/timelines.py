@@ -212,15 +212,8 @@ class StoredChain:
         self.writer.begin(save.incarnation, forced)
 
     def make_room(self, save: SaveId) -> None:
-        """Clear the step's place for ``save``: of what was rolled back, never of what counts.
-
-        Where the binding chain excludes the step that is there, that chain is put on record first.
-        """
-        table = self.writer.table
-        entry = None if table is None else table.complete(save.step)
-        if entry is not None and self.timelines.rejection_reason(entry.step, entry.incarnation):
-            self.writer.begin(save.incarnation, self.timelines.bound)
-        self.writer.make_room(save.step)
+        """Clear the step's place for ``save``: of what was rolled back, never of what counts."""
+        self.writer.make_room(save.step, self.timelines.bound)
 
     def publish(self, entry: Entry) -> None:
         """List ``entry``, and make this incarnation's chain binding.

@@ -224,11 +224,7 @@ class PersistentTier:
         writer.begin(life)
         if writer.has(save):
             return
-        table = writer.table
-        there = None if table is None else table.complete(save.step)
-        if there is not None and chain and chain.rejection_reason(there.step, there.incarnation):
-            writer.begin(life, chain)  # what is there was rolled back
-        writer.make_room(save.step)
+        writer.make_room(save.step, chain)
         for owner, data in documents.items():
             self.write_document(save.step, owner, len(documents), data)
         like = self.newest_items()

@@ -89,9 +89,7 @@ def save_over(
     writer = writer or writer_of(tier)
     writer.begin(incarnation)
     at("claimed")
-    if chain is not None and writer.table is not None and writer.table.complete(step) is not None:
-        writer.begin(incarnation, chain)
-    writer.make_room(step)
+    writer.make_room(step, chain)
     at("room")
     entry = write(tier, step, value, incarnation, writer.check, at)
     at("marked")

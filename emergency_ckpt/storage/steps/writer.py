@@ -525,10 +525,11 @@ class DirectoryWriter:
 
     # A step's place.
 
-    def make_room(self, step: int) -> None:
+    def make_room(self, step: int, chain: Timeline | None = None) -> None:
         """Clear the place of ``step`` for a save. ``begin`` has been called.
 
-        What has this number and does not count, or cannot be used, is removed. PersistentTierError
+        Where ``chain`` excludes the step that is there, ``chain`` is put on record first. What has
+        this number and does not count, or cannot be used, is removed. PersistentTierError
         where a step of this number counts, where one is there that the log does not name, or where
         something cannot be removed: that save fails then, and no other.
         """
@@ -537,7 +538,7 @@ class DirectoryWriter:
                 self._removed.wait()
             if self._may_have_files(step):
                 self._hold(self._mine.incarnation)  # ``begin`` may have been long ago
-                self._vacate(step)
+                self._vacate(step, chain)
             self._dirty.add(step)
 
     def _may_have_files(self, step: int) -> bool:
@@ -549,9 +550,13 @@ class DirectoryWriter:
         names = (self._storage.name_of(step), f"{HOST_STATE}/{step}")
         return not self._storage.is_object_store and any(map(self._storage.lexists, names))
 
-    def _vacate(self, step: int) -> None:
+    def _vacate(self, step: int, chain: Timeline | None) -> None:
         entry, target = self._entry_of(step), f"{self._directory}/{step}"
         if entry is not None:
+            is_complete = entry.state == "complete"
+            if is_complete and chain and chain.rejection_reason(step, entry.incarnation):
+                self._follow(chain)
+                entry = self._entry_of(step) or entry
             if self._is_needed(entry):
                 problem = f"the step of {entry.incarnation} there has the same number, and counts"
                 hint = "saves of other numbers go on; restore before the first save, to continue"
