@@ -442,7 +442,7 @@ class RestoreLeader:
             else:
                 self._stored[item.step] = self._as_held(found.step)
             if found is not None and found.is_junk:
-                text = f"{found.place.tensors} in storage is passed over: {found.step.problem}"
+                text = f"{found.folder} in storage is passed over: {found.step.problem}"
                 self._events.emit("restore.note", text=text)
                 junk.append(found.step)
         if junk and not self._stored:

@@ -71,7 +71,6 @@ class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=Tr
       item: directory with its arrays.
       complete: storage holds every chunk, also those of zeros.
       numbers: the stored dtypes of leaves that are Python numbers in the wanted state.
-      documents: folder of the host states, below ``host_state``.
       document_count: number of processes that the host states are of; 0: none are brought.
       no_room: why the step is not brought into RAM; empty where it is.
       timeline: as in ``RestorePlan``, with ``no_room``.
@@ -83,7 +82,6 @@ class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=Tr
     complete: bool
     parts: dict[ProcessIndex, LoadPart]
     numbers: dict[str, str] = {}
-    documents: str = ""
     document_count: int = 0
     rejected: tuple[Rejection, ...] = ()
     no_room: str = ""
@@ -147,7 +145,6 @@ def plan_load(
         complete=marker is not None,
         parts=parts,
         numbers=_stored_numbers(stored, arrays, leaves),
-        documents=stored.documents,
         document_count=len(digests) if wants_host_state else 0,
         rejected=plan.rejected,
         no_room=no_room,
@@ -354,9 +351,8 @@ class StorageLoad:
             payload: host_states.Payload = None
             orbax = OrbaxStep()
             if wanted.digest:
-                folder = self._plan.documents
                 data = self._persistent.read_document(
-                    folder, wanted.owner, count, wanted.digest, self._progress.deadline_s
+                    save.step, wanted.owner, count, wanted.digest, self._progress.deadline_s
                 )
                 self._progress.touch()
                 document = host_states.decode(data)

@@ -80,7 +80,7 @@ class StoredStepReader:
         if marker is None:
             return {}
         crcs: dict[str, dict[Box, int]] = {}
-        recorded = self._tier.read_checksums(self.found.place.documents, marker)
+        recorded = self._tier.read_checksums(marker)
         for shard, crc in sorted(recorded.items()):
             crcs.setdefault(shard.leaf, {})[shard.box] = crc
         return crcs
@@ -159,8 +159,7 @@ class StoredStepReader:
 
     def document(self, held: HeldHostState) -> bytes:
         """Return a document, compared with its digest. CorruptData, PersistentTierError."""
-        folder = self.found.place.documents
-        return self._tier.read_document(folder, held.owner, held.count, held.digest)
+        return self._tier.read_document(self.save.step, held.owner, held.count, held.digest)
 
     def host_states(self) -> dict[int, bytes]:
         """Return all documents. CorruptData, PersistentTierError."""

@@ -84,7 +84,6 @@ class StoredStep(NamedTuple):
       leaves: the arrays by path, from Orbax's metadata.
       crcs: CRC32C at capture time of the saved boxes.
       incarnation: of the save; for a step of plain Orbax see ``core.restore.inventory``.
-      documents: its folder below ``host_state``.
     """
 
     item: str
@@ -92,7 +91,6 @@ class StoredStep(NamedTuple):
     leaves: dict[str, StoredLeaf]
     crcs: dict[ShardId, int]
     incarnation: str
-    documents: str = ""
 
 
 class PersistentTier:
@@ -258,7 +256,7 @@ class PersistentTier:
             (found,) = self.found.inspect_each(view, [each])
             # One that cannot be read, perhaps since another writes it, is of no use for that.
             if isinstance(found, FoundStep) and found.marker is not None:
-                folder = self._directory / found.place.tensors
+                folder = self._directory / found.folder
                 return {name: folder / name for name in found.marker.items}
         return {}
 
@@ -280,18 +278,17 @@ class PersistentTier:
         CorruptData when it has a problem.
         """
         deadline_s = self.storage.deadline_s(deadline_s)
-        marker, place = found.marker, found.place
+        marker = found.marker
         item, leaves = self.arrays(found, deadline_s)
         crcs: dict[ShardId, int] = {}
         if marker is not None:
-            crcs = self.read_checksums(place.documents, marker, deadline_s)
+            crcs = self.read_checksums(marker, deadline_s)
         return StoredStep(
             item,
             marker,
             leaves,
             crcs,
             found.step.incarnation,
-            place.documents,
         )
 
     def arrays(
@@ -304,12 +301,12 @@ class PersistentTier:
         from emergency_ckpt.storage import orbax_reader  # noqa: PLC0415
 
         deadline_s = self.storage.deadline_s(deadline_s)
-        marker, place = found.marker, found.place
+        marker = found.marker
         if found.step.problem:
-            raise CorruptData("describe", f"{self.directory}/{place.tensors}", found.step.problem)
+            raise CorruptData("describe", f"{self.directory}/{found.folder}", found.step.problem)
 
         def describe() -> tuple[epath.Path, dict[str, StoredLeaf]]:
-            folder = self._directory / place.tensors
+            folder = self._directory / found.folder
             if marker is None:
                 return orbax_reader.describe_plain(folder, self._orbax_item)
             # Orbax does not store zero-size arrays.
@@ -324,7 +321,7 @@ class PersistentTier:
             return orbax_reader.describe_items(folder, marker.items, describe_one)
 
         item, leaves = read_twice(
-            lambda: self.storage.do("describe", f"/{place.tensors}", describe, deadline_s)
+            lambda: self.storage.do("describe", f"/{found.folder}", describe, deadline_s)
         )
         return str(item), leaves
 
@@ -390,17 +387,14 @@ class PersistentTier:
 
     def read_document(
         self,
-        documents: str,
+        step: int,
         owner: int,
         count: int,
         digest: str,
         deadline_s: float | None = None,
     ) -> bytes:
-        """Return a process's host-state document, checked against the marker's ``digest``.
-
-        ``documents``: the step's folder below ``host_state``.
-        """
-        below = f"{HOST_STATE}/{documents}/{document_name(owner, count)}"
+        """Return a process's host-state document, checked against the marker's ``digest``."""
+        below = f"{HOST_STATE}/{step}/{document_name(owner, count)}"
         path = self._directory / below
 
         def read() -> bytes:
@@ -414,10 +408,10 @@ class PersistentTier:
         return read_twice(read)
 
     def read_checksums(
-        self, documents: str, marker: StepMarker, deadline_s: float | None = None
+        self, marker: StepMarker, deadline_s: float | None = None
     ) -> dict[ShardId, int]:
         """Return the CRC32C of each box at capture time, checked against ``marker``."""
-        below = f"{HOST_STATE}/{documents}/{CHECKSUMS_NAME}"
+        below = f"{HOST_STATE}/{marker.save.step}/{CHECKSUMS_NAME}"
         path = self._directory / below
 
         def read() -> dict[ShardId, int]:

@@ -170,7 +170,7 @@ def value_in(tier: PersistentTier, found: FoundStep) -> int:
     (value,) = set(np.asarray(array).reshape(-1).tolist())
     if stored.marker is not None:
         digest = stored.marker.digests[0]
-        data = tier.read_document(stored.documents, 0, 1, digest)
+        data = tier.read_document(stored.marker.save.step, 0, 1, digest)
         assert host_state.value_of(host_state.decode(data).payload) == {"at": value}
     return value
 

@@ -226,11 +226,11 @@ def test_oversized_document_in_storage_is_not_read_whole(
     marker = tier.find(2).marker
     assert marker is not None
     digest = marker.digests[0]
-    assert tier.read_document("2", 0, 1, digest)
+    assert tier.read_document(2, 0, 1, digest)
     for name in ("process_00000_of_00001.json", "checksums.json", "marker.json"):
         os.truncate(documents / name, 1 << 40)
     with pytest.raises(CorruptData, match="too long"):
-        tier.read_document("2", 0, 1, digest)
+        tier.read_document(2, 0, 1, digest)
     for module in (storage_directory, log_module):
         for name in {"MAX_MARKER_BYTES", "MAX_LOG_BYTES"} & vars(module).keys():
             monkeypatch.setattr(module, name, 1 << 20)

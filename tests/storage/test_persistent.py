@@ -136,7 +136,7 @@ def marker_in(tier: PersistentTier, step: int) -> StepMarker:
 
 
 def document(tier: PersistentTier, step: int) -> bytes:
-    return tier.read_document(str(step), 0, 1, marker_in(tier, step).digests[0])
+    return tier.read_document(step, 0, 1, marker_in(tier, step).digests[0])
 
 
 def found(tier: PersistentTier) -> list[PersistentStep]:

@@ -37,19 +37,12 @@ _REPLACED = "another program has written it again: it has tensors only"
 _NO_STEP = "its folder has the name of a step, and Orbax has written nothing into it"
 
 
-class StepPlace(NamedTuple):
-    """The two folders of a step: below the directory, and below ``host_state``."""
-
-    tensors: str
-    documents: str
-
-
 class FoundStep(NamedTuple):
     """A step that was inspected.
 
     Attributes:
       marker: None for a step of plain Orbax, or one with a ``problem``.
-      place: its folders.
+      folder: of its tensors.
       is_junk: neither this package nor Orbax wrote into its folder. It has a ``problem``.
       committed_ns: Unix time in ns at which Orbax committed it; 0 when that is not known.
       marker_digest: SHA-256 (hex) of its ``marker.json``; empty without a ``marker``.
@@ -58,7 +51,7 @@ class FoundStep(NamedTuple):
 
     step: PersistentStep
     marker: StepMarker | None
-    place: StepPlace
+    folder: str
     is_junk: bool = False
     committed_ns: int = 0
     marker_digest: str = ""
@@ -115,12 +108,11 @@ class StepInspection:
             return self._listed_plain(entry, folders, number, deadline_s)
         data = self._storage.bytes_of(f"{HOST_STATE}/{entry.step}/{MARKER_NAME}", deadline_s)
         metadata, name = self._tensors_of(entry, folders, deadline_s)
-        place = StepPlace(name, str(entry.step))
         if data is None:
-            return self._without_marker(entry, metadata, place, number, deadline_s)
+            return self._without_marker(entry, metadata, name, number, deadline_s)
         if hashlib.sha256(data).hexdigest() != entry.marker:
             reason = "it is not the one that the step log names"
-            return self._damaged(entry.step, entry.incarnation, place, reason)
+            return self._damaged(entry.step, entry.incarnation, name, reason)
         return self._marked(entry.step, data, {name: metadata}, number, deadline_s)
 
     def _folders_of(self, entry: Entry) -> tuple[str, ...]:
@@ -149,19 +141,19 @@ class StepInspection:
         self,
         entry: Entry,
         metadata: bytes | None,
-        place: StepPlace,
+        folder: str,
         number: int,
         deadline_s: float | None,
     ) -> FoundStep:
         if metadata is None:
-            return self._problem(entry.step, entry.incarnation, GONE, place)
+            return self._problem(entry.step, entry.incarnation, GONE, folder)
         is_own = (ours_of(metadata) or {}).get("incarnation") == entry.incarnation
         if is_own and self._storage.names_in(f"{HOST_STATE}/{entry.step}", deadline_s):
-            return self._damaged(entry.step, entry.incarnation, place, "it is gone")
+            return self._damaged(entry.step, entry.incarnation, folder, "it is gone")
         # Without our folder it has tensors only, whoever wrote them.
-        found = self._plain_in(place, entry.step, number, deadline_s)
+        found = self._plain_in(folder, entry.step, number, deadline_s)
         if found is None:
-            return self._problem(entry.step, entry.incarnation, GONE, place)
+            return self._problem(entry.step, entry.incarnation, GONE, folder)
         if found.is_junk or fields_of(metadata):
             return found
         # Metadata that cannot be read do not say who wrote it; the entry does.
@@ -173,8 +165,8 @@ class StepInspection:
     ) -> FoundStep:
         again: FoundStep | None = None
         for folder in folders:
-            place, is_hidden = StepPlace(folder, str(entry.step)), entry.state == "hidden"
-            found = self._plain_in(place, entry.step, number, deadline_s, is_hidden=is_hidden)
+            is_hidden = entry.state == "hidden"
+            found = self._plain_in(folder, entry.step, number, deadline_s, is_hidden=is_hidden)
             if found is None or found.is_junk:
                 continue
             if is_same_save(found.step.incarnation, entry.incarnation):
@@ -186,8 +178,7 @@ class StepInspection:
                 again = None if found.step.tensors_of else found
         if again is not None:
             return again
-        place = StepPlace(entry.own_folder, str(entry.step))
-        return self._problem(entry.step, entry.incarnation, GONE, place)
+        return self._problem(entry.step, entry.incarnation, GONE, entry.own_folder)
 
     def unlisted(
         self, step: int, names: Sequence[str], number: int, deadline_s: float | None
@@ -248,15 +239,15 @@ class StepInspection:
         try:
             marker = check_marker(data, step, path)
         except CorruptData as error:
-            return self._damaged(step, "", StepPlace(name, str(step)), error.problem)
+            return self._damaged(step, "", name, error.problem)
         its = [each for each in tensors if _digest(tensors[each]) == marker.tensors.metadata]
         name = its[0] if its else name
-        metadata, place = tensors[name], StepPlace(name, str(step))
-        problem = self._compare_tensors(place, metadata, marker, deadline_s)
+        metadata = tensors[name]
+        problem = self._compare_tensors(name, metadata, marker, deadline_s)
         if problem == _REPLACED:
             self._warn(step, problem)
-            found = self._plain_in(place, step, number, deadline_s)
-            return found or self._problem(step, marker.save.incarnation, GONE, place)
+            found = self._plain_in(name, step, number, deadline_s)
+            return found or self._problem(step, marker.save.incarnation, GONE, name)
         found = PersistentStep(
             step,
             len(marker.digests),
@@ -267,12 +258,12 @@ class StepInspection:
         usable = None if problem else marker
         digest = hashlib.sha256(data).hexdigest()
         return FoundStep(
-            found, usable, place, committed_ns=_committed_ns(metadata), marker_digest=digest
+            found, usable, name, committed_ns=_committed_ns(metadata), marker_digest=digest
         )
 
     def _compare_tensors(
         self,
-        place: StepPlace,
+        folder: str,
         metadata: bytes | None,
         marker: StepMarker,
         deadline_s: float | None,
@@ -281,7 +272,7 @@ class StepInspection:
         because its file is damaged."""
         if _digest(metadata) == marker.tensors.metadata:
             return ""
-        names = _manifests(place.tensors, marker.items)
+        names = _manifests(folder, marker.items)
         manifest = _together(self._storage.bytes_of(name, deadline_s) for name in names)
         if metadata is None and manifest is None:
             return GONE
@@ -289,18 +280,18 @@ class StepInspection:
             return _REPLACED
         return f"its file {STEP_METADATA} is damaged"
 
-    def _damaged(self, step: int, incarnation: str, place: StepPlace, reason: str) -> FoundStep:
-        documents = f"{HOST_STATE}/{place.documents}"
+    def _damaged(self, step: int, incarnation: str, folder: str, reason: str) -> FoundStep:
+        documents = f"{HOST_STATE}/{step}"
         problem = (
             f"its marker {documents}/{MARKER_NAME} cannot be used ({reason}); to take its"
             f" tensors alone, remove the folder {documents} and set allow_missing_host_state"
         )
-        return self._problem(step, incarnation, problem, place)
+        return self._problem(step, incarnation, problem, folder)
 
     @staticmethod
-    def _problem(step: int, incarnation: str, problem: str, place: StepPlace) -> FoundStep:
+    def _problem(step: int, incarnation: str, problem: str, folder: str) -> FoundStep:
         found = PersistentStep(step, 0, False, incarnation=incarnation, problem=problem)
-        return FoundStep(found, None, place)
+        return FoundStep(found, None, folder)
 
     def tensors_id(
         self, save: SaveId, items: Sequence[str], deadline_s: float | None = None
@@ -341,7 +332,7 @@ class StepInspection:
         """Return the step of plain Orbax: of its possible folders the first that Orbax wrote."""
         junk: FoundStep | None = None
         for folder in names:
-            found = self._plain_in(StepPlace(folder, str(step)), step, number, deadline_s)
+            found = self._plain_in(folder, step, number, deadline_s)
             if found is not None and not found.is_junk:
                 return found
             junk = junk or found
@@ -349,14 +340,13 @@ class StepInspection:
 
     def _plain_in(
         self,
-        place: StepPlace,
+        folder: str,
         step: int,
         number: int,
         deadline_s: float | None,
         *,
         is_hidden: bool = False,
     ) -> FoundStep | None:
-        folder = place.tensors
         # A hidden step in a bucket has no commit marker.
         if not is_hidden and not self._is_finalized(folder, deadline_s):
             return None
@@ -365,7 +355,7 @@ class StepInspection:
             if is_hidden:
                 return None
             problem = PersistentStep(step, 0, False, problem=_NO_STEP)
-            return FoundStep(problem, None, place, is_junk=True)
+            return FoundStep(problem, None, folder, is_junk=True)
         digest = hashlib.sha256(metadata or b"")
         for item in ("", *(f"{name}/" for name in ITEMS)):
             manifest = self._storage.bytes_of(f"{folder}/{item}{MANIFEST}", deadline_s)
@@ -376,7 +366,7 @@ class StepInspection:
         saved = (ours_of(metadata) or {}).get("incarnation")
         tensors_of = saved if isinstance(saved, str) else ""
         found = PersistentStep(step, 0, False, incarnation, tensors_of=tensors_of)
-        return FoundStep(found, None, place, committed_ns=_committed_ns(metadata))
+        return FoundStep(found, None, folder, committed_ns=_committed_ns(metadata))
 
     def _is_finalized(self, folder: str, deadline_s: float | None) -> bool:
         # Imported here: it takes a second, and a list of this package's steps does without.

@@ -15,7 +15,7 @@ from emergency_ckpt.storage.directory import StorageDirectory
 from emergency_ckpt.storage.log import LogRead, StepLog
 from emergency_ckpt.storage.marker import HOST_STATE, MARKER_NAME
 from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE, StepFolders
-from emergency_ckpt.storage.steps.inspection import GONE, FoundStep, StepInspection, StepPlace
+from emergency_ckpt.storage.steps.inspection import GONE, FoundStep, StepInspection
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,8 +161,7 @@ class StoredSteps:
             if found.step.problem != GONE or not names:
                 return found
         if not names:
-            place = StepPlace(str(item.step), str(item.step))
-            return FoundStep(item, None, place)
+            return FoundStep(item, None, str(item.step))
         found = self.inspection.unlisted(item.step, names, view.greatest, deadline_s)
         if found is None:
             return None

@@ -511,7 +511,7 @@ class DirectoryWriter:
 
     @staticmethod
     def _entry_for(found: FoundStep) -> Entry:
-        step, marker, name = found.step, found.marker, found.place.tensors
+        step, marker, name = found.step, found.marker, found.folder
         return Entry(
             step=step.step,
             incarnation=step.incarnation,
@@ -590,7 +590,7 @@ class DirectoryWriter:
         """Return whether the files of ``entry`` are where those of a complete step are."""
         if entry.is_plain:
             found = self._found.inspection.listed(entry, 0, None)
-            return not found.step.problem and found.place.tensors == entry.own_folder
+            return not found.step.problem and found.folder == entry.own_folder
         data = self._storage.bytes_of(f"{entry.own_folder}/{STEP_METADATA}")
         if fields_of(data):
             return (ours_of(data) or {}).get("incarnation") == entry.incarnation

@@ -117,7 +117,7 @@ class Check:
         self.counts.manifests += 1
         step = tier.reader(found)
         try:
-            tier.read_checksums(found.place.documents, found.marker)
+            tier.read_checksums(found.marker)
         except CheckpointError as error:
             faults.append(SurveyFault.of(error.target, error, number))
         for held, _ in step.documents():

@@ -6,7 +6,7 @@ import re
 
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.errors import ConfigError, PersistentTierError, StepNotFound
-from emergency_ckpt.storage.steps.inspection import FoundStep, StepPlace
+from emergency_ckpt.storage.steps.inspection import FoundStep
 from emergency_ckpt.tier import StepReader
 from emergency_ckpt.tools.survey.places import Places
 from emergency_ckpt.tools.survey.survey import Survey, SurveyedStep, take_survey
@@ -52,7 +52,7 @@ def _open_folder(folder: str, places: Places) -> StepReader:
     digits = re.search(r"[0-9]{1,18}$", folder.rstrip("/"))
     step = PersistentStep(int(digits[0]) if digits else 0, 0, False)
     tier = Places(directory=folder, timeout_s=places.timeout_s).storage()
-    reader = tier.reader(FoundStep(step, None, StepPlace("", "")))
+    reader = tier.reader(FoundStep(step, None, ""))
     reader.name = folder
     try:
         reader.arrays()
