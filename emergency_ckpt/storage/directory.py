@@ -68,8 +68,9 @@ class StorageDirectory:
         self.is_object_store = "://" in str(self.path)
         self.timeout_s = timeout_s
         self.step_name = step_name
-        is_gcs = directory.startswith("gs://")
-        self._bucket = _without_scheme(self.path).partition("/")[0] if is_gcs else ""
+        self._bucket, _, root = _without_scheme(self.path).partition("/")
+        self._below = f"{root}/" if root else ""  # of an object's name, before that below ``path``
+        self._is_gcs = directory.startswith("gs://")
 
     def name_of(self, step: int) -> str:
         """Return the name of the folder into which ``step`` is written."""
@@ -103,10 +104,9 @@ class StorageDirectory:
     def _check_bucket(self) -> None:
         if not self.is_object_store:
             return
-        scheme, _, rest = str(self.path).partition("://")
-        bucket = rest.split("/", maxsplit=1)[0]
-        if not epath.Path(f"{scheme}://{bucket}").exists():
-            raise FileNotFoundError(f"bucket {bucket!r} does not exist")
+        scheme = str(self.path).partition("://")[0]
+        if not epath.Path(f"{scheme}://{self._bucket}").exists():
+            raise FileNotFoundError(f"bucket {self._bucket!r} does not exist")
 
     def _refuse_zonal(self) -> None:
         """Raise PersistentTierError in a zonal bucket; one request, once a process and bucket.
@@ -183,13 +183,12 @@ class StorageDirectory:
         For use inside ``do``. Idempotent.
         """
 
-        bucket, _, root = _without_scheme(self.path).partition("/")
-        client, below = self._client(), f"{root}/" if root else ""
+        client = self._client()
 
         def delete(name: str, generation: str) -> None:
             # Absent, or of another generation: it is deleted, and no longer the caller's.
             with contextlib.suppress(FileNotFoundError, FileExistsError):
-                path = "b/{}/o/{}", bucket, f"{below}{name}"
+                path = "b/{}/o/{}", self._bucket, f"{self._below}{name}"
                 client.call("DELETE", *path, ifGenerationMatch=generation)
 
         self._for_each(delete, objects)
@@ -337,7 +336,7 @@ class StorageDirectory:
         deadline_s = self.deadline_s(deadline_s) if progress is None else progress.deadline_s
         target = f"{self.path}{below}"
         try:
-            if self._bucket and self._bucket not in _SOUND_BUCKETS:
+            if self._is_gcs and self._bucket not in _SOUND_BUCKETS:
                 call_with_retries(target, self._refuse_zonal, deadline_s=deadline_s)
             if changes is not None:
                 LATE_CHANGES.wait(str(self.path), changes, deadline_s)
