@@ -76,10 +76,18 @@ def hidden() -> dict[str, Any]:
     """Roll the step back, then save another one of its number, up to its marker."""
     tier = two_saves("hidden")
     before = look("hidden")
-    writer = writer_of(tier)
-    (rolled_back,) = writer.begin(life(2), ROLLED_BACK)
-    seen = {**look("hidden"), "value": value_of(tier, REMOVED), "folder": rolled_back.folder}
-    assert writer.begin(life(2)) == []
+    folders: list[object] = []
+
+    def emit(name: str, **fields: object) -> None:
+        if name == "persistent.hidden":
+            folders.append(fields["kept_as"])
+
+    writer = writer_of(tier, emit=emit)
+    writer.begin(life(2), ROLLED_BACK)
+    (folder,) = folders
+    seen = {**look("hidden"), "value": value_of(tier, REMOVED), "folder": folder}
+    writer.begin(life(2))
+    assert folders == [folder], "hidden once"
     writer.make_room(REMOVED)
     room = look("hidden")
     write(tier, REMOVED, 21, life(2))

@@ -38,8 +38,12 @@ def rolled_back(directory: Path, write: Any = write_ours) -> PersistentTier:
     write_ours(directory, 2, 2)
     write(directory, 4, 4)
     tier = PersistentTier(str(directory))
-    (moved,) = writer_of(tier).begin(B, BACK_TO_2)
-    assert hidden(directory) == [moved.folder]
+    told = list[dict[str, Any]]()
+    writer = writer_of(tier, emit=lambda name, **fields: told.append({"name": name, **fields}))
+    writer.begin(B, BACK_TO_2)
+    (moved,) = (each for each in told if each["name"] == "persistent.hidden")
+    assert moved["step"] == 4
+    assert hidden(directory) == [moved["kept_as"]]
     return PersistentTier(str(directory))
 
 

@@ -73,8 +73,9 @@ class SignalNotices(Notices):
 
     def __init__(self, number: signal.Signals) -> None:
         self._signal = SignalSource(number)
-        super().__init__(bool, f"{_SIGNAL_SCHEME}{number.name}")
-        self._source = self._signal.watch
+        name = f"{_SIGNAL_SCHEME}{number.name}"
+        super().__init__(self._signal.watch, name)
+        self._source = self._signal.watch  # as ``made_for_each_job``
 
     def begin(self, process_index: int) -> None:
         """Set the handler. ConfigError outside of the main thread."""

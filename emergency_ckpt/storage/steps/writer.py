@@ -13,7 +13,6 @@ import itertools
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import msgspec
 from absl import logging
@@ -60,14 +59,6 @@ from emergency_ckpt.types import SaveId
 
 _ATTEMPTS = 8
 _REMOVED = f"{TEMPORARY_SUFFIX}-removed"
-
-
-class Hidden(NamedTuple):
-    """A step that was hidden. ``folder``: where its tensors are from now on."""
-
-    step: int
-    folder: str
-    reason: str
 
 
 class _Overtaken(PersistentTierError):
@@ -359,7 +350,7 @@ class DirectoryWriter:
 
     # The first change of a life.
 
-    def begin(self, incarnation: str, chain: Timeline | None = None) -> list[Hidden]:
+    def begin(self, incarnation: str, chain: Timeline | None = None) -> None:
         """Claim the directory and clear what earlier lives left; once a life, then only ``hold``.
 
         Lists what the table lacks, completes what it says, and removes the rest of saves that did
@@ -369,15 +360,17 @@ class DirectoryWriter:
             self._hold(incarnation)
             if self._has_begun:
                 self._clear_failed()
-                return [] if chain is None else self._follow(chain)
+                if chain is not None:
+                    self._follow(chain)
+                return
             self._has_begun = True
             try:
-                return self._begin(chain)
+                self._begin(chain)
             except BaseException:
                 self._has_begun = False
                 raise
 
-    def _begin(self, chain: Timeline | None) -> list[Hidden]:
+    def _begin(self, chain: Timeline | None) -> None:
         deadline_s = self._storage.deadline_s(None)
         view = self._found.view(deadline_s, self._read)
         beside = self._storage.numbers_in(HOST_STATE, deadline_s)
@@ -412,7 +405,7 @@ class DirectoryWriter:
                 self._emit("persistent.removed", step=step)
         self._finish_removal([e for e in self._entries() if e.state == "removing"])
         self._clear_temporary()
-        return self._settle()
+        self._settle()
 
     def _clear_temporary(self) -> None:
         """Remove the temporary folders of this package's saves that did not end.
@@ -611,18 +604,18 @@ class DirectoryWriter:
             self._dirty.discard(entry.step)
             self._emit("persistent.published", step=entry.step)
 
-    def settle(self) -> list[Hidden]:
-        """Hide the steps that the chain excludes; return these."""
+    def settle(self) -> None:
+        """Hide the steps that the chain excludes."""
         with self._lock:
-            return self._settle()
+            self._settle()
 
-    def _follow(self, chain: Timeline) -> list[Hidden]:
+    def _follow(self, chain: Timeline) -> None:
         table = self._read.table
         if table is not None and following(table, chain) != table:
             self._append(lambda table: following(table, chain))
-        return self._settle()
+        self._settle()
 
-    def _settle(self) -> list[Hidden]:
+    def _settle(self) -> None:
         """Hide first, and say so then: what is ``hidden`` needs no look any more."""
         table = self._read.table
         left = [] if table is None else table.left()
@@ -634,12 +627,11 @@ class DirectoryWriter:
                 continue
             hidden.append(entry)
         if not hidden or table is None:
-            return []
+            return
         self._append(lambda table: listing(table, *in_state("hidden", hidden)))
-        told = [Hidden(e.step, self._hidden_folder(e), table.rejection_reason(e)) for e in hidden]
-        for step, folder, reason in told:
-            self._emit("persistent.hidden", step=step, kept_as=folder, reason=reason)
-        return told
+        for entry in hidden:
+            folder, reason = self._hidden_folder(entry), table.rejection_reason(entry)
+            self._emit("persistent.hidden", step=entry.step, kept_as=folder, reason=reason)
 
     def _hidden_folder(self, entry: Entry) -> str:
         return entry.own_folder if self._storage.is_object_store else entry.hidden_folder
