@@ -125,9 +125,9 @@ def _read(stored: StoredSteps, places: Places) -> StoredDirectory:
         if each.step.problem
     ]
     steps += [
-        ListedEntry(_hidden(entry), entry)
+        ListedEntry(hidden, entry)
         for entry in (view.table.steps if view.table else ())
-        if entry.state == "hidden"
+        if (hidden := view.hidden(entry.step)) is not None
     ]
     names = sorted(name for name in view.names if _LEFTOVER.fullmatch(name))
     return StoredDirectory(
@@ -138,7 +138,3 @@ def _read(stored: StoredSteps, places: Places) -> StoredDirectory:
         hidden=tuple(name for name in names if ".orbax-checkpoint-tmp" not in name),
         faults=tuple(faults),
     )
-
-
-def _hidden(entry: Entry) -> PersistentStep:
-    return PersistentStep(entry.step, entry.processes, entry.stateful, entry.incarnation)
