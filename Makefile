@@ -26,7 +26,7 @@ CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 help:
 	@echo "make demo    train on a simulated job, lose a slice, and recover"
 	@echo "make test    what to run at each change: tests that start no process, and a chosen few that do (five minutes)"
-	@echo "make test-all   all but the slow ones, and the C++ tests under sanitizers (half an hour)"
+	@echo "make test-all   all but the slow ones, and the C++ tests under sanitizers (25 minutes)"
 	@echo "make test-night   what takes long: slow tests, soak, fuzzing, the model, clusters, images, packages, mutants"
 	@echo "make test-lowest run VERSION_TESTS with the lowest versions that pyproject.toml admits"
 	@echo "make test-tf run the tests of tf.data iterators, with TensorFlow in its own venv"
