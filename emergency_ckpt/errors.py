@@ -197,6 +197,10 @@ class HolderUnreachable(SourceUnreachable):
     """Holders of a copy in RAM did not answer, and nothing else has moved."""
 
 
+class ForeignStep(RestoreFailed):
+    """Another program wrote the newest step, and the step log does not name it."""
+
+
 class StepNotFound(RestoreFailed, ValueError):
     """The requested step is not complete in any tier."""
 

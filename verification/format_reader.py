@@ -34,6 +34,7 @@ _DOCUMENT = re.compile(r"process_(\d{5,7})_of_(\d{5,7})\.json")
 _MAX = (1 << 63) - 1
 _KEPT = 8
 _ITEMS = ("default", "state", "items")
+FOREIGN = "another program wrote it, and the log does not name it"
 
 
 class Damaged(ValueError):
@@ -528,6 +529,8 @@ class _StorageReader:
                 found.garbage.append(number)
                 continue
             step = step or self._plain(number, left)
+            if step is not None and entries and not (step.marker or step.problem):
+                step.problem = FOREIGN
             if step is not None:
                 step.counts = not step.problem and allows(chain, number, step.incarnation)
                 found.steps.append(step)
@@ -594,11 +597,14 @@ class _StorageReader:
             if _writer(metadata) == incarnation and self._is_in(f"host_state/{step.documents}"):
                 step.problem = "its marker is gone"
                 return step
-            return self._plain_instead(step)
+            found = self._plain_instead(step)
+            is_own = not _fields(metadata) or _writer(metadata) == incarnation
+            return found if is_own else _foreign(found)
         if sha(marker) != entry["marker"]:
             step.problem = "its marker is not that of its entry"
             return step
-        return self._check(step, marker, metadata)
+        found = self._check(step, marker, metadata)
+        return found if found.marker else _foreign(found)
 
     def _plain_instead(self, step: StoredStep) -> StoredStep:
         found = self._plain_in(step.step, step.tensors)
@@ -618,9 +624,8 @@ class _StorageReader:
             if found.incarnation.partition("-orbax-")[2] == digest:
                 found.incarnation = entry["incarnation"]
                 return found
-            is_ours = _writer(self._data(f"{folder}/_CHECKPOINT_METADATA")) is not None
-            if folder == step.tensors and entry["state"] == "complete" and not is_ours:
-                again = found  # another program has written it again
+            if folder == step.tensors and entry["state"] == "complete":
+                again = _foreign(found)  # another program has written it again
         return again or step
 
     def _marked(self, number: int, folders: Sequence[str]) -> StoredStep | None:
@@ -701,6 +706,12 @@ class _StorageReader:
                 break
         incarnation = f"{self._greatest:012d}-orbax-{digest.hexdigest()[:16]}"
         return StoredStep(number, incarnation, "", folder, str(number))
+
+
+def _foreign(step: StoredStep) -> StoredStep:
+    """Return a step of plain Orbax in the place of another one: it does not count."""
+    step.problem = step.problem or FOREIGN
+    return step
 
 
 def _entry(given: Mapping[str, Any]) -> dict[str, Any]:

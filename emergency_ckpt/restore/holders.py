@@ -282,7 +282,7 @@ def passed_over_unread(
             elif save.step == answer.step and answer.save is not None:
                 is_newer = save.incarnation > answer.save.incarnation
         else:
-            ends = ("state_mismatch", "host_state_count", "no_host_state")
+            ends = ("state_mismatch", "host_state_count", "no_host_state", "foreign")
             blocked = answer.kind in ends
             is_newer = not blocked or answer.step is None or save.step > answer.step
         if is_newer:

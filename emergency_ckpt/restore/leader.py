@@ -483,6 +483,9 @@ class RestoreLeader:
             self._inspected_at_once = min(2 * self._inspected_at_once, _MOST_INSPECTED)
             return None
         found = tier.found.inspect(view, item, self._deadline_s)
+        if found is not None and found.step.is_foreign:
+            self._stored[item.step] = found.step
+            return None
         if found is None or found.step.problem:
             # The job that saves there may have removed it, and saved a newer one.
             if self._has_news(tier):

@@ -17,6 +17,7 @@ from emergency_ckpt.core.restore.plan_types import NoPlan, Rejection
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import (
     CheckpointError,
+    ForeignStep,
     HostStateError,
     StateMismatch,
     StepNotFound,
@@ -175,6 +176,14 @@ def no_plan_error(answer: NoPlan, run: str) -> CheckpointError:
                 "it has tensors only: plain Orbax wrote it, or its host_state directory is gone",
                 hint="set allow_missing_host_state to start with the non-tensor state as it is now,"
                 " or call restore without host_state",
+            )
+        case "foreign":
+            return ForeignStep(
+                "restore",
+                step,
+                "; ".join(answer.missing),
+                hint="'eckpt doctor --adopt --dir' with this directory takes it in; move it"
+                " elsewhere to go on without it",
             )
         case "step_not_found":
             return StepNotFound("restore", step, "; ".join(answer.missing))

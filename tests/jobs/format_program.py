@@ -67,6 +67,11 @@ def plain_orbax_beside(tier: PersistentTier) -> None:
         manager.save(25, args=ocp.args.StandardSave({"w": 25}))
 
 
+def adopted(tier: PersistentTier) -> None:
+    plain_orbax_beside(tier)
+    writer_of(tier).adopt()
+
+
 MADE: list[Callable[[PersistentTier], None]] = [
     saved,
     removed,
@@ -74,6 +79,7 @@ MADE: list[Callable[[PersistentTier], None]] = [
     saved_again_after_rollback,
     killed_in_a_save_over_a_hidden_one,
     plain_orbax_beside,
+    adopted,
 ]
 
 

@@ -38,6 +38,7 @@ def rolled_back(directory: Path, write: Any = write_ours) -> PersistentTier:
     write_ours(directory, 2, 2)
     write(directory, 4, 4)
     tier = PersistentTier(str(directory))
+    writer_of(tier).adopt()
     told = list[dict[str, Any]]()
     writer = writer_of(tier, emit=lambda name, **fields: told.append({"name": name, **fields}))
     writer.begin(B, BACK_TO_2)

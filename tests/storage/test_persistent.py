@@ -415,7 +415,10 @@ def test_specification_shows_the_marker_that_is_written(directory: Path) -> None
 def test_steps_replaced_by_plain_orbax_has_tensors_only(
     tier: PersistentTier, directory: Path, has_log: bool
 ) -> None:
-    """Somebody deleted the tensors, not the documents; plain Orbax wrote the number again."""
+    """Somebody deleted the tensors, not the documents; plain Orbax wrote the number again.
+
+    With a log that names the step the new one counts once it is adopted.
+    """
     write(tier, 4, {"x": np.arange(4)}, {"position": 1})
     shutil.rmtree(directory / "4")
     with ocp.CheckpointManager(directory) as manager:
@@ -423,6 +426,11 @@ def test_steps_replaced_by_plain_orbax_has_tensors_only(
     if not has_log:
         shutil.rmtree(directory / "host_state" / "log")
         tier = PersistentTier(str(directory))
+    else:
+        (four,) = found(tier)
+        assert "another program wrote it" in four.problem
+        (entry,) = writer_of(tier).adopt()
+        assert (entry.step, entry.is_plain) == (4, True)
     (four,) = found(tier)
     assert (four.process_count, four.has_host_state, four.problem) == (0, False, "")
     assert is_plain(four.incarnation)

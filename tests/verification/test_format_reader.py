@@ -233,7 +233,8 @@ def test_reader_agrees_with_the_product_in_a_bucket() -> None:
         "rolled_back": [10],
         "saved_again_after_rollback": [10, 20],
         "killed_in_a_save_over_a_hidden_one": [10],
-        "plain_orbax_beside": [10, 20, 25],
+        "plain_orbax_beside": [10, 20],
+        "adopted": [10, 20, 25],
     }
     for name, each in found.items():
         assert each["reader"] == each["product"], (name, each)

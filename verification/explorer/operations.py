@@ -96,7 +96,14 @@ def _other_tier(url: str) -> str:
 def _plain(url: str) -> State:
     Here(url, 1).save(10, 10)
     save_as_plain(url, 20, 20)
+    Here(url, 1).writer.adopt()
     return {10: 10, 20: 20}
+
+
+def _foreign(url: str) -> State:
+    Here(url, 1).save(10, 10)
+    save_as_plain(url, 25, 25)
+    return {10: 10}
 
 
 def _empty(url: str) -> State:
@@ -117,6 +124,7 @@ class Operation:
       work: of that life, with what is added to each value that it saves.
       stages: states through which it leads, after that of before, with that addition.
       hidden: steps that do not count before or after, and are read by their numbers until they go.
+      looks: it takes in what is there when it looks, also after a second actor.
     """
 
     before: Callable[[str], State]
@@ -124,6 +132,7 @@ class Operation:
     work: Callable[[Here, int], object]
     stages: Callable[[State, int], list[State]]
     hidden: tuple[int, ...] = ()
+    looks: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -187,6 +196,9 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "clean_up": Operation(_unfinished, 2, lambda h, _: h.begin(), lambda s, _: [s]),
     "claim": Operation(_whole, 2, _claim, lambda s, _: [s]),
+    "adopt": Operation(
+        _foreign, 2, lambda h, _: h.writer.adopt(), lambda s, _: [{**s, 25: 25}], looks=True
+    ),
     "discard": Operation(_hidden, 3, _discard, lambda s, _: [s]),
 }
 
@@ -208,6 +220,7 @@ class Actor:
       act: what it does, in this directory, beside the life of this number.
       effect: on the state, where it had no error.
       saves: the step that it saves to the end.
+      foreign: as another program, so that its step counts only where the log names none yet.
       fences: the first life may save no more.
       may_fail: with an error of ours.
     """
@@ -216,6 +229,7 @@ class Actor:
     act: Callable[[str, int], object] = lambda *_: None
     effect: Callable[[State], State] = lambda state: state
     saves: int | None = None
+    foreign: bool = False
     fences: bool = False
     may_fail: bool = False
     places: tuple[str, ...] = ("disk", "bucket")
@@ -303,9 +317,7 @@ ACTORS: dict[str, Actor] = {
     "older_life": Actor("hold", _older_life, _beside, saves=35, may_fail=True),
     "other_run": Actor("hold", _other_run, _beside, saves=35, fences=True),
     "stranger": Actor("hold", _stranger, _beside, saves=35, may_fail=True),
-    "plain_orbax": Actor(
-        "hold", lambda url, _: save_as_plain(url, 40, 48), lambda s: {**s, 40: 48}, saves=40
-    ),
+    "plain_orbax": Actor("hold", lambda url, _: save_as_plain(url, 40, 48), saves=40, foreign=True),
     "late_answer": Actor("late"),
     "late_answer_to_newer_life": Actor("late", _newer_life, _goes_back, saves=20, fences=True),
     "late_listing": Actor(

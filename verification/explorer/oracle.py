@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
-from format_reader import read_storage
+from format_reader import FOREIGN, read_storage
 from operations import State
 from persistent_steps import complete_steps, value_of
 from seams import Files, Place
@@ -27,6 +27,8 @@ class Seen:
     """What readers find in a directory.
 
     Attributes:
+      plain: what plain Orbax lists, but for steps of others that the log does not name.
+      foreign: these.
       leftovers: folders of no step that the second reader lists as whole.
       problems: what none may find.
     """
@@ -34,6 +36,7 @@ class Seen:
     state: State
     plain: dict[int, Any]
     files: dict[str, bytes]
+    foreign: set[int] = field(default_factory=set)
     leftovers: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -66,11 +69,13 @@ def look(place: Place, run: str) -> Seen:
         seen.problems.append(f"restores see {steps}, the second reader {counting}")
     for step in steps:
         seen.state[step] = seen.read(f"restore of {step}", lambda: value_of(tier, step))  # noqa: B023
-    whole = {each.tensors for each in second.steps if not each.problem}
+    seen.foreign = {each.step for each in second.steps if each.problem == FOREIGN}
+    whole = {each.tensors for each in second.steps if each.problem in ("", FOREIGN)}
     if place.name == "disk":  # README.md: of a bucket this does not hold yet
         tops = {name.split("/")[0] for name in files} - whole
         seen.leftovers = sorted(n for n in tops if n.isdigit() or "checkpoint-tmp" in n)
-    seen.plain = _seen_by_plain_orbax(place.url(run), seen)
+    plain = _seen_by_plain_orbax(place.url(run), seen)
+    seen.plain = {step: value for step, value in plain.items() if step not in seen.foreign}
     return seen
 
 

@@ -86,6 +86,7 @@ class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fie
       tensors_of: of a step without host states: the incarnation of the save of this package that
         wrote its tensors; empty when plain Orbax wrote them.
       is_seen: False: a folder that no log names; all but its step is unknown until inspected.
+      is_foreign: another program wrote it beside a log that does not name it. It has a ``problem``.
     """
 
     step: int
@@ -95,6 +96,7 @@ class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fie
     problem: str = ""
     tensors_of: str = ""
     is_seen: bool = True
+    is_foreign: bool = False
 
 
 class Quarantined(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):

@@ -153,6 +153,8 @@ class NoPlan(msgspec.Struct, frozen=True, tag="no_plan", forbid_unknown_fields=T
         ``host_state_count``: the newest complete save has the host states of ``saved_count``
         processes, the job has ``process_count``, and there is no remap.
         ``no_host_state``: plain Orbax wrote the newest complete step, without host states.
+        ``foreign``: the newest step is one of another program, which the step log does not name;
+        ``missing`` says so.
       step: the step in question, where there is one.
       missing: one line for each missing part or obstacle.
     """
@@ -164,6 +166,7 @@ class NoPlan(msgspec.Struct, frozen=True, tag="no_plan", forbid_unknown_fields=T
         "state_mismatch",
         "host_state_count",
         "no_host_state",
+        "foreign",
     ]
     step: int | None = None
     rejected: tuple[Rejection, ...] = ()

@@ -71,10 +71,10 @@ def plan_restore(
     Deterministic, independent of the order of the inventory's parts, and total: it never raises
     for values of the right types.
 
-    Two faults end the planning instead of leading to an older step: leaves that differ from the
-    expected ones, and host states of another number of processes without a remap. Both come from
-    the caller's configuration and most likely hold for every older step too, and an older step
-    would silently discard training.
+    Three faults end the planning instead of leading to an older step, which would silently discard
+    training: leaves that differ from the expected ones, and host states of another number of
+    processes without a remap, both of which most likely hold for every older step too; and a step
+    of another program, which the step log does not name.
 
     Args:
       targets: shards that each process needs, for every process index 0..count-1. Share the tuple
@@ -126,7 +126,7 @@ def _newest_first(
             continue
         stored = persistent.get(step)
         for part in local.get(step, ()):  # the latest incarnation first
-            if stored is not None and _is_later(stored, part):
+            if stored is not None and not stored.is_foreign and _is_later(stored, part):
                 yield stored
                 stored = None
             yield part
@@ -167,6 +167,8 @@ def _decide_persistent(
 
     NoPlan for a complete step that must not be restored: planning ends there. Text: what it lacks.
     """
+    if candidate.is_foreign:
+        return NoPlan("foreign", step=candidate.step, missing=(candidate.problem,))
     if candidate.problem:
         return candidate.problem
     if persistent_unusable(candidate.step) in inventory.quarantined:

@@ -33,7 +33,8 @@ from emergency_ckpt.types import SaveId
 
 GONE = "its tensors are gone"
 _WARNINGS = 16
-_REPLACED = "another program has written it again: it has tensors only"
+_REPLACED = "another program has written it again"
+_FOREIGN = "another program wrote it, and the step log does not name it"
 _NO_STEP = "its folder has the name of a step, and Orbax has written nothing into it"
 
 
@@ -62,6 +63,11 @@ class FoundStep(NamedTuple):
         """Return True when plain Orbax wrote it."""
         return self.marker is None and not self.step.problem
 
+    def as_foreign(self) -> FoundStep:
+        """Return a step of plain Orbax as one that the log does not name: it does not count."""
+        step = msgspec.structs.replace(self.step, problem=_FOREIGN, is_foreign=True)
+        return self._replace(step=step)
+
 
 _Found = TypeVar("_Found", FoundStep, FoundStep | None)
 
@@ -84,7 +90,13 @@ class StepInspection:
         Its tensors may be in its own folder or in that for hidden steps: Orbax's metadata name
         their incarnation. ``number``: the greatest incarnation of the log.
         """
-        return self._confirmed(lambda: self._listed(entry, number, deadline_s))
+        return self._confirmed(lambda: self._own(entry, self._listed(entry, number, deadline_s)))
+
+    @staticmethod
+    def _own(entry: Entry, found: FoundStep) -> FoundStep:
+        """Return what is in the place of ``entry``, as foreign where its save did not write it."""
+        is_own = entry.incarnation in (found.step.incarnation, found.step.tensors_of)
+        return found.as_foreign() if found.is_plain and not is_own else found
 
     def _confirmed(self, look: Callable[[], _Found]) -> _Found:
         """Return what ``look`` finds; after a problem, what it finds the second time.
@@ -150,7 +162,7 @@ class StepInspection:
         is_own = (ours_of(metadata) or {}).get("incarnation") == entry.incarnation
         if is_own and self._storage.names_in(f"{HOST_STATE}/{entry.step}", deadline_s):
             return self._damaged(entry.step, entry.incarnation, folder, "it is gone")
-        # Without our folder it has tensors only, whoever wrote them.
+        # Without our folder it has tensors only.
         found = self._plain_in(folder, entry.step, number, deadline_s)
         if found is None:
             return self._problem(entry.step, entry.incarnation, GONE, folder)
@@ -163,7 +175,7 @@ class StepInspection:
     def _listed_plain(
         self, entry: Entry, folders: Sequence[str], number: int, deadline_s: float | None
     ) -> FoundStep:
-        again: FoundStep | None = None
+        again = self._problem(entry.step, entry.incarnation, GONE, entry.own_folder)
         for folder in folders:
             is_hidden = entry.state == "hidden"
             found = self._plain_in(folder, entry.step, number, deadline_s, is_hidden=is_hidden)
@@ -174,11 +186,8 @@ class StepInspection:
                 step = msgspec.structs.replace(found.step, incarnation=entry.incarnation)
                 return found._replace(step=step)
             if folder == entry.own_folder and entry.state == "complete":
-                # Plain Orbax has written it again.
-                again = None if found.step.tensors_of else found
-        if again is not None:
-            return again
-        return self._problem(entry.step, entry.incarnation, GONE, entry.own_folder)
+                again = found  # plain Orbax has written it again
+        return again
 
     def unlisted(
         self, step: int, names: Sequence[str], number: int, deadline_s: float | None

@@ -72,8 +72,8 @@ class StoredSteps:
     """Reads the steps of one directory. All methods block for storage, until their deadline.
 
     A step counts when the newest version of the log lists it as complete. A folder that the table
-    does not name counts when it has both markers, as after a copy by hand or the loss of the log,
-    or when plain Orbax wrote it.
+    does not name counts when it has both markers, as after a copy by hand or the loss of the log;
+    one of plain Orbax counts as long as the log names no step.
     """
 
     def __init__(self, storage: StorageDirectory) -> None:
@@ -165,6 +165,8 @@ class StoredSteps:
         found = self.inspection.unlisted(item.step, names, view.greatest, deadline_s)
         if found is None:
             return None
+        if found.is_plain and view.table is not None and view.table.steps:
+            return found.as_foreign()
         other = view.entry(item.step, found.step.incarnation)
         # Else the table says that it does not count.
         return found if other is None or other.state == "complete" else None

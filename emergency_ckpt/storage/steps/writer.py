@@ -175,6 +175,34 @@ class DirectoryWriter:
             self._append(lambda table: table, deadline_s)
         self._is_held, self._may_take_over = True, False
 
+    def adopt(self) -> list[Entry]:
+        """List the complete steps of other programs that no entry names; return their entries.
+
+        Without a claim, as ``note_lives``. Nothing where the log names no step: the first save
+        adopts all that is there. A step that a job saves meanwhile stays.
+        """
+        with self._lock:
+            self.find()
+            seen = self._read.table
+            if seen is None:
+                return []
+            view = self._found.view(log=self._read)
+            found: list[FoundStep] = []
+            for each in self._found.inspect_each(view, view.steps):
+                if isinstance(each, CheckpointError):
+                    raise each
+                if each is not None and each.step.is_foreign:
+                    found.append(each)
+            entries = [self._entry_for(each) for each in found]
+
+            def change(table: Table) -> Table:
+                return listing(table, *(e for e in entries if table.of(e.step) == seen.of(e.step)))
+
+            if not self._append_beside(change):
+                problem = "other writers write there at the same time"
+                raise PersistentTierError("write", self._log.target, problem)
+            return [e for e in entries if self._entry_of(e.step) == e]
+
     def enter(self, incarnation: str, deadline_s: float) -> None:
         """Take the number of ``incarnation`` at a start, and the directory if no run has it."""
         with self._lock:
@@ -353,8 +381,8 @@ class DirectoryWriter:
     def begin(self, incarnation: str, chain: Timeline | None = None) -> None:
         """Claim the directory and clear what earlier lives left; once a life, then only ``hold``.
 
-        Lists what the table lacks, completes what it says, and removes the rest of saves that did
-        not end. No process may be saving. ``chain``: a new binding one, or None.
+        Lists what counts and has no entry, completes what the table says, and removes the rest of
+        saves that did not end. No process may be saving. ``chain``: a new binding one, or None.
         """
         with self._lock:
             self._hold(incarnation)
@@ -463,7 +491,8 @@ class DirectoryWriter:
             return
         found = self._unlisted(step)
         if found is not None:
-            self._append(lambda table: listing(table, self._entry_for(found)))
+            if found.marker is not None:
+                self._append(lambda table: listing(table, self._entry_for(found)))
             return
         self._clear(step)
         self._emit("persistent.removed", step=step)
@@ -498,7 +527,7 @@ class DirectoryWriter:
                 garbage.add(each.step)
             elif found.step.problem and not found.is_junk:
                 self._damaged.add(each.step)
-            elif not (found.is_junk or found.step.tensors_of):
+            elif not found.is_junk:
                 kept.append(self._entry_for(found))
         return kept, garbage
 
@@ -559,7 +588,8 @@ class DirectoryWriter:
             self._remove([entry])
         if self._unlisted(step) is not None:
             problem = "a complete step that the step log does not name is in its place"
-            raise PersistentTierError("save", target, problem, hint="move it somewhere else")
+            hint = "move it elsewhere, or take it in with 'eckpt doctor --adopt'"
+            raise PersistentTierError("save", target, problem, hint=hint)
         self._clear(step)
 
     def _is_needed(self, entry: Entry) -> bool:

@@ -5,8 +5,8 @@
    owner, room, pages and memory; the copies of the newest step in RAM, and what a lost host costs.
 2. ``findings``: what a check finds; ``sizing``: the options that tell the size of a slot.
 
-Only the check of storage writes, and it removes what it has written. ``--clean`` (``clean``) and
-``--reserve`` take the place of the checks.
+Only the check of storage writes, and it removes what it has written. ``--clean`` and ``--adopt``
+(``clean``) and ``--reserve`` take the place of the checks.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Checks versions, the native engine, the secret, and what is named: a ramdisk, a"
         " persistent directory, peers. Each check is ok, a warning or a failure, with a"
         " sentence that says how to mend it. Storage is tried with a small file, which is"
-        " removed; nothing else is written. With --clean or --reserve it checks nothing, and makes"
-        " room or pages instead."
+        " removed; nothing else is written. With --clean, --adopt or --reserve it does that alone."
     )
     parser.epilog = _EPILOG
     parser.add_argument(
@@ -101,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_timeout(parser, 20.0)
     parser.add_argument("--strict", action="store_true", help="warnings give exit status 1 too")
     add_json(parser)
-    _add_mending(parser.add_argument_group("make room, or pages"))
+    _add_mending(parser.add_argument_group("make room or pages, take steps in"))
 
 
 def _add_mending(mend: argparse._ArgumentGroup) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -119,6 +118,12 @@ def _add_mending(mend: argparse._ArgumentGroup) -> None:  # pyright: ignore[repo
         help="with --clean, --run-id and --peers: remove a finished run although 'eckpt serve' has"
         " it, which then gives its memory back. Refused while a process of the run is on this host,"
         " answers at --peers, or may live there: name the ports of its trainers",
+    )
+    either.add_argument(
+        "--adopt",
+        action="store_true",
+        help="take the steps that another program has written into --dir, beside a job's own, into"
+        " the step log: from then on they count",
     )
     either.add_argument(
         "--reserve",
@@ -142,10 +147,10 @@ def run(args: argparse.Namespace) -> int:
     """Run the checks and print them; return 0 when a job can start here, else 1."""
     _check(args)
     # Imported here, so that a check does without what they need.
-    if args.clean:
+    if args.clean or args.adopt:
         from emergency_ckpt.tools.cli.doctor import clean  # noqa: PLC0415
 
-        return clean.run(args)
+        return clean.run(args) if args.clean else clean.adopt(args)
     if args.reserve:
         return _reserve(args)
     findings = list(_findings(args))
@@ -159,18 +164,18 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     check_size(args, "eckpt doctor")
     args.local_dir = args.local_dirs[0] if args.local_dirs else None
-    if len(args.local_dirs) > 1 and (args.clean or args.reserve or args.run_id is None):
-        problem = (
-            "--local-dir more than once needs --run-id, and goes without --clean and --reserve"
-        )
+    if len(args.local_dirs) > 1 and (
+        args.clean or args.adopt or args.reserve or args.run_id is None
+    ):
+        problem = "--local-dir more than once needs --run-id, and is for the checks alone"
         raise ConfigError([problem], target="eckpt doctor")
     if args.yes and not args.clean:
         raise ConfigError(["--yes needs --clean"], target="eckpt doctor")
     if args.served and not (args.clean and args.run_id and args.peers):
         problem = "--served needs --clean, --run-id, and --peers of the run's trainers"
         raise ConfigError([problem], target="eckpt doctor")
-    if args.json and (args.clean or args.reserve):
-        raise ConfigError(["--clean and --reserve print no JSON"], target="eckpt doctor")
+    if args.json and (args.clean or args.adopt or args.reserve):
+        raise ConfigError(["--clean, --adopt and --reserve print no JSON"], target="eckpt doctor")
     if args.run_id is not None:
         check_run_id(args.run_id)
 

@@ -1,4 +1,4 @@
-"""``eckpt doctor --clean``: leftover runs on a ramdisk, and hidden steps in storage."""
+"""``eckpt doctor --clean`` and ``--adopt``: what is left over, and what others have written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import time
 
 from emergency_ckpt.core.address import format_address, parse_address, split_holder
-from emergency_ckpt.core.step_log import Entry
+from emergency_ckpt.core.step_log import Entry, Table
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.errors import ConfigError, LocalTierError
 from emergency_ckpt.ram.other_runs import (
@@ -18,6 +18,7 @@ from emergency_ckpt.ram.other_runs import (
     remove_run,
 )
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
+from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.output import print_line
 from emergency_ckpt.tools.survey.places import Places
@@ -35,22 +36,14 @@ def run(args: argparse.Namespace) -> int:
 def _clean_storage(args: argparse.Namespace) -> None:
     """List the hidden steps, with ``--yes`` remove them. Blocks for storage."""
     tier = Places(directory=args.dir, timeout_s=args.timeout).storage()
-    storage, stored = tier.storage, tier.found
-    read = stored.log.read()
-    table, now_s = read.table, time.time()
+    table, now_s = tier.found.log.read().table, time.time()
     if table is None:
         print_line(f"no step log in {args.dir}")
         return
     hidden = [entry for entry in table.steps if entry.state == "hidden"]
     chosen = [entry for entry in hidden if now_s - entry.saved_s >= args.older_than]
     if args.yes and chosen:
-        writer = DirectoryWriter(
-            storage,
-            stored,
-            run_id=table.run_id,
-            from_dir=table.from_dir,
-            writer=f"clean-{secrets.token_hex(8)}",
-        )
+        writer = _writer(tier, table, "clean")
         writer.remove_hidden({entry.step for entry in chosen}, table.incarnation)
     for entry in hidden:
         if entry not in chosen:
@@ -58,6 +51,30 @@ def _clean_storage(args: argparse.Namespace) -> None:
         else:
             text = "removed" if args.yes else "would be removed (--yes)"
         print_line(f"step {entry.step}  {_described(entry, now_s)}  {text}")
+
+
+def adopt(args: argparse.Namespace) -> int:
+    """List the steps of other programs in the step log, and print them. Blocks for storage."""
+    if not args.dir:
+        raise ConfigError(["name --dir"], target="eckpt doctor --adopt")
+    tier = Places(directory=args.dir, timeout_s=args.timeout).storage()
+    table = tier.found.log.read().table
+    if table is None:
+        print_line(f"no step log in {args.dir}: the first save there takes in all steps")
+        return 0
+    for entry in _writer(tier, table, "adopt").adopt():
+        print_line(f"step {entry.step}  taken in as {entry.incarnation}")
+    return 0
+
+
+def _writer(tier: PersistentTier, table: Table, purpose: str) -> DirectoryWriter:
+    return DirectoryWriter(
+        tier.storage,
+        tier.found,
+        run_id=table.run_id,
+        from_dir=table.from_dir,
+        writer=f"{purpose}-{secrets.token_hex(8)}",
+    )
 
 
 def _described(entry: Entry, now_s: float) -> str:

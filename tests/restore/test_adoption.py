@@ -1,0 +1,158 @@
+"""Steps that another program writes beside the step log: passed by, refused, or adopted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from looks import eckpt, eckpt_json
+from persistent_steps import complete_steps
+from world import STORAGE, World, finish
+
+from emergency_ckpt.errors import ForeignStep, SaveFailed
+
+LIKE = {"w": np.zeros(4, np.float32)}
+
+
+def plain(directory: Path, *steps: int, value: float | None = None) -> None:
+    """Write ``steps`` with Orbax alone, in place of what is there."""
+    with ocp.CheckpointManager(directory) as manager:
+        for step in steps:
+            if step in manager.all_steps():
+                manager.delete(step)
+            state = {"w": np.full(4, step if value is None else value, np.float32)}
+            assert manager.save(step, args=ocp.args.StandardSave(state), force=True)
+
+
+def save(world: World, *steps: int) -> None:
+    """Go on from the newest step."""
+    with world.open_both(**STORAGE) as ckpt:
+        ckpt.restore(state=LIKE)
+        for step in steps:
+            assert ckpt.save(step=step, state={"w": np.full(4, step, np.float32)})
+            finish(ckpt)
+    world.lose_ram()
+
+
+def restored(world: World, step: int | None = None, **settings: int) -> tuple[int | None, float]:
+    with world.open_both(**{**STORAGE, **settings}) as ckpt:
+        found, state = ckpt.restore(step, state=LIKE)
+    world.lose_ram()
+    return found, float(state["w"][0])
+
+
+def adopted(world: World) -> list[str]:
+    done = eckpt("doctor", "--adopt", "--dir", world.persistent)
+    assert done.returncode == 0, done
+    return [line.split("  ")[0] for line in done.stdout.splitlines()]
+
+
+def test_log_without_steps_takes_in_what_is_there(world: World) -> None:
+    """A start puts itself on record, and its job ends before a save: Orbax goes on meanwhile."""
+    with world.open_both(**STORAGE) as ckpt:
+        assert ckpt.restore(state=LIKE)[0] is None
+    plain(world.persistent, 2, 4)
+    assert adopted(world) == []
+    assert restored(world) == (4, 4.0)
+    save(world, 5)
+    assert complete_steps(str(world.persistent)) == [2, 4, 5]
+    assert restored(world, 2) == (2, 2.0)
+
+
+def test_newer_step_of_another_program_ends_a_restore(world: World) -> None:
+    plain(world.persistent, 2)
+    save(world, 4)
+    plain(world.persistent, 6, 8)
+    for wanted in (None, 8, 6):
+        with pytest.raises(ForeignStep, match=f"step {wanted or 8}: .*eckpt doctor --adopt"):
+            restored(world, wanted)
+    assert restored(world, 4, save_every=0) == (4, 4.0)
+    assert adopted(world) == ["step 6", "step 8"]
+    assert adopted(world) == []
+    assert restored(world) == (8, 8.0)
+    save(world, 9)
+    assert complete_steps(str(world.persistent)) == [2, 4, 6, 8, 9]
+
+
+def test_older_step_of_another_program_is_passed_by_and_kept(world: World) -> None:
+    save(world, 2, 5)
+    plain(world.persistent, 3)
+    save(world, 6)
+    assert complete_steps(str(world.persistent)) == [2, 5, 6]
+    assert restored(world) == (6, 6.0)
+    with world.open_both(**STORAGE) as ckpt:
+        ckpt.restore(2, state=LIKE)
+        assert ckpt.save(step=3, state={"w": np.full(4, 30, np.float32)})
+        with pytest.raises(SaveFailed, match="does not name"):
+            finish(ckpt)
+    world.lose_ram()
+    with ocp.CheckpointManager(world.persistent) as manager:
+        found = manager.restore(3, args=ocp.args.StandardRestore(LIKE))
+    assert found["w"].tolist() == [3.0] * 4
+
+
+def test_ram_that_is_newer_needs_no_adoption(world: World) -> None:
+    with world.open_both(save_every=2, local_save_every=1) as ckpt:
+        for step in (2, 5):
+            assert ckpt.save(step=step, state={"w": np.full(4, step, np.float32)})
+            finish(ckpt)
+    assert complete_steps(str(world.persistent)) == [2]
+    plain(world.persistent, 4)
+    with world.open_both() as ckpt:
+        assert ckpt.restore(state=LIKE)[0] == 5
+    world.lose_ram()
+    with pytest.raises(ForeignStep, match="step 4: another program wrote it"):
+        restored(world)
+
+
+def test_step_written_again_by_another_program_is_not_ours(world: World) -> None:
+    save(world, 2, 4)
+    plain(world.persistent, 4, value=40)
+    with pytest.raises(ForeignStep, match="step 4: another program wrote it"):
+        restored(world)
+    assert adopted(world) == ["step 4"]
+    assert restored(world) == (4, 40.0)
+    plain(world.persistent, 2, value=20)
+    assert restored(world) == (4, 40.0), "what is newer and whole needs no adoption"
+
+
+def test_adopted_steps_can_be_rolled_back(world: World) -> None:
+    save(world, 2)
+    plain(world.persistent, 4, 6)
+    assert adopted(world) == ["step 4", "step 6"]
+    with world.open_both(**STORAGE) as ckpt:
+        assert ckpt.restore(2, state=LIKE)[0] == 2
+        assert ckpt.save(step=3, state={"w": np.full(4, 3, np.float32)})
+        finish(ckpt)
+    world.lose_ram()
+    assert complete_steps(str(world.persistent)) == [2, 3]
+    assert restored(world) == (3, 3.0)
+    assert restored(world, 6) == (6, 6.0)
+
+
+def test_adoption_beside_a_job_is_kept_by_its_next_save(world: World) -> None:
+    with world.open_both(**STORAGE) as ckpt:
+        for step in (1, 2):
+            assert ckpt.save(step=step, state={"w": np.full(4, step, np.float32)})
+            finish(ckpt)
+        plain(world.persistent, 4)
+        assert adopted(world) == ["step 4"]
+        assert ckpt.save(step=5, state={"w": np.full(4, 5, np.float32)})
+        finish(ckpt)
+    world.lose_ram()
+    assert complete_steps(str(world.persistent)) == [1, 2, 4, 5]
+
+
+def test_ls_says_what_the_log_does_not_name(world: World) -> None:
+    save(world, 2)
+    plain(world.persistent, 4)
+    status, listed = eckpt_json("ls", "--dir", world.persistent)
+    assert status == 1
+    assert "the step log does not name it" in str(listed)
+    assert eckpt("doctor", "--adopt").returncode == 2
+    empty = world.persistent / "empty"
+    empty.mkdir()
+    done = eckpt("doctor", "--adopt", "--dir", empty)
+    assert (done.returncode, "no step log" in done.stdout) == (0, True)
