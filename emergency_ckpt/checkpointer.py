@@ -56,6 +56,9 @@ class EmergencyCheckpointer:
     """No setting: tests and benchmarks have a class with others."""
     _link: ClassVar[Link | None] = None
     """That of this machine; tests have a class with a fake one."""
+    _stores_newest: ClassVar[bool] = True
+    """Whether a good end brings RAM's newest step to storage. No setting: tests in which storage is
+    as a crash leaves it have a class without."""
 
     def __init__(self, config: Config | None = None, **settings: Unpack[Settings]) -> None:
         check_joined(jax.process_count())
@@ -293,8 +296,10 @@ class EmergencyCheckpointer:
         stopped process no longer serves its shards. Blocks for the saves at most ``timeout_s``
         (default: their maximum duration); then releases everything and raises DeadlineExceeded.
         With ``save_on_stop`` the last step is saved first, which may take as long again; not
-        ``after_error``, when the other processes may be at another step. Where storage lacks the
-        last step after a normal end, the event ``stop.not_saved`` warns of it.
+        ``after_error``, when the other processes may be at another step. At a normal end the newest
+        complete step of RAM goes from its slots to storage, where storage lacks it and
+        ``save_every`` has an interval: that may take as long again. Where storage lacks the last
+        step even so, the event ``stop.not_saved`` warns of it, and says why.
 
         Raises:
           SaveFailed: the last save to storage failed, or was forced and left out, and
@@ -307,6 +312,7 @@ class EmergencyCheckpointer:
         if self._stopped:
             return
         is_normal_end = not after_error and is_success(sys.exc_info()[1])
+        stores_newest = is_normal_end and self._stores_newest
         self._stopped = True
         not_at_program_end(self._at_exit)
         self._opened.expect_no_step()
@@ -318,7 +324,13 @@ class EmergencyCheckpointer:
                 if is_normal_end:
                     ends.callback(self._saver.tell_unstored)
                 ends.callback(self._saver.stop, timeout_s)
-                ends.callback(lambda: self._left_processes.leave(_STOPPED, self._saver.begun))
+                if stores_newest:
+                    ends.callback(self._saver.store_newest, timeout_s)
+                ends.callback(
+                    lambda: self._left_processes.leave(
+                        _STOPPED, self._saver.begun, stores_last=stores_newest
+                    )
+                )
                 if not after_error:
                     self._saver.save_last(timeout_s)
         except BaseException:

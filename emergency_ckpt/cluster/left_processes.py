@@ -26,10 +26,10 @@ from emergency_ckpt.cluster.coordination import (
     decode_message,
     reason_of,
 )
-from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
+from emergency_ckpt.core.limits import MAX_INT, MAX_MESSAGE_BYTES
 from emergency_ckpt.core.timeline import number_of
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.types import SaveId, TierName
+from emergency_ckpt.types import PERSISTENT, SaveId, TierName
 
 LEAVING = "leaving"
 GONE = "gone"
@@ -43,6 +43,8 @@ Place = tuple[int, int, str]
 """Number of a save's life, its step, and the part that a forced save adds to the incarnation.
 
 Short, because every process says it with each save."""
+_LAST: Place = (MAX_INT, 0, "")
+"""Behind every save: of a process that leaves, and takes part in the last save to storage."""
 
 
 class _Leaving(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,9 +103,16 @@ class LeftProcesses:
         self._lock = threading.Lock()
         self._said: set[str] = set()
 
-    def leave(self, reason: str, begun: Mapping[TierName, SaveId]) -> None:
-        """Announce that this process begins no more saves. Idempotent; never raises."""
+    def leave(
+        self, reason: str, begun: Mapping[TierName, SaveId], *, stores_last: bool = False
+    ) -> None:
+        """Announce that this process begins no more saves. Idempotent; never raises.
+
+        ``stores_last``: but for one to storage, of the newest step of RAM (``save.last_step``).
+        """
         saves: dict[str, Place] = {tier: in_order(s) for tier, s in begun.items()}
+        if stores_last:
+            saves[PERSISTENT] = _LAST
         leaving = _Leaving(reason[:_REASON_LIMIT_CHARS], saves)
         self._say(LEAVING, msgspec.json.encode(leaving))
 

@@ -16,6 +16,7 @@ from emergency_ckpt.core.boxes import covers, whole
 from emergency_ckpt.core.placement.placement_policies import (
     HeldLeaves,
     PlacementPolicy,
+    RamWriters,
     RetainedShards,
     SingleCopies,
     Topology,
@@ -24,6 +25,7 @@ from emergency_ckpt.core.placement.placement_policies import (
     replicated_bytes,
     single_copies,
     writers,
+    writers_from_ram,
 )
 from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
 from emergency_ckpt.core.wording import size_text
@@ -228,6 +230,13 @@ def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> 
         buddies=buddies(me, topology, config.host_state_buddies),
         single=single_copies(config.placement, topology, held_leaves),
     )
+
+
+def ram_writers(config: Config, placement: ProcessPlacement) -> RamWriters:
+    """Return who can write a step of this structure to storage from RAM alone. Pure."""
+    topology = placement.topology
+    held = BoxTable(placement.tree, topology.process_count).held_leaves()
+    return writers_from_ram(config.placement, topology, held, placement.writers)
 
 
 def single_copy_text(config: Config, placement: ProcessPlacement) -> str:

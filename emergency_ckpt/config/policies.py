@@ -120,6 +120,11 @@ class SavePlan:
         return bool(self.timing or self.asked)
 
     @property
+    def is_paced(self) -> bool:
+        """True when saves come at intervals, of steps or of time, and not by policies alone."""
+        return bool(self.timing) or any(n > 0 for n in self.rules.intervals)
+
+    @property
     def is_on(self) -> bool:
         """True when the tier saves at all."""
         rules = self.rules

@@ -57,6 +57,7 @@ from emergency_ckpt.ram.slot_writer import SlotWriter
 from emergency_ckpt.ram.slots import Slot, check_room, whole_pages
 from emergency_ckpt.ram.step_reader import DocumentCopy, RamStep, SlotCopy
 from emergency_ckpt.state.mapped import Mapper
+from emergency_ckpt.state.pins import Pin
 from emergency_ckpt.types import LOCAL, Contents, SaveId, ShardEntry, TierName, Writer
 
 __all__ = ["LocalTier", "SlotWriter"]
@@ -363,6 +364,21 @@ class LocalTier:
         with self._lock:
             free = sum(slot.pins.count() == 0 for slot in self._own.slots)
             return free >= self._slots_needed
+
+    def pin(self, save: SaveId) -> tuple[Mapping, Pin, Contents]:
+        """Pin the slot in which this process has ``save``. NotHeld where it has none.
+
+        The slot is not written before the end of the pin; see ``SlotWriter.pin``. Whoever reads
+        the memory compares the CRC32Cs of the contents.
+        """
+        with self._lock:
+            for slot in self._own.published():
+                if slot.published is not None and slot.published.save == save:
+                    if slot.is_cut():
+                        raise NotHeld("pin", f"slot {slot.number}", "somebody cut its file short")
+                    pin = slot.pins.pin(slot.mapping)
+                    return slot.mapping, pin, slot.published.contents
+        raise NotHeld("pin", f"step {save.step}", f"no slot in {self.path} has it")
 
     def protect(self, saves: Iterable[SaveId]) -> None:
         """Protect these saves, and no others, from being overwritten."""

@@ -107,6 +107,11 @@ class LocalSaves:
         return self._vote.turns
 
     @property
+    def complete(self) -> SaveId | None:
+        """The newest save that all have, saved or restored; None without one. No save runs."""
+        return self._complete
+
+    @property
     def waits_for_others(self) -> bool:
         """Return whether this process has done its part of the save under way. From any thread."""
         return self._is_voting

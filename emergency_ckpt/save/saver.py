@@ -43,6 +43,7 @@ from absl import logging
 from emergency_ckpt.background import chain, closing
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.cluster.round import leave_together
+from emergency_ckpt.core.save.last_step import unstored_text
 from emergency_ckpt.core.save.save_rules import (
     check_items,
     named_metrics,
@@ -57,6 +58,7 @@ from emergency_ckpt.errors import (
     PeerLeft,
     SaveFailed,
 )
+from emergency_ckpt.save.last_step import LastStep
 from emergency_ckpt.save.save_work import (
     SavedSteps,
     SaveRequest,
@@ -112,6 +114,11 @@ class Saver:
         self._goes_on_from: SaveId | None = None
         self._last_step: int | None = None
         self._last_request: SaveRequest | None = None
+        self._has_told_lost = False
+        self._newest: LastStep | None = None
+        if parts.persistent is not None and PERSISTENT in self._schedules:
+            schedule = self._schedules[PERSISTENT]
+            self._newest = LastStep(parts, parts.persistent, schedule, self._saved)
         self._due = DueSaves(
             self._schedules,
             parts.coordinator,
@@ -555,7 +562,7 @@ class Saver:
             self._parts.events.emit("preemption.reached", step=watch.sync_step, grace_s=left_s)
         request, self._last_request = self._last_request, None
         if request is not None and was_donated(request.state):
-            self._last_step = None  # what follows says it
+            self._has_told_lost = True
             self._parts.events.emit(
                 "stop.not_saved", step=request.step, text="its arrays were donated or deleted since"
             )
@@ -569,21 +576,38 @@ class Saver:
                 self._schedules, request, lambda: max(0.0, deadline_s - time.monotonic())
             )
 
+    def store_newest(self, timeout_s: float | None = None) -> None:
+        """At a normal end, begin to bring RAM's newest step to storage, where storage lacks it.
+
+        All that end well call it, once. Blocks for saves in progress and for the leader. A run that
+        has only read changes nothing.
+        """
+        newest = self._newest
+        if newest is None or self._last_step is None:
+            return
+        if self._goes_on_from is not None:
+            newest.reason = "nothing was saved since an older step was restored by its number"
+            return
+        deadline_s = self._deadline_s(timeout_s)
+        is_idle = all(
+            schedule.worker.wait_idle(max(0.0, deadline_s - time.monotonic()))
+            for schedule in self._schedules.values()
+        )
+        placement = self.work.placement if is_idle else None
+        decision = newest.agree(placement, deadline_s)
+        if decision is not None and decision.stored is not None and placement is not None:
+            self._settle_past(decision.stored, {PERSISTENT})
+            newest.begin(decision, placement)
+
     def tell_unstored(self) -> None:
         """After a normal end, warn where storage lacks the last step: RAM goes with its hosts."""
-        persistent, last = self._parts.persistent, self._last_step
-        if persistent is None or PERSISTENT not in self._schedules or self._parts.process[0] != 0:
-            return
-        stored = persistent.newest_listed()
-        if last is None or (stored is not None and stored >= last):
+        persistent, newest = self._parts.persistent, self._newest
+        if persistent is None or newest is None or self._parts.process[0] != 0:
             return
         in_ram = max(self._saved.of(LOCAL), default=None)
-        text = (
-            f"the newest step in storage is {'none' if stored is None else stored}, in RAM"
-            f" {'none' if in_ram is None else in_ram}, which is lost with its hosts: end the loop"
-            " with save(..., force=True), or set save_on_stop"
-        )
-        self._parts.events.emit("stop.not_saved", step=last, text=text)
+        text = unstored_text(self._last_step, persistent.newest_listed(), in_ram, newest.reason)
+        if text and not self._has_told_lost:
+            self._parts.events.emit("stop.not_saved", step=self._last_step, text=text)
 
     def stop(self, timeout_s: float | None = None) -> None:
         """Wait for what is under way, after a notice not beyond its grace; then end all threads."""

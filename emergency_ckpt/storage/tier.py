@@ -432,17 +432,20 @@ class PersistentTier:
         attempt: str = "",
         orbax: OrbaxStep = OrbaxStep(),  # noqa: B008 - immutable
         progress: WorkProgress | None = None,
+        holders: Sequence[int] | None = None,
     ) -> None:
         """Write the state of ``shards`` as Orbax's step. Collective over ``writers``; blocks.
 
         The step's place must be empty: see ``DirectoryWriter.make_room``.
+        ``holders``: the writers that have shards; None: all of them.
         ``meet``: the function by which the writers wait for each other.
         ``attempt``: as ``new_attempt`` returns it; several writers must agree on one.
         ``progress``: counts what is written, and puts the deadline off; None: that of a call.
         """
         from emergency_ckpt.storage.item.state import item_state  # noqa: PLC0415
 
-        state, items = item_state(tree, shards, writers), self._items_of(orbax)
+        state = item_state(tree, shards, holders or writers)
+        items = self._items_of(orbax)
         states = {items[0]: state} if len(items) == 1 else {name: state[name] for name in items}
         self._write_items(save, states, writers, meet, attempt, orbax, progress)
 

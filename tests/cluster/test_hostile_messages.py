@@ -28,7 +28,7 @@ from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, MAX_PLAN_MESSAGE_BYTES
 from emergency_ckpt.core.save import step_agreement as words
 from emergency_ckpt.errors import CheckpointError, ConfigError, CoordinationError
-from emergency_ckpt.save import vote
+from emergency_ckpt.save import last_step, vote
 from emergency_ckpt.save.persistent.rounds import (
     FIRST_STAGE,
     StageReport,
@@ -332,3 +332,28 @@ def _recorded(failures: list[Failures]) -> list[Exception]:
 
 def test_bounds_of_messages_are_in_order() -> None:
     assert MAX_MESSAGE_BYTES < MAX_PLAN_MESSAGE_BYTES
+
+
+LAST_SAVE = last_step.LastSave(SAVE, SAVE, (0, 2), (2,))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stored": None},
+        {"members": (), "holders": ()},
+        {"holders": (1,)},
+        {"members": (0, 4), "holders": (4,)},
+        {"members": (2, 0)},
+        {"members": (0, 2, 2)},
+        {"stored": SaveId(41, SAVE.incarnation, SAVE.run_id)},
+        {"stored": SaveId(40, SAVE.incarnation, "another")},
+        {"in_ram": SaveId(40, "../up", SAVE.run_id)},
+    ],
+)
+def test_decision_on_the_last_save_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
+    right = msgspec.json.encode(LAST_SAVE)
+    assert last_step.decision_of(right, SAVE.run_id, 4) == LAST_SAVE
+    wrong = msgspec.json.encode(msgspec.structs.replace(LAST_SAVE, **change))
+    with pytest.raises(CheckpointError):
+        last_step.decision_of(wrong, SAVE.run_id, 4)

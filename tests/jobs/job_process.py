@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
+from buffered import with_buffers
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from memory_coordination import meet
@@ -23,6 +24,7 @@ from running_jobs import PASSED_VARIABLE, results_path
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
 from emergency_ckpt.cluster import Coordinator
 from emergency_ckpt.cluster.coordination import connect
+from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.simulated_job import initialize_job
 
@@ -149,6 +151,13 @@ class Iterator:
         return (self.process, self.position) == (process, 100 * step + process)
 
 
+class _AsBeforeACrash(CheckpointerConfig):
+    """Of checkpointers whose end leaves storage without RAM's newest step."""
+
+    def instantiate(self) -> EmergencyCheckpointer:
+        return with_buffers(Buffers(), stores_newest=False)(self)
+
+
 @dataclasses.dataclass
 class JobProcess:
     """One process of a real job, and the directories that stand for the hosts' ramdisks."""
@@ -177,8 +186,12 @@ class JobProcess:
     def ramdisk(self, name: str, host: int | None = None) -> Path:
         return self.root / name / f"host_{self.process if host is None else host}"
 
-    def config(self, name: str, *, host: int | None = None, **settings: Any) -> CheckpointerConfig:
-        config = EmergencyCheckpointer.default_config().set(
+    def config(
+        self, name: str, *, host: int | None = None, stores_newest: bool = False, **settings: Any
+    ) -> CheckpointerConfig:
+        """Return a config. Most jobs want storage as a crash leaves it, as ``World.open``."""
+        kind = EmergencyCheckpointer.default_config if stores_newest else _AsBeforeACrash
+        config = kind().set(
             run_id=name,
             local_dir=str(self.ramdisk(name, host)),
             local_save_every=5,

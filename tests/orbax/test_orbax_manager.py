@@ -50,9 +50,13 @@ LISTED = {
 
 @pytest.mark.parametrize("name", LISTED)
 def test_which_steps_there_are(job: list[dict[str, Any]], name: str) -> None:
-    """For the manager that saved them, after ``reload``, and for a new one."""
+    """For the manager that saved them, after ``reload``, and for a new one.
+
+    ``close`` brings the newest step of RAM to storage, which then lets go of its oldest one.
+    """
     steps = LISTED[name]
-    assert of_all(job, f"listed {name}") == [steps, steps[-1], steps, steps, steps[-1], False]
+    later = steps[1:] if name == "newest_few" else steps
+    assert of_all(job, f"listed {name}") == [steps, steps[-1], steps, later, steps[-1], False]
 
 
 def test_steps_are_known_without_the_other_processes(job: list[dict[str, Any]]) -> None:

@@ -6,6 +6,10 @@ from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 
 
-def with_buffers(buffers: Buffers) -> type[EmergencyCheckpointer]:
-    """Return a class of checkpointers with ``buffers``."""
-    return type("EmergencyCheckpointer", (EmergencyCheckpointer,), {"_buffers": buffers})
+def with_buffers(buffers: Buffers, *, stores_newest: bool = True) -> type[EmergencyCheckpointer]:
+    """Return a class of checkpointers with ``buffers``.
+
+    ``stores_newest``: a good end brings RAM's newest step to storage, as it does without a class.
+    """
+    parts = {"_buffers": buffers, "_stores_newest": stores_newest}
+    return type("EmergencyCheckpointer", (EmergencyCheckpointer,), parts)

@@ -41,7 +41,10 @@ class World:
         self.mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("slice", "fsdp"))
         self.more: Callable[[int], dict[str, Any]] = lambda _: {}
 
-    def open(self, *, buffers: Buffers | None = None, **settings: Any) -> EmergencyCheckpointer:
+    def open(
+        self, *, buffers: Buffers | None = None, stores_newest: bool = False, **settings: Any
+    ) -> EmergencyCheckpointer:
+        """Open it. Most tests want storage as a crash leaves it: without RAM's newest step."""
         defaults: dict[str, Any] = {
             "run_id": "run",
             "local_dir": str(self.ramdisk),
@@ -52,7 +55,8 @@ class World:
             "storage_wait_timeout_s": LONG_S,  # a slow disk must not cost a save
             "on_event": self.events.append,
         }
-        return with_buffers(buffers or Buffers())(**{**defaults, **settings})
+        kind = with_buffers(buffers or Buffers(), stores_newest=stores_newest)
+        return kind(**{**defaults, **settings})
 
     def open_both(self, **settings: Any) -> EmergencyCheckpointer:
         both = {"dir": str(self.persistent), "save_every": 2}

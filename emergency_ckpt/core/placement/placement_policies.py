@@ -255,6 +255,50 @@ def writers(topology: Topology, which: PersistentWriters = "primary") -> tuple[i
     return sum((topology.members[each] for each in others), topology.members[first])
 
 
+class RamWriters(NamedTuple):
+    """The processes that write a step to storage from RAM; both are empty where none can.
+
+    Attributes:
+      members: all of them; the first one leads, with or without tensors of its own.
+      holders: those that write tensors.
+    """
+
+    members: tuple[int, ...] = ()
+    holders: tuple[int, ...] = ()
+
+
+def writers_from_ram(
+    policy: PlacementPolicy, topology: Topology, held: Sequence[HeldLeaves], usual: Sequence[int]
+) -> RamWriters:
+    """Return who can write a step of which RAM alone has the bytes.
+
+    The ``usual`` writers, where each stores all that it holds. Else their first one, which leads,
+    and the first slice that does: with more than two slices the primary one stores nothing.
+    """
+    for holders in (tuple(usual), *topology.members.values()):
+        if _have_all(policy, topology, holders, held):
+            others = tuple(each for each in holders if each != usual[0])
+            return RamWriters((usual[0], *others), holders)
+    return RamWriters()
+
+
+def _have_all(
+    policy: PlacementPolicy,
+    topology: Topology,
+    processes: Sequence[int],
+    held: Sequence[HeldLeaves],
+) -> bool:
+    """Return whether ``processes`` hold each part of the state, and store all that they hold."""
+    stored = {p: frozenset(s) for p, s in place_on(policy, topology, processes, held).items()}
+    for leaves in held:
+        for box, holders in leaves.holders.items():
+            mine = stored.keys() & set(holders)
+            shards = {ShardId(path, box) for path in leaves.item_bytes}
+            if not mine or not all(shards <= stored[process] for process in mine):
+                return False
+    return True
+
+
 def host_state_writer(owner: int, topology: Topology, members: Sequence[int]) -> int:
     """Return the writer that puts the host state of ``owner`` into the persistent tier."""
     if owner in members:

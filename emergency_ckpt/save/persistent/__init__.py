@@ -15,6 +15,10 @@ One save:
 5. The first writer sets one value, the outcome. Every process waits for it in the background and
    emits ``persistent.complete`` where the save is known to be complete.
 
+The last save of a run that ends well (``save.last_step``) has two differences. Each writer pins the
+slot that has had the step for a while. And where the writers of step 1 keep nothing in RAM, the
+first of them leads and another slice writes the tensors.
+
 Guaranteed: a step with a marker is complete; what is written is an ordinary Orbax step.
 Not guaranteed: that a step without a marker is absent. A step that has no host-state directory at
 all was written by plain Orbax and counts as tensors only.

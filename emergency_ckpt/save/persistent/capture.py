@@ -7,7 +7,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from emergency_ckpt import _native
@@ -16,9 +16,10 @@ from emergency_ckpt.core.shard_layout import Layout
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.state.pins import Pin, Pins
 from emergency_ckpt.state.staging import HostShard, Landed, LandingPlace, Snapshot, flat_bytes
-from emergency_ckpt.types import LeafSpec, ShardId
+from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 
 if TYPE_CHECKING:
+    from emergency_ckpt.ram.tier import LocalTier
     from emergency_ckpt.save.save_work import SaverParts
 
 
@@ -63,17 +64,19 @@ class SlotCapture:
         crcs: Sequence[int],
     ) -> None:
         """Give the slot's bytes under ``pin`` to the persistent save, if it still wants them."""
-        specs = {leaf.path: leaf for leaf in leaves}
         with self._lock:
             if not self._is_wanted:
                 pin.end()
                 return
-            copied: dict[ShardId, HostShard] = {}
-            for placed, crc in zip(layout.shards, crcs, strict=True):
-                shard, memory = placed.shard, pin.view(placed.offset, placed.nbytes)
-                spec = specs[shard.leaf]
-                copied[shard] = HostShard.of_bytes(memory, spec, shard.box, crc)
-            self._copied = pin, copied
+            places = zip(layout.shards, crcs, strict=True)
+            self._copied = (
+                pin,
+                _shards_of(
+                    pin,
+                    leaves,
+                    ((each.shard, each.offset, each.nbytes, crc) for each, crc in places),
+                ),
+            )
         self._settled.set()
 
     def close(self) -> None:
@@ -110,6 +113,69 @@ class SlotCapture:
                 self.snapshot.close()
         if copied is not None:
             copied[0].end()
+
+
+def _shards_of(
+    pin: Pin, leaves: Iterable[LeafSpec], places: Iterable[tuple[ShardId, int, int, int]]
+) -> dict[ShardId, HostShard]:
+    """Return the shards in a pinned slot, from (shard, offset, nbytes, CRC32C) of each."""
+    specs = {leaf.path: leaf for leaf in leaves}
+    return {
+        shard: HostShard.of_bytes(pin.view(offset, nbytes), specs[shard.leaf], shard.box, crc)
+        for shard, offset, nbytes, crc in places
+    }
+
+
+class PublishedCapture:
+    """The shards that one process writes of a step that RAM has had for a while: from its slot.
+
+    Nothing is asked of the devices. For the background thread.
+    """
+
+    def __init__(
+        self, tier: LocalTier, save: SaveId, leaves: Sequence[LeafSpec], wanted: Iterable[ShardId]
+    ) -> None:
+        """``leaves``: of the whole state. ``wanted``: the shards that this process writes."""
+        self._tier = tier
+        self._save = save
+        self._leaves = {leaf.path: leaf for leaf in leaves}
+        self._wanted = frozenset(wanted)
+        self._pin: Pin | None = None
+
+    def load(self) -> Mapping[ShardId, HostShard]:
+        """Pin the slot and return its shards, of which every CRC32C is that of the capture.
+
+        NotHeld, SaveFailed.
+        """
+        if not self._wanted:
+            return {}
+        target = f"step {self._save.step} in RAM"
+        mapping, self._pin, contents = self._tier.pin(self._save)
+        if {leaf.path: leaf for leaf in contents.leaves} != self._leaves:
+            raise SaveFailed("read", target, "the state has other leaves by now")
+        entries = {contents.shard_id(index): each for index, each in enumerate(contents.shards)}
+        if lacking := sorted(self._wanted - entries.keys()):
+            raise SaveFailed("read", target, f"the slot of this process lacks {lacking[0]}")
+        ranges = [(each.offset, each.nbytes) for each in entries.values()]
+        crcs = _native.crc32c_ranges(mapping, ranges, copy_threads())
+        for (shard, entry), crc in zip(entries.items(), crcs, strict=True):
+            if crc != entry.crc32c:
+                raise SaveFailed("read", target, f"shard {shard} was changed since its capture")
+        return _shards_of(
+            self._pin,
+            contents.leaves,
+            (
+                (shard, entry.offset, entry.nbytes, entry.crc32c)
+                for shard, entry in entries.items()
+                if shard in self._wanted
+            ),
+        )
+
+    def close(self, *, is_written: bool = False) -> None:
+        """Let go of the slot; as ``StorageCapture.close``."""
+        if self._pin is not None and is_written:
+            self._pin.end()
+        self._pin = None
 
 
 _MOST_AREAS = 2

@@ -72,6 +72,8 @@ class PersistentSave:
     ``metrics``: JSON values for the preservation policy; those of the first writer are kept.
     ``keeps``: the save that was restored: not written again where storage has it complete.
     ``orbax``: as given to ``save``.
+    ``holders``: the writers that have shards; None: all of them.
+    ``is_due``: the user asked for it, so that its failure is an error.
     """
 
     save: SaveId
@@ -83,6 +85,8 @@ class PersistentSave:
     metrics: Mapping[str, Any] | None = None
     keeps: SaveId | None = None
     orbax: OrbaxStep = OrbaxStep()  # noqa: RUF009 - immutable
+    holders: tuple[int, ...] | None = None
+    is_due: bool = True
 
 
 class PersistentSaves:
@@ -91,6 +95,7 @@ class PersistentSaves:
     Attributes:
       steps: those that storage has and keeps, as the first writer told with the last save; before
         one, as set. Between saves alike on all processes, whatever has been removed already.
+      problem: why the newest save failed here; empty when it is complete.
     """
 
     def __init__(
@@ -112,6 +117,7 @@ class PersistentSaves:
         self._coordinator = coordinator
         self._rounds = StorageRounds(coordinator, limits.total_s, left_processes)
         self.steps: tuple[int, ...] = ()
+        self.problem = ""
         self._peers = peers
         self._inbox = inbox
         self._events = events
@@ -130,9 +136,16 @@ class PersistentSaves:
 
     def newest_listed(self) -> int | None:
         """Return the newest step that counts by the log as this process last saw it. No IO."""
-        table = self._chain.writer.table
+        table, current = self._chain.writer.table, self._chain.timelines.current
         entries = [] if table is None else table.counting()
-        return entries[-1].step if entries else None
+        return max(
+            (
+                entry.step
+                for entry in entries
+                if current is None or not current.rejection_reason(entry.step, entry.incarnation)
+            ),
+            default=None,
+        )
 
     def roll_back(self, save: SaveId) -> None:
         """As ``StoredChain.roll_back``: where no save to storage is under way."""
@@ -157,6 +170,11 @@ class PersistentSaves:
         finally:
             self._tell_skipped(job.writers, job.save.step if complete else None)
         return complete
+
+    def leave_out(self, save: SaveId, writers: Sequence[int], reason: str) -> None:
+        """Tell the others that this process takes no part in ``save``. Any thread; no save runs."""
+        self.problem = reason
+        self._tell(save, writers, reason)
 
     def tell_pause(self, save: SaveId, writers: Sequence[int]) -> None:
         """Tell all that the first of the ``writers``, this process, leaves ``save`` out. Blocks."""
@@ -194,13 +212,17 @@ class PersistentSaves:
         step = job.save.step
         started_s = time.monotonic()
         self._events.emit("persistent.started", step=step)
+        self.problem = ""
         try:
             outcome = self._save(job)
         except SavePaused as error:
             self._events.emit("persistent.skipped", step=step, reason=error.problem)
             return False
         except Exception as error:  # noqa: BLE001 - recorded, raised by check_for_errors
-            self._events.emit("persistent.failed", step=step, reason=text_of(error)[:500])
+            self.problem = text_of(error)[:500]
+            self._events.emit("persistent.failed", step=step, reason=self.problem)
+            if not job.is_due:
+                return False
             failure = SaveFailed(
                 "save",
                 f"step {step} to the persistent tier",
@@ -366,6 +388,7 @@ class PersistentSaves:
                 attempt,
                 job.orbax,
                 self._progress,
+                job.holders,
             )
         except Exception as error:
             meetings.leave(text_of(error)[:500])

@@ -92,7 +92,7 @@ def item_state(
 ) -> PyTree:
     """Return the state with an ``ItemArray`` for each leaf, None for one without elements.
 
-    Values are views of ``shards``.
+    Values are views of ``shards``. A process that is none of the ``writers`` has no parts.
     """
     values: dict[str, ItemArray | None] = {}
     # Leaves of one sharding and shape are stored alike, and the place costs more than the array.
@@ -104,7 +104,8 @@ def item_state(
             values[path] = None
         elif leaf.sharding is None:
             is_mine = jax.process_index() == writers[0]
-            values[path] = _host_array(leaf, _values(leaf, shards[hosts[path]]), is_mine=is_mine)
+            value = _values(leaf, shards[hosts[path]]) if is_mine else None
+            values[path] = _host_array(leaf, value)
         else:
             key = (leaf.sharding, shape, leaf.kind, leaf.spec.dtype)
             place = places.get(key)
@@ -119,19 +120,23 @@ def _values(leaf: Leaf, shard: HostShard) -> npt.NDArray[Any]:
     return shard.view.view(np.uint8) if leaf.spec.dtype in STORED_AS_UINT8 else shard.view
 
 
-def _host_array(leaf: Leaf, values: npt.NDArray[Any], *, is_mine: bool) -> ItemArray:
+def _host_array(leaf: Leaf, values: npt.NDArray[Any] | None) -> ItemArray:
+    """Return the array of a host value; ``values``: what this process writes of it, or None."""
+    dtype = np.dtype(np.uint8)
+    if leaf.spec.dtype not in STORED_AS_UINT8:
+        dtype = dtype_named(leaf.spec.dtype)
     # Orbax does not support Python's complex.
-    is_number = leaf.kind is LeafKind.SCALAR and values.dtype.kind != "c"
+    is_number = leaf.kind is LeafKind.SCALAR and dtype.kind != "c"
     shape = leaf.spec.global_shape
     return ItemArray(
         shape,
-        values.dtype.name,
+        dtype.name,
         SCALAR if is_number else NUMPY_ARRAY,
         shape,
-        chunk_shape(shape, values.dtype.itemsize),
+        chunk_shape(shape, dtype.itemsize),
         None,
         None,
-        (loaded_part(whole(shape), values),) if is_mine else (),
+        () if values is None else (loaded_part(whole(shape), values),),
     )
 
 

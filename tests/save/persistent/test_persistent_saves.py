@@ -54,6 +54,7 @@ class NoTensors(PersistentTier):
         attempt: str = "",
         orbax: OrbaxStep | None = None,
         progress: WorkProgress | None = None,
+        holders: Sequence[int] | None = None,
     ) -> None:
         (Path(self.directory) / str(save.step)).mkdir(exist_ok=True)
 

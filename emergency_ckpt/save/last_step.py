@@ -1,0 +1,199 @@
+"""The newest step of RAM at the end of a run that ends well: storage gets it from the slots.
+
+A run may end long after its last save to storage, and RAM is lost with its hosts. The step is
+written as any other (``save.persistent``), but for where its bytes come from: from the slots that
+have it (``PublishedCapture``), and from the host states in RAM. No array of the user is asked.
+
+The leader alone knows what storage has. It sets a cell with its decision, for which those wait that
+have a newer step in RAM than they know of in storage. Who cannot take part says so in the rounds of
+the save, which then fails on all; that is no error, since nobody asked for this save.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from emergency_ckpt.background import chain, closing
+from emergency_ckpt.cluster.coordination import decode_message
+from emergency_ckpt.cluster.left_processes import LeftProcesses
+from emergency_ckpt.cluster.process_placement import ProcessPlacement, ram_writers
+from emergency_ckpt.cluster.round import Cell
+from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, ProcessIndex
+from emergency_ckpt.core.placement.placement_policies import RamWriters
+from emergency_ckpt.core.save.last_step import step_for_storage
+from emergency_ckpt.core.timeline import check_save
+from emergency_ckpt.errors import CheckpointError, CoordinationError, HostStateError
+from emergency_ckpt.save.persistent.capture import PublishedCapture
+from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
+from emergency_ckpt.save.save_work import SavedSteps, SaverParts
+from emergency_ckpt.save.schedule import TierSchedule
+from emergency_ckpt.state.host_state import HostStateDocument, decode_of
+from emergency_ckpt.types import PERSISTENT, OrbaxStep, SaveId
+
+
+class LastSave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The leader's decision: a save that RAM has, and how it is written to storage.
+
+    Attributes:
+      in_ram: None: nothing is written.
+      stored: its identity in storage: another one where storage may have been given that before.
+      orbax: what Orbax's readers find, as process 0 has it in RAM.
+    """
+
+    in_ram: SaveId | None = None
+    stored: SaveId | None = None
+    members: tuple[ProcessIndex, ...] = ()
+    holders: tuple[ProcessIndex, ...] = ()
+    orbax: OrbaxStep = OrbaxStep()
+
+
+def decision_of(data: bytes, run_id: str, count: int) -> LastSave:
+    """Return the leader's decision in a job of ``count`` processes.
+
+    CoordinationError, CorruptData: it cannot be one.
+    """
+    name = "the last save, process 0"
+    found: LastSave = decode_message(data, LastSave, name, limit_bytes=MAX_MESSAGE_BYTES)
+    if found.in_ram is None:
+        return found
+    members, holders = found.members, found.holders
+    if found.stored is None or not holders or not set(holders) <= set(members):
+        raise CoordinationError("read", name, "it does not say who writes what")
+    if max(members) >= count or members[0] != 0 or len(set(members)) < len(members):
+        raise CoordinationError("read", name, f"these are no writers of this job: {members}")
+    for save in (found.in_ram, found.stored):
+        check_save(save)
+        if (save.step, save.run_id) != (found.in_ram.step, run_id):
+            raise CoordinationError("read", name, f"{save} is none of its saves")
+    return found
+
+
+class LastStep:
+    """Brings the newest step of RAM to storage, once, at the end. For the training thread.
+
+    Attributes:
+      reason: why storage lacks it, as far as this process knows; empty where it does not.
+    """
+
+    def __init__(
+        self,
+        parts: SaverParts,
+        persistent: PersistentSaves,
+        schedule: TierSchedule,
+        saved: SavedSteps,
+    ) -> None:
+        self._parts = parts
+        self._persistent = persistent
+        self._schedule = schedule
+        self._saved = saved
+        self._me, self._count = parts.process
+        self.reason = ""
+
+    def agree(self, placement: ProcessPlacement | None, deadline_s: float) -> LastSave | None:
+        """Return what all write now; None for nothing. Blocks for the leader. No save is under way.
+
+        ``placement``: of the newest structure of the state; None where saves are under way still.
+        """
+        cell = Cell(self._parts.coordinator, f"last/{self._saved.incarnation}")
+        try:
+            if self._me == 0:
+                decision = self._decide(placement)
+                if self._count > 1:
+                    cell.settle(msgspec.json.encode(decision))
+            elif placement is None or not self._lacks_something():
+                return None
+            else:
+                left_s = max(0.0, deadline_s - time.monotonic())
+                data = cell.wait(left_s, self._why_not_waited_for)
+                decision = decision_of(data, self._parts.config.run_name, self._count)
+        except CheckpointError as error:
+            self.reason = str(error)
+            return None
+        return decision if decision.in_ram is not None else None
+
+    def begin(self, decision: LastSave, placement: ProcessPlacement) -> None:
+        """Begin this process's part in the background; ``reason`` names a failure afterwards."""
+        in_ram, stored = decision.in_ram, decision.stored
+        assert in_ram is not None, "there is something to write"
+        assert stored is not None, "and it has a name in storage"
+        persistent, members = self._persistent, decision.members
+        self._schedule.note_due(stored.step)
+        try:
+            document = self._own_document(in_ram)
+        except CheckpointError as error:
+            self.reason = reason = str(error)
+            self._schedule.start(lambda: persistent.leave_out(stored, members, reason[:500]))
+            return
+        wanted = placement.held if self._me in decision.holders else ()
+        capture = PublishedCapture(self._parts.tier, in_ram, placement.leaves, wanted)
+        metrics = decision.orbax.metrics
+        job = PersistentSave(
+            save=stored,
+            tree=placement.tree,
+            load=capture.load,
+            host_state=document.payload,
+            topology=placement.topology,
+            writers=members,
+            metrics=metrics if isinstance(metrics, dict) else None,
+            keeps=self._saved.restored,
+            orbax=decision.orbax,
+            holders=decision.holders,
+            is_due=False,
+        )
+
+        def work() -> None:
+            is_complete = persistent.run(job)
+            self.reason = persistent.problem
+            capture.close(is_written=is_complete)
+
+        self._schedule.start(closing(capture, chain(work)))
+
+    def _lacks_something(self) -> bool:
+        complete = self._parts.local.complete
+        return complete is not None and complete.step > max(self._persistent.steps, default=-1)
+
+    def _decide(self, placement: ProcessPlacement | None) -> LastSave:
+        """Return the decision, at the leader; nothing where it fails."""
+        if placement is None:
+            self.reason = "saves in progress have not ended in time"
+            return LastSave()
+        complete, timelines = self._parts.local.complete, self._parts.timelines
+        writers, rejection = RamWriters(), ""
+        if complete is not None:
+            rejection = timelines.rejection_reason(complete.step, complete.incarnation)
+            writers = ram_writers(self._parts.config, placement)
+        save, self.reason = step_for_storage(
+            complete,
+            self._persistent.newest_listed(),
+            rejection,
+            writers.members,
+            is_paced=self._schedule.plan.is_paced,
+        )
+        if save is None:
+            return LastSave()
+        try:
+            orbax = self._own_document(save).orbax
+        except CheckpointError as error:
+            self.reason = str(error)
+            return LastSave()
+        stored = save
+        if not self._schedule.is_behind(save.step):  # its names may be taken by that attempt
+            stored = self._saved.identity(save.step, forced=True)
+        return LastSave(save, stored, writers.members, writers.holders, orbax)
+
+    def _own_document(self, save: SaveId) -> HostStateDocument:
+        """Return this process's host state of ``save`` in RAM. HostStateError, CorruptData."""
+        data = self._parts.tier.host_state_bytes(save, self._me, self._count)
+        if data is None:
+            problem = f"process {self._me} does not have its own in RAM"
+            raise HostStateError("read", f"host state of step {save.step}", problem)
+        return decode_of(save, self._me, self._count, data)
+
+    def _why_not_waited_for(self) -> str:
+        """Return why the leader decides nothing; empty while it may. PeerLeft: it has died."""
+        self._parts.inspect()
+        complete, left = self._parts.local.complete, LeftProcesses(self._parts.coordinator)
+        assert complete is not None, "else nothing is waited for"
+        return next(iter(left.absent(PERSISTENT, complete, {0}).values()), "")
