@@ -41,10 +41,9 @@ def four() -> Any:
 @pytest.mark.parametrize("program", ["good_end", "all_write"])
 @pytest.mark.parametrize("shape", ["two", "four"])
 def test_storage_alone_gives_the_newest_step_back(
-    program: str, shape: str, request: pytest.FixtureRequest
+    program: str, shape: str, two: Results, four: Results
 ) -> None:
-    results: Results = request.getfixturevalue(shape)
-    seen = of(results, program)
+    seen = of({"two": two, "four": four}[shape], program)
     assert [each["stored"] for each in seen] == [[LAST]] * 4
     assert [each["warned"] for each in seen] == [[]] * 4
     check_whole(seen, LAST, "persistent")
