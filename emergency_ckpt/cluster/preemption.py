@@ -42,6 +42,7 @@ from emergency_ckpt.cluster.coordination import (
     tell_jax_of_notice,
 )
 from emergency_ckpt.cluster.round import Cell
+from emergency_ckpt.core.save.overdue import deadline_of
 from emergency_ckpt.errors import CheckpointError, CoordinationError
 from emergency_ckpt.events import EventSink
 
@@ -488,13 +489,27 @@ class PreemptionWatch:
         if not self._notices.reached(self._number):
             return False
         self._sync_step = step
-        self._deadline_s = self._notices.noticed_s + self._grace_s
+        noticed_s = self._notices.noticed_s
+        self._deadline_s = deadline_of(noticed_s, self._grace_s, time.monotonic())
         logging.warning(
             "preemption notice: all processes act on it at step %d; %.1f s are left",
             step,
             self.grace_left_s(),
         )
         return True
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether notices are watched, before ``close``. Any thread."""
+        return self._notices is not None
+
+    @property
+    def overdue_s(self) -> float | None:
+        """The seconds since a notice on which nobody has acted here; None without. Any thread."""
+        notices = self._notices
+        if notices is None or self._sync_step is not None or not notices.noticed_s:
+            return None
+        return time.monotonic() - notices.noticed_s
 
     def reached_at_end(self) -> bool:
         """Return whether a notice came since the last step, by one more query."""

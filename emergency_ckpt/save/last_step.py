@@ -12,6 +12,7 @@ the save, which then fails on all; that is no error, since nobody asked for this
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -23,7 +24,7 @@ from emergency_ckpt.cluster.round import Cell
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, ProcessIndex
 from emergency_ckpt.core.placement.placement_policies import RamWriters
 from emergency_ckpt.core.save.last_step import step_for_storage
-from emergency_ckpt.core.timeline import check_save
+from emergency_ckpt.core.timeline import check_save, life_of
 from emergency_ckpt.errors import CheckpointError, CoordinationError, HostStateError
 from emergency_ckpt.save.persistent.capture import PublishedCapture
 from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
@@ -91,27 +92,43 @@ class LastStep:
         self._me, self._count = parts.process
         self.reason = ""
 
-    def agree(self, placement: ProcessPlacement | None, deadline_s: float) -> LastSave | None:
+    def agree(
+        self,
+        placement: ProcessPlacement | None,
+        deadline_s: float,
+        inspect: Callable[[], None],
+        *,
+        goes_on: bool = False,
+    ) -> LastSave | None:
         """Return what all write now; None for nothing. Blocks for the leader. No save is under way.
 
-        ``placement``: of the newest structure of the state; None where saves are under way still.
+        Args:
+          placement: of the newest structure of the state; None where saves are under way still.
+          inspect: called during the wait; may raise PeerLeft.
+          goes_on: the loop has not ended, and may save again. A step of an earlier life, or that
+            storage may have been given before, is left alone then.
         """
-        cell = Cell(self._parts.coordinator, f"last/{self._saved.incarnation}")
+        when = "overdue" if goes_on else "last"
+        cell = Cell(self._parts.coordinator, f"{when}/{self._saved.incarnation}")
         try:
             if self._me == 0:
-                decision = self._decide(placement)
+                decision = self._decide(placement, goes_on=goes_on)
                 if self._count > 1:
                     cell.settle(msgspec.json.encode(decision))
             elif placement is None or not self._lacks_something():
                 return None
             else:
                 left_s = max(0.0, deadline_s - time.monotonic())
-                data = cell.wait(left_s, self._why_not_waited_for)
+                data = cell.wait(left_s, lambda: self._why_not_waited_for(inspect))
                 decision = decision_of(data, self._parts.config.run_name, self._count)
         except CheckpointError as error:
             self.reason = str(error)
             return None
         return decision if decision.in_ram is not None else None
+
+    def listed(self) -> int | None:
+        """Return the newest step of storage that counts, at the leader; None on others."""
+        return self._persistent.newest_listed()
 
     def begin(self, decision: LastSave, placement: ProcessPlacement) -> None:
         """Begin this process's part in the background; ``reason`` names a failure afterwards."""
@@ -154,7 +171,7 @@ class LastStep:
         complete = self._parts.local.complete
         return complete is not None and complete.step > max(self._persistent.steps, default=-1)
 
-    def _decide(self, placement: ProcessPlacement | None) -> LastSave:
+    def _decide(self, placement: ProcessPlacement | None, *, goes_on: bool) -> LastSave:
         """Return the decision, at the leader; nothing where it fails."""
         if placement is None:
             self.reason = "saves in progress have not ended in time"
@@ -169,18 +186,21 @@ class LastStep:
             self._persistent.newest_listed(),
             rejection,
             writers.members,
-            is_paced=self._schedule.plan.is_paced,
+            is_paced=goes_on or self._schedule.plan.is_paced,
         )
         if save is None:
+            return LastSave()
+        is_new = self._schedule.is_behind(save.step)
+        if goes_on and not (is_new and life_of(save.incarnation) == self._saved.incarnation):
+            self.reason = f"step {save.step} is not one that this life saved to RAM alone"
             return LastSave()
         try:
             orbax = self._own_document(save).orbax
         except CheckpointError as error:
             self.reason = str(error)
             return LastSave()
-        stored = save
-        if not self._schedule.is_behind(save.step):  # its names may be taken by that attempt
-            stored = self._saved.identity(save.step, forced=True)
+        # The names of one that is not new may be taken, by an attempt that failed.
+        stored = save if is_new else self._saved.identity(save.step, forced=True)
         return LastSave(save, stored, writers.members, writers.holders, orbax)
 
     def _own_document(self, save: SaveId) -> HostStateDocument:
@@ -191,9 +211,9 @@ class LastStep:
             raise HostStateError("read", f"host state of step {save.step}", problem)
         return decode_of(save, self._me, self._count, data)
 
-    def _why_not_waited_for(self) -> str:
+    def _why_not_waited_for(self, inspect: Callable[[], None]) -> str:
         """Return why the leader decides nothing; empty while it may. PeerLeft: it has died."""
-        self._parts.inspect()
+        inspect()
         complete, left = self._parts.local.complete, LeftProcesses(self._parts.coordinator)
         assert complete is not None, "else nothing is waited for"
         return next(iter(left.absent(PERSISTENT, complete, {0}).values()), "")

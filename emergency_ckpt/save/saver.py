@@ -32,6 +32,7 @@ until storage has them. ``SlotCapture`` and ``StorageCapture`` are the two reade
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -59,6 +60,7 @@ from emergency_ckpt.errors import (
     SaveFailed,
 )
 from emergency_ckpt.save.last_step import LastStep
+from emergency_ckpt.save.overdue_notice import OverdueNotice
 from emergency_ckpt.save.save_work import (
     SavedSteps,
     SaveRequest,
@@ -119,6 +121,16 @@ class Saver:
         if parts.persistent is not None and PERSISTENT in self._schedules:
             schedule = self._schedules[PERSISTENT]
             self._newest = LastStep(parts, parts.persistent, schedule, self._saved)
+        self._entry = threading.Lock()  # of ``save``, against what begins in another thread
+        self._is_restoring = False
+        self._overdue = OverdueNotice(
+            parts.watch,
+            parts.config.preemption_grace_s,
+            self._bring_newest,
+            self._tell_missed,
+            self._newest_steps,
+            has_storage=self._newest is not None,
+        )
         self._due = DueSaves(
             self._schedules,
             parts.coordinator,
@@ -137,6 +149,19 @@ class Saver:
         orbax: OrbaxStep | None = None,
     ) -> bool:
         """As ``EmergencyCheckpointer.save``."""
+        with self._entry:
+            return self._save(step, state, host_state, force=force, metrics=metrics, orbax=orbax)
+
+    def _save(
+        self,
+        step: int,
+        state: PyTree,
+        host_state: object,
+        *,
+        force: bool,
+        metrics: Mapping[str, Any] | None,
+        orbax: OrbaxStep | None,
+    ) -> bool:
         self._last_step = step
         is_older = step < self._newest_due
         if force and is_older:
@@ -397,11 +422,16 @@ class Saver:
 
     def begin_restore(self) -> None:
         """Stop agreeing on steps, before a restore. Collective, with ``end_restore``."""
+        with self._entry:
+            self._is_restoring = True
+        for schedule in self._schedules.values():  # of a save that began in another thread
+            schedule.worker.wait_idle(self._parts.config.longest_wait_s)
         self._due.stop()
         self._last_request = self._last_step = None
 
     def end_restore(self) -> None:
         """Agree on steps again, after a restore that succeeded or failed."""
+        self._is_restoring = False
         self._due.start_again()
 
     def expect_steps_after(self, step: int) -> None:
@@ -520,6 +550,39 @@ class Saver:
         """The newest save that this process has begun in each tier."""
         return dict(self._begun)
 
+    # A notice that the loop does not come to act on; in the thread of ``OverdueNotice``.
+
+    def _bring_newest(self, deadline_s: float) -> None:
+        """Begin to bring RAM's newest step to storage, with the others, unless ``save`` runs."""
+        newest, placement, watch = self._newest, self.work.placement, self._parts.watch
+        if newest is None or placement is None or not self._parts.config.save_on_preemption:
+            return
+
+        def inspect() -> None:
+            if self._overdue.is_closing or self._is_restoring or watch.sync_step is not None:
+                raise CheckpointError("wait for", "the decision of process 0", "the loop goes on")
+
+        decision = newest.agree(placement, deadline_s, inspect, goes_on=True)
+        if decision is None or not self._entry.acquire(blocking=False):
+            return
+        try:
+            is_idle = all(schedule.worker.wait_idle(0) for schedule in self._schedules.values())
+            if is_idle and not self._is_restoring and watch.sync_step is None:
+                newest.begin(decision, placement)
+        finally:
+            self._entry.release()
+
+    def _newest_steps(self) -> tuple[int | None, int | None]:
+        """Return the newest steps in RAM and in storage, as far as this process knows."""
+        stored = list(self._saved.of(PERSISTENT))
+        listed = None if self._newest is None else self._newest.listed()
+        stored += [] if listed is None else [listed]
+        return max(self._saved.of(LOCAL), default=None), max(stored, default=None)
+
+    def _tell_missed(self, text: str) -> None:
+        self._parts.events.emit("preemption.missed", text=text)
+        logging.error("%s", text)
+
     # Waiting and ending.
 
     def wait_until_finished(self, timeout_s: float | None = None) -> None:
@@ -582,6 +645,7 @@ class Saver:
         All that end well call it, once. Blocks for saves in progress and for the leader. A run that
         has only read changes nothing.
         """
+        self._overdue.close()
         newest = self._newest
         if newest is None or self._last_step is None:
             return
@@ -594,7 +658,7 @@ class Saver:
             for schedule in self._schedules.values()
         )
         placement = self.work.placement if is_idle else None
-        decision = newest.agree(placement, deadline_s)
+        decision = newest.agree(placement, deadline_s, self._parts.inspect)
         if decision is not None and decision.stored is not None and placement is not None:
             self._settle_past(decision.stored, {PERSISTENT})
             newest.begin(decision, placement)
@@ -624,6 +688,7 @@ class Saver:
 
     def abandon(self, timeout_s: float) -> None:
         """Wait so long for saves in progress, then end what threads it can; never raise."""
+        self._overdue.close(is_bad_end=True)
         deadline_s = time.monotonic() + timeout_s
         try:
             self.wait_until_finished(timeout_s)
@@ -633,6 +698,7 @@ class Saver:
 
     def end_threads(self, timeout_s: float) -> None:
         """End each thread, after what it is at, if that takes no longer than ``timeout_s``."""
+        self._overdue.close()
         self._due.stop()
         if self._parts.persistent is not None:
             self._parts.persistent.end_waits()
