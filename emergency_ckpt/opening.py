@@ -23,6 +23,7 @@ from emergency_ckpt.cluster.timelines import SOON_S, StoredChain, Timelines
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.config.validation import listeners_of
 from emergency_ckpt.core.save.snapshot_plan import Buffers
+from emergency_ckpt.core.timeline import number_of
 from emergency_ckpt.errors import ConfigError, CoordinationError, RestoreFailed
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.observer import JobView, Observer, StepProgress
@@ -161,6 +162,19 @@ class Opened:
         for observer, view in self._joined:
             observer.leave(view)
 
+    def tell_begins_anew(self) -> None:
+        """Warn where a job begins from nothing although its run is on record. At the leader."""
+        config, lives = self.config, number_of(self.member.incarnation) - 1
+        if self.process[0] != 0 or lives < 1:
+            return
+        text = (
+            f"training begins anew although run {config.run_name} has been started before (its"
+            f" lives up to {lives} are on record): no step of it is in RAM or in"
+            f" {config.dir or config.local_dir}. A run that ends by an error before its first save"
+            " leaves none"
+        )
+        self.events.emit("start.warning", text=text)
+
     def note_orderly_end(self) -> None:
         """Record that nothing ended this life. Not collective; blocks for storage for a moment."""
         self.member.tier.note_orderly_end()
@@ -245,7 +259,9 @@ class Opened:
     def _assemble(self) -> None:
         config, process, member, storage = self.config, self.process, self.member, self._storage
         self._finite = FiniteLeaves(self.events, config.non_finite)
-        timelines = Timelines(member.tier, self.events, member.newest_step, member.complete)
+        timelines = Timelines(
+            member.tier, self.events, member.newest_step, member.complete, self.tell_begins_anew
+        )
         self.preservation: Preservation | None = None
         chain: StoredChain | None = None
         stored: PersistentSaves | None = None

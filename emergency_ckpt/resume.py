@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.round import run_on_all
-from emergency_ckpt.core.timeline import number_of
 from emergency_ckpt.errors import RamdiskFull, RestoreFailed
 from emergency_ckpt.opening import Opened
 from emergency_ckpt.restore.host_state import HostStateRestore
@@ -79,24 +78,12 @@ class Resume:
             parts.saver.end_restore()
         if restored is None or report is None:
             parts.saver.expect_steps_after(-1)
-            self._tell_earlier_lives(number)
+            if number == 0:
+                parts.tell_begins_anew()
             return None
         self._continue_from(restored, is_requested=step is not None)
         parts.saver.expect_steps_after(restored.save.step)
         return restored, report
-
-    def _tell_earlier_lives(self, restores: int) -> None:
-        """Warn where a job begins anew although its run is on record: a step was to be expected."""
-        parts = self._parts
-        is_first = restores == 0 and number_of(parts.member.incarnation) > 1
-        if is_first and parts.process[0] == 0:
-            where = parts.config.dir or parts.config.local_dir
-            text = (
-                f"training begins anew although run {parts.config.run_name} has been started"
-                f" before: no step of it is in RAM or in {where}. A loop that ends before"
-                " save_every, without a forced save, leaves none in storage"
-            )
-            parts.events.emit("start.warning", text=text)
 
     def _request(
         self, state: PyTree, step: int | None, wants_host_state: bool, tensors_only: bool

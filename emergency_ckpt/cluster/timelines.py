@@ -44,6 +44,7 @@ class Timelines:
         events: EventSink,
         newest_step: int = -1,
         complete: SaveId | None = None,
+        on_nothing: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin with what is on record.
 
@@ -51,9 +52,11 @@ class Timelines:
           tier: the tier that records it; None: not recorded.
           newest_step: the newest step known at the start of the job; -1 without any.
           complete: the newest save that any process had on record at the start as complete.
+          on_nothing: called at a first save without a restore, where the run has no step.
         """
         self._tier = tier
         self._events = events
+        self._on_nothing = on_nothing
         self._lock = threading.Lock()
         self._bound = None if tier is None else tier.timeline
         self._pending: Timeline | None = None
@@ -118,9 +121,11 @@ class Timelines:
                 tensors, _, complete = self._tier.held()
                 saves = [held.save for held in tensors] + ([complete] if complete else [])
                 left = max(left, newest_step(saves, self._bound))
-            if left < 0:
-                return
-            self._pending = continued(None, None, save.incarnation)
+            if left >= 0:
+                self._pending = continued(None, None, save.incarnation)
+        if left < 0:
+            self._on_nothing()
+            return
         self._events.emit("save.without_restore", step=save.step, newest=left)
 
     def bind(self) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
+from faults import copies_to_slots_fail, storage_fails
 from ledgers import ledger_in
-from world import World, logged, same, save_all
+from world import World, logged, same, save, save_all
 
 
 def saved(world: World, *steps: int, restores: bool = False, **settings: Any) -> None:
@@ -170,5 +171,31 @@ def test_start_anew_of_a_run_on_record_warns_once(world: World) -> None:
         warnings = [e.fields["text"] for e in world.events if e.name == "start.warning"]
         told.append(len(warnings))
     assert told == [0, 1, 2]
-    assert "training begins anew although run run has been started before" in warnings[0]
-    assert f"no step of it is in RAM or in {world.persistent}" in warnings[0]
+    begin = "training begins anew although run run has been started before (its lives up to 1 are"
+    assert warnings[0].startswith(begin)
+    assert f"no step of it is in RAM or in {world.persistent}. " in warnings[0]
+
+
+def warned(world: World) -> list[str]:
+    return [
+        e.fields["text"]
+        for e in world.events
+        if e.name == "start.warning" and "begins anew" in e.fields["text"]
+    ]
+
+
+def test_start_that_asks_for_no_restore_warns_as_well(world: World) -> None:
+    for told in (0, 1, 2):
+        with world.open_both(save_every=1000, local_save_every=1000) as ckpt:
+            for step in (1, 2):
+                save(ckpt, world, step)
+            assert warned(world) == []
+            with pytest.MonkeyPatch.context() as patch:
+                storage_fails(patch, "finish")
+                copies_to_slots_fail(patch)
+                save(ckpt, world, 3, force=True)
+                ckpt.wait_until_finished()
+            assert len(warned(world)) == min(told, 1)
+            ckpt.stop(after_error=True)
+        shutil.rmtree(world.ramdisk)
+        world.events.clear()
