@@ -372,16 +372,44 @@ def _claim(path: Path, *, create: bool, own: bool = True) -> Claim | Holder | No
         return None
     try:
         lock_fd = _try_lock(OWNER_LOCK, dir_fd, fcntl.LOCK_EX, create=create)
-    except OSError:
+    except OSError as error:
         os.close(dir_fd)
+        if create and isinstance(error, PermissionError):
+            raise _not_own(path / OWNER_LOCK) from error
         raise
     if lock_fd is None or lock_fd == _LOCKED or not _same_file(os.fstat(dir_fd), path):
         holder = Holder(path, read_owner(dir_fd)) if lock_fd == _LOCKED else None
         _close_all((dir_fd,) if lock_fd in (None, _LOCKED) else (lock_fd, dir_fd))
         return holder
     if create:
-        os.close(files.open_regular(READER_LOCK, dir_fd, os.O_RDWR | os.O_CREAT))
+        try:
+            _ensure_readers_lock(path, dir_fd)
+        except OSError:
+            _close_all((lock_fd, dir_fd))
+            raise
     return Claim(path, dir_fd, lock_fd)
+
+
+def _ensure_readers_lock(path: Path, dir_fd: int) -> None:
+    """Make ``reader.lock`` in a directory of this user, also in place of another user's. NotOwn.
+
+    A command of root may have left one. No server has it locked, since ``read_claim`` takes no
+    other user's file, and the owner of a directory may remove any file from it.
+    """
+    flags = os.O_RDWR | os.O_CREAT
+    try:
+        os.close(files.open_regular(READER_LOCK, dir_fd, flags))
+    except (CorruptData, OSError):
+        try:
+            files.remove(READER_LOCK, dir_fd)
+            os.close(files.open_regular(READER_LOCK, dir_fd, flags | os.O_EXCL))
+        except OSError as error:
+            raise _not_own(path / READER_LOCK) from error
+
+
+def _not_own(path: Path) -> files.NotOwn:
+    hint = f"if no process has {path.parent}: rm -r {path}"
+    return files.NotOwn("it is not a file that this user may write", path, hint)
 
 
 def _try_lock(name: str, dir_fd: int, kind: int, *, create: bool) -> int | None:

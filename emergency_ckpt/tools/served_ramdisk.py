@@ -56,7 +56,11 @@ class ReadOnlyRamdisk:
             os.close(open_local_dir(local_dir, owner_uid))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise LocalTierError(
-                "serve", str(local_dir), "not a directory", hint="name the ramdisk of the trainer"
+                "serve",
+                str(local_dir),
+                "not a directory",
+                hint="name the ramdisk of the trainer; before its first start, make the directory"
+                f" as the trainer's user: mkdir -m 0700 {local_dir}",
             ) from error
         except OSError as error:
             raise files.local_error("serve", str(local_dir), error) from error

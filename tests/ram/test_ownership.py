@@ -25,6 +25,7 @@ from tiers_support import (
 from emergency_ckpt import files
 from emergency_ckpt.errors import LocalTierError, RamdiskFull
 from emergency_ckpt.ram import LocalTier, left_runs
+from emergency_ckpt.run_secret import generate_secret
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
@@ -208,6 +209,44 @@ def test_clean_by_root_leaves_no_lock_of_root(shared: Path) -> None:
     eckpt_here("doctor", "--clean", "--local-dir", str(shared), "--older-than", "0", "--yes")
     assert {path.lstat().st_uid for path in place.iterdir()} == {JOB}
     assert as_user(JOB, shared, "open").endswith(" 0o700")
+
+
+def test_lock_of_root_is_replaced_at_the_next_start(shared: Path) -> None:
+    """As an earlier version left it."""
+    assert as_user(JOB, shared, "open") == "[7] 0o700"
+    lock = shared / RUN_ID / "process_00000" / "reader.lock"
+    os.chown(lock, 0, 0)
+    assert as_user(JOB, shared, "open").endswith(" 0o700")
+    assert lock.lstat().st_uid == JOB
+    assert not (shared / RUN_ID / "process_00000.1").exists()
+
+
+@pytest.mark.parametrize("name", ["reader.lock", "owner.lock"])
+def test_lock_that_cannot_be_replaced_is_named(shared: Path, name: str) -> None:
+    assert as_user(JOB, shared, "open") == "[7] 0o700"
+    lock = shared / RUN_ID / "process_00000" / name
+    if name == "reader.lock":
+        lock.unlink()
+        lock.mkdir()
+    os.chown(lock, 0, 0)
+    told = as_user(JOB, shared, "open")
+    assert told.startswith(f"claim {lock}: it is not a file that this user may write")
+    assert told.endswith(f"if no process has {lock.parent}: rm -r {lock}")
+
+
+def test_serve_by_root_makes_no_directory(
+    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(generate_secret())
+    secret.chmod(0o600)
+    words = ["--secret-file", str(secret), "--drain-to", str(tmp_path / "dir")]
+    words += ["--drain-after", "5", "--run-id", RUN_ID, "--local-dir", str(shared / "none")]
+    assert eckpt_here("serve", *words) != 0
+    told = capsys.readouterr().err
+    assert f"serve {shared / 'none'}: not a directory; " in told
+    assert f"as the trainer's user: mkdir -m 0700 {shared / 'none'}" in told
+    assert not (shared / "none").exists()
 
 
 def test_clean_by_root_removes_a_run_without_a_readers_lock(shared: Path) -> None:

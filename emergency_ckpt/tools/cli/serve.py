@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import signal
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from emergency_ckpt import run_secret as auth
 from emergency_ckpt.background import SignalFlag
 from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.ram.ownership import ROOT_UID
 from emergency_ckpt.tools.cli.arguments import addresses, port, seconds, user_id
 from emergency_ckpt.tools.cli.output import tell
 from emergency_ckpt.tools.offline.draining.last import LastDrain
@@ -109,7 +111,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _serve(args: argparse.Namespace, stopping: SignalFlag, hurrying: SignalFlag) -> int:
     secret = _secret(args.secret_file)
-    if args.drain_to:  # beside a trainer that has not started: the directory is its own
+    if args.drain_to and os.geteuid() != ROOT_UID:
+        # Beside a trainer of this user that has not started. A directory of root is closed to
+        # the user of a trainer.
         args.local_dir.mkdir(mode=0o700, exist_ok=True)
     holdings = ReadOnlyRamdisk(args.local_dir, args.run_id, args.owner)
     try:
