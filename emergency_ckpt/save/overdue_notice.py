@@ -45,7 +45,7 @@ class OverdueNotice:
         self._tell = tell
         self._newest = newest
         self._has_storage = has_storage
-        self._done: frozenset[Overdue] = frozenset()
+        self._done = set[Overdue]()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="eckpt-overdue", daemon=True)
@@ -74,7 +74,7 @@ class OverdueNotice:
             if work == "tell":
                 self._say(since_s)
                 return
-            self._done |= {"bring"}
+            self._done.add("bring")
             try:
                 self._bring(time.monotonic() + self._grace_s - since_s)
             except Exception:  # noqa: BLE001 - logged; the error of the notice must be said all the same
@@ -84,7 +84,7 @@ class OverdueNotice:
         with self._lock:
             if "tell" in self._done:
                 return
-            self._done |= {"tell"}
+            self._done.add("tell")
         in_ram, stored = self._newest()
         text = missed_text(since_s, in_ram, stored, has_storage=self._has_storage)
         self._tell(text)

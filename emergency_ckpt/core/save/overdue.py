@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 _PART_TO_BRING = 0.5
@@ -25,7 +26,7 @@ def deadline_of(noticed_s: float, grace_s: float, reached_s: float) -> float:
     return max(noticed_s + grace_s, reached_s + _PART_WHEN_LATE * grace_s)
 
 
-def overdue_work(since_s: float, grace_s: float, done: frozenset[Overdue]) -> Overdue:
+def overdue_work(since_s: float, grace_s: float, done: Collection[Overdue]) -> Overdue:
     """Return what is to be done about a notice that no loop has acted on; empty for nothing.
 
     First the newest step of RAM is brought to storage, in time before the grace is over. Then the

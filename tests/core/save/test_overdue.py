@@ -30,7 +30,7 @@ def test_loop_that_comes_late_has_a_third_of_the_grace(reached_s: float, deadlin
 def test_step_is_brought_first_and_the_loss_told_before_the_kill(
     since_s: float, done: tuple[Overdue, ...], work: Overdue
 ) -> None:
-    assert overdue_work(since_s, 30.0, frozenset(done)) == work
+    assert overdue_work(since_s, 30.0, done) == work
 
 
 def test_text_names_the_newest_step_of_each_tier() -> None:
