@@ -72,7 +72,6 @@ _LOST_MARKER = (
     "its folder below host_state is gone, and with it the host states and their marker; to take its"
     " tensors alone, set allow_missing_host_state"
 )
-_NAMED_HOLDERS = 64
 _NAMED_STEPS = 10
 _NAMED_SHARDS = 16
 """So many shards are named, each by a line of its own; of the others only the number is told."""
@@ -169,7 +168,7 @@ class RestoreLeader:
                 return self._without_plan(answer)
             self._tell_suspect(answer)
             if answer.save is not None:
-                self._tell_holders(answer.save)
+                self._tell_left_out(answer.save)
                 return self._settled(answer, answer.save)
             assert self._persistent is not None, "else there is no persistent step to choose"
             if self._loads[answer.step] >= MAX_LOADS:
@@ -560,18 +559,10 @@ class RestoreLeader:
 
     # What is told.
 
-    def _tell_holders(self, save: SaveId) -> None:
+    def _tell_left_out(self, save: SaveId) -> None:
         states = (held for each in self._inventory.holders for held in each.host_states)
         if any(held.save == save and not held.empty for held in states):
             self._warn_left_out(save.step)
-        found = [
-            each.holder
-            for each in self._inventory.holders
-            if any(held.save == save for held in each.tensors)
-        ]
-        self._events.emit(
-            "restore.holders", step=save.step, count=len(found), holders=found[:_NAMED_HOLDERS]
-        )
 
     def _warn_left_out(self, step: int) -> None:
         """Say once that ``step`` has a host state, where nobody wants one and nobody said so."""

@@ -350,7 +350,6 @@ class LocalSaves:
         for save in held:
             if save.step in gone:
                 self._tier.drop(save)
-                self._events.emit("save.removed", step=save.step)
         return gone
 
     def _protect(self) -> None:

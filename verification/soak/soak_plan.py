@@ -84,7 +84,7 @@ LIFE_EVENTS = (
     *("persistent.removing", "persistent.removed", "persistent.hidden"),
 )
 RESTORE_EVENTS = (
-    *("start.ready", "restore.started", "restore.planned", "restore.loaded", "restore.holders"),
+    *("start.ready", "restore.started", "restore.planned", "restore.loaded"),
     *("restore.fetched", "restore.phases", "restore.received", "restore.finished"),
     *("restore.rejected", "restore.quarantined", "save.started", "save.published"),
 )

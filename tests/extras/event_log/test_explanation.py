@@ -1,4 +1,4 @@
-"""The events from which a restore can be told: holders, phases, bytes, and what was passed over."""
+"""The events from which a restore can be told: phases, bytes, and what was passed over."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ def test_log_tells_the_story_of_a_restore(world: World, tmp_path: Path) -> None:
         return [each for each in found.events if each.name == name]
 
     assert [each.fields["tier"] for each in named("restore.finished")] == ["local", "persistent"]
-    assert named("restore.holders")[0].fields == {"step": 4, "count": 1, "holders": ["process/0"]}
     for phases in named("restore.phases"):
         assert sum(phases.fields.values()) > 0
     (over,) = {(e.fields["step"], e.fields["tier"]) for e in named("restore.rejected")}
