@@ -118,8 +118,9 @@ def line_of(name: str, fields: Fields) -> tuple[int, str] | None:
         level = logging.WARNING if name in _WARNINGS else logging.INFO
         return None if fields["process"] else (level, _LEADERS_LINES[name](fields))
     if name in _WARNINGS:
-        words = " ".join(f"{k}={v}" for k, v in fields.items() if k not in ("process", "text"))
-        return logging.WARNING, f"{name}: {' '.join(filter(None, (fields.get('text'), words)))}"
+        words = [str(fields[key]) for key in _WORDS if fields.get(key)]
+        words += [f"{k}={v}" for k, v in fields.items() if k not in ("process", *_WORDS)]
+        return logging.WARNING, f"{name}: {' '.join(words)}"
     return None
 
 
@@ -222,6 +223,8 @@ _LEADERS_LINES: dict[str, Callable[[Fields], str]] = {
     "save.without_host_state": _saved_without_host_state,
     "preemption.reached": _preempted,
 }
+_WORDS = ("text", "reason")
+"""Fields that are sentences: a warning has them first, and without their names."""
 _WARNINGS = frozenset(
     {
         "start.warning",
@@ -241,6 +244,10 @@ _WARNINGS = frozenset(
         "restore.suspect",
         "restore.without_host_state",
         "restore.persistent_unreachable",
+        "persistent.dropped",
+        "persistent.in_use",
+        "persistent.log_problem",
+        "persistent.not_removed",
         "persistent.waiting",
         "divergence",
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from absl import logging
 from world import World, logged, save_all
 
 from emergency_ckpt.core.wording import seconds_text, size_text
@@ -82,6 +83,20 @@ def test_line_of_a_save_is_the_leaders_alone() -> None:
     assert line is not None
     assert line[1] == "saved step 3 to RAM in 0.25 s"
     assert line_of("save.copied", {"process": 0, **fields}) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "persistent.dropped",
+        "persistent.in_use",
+        "persistent.log_problem",
+        "persistent.not_removed",
+    ],
+)
+def test_trouble_in_storage_is_a_warning_of_any_process(name: str) -> None:
+    line = line_of(name, {"process": 3, "step": 7, "reason": "the bucket refuses"})
+    assert line == (logging.WARNING, f"{name}: the bucket refuses step=7")
 
 
 @pytest.mark.parametrize(

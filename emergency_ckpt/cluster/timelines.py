@@ -257,8 +257,8 @@ class StoredChain:
         try:
             self.begin(save)
         except DirectoryInUse as error:
-            logging.warning("rolled-back steps are not hidden: %s", error)
-            self._events.emit("persistent.in_use", reason=str(error)[:500])
+            text = f"rolled-back steps are not hidden: {error}"
+            self._events.emit("persistent.in_use", reason=text[:500])
         except CheckpointError as error:
             logging.warning("rolled-back steps are not hidden yet: %s", error)
             self._events.emit("persistent.unreachable", reason=str(error)[:500])

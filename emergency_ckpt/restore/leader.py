@@ -401,7 +401,7 @@ class RestoreLeader:
         """Read the step log and one listing. PersistentTierError, CorruptData."""
         view = tier.found.view(deadline_s)
         for fault in view.log.faults:
-            self._events.emit("persistent.log_damaged", reason=str(fault)[:500])
+            self._tell_log_problem("damaged", str(fault))
         holders, known = self._inventory.holders, self._inventory.timeline
         self._replace(timeline=newest_timeline(holders, known, view.table))
         steps = {each.step: each for each in view.steps}
@@ -464,8 +464,10 @@ class RestoreLeader:
         if not self._has_told_loss:
             self._has_told_loss = True
             text = "the step log is gone: steps in storage count by their markers"
-            logging.warning("%s", text)
-            self._events.emit("persistent.log_lost", reason=text)
+            self._tell_log_problem("missing", text)
+
+    def _tell_log_problem(self, problem: str, reason: str) -> None:
+        self._events.emit("persistent.log_problem", problem=problem, reason=reason[:500])
 
     def _plan_stored(self, answer: RestorePlan, tier: PersistentTier) -> LoadPlan | NoPlan | None:
         """Return the plan to load the chosen step; None when its files are another's, or none.

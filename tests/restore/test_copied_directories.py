@@ -208,11 +208,11 @@ def test_log_lost_is_said_and_no_fresh_start(world: World, lost: str) -> None:
         world.lose_ram()
     shutil.rmtree(log_of(world))
     assert restored(world, save_every=0) == 4
-    assert "persistent.log_lost" in world.names()
+    assert world.named("persistent.log_problem", problem="missing")
     persist(world, 5, start=4)
     assert complete_steps(str(world.persistent)) == [2, 4, 5]
     assert restored(world) == 5
-    assert "persistent.log_lost" not in world.names()
+    assert not world.named("persistent.log_problem")
 
 
 def test_steps_copied_alone_may_begin_another_run(world: World) -> None:

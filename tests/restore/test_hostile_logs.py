@@ -48,7 +48,8 @@ def add(world: World, change: Callable[[Version], None] = lambda _: None, **fiel
 
 
 def damage_named(world: World) -> list[str]:
-    return [e.fields["reason"] for e in world.events if e.name == "persistent.log_damaged"]
+    damaged = world.named("persistent.log_problem", problem="damaged")
+    return [str(event.fields["reason"]) for event in damaged]
 
 
 def entry(**fields: Any) -> Callable[[Version], None]:

@@ -258,7 +258,7 @@ def test_damaged_version_stops_no_restart_of_its_run(world: World, data: bytes, 
         path.write_bytes(data)
     with pytest.raises(DirectoryInUse, match="'run' saves there"):
         world.open_both(**STORAGE, run_id="other")
-    assert "persistent.log_damaged" in world.names()
+    assert world.named("persistent.log_problem", problem="damaged")
     persist(world, 2)
     assert whole(world) == [1, 2]
     assert on_record(world).run_id == "run"

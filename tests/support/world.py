@@ -110,13 +110,18 @@ class World:
     def names(self) -> list[str]:
         return [event.name for event in self.events]
 
+    def named(self, name: str, **fields: object) -> list[Event]:
+        """Return the events of this name that have these fields."""
+        return [
+            each
+            for each in list(self.events)
+            if each.name == name and fields.items() <= each.fields.items()
+        ]
+
     def wait_for(self, name: str, **fields: object) -> None:
         """Wait until an event of this name has these fields."""
         deadline_s = time.monotonic() + LONG_S
-        while not any(
-            each.name == name and fields.items() <= each.fields.items()
-            for each in list(self.events)
-        ):
+        while not self.named(name, **fields):
             assert time.monotonic() < deadline_s, (name, fields, self.names())
             time.sleep(0.005)
 

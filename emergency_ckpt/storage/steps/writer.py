@@ -41,6 +41,7 @@ from emergency_ckpt.errors import (
     PersistentTierError,
     StorageLost,
 )
+from emergency_ckpt.events import EventSink
 from emergency_ckpt.storage.directory import Generations, StorageDirectory
 from emergency_ckpt.storage.log import LogRead, StepLog
 from emergency_ckpt.storage.marker import HOST_STATE, MARKER_NAME
@@ -65,10 +66,6 @@ class _Overtaken(PersistentTierError):
     """Another writer of this life has come between a look and a change."""
 
 
-def _tell_nobody(name: str, **fields: object) -> None:
-    del name, fields
-
-
 class DirectoryWriter:
     """Writes the log of one directory and hides or removes its steps. Thread-safe; blocks.
 
@@ -78,7 +75,7 @@ class DirectoryWriter:
     Args:
       run_id, from_dir, writer: as in ``Table``.
       take_over: replace another run's name, once.
-      emit: told the events of changes, as ``EventSink.emit``.
+      emit: told the events of changes, as ``EventSink.emit``; None: they go to the log alone.
       todelete_subdir: folder of a file system, below the directory, into which removed steps are
         moved; None: they are deleted, as always in a bucket.
     """
@@ -93,7 +90,7 @@ class DirectoryWriter:
         writer: str = "",
         take_over: bool = False,
         todelete_subdir: str | None = None,
-        emit: Callable[..., object] = _tell_nobody,
+        emit: Callable[..., object] | None = None,
     ) -> None:
         self._storage = storage
         self._directory = storage.path
@@ -102,7 +99,7 @@ class DirectoryWriter:
         self._mine = LogWriter(run_id, from_dir, "", writer)
         self._may_take_over = take_over
         self._todelete_subdir = todelete_subdir
-        self._emit = emit
+        self._emit = emit or EventSink(process_index=0).emit
         self._lock = threading.RLock()
         self._removed = threading.Condition(self._lock)
         self._removing: set[int] = set()
@@ -305,16 +302,17 @@ class DirectoryWriter:
             self._read = self._log.read(deadline_s)
         except StorageLost as error:
             if not self._is_lost:
-                logging.warning("%s", error)
-                self._emit("persistent.lost", reason=str(error)[:500])
+                self._tell_log_problem("lost", str(error))
             self._is_lost = True
             raise
         self._is_lost = False
         for fault in self._read.faults:
-            logging.warning("%s; the next version mends it", fault)
-            self._emit("persistent.log_damaged", reason=str(fault)[:500])
+            self._tell_log_problem("damaged", str(fault))
         if self._read.faults and self._read.table is None:
             self._read = self._read._replace(table=self._by_markers(deadline_s))
+
+    def _tell_log_problem(self, problem: str, reason: str) -> None:
+        self._emit("persistent.log_problem", problem=problem, reason=reason[:500])
 
     def _by_markers(self, deadline_s: float | None) -> Table | None:
         """Return who saved the newest step, where no version can be used; None without a step.
@@ -417,9 +415,8 @@ class DirectoryWriter:
         if table is None or change(table) != table:
             self._append(change)
         for entry in gone:
-            self._emit("persistent.dropped", step=entry.step)
-            text = "step %d is gone from %s: another program has removed it"
-            logging.warning(text, entry.step, self._directory)
+            reason = f"another program has removed it from {self._directory}"
+            self._emit("persistent.dropped", step=entry.step, reason=reason)
         known = {entry.step for entry in self._entries()}
         # A folder of plain Orbax alone may be of a save that is under way.
         remains = (unfinished & beside) - known
@@ -454,22 +451,17 @@ class DirectoryWriter:
         work = functools.partial(self._pinned(step, name).clear, name)
         self._storage.do("remove", f"/{name}", work, changes=step)
 
-    def _tidy(
-        self, step: int, work: Callable[[], object], *, is_asked: bool = False
-    ) -> PersistentTierError | None:
+    def _tidy(self, step: int, work: Callable[[], object]) -> PersistentTierError | None:
         """Do a part of the clean-up for ``step``; return its error.
 
-        What cannot be removed is in nobody's way: no save fails for it. ``is_asked``: the caller
-        raises the error, and tells it so; else it is logged. Raises what says that this life must
-        not write.
+        What cannot be removed is in nobody's way: no save fails for it. Raises what says that this
+        life must not write.
         """
         try:
             work()
         except (DirectoryInUse, StorageLost, _Overtaken):
             raise
         except PersistentTierError as error:
-            if not is_asked:
-                logging.warning("step %d is not cleared: %s", step, error)
             self._emit("persistent.not_removed", step=step, reason=str(error)[:500])
             if not error.retryable:
                 self._stuck.add(step)
@@ -722,7 +714,7 @@ class DirectoryWriter:
         self._append(lambda table: listing(table, *leaving))
         for entry in leaving:
             self._emit("persistent.removing", step=entry.step)
-        errors = self._finish_removal(leaving, asked)
+        errors = self._finish_removal(leaving)
         for step in asked & errors.keys():
             raise errors[step]
         return [entry.own_folder for entry in leaving]
@@ -737,18 +729,14 @@ class DirectoryWriter:
             if isinstance(each, FoundStep) and not (each.is_junk or each.step.problem)
         ]
 
-    def _finish_removal(
-        self, entries: Collection[Entry], asked: Collection[int] = ()
-    ) -> dict[int, PersistentTierError]:
+    def _finish_removal(self, entries: Collection[Entry]) -> dict[int, PersistentTierError]:
         """Delete the files of ``entries``, which the newest version says, and leave them out.
 
-        Return the errors of those that cannot be deleted, by step: their entries stay. ``asked``:
-        the steps of which the caller raises the error.
+        Return the errors of those that cannot be deleted, by step: their entries stay.
         """
         errors: dict[int, PersistentTierError] = {}
         for entry in entries:
-            work = functools.partial(self._delete_removed, entry)
-            error = self._tidy(entry.step, work, is_asked=entry.step in asked)
+            error = self._tidy(entry.step, functools.partial(self._delete_removed, entry))
             if error is not None:
                 errors[entry.step] = error
         if gone := [e for e in entries if e.step not in errors]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 from looks import tree_of
 from mounts import mount_again, unmount
-from world import STORAGE, World, finish, save, save_all, small_tmpfs
+from world import STORAGE, World, finish, logged, save, save_all, small_tmpfs
 
 from emergency_ckpt.errors import PersistentTierError, SaveFailed
 
@@ -61,7 +61,7 @@ def loss(request: pytest.FixtureRequest, world: World) -> Iterator[Loss]:
 
 def test_loss_of_storage_is_told_and_nothing_begins_anew(world: World, loss: Loss) -> None:
     world.persistent = loss.directory
-    with world.open_both(**STORAGE) as ckpt:
+    with logged() as lines, world.open_both(**STORAGE) as ckpt:
         save_all(ckpt, world, 4, 6)
         loss.lose()
         left = tree_of(loss.path.parent)
@@ -70,7 +70,9 @@ def test_loss_of_storage_is_told_and_nothing_begins_anew(world: World, loss: Los
             with pytest.raises(SaveFailed, match=r"has seen version .* bring it back"):
                 finish(ckpt)
         assert tree_of(loss.path.parent) == left
-        assert world.names().count("persistent.lost") == 1
+        (lost,) = world.named("persistent.log_problem", problem="lost")
+        (line,) = [line for line in lines if line.startswith("persistent.log_problem: ")]
+        assert str(lost.fields["reason"]) in line
         assert [e.fields["step"] for e in world.events if e.name == "persistent.failed"] == [8, 10]
         with pytest.raises(PersistentTierError, match="has seen version"):
             ckpt.restore(state=world.state(0))
@@ -81,7 +83,7 @@ def test_loss_of_storage_is_told_and_nothing_begins_anew(world: World, loss: Los
         finish(ckpt)
     world.lose_ram()
     world.restores(12, host=True)
-    assert world.names().count("persistent.lost") == 1
+    assert len(world.named("persistent.log_problem", problem="lost")) == 1
 
 
 def test_loss_before_the_first_save_of_a_life_is_told(world: World) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -30,6 +29,7 @@ from emergency_ckpt.errors import (
     HostStateError,
     LocalTierError,
 )
+from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.ram.locks import current_holder
 from emergency_ckpt.ram.step_reader import RamStep
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
@@ -92,14 +92,14 @@ class _DrainedStep(RamStep):
 
 
 class _Moves:
-    """Receives the events of the directory's writer, and notes what is hidden."""
+    """Listens to the directory's writer, and notes what is hidden."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
 
-    def emit(self, name: str, /, **fields: Any) -> None:
-        if name == "persistent.hidden":
-            step, folder, reason = (fields[each] for each in ("step", "kept_as", "reason"))
+    def __call__(self, event: Event) -> None:
+        if event.name == "persistent.hidden":
+            step, folder, reason = (event.fields[each] for each in ("step", "kept_as", "reason"))
             self.notes.append(f"step {step} is kept as {folder}: {reason}")
 
 
@@ -125,7 +125,7 @@ def drain(
         run_id=run_id,
         from_dir=run_id == run_id_of(tier.directory),
         writer=f"drain-{secrets.token_hex(8)}",
-        emit=moves.emit,
+        emit=EventSink(moves, process_index=0).emit,
     )
     writer.find()
     work = _Drain(survey, run_id, tier, writer, moves)
