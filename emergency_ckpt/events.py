@@ -46,6 +46,20 @@ class Event:
     time_s: float
     origin: Origin
 
+    @property
+    def point(self) -> str:
+        """Return the name, and the stage of an event that has one: ``"save.stage.copied"``."""
+        return point_of(self.name, self.fields)
+
+
+def point_of(name: str, fields: Fields) -> str:
+    """Return the point of the work that an event marks: its name, and its ``stage`` if it has one.
+
+    An event of a work in stages has one name, so that a reader finds the whole work by it.
+    """
+    stage = fields.get("stage")
+    return f"{name}.{stage}" if stage else name
+
 
 Listener = Callable[[Event], None]
 
@@ -117,7 +131,7 @@ def line_of(name: str, fields: Fields) -> tuple[int, str] | None:
     if name in _LEADERS_LINES:
         level = logging.WARNING if name in _WARNINGS else logging.INFO
         return None if fields["process"] else (level, _LEADERS_LINES[name](fields))
-    if name in _WARNINGS:
+    if name in _WARNINGS or point_of(name, fields) in _WARNINGS:
         words = [str(fields[key]) for key in _WORDS if fields.get(key)]
         words += [f"{k}={v}" for k, v in fields.items() if k not in ("process", *_WORDS)]
         return logging.WARNING, f"{name}: {' '.join(words)}"
@@ -244,10 +258,10 @@ _WARNINGS = frozenset(
         "restore.suspect",
         "restore.without_host_state",
         "restore.persistent_unreachable",
-        "persistent.dropped",
         "persistent.in_use",
         "persistent.log_problem",
-        "persistent.not_removed",
+        "persistent.removal.failed",
+        "persistent.removal.missing",
         "persistent.waiting",
         "divergence",
     }

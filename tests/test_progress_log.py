@@ -85,18 +85,21 @@ def test_line_of_a_save_is_the_leaders_alone() -> None:
     assert line_of("save.copied", {"process": 0, **fields}) is None
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "persistent.dropped",
-        "persistent.in_use",
-        "persistent.log_problem",
-        "persistent.not_removed",
-    ],
-)
+@pytest.mark.parametrize("name", ["persistent.in_use", "persistent.log_problem"])
 def test_trouble_in_storage_is_a_warning_of_any_process(name: str) -> None:
-    line = line_of(name, {"process": 3, "step": 7, "reason": "the bucket refuses"})
-    assert line == (logging.WARNING, f"{name}: the bucket refuses step=7")
+    line = line_of(name, {"process": 3, "reason": "the bucket refuses"})
+    assert line == (logging.WARNING, f"{name}: the bucket refuses")
+
+
+@pytest.mark.parametrize(
+    ("stage", "is_told"),
+    [("begun", False), ("removed", False), ("hidden", False), ("missing", True), ("failed", True)],
+)
+def test_removal_is_a_warning_where_it_is_not_as_asked(stage: str, is_told: bool) -> None:
+    fields = {"process": 3, "step": 7, "stage": stage, "reason": "the bucket refuses"}
+    warning = f"persistent.removal: the bucket refuses step=7 stage={stage}"
+    expected = (logging.WARNING, warning) if is_told else None
+    assert line_of("persistent.removal", fields) == expected
 
 
 @pytest.mark.parametrize(

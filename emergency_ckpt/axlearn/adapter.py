@@ -263,7 +263,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
             self._entries[step] = entries_of(step, self._saving)  # inside ``save`` or ``stop``
         elif event.name == "persistent.published":
             self._index.write(step, self._entries[step])
-        elif event.name == "persistent.removing":
+        elif event.point == "persistent.removal.begun":
             self._index.remove(step)
         elif event.name in ("persistent.complete", "persistent.failed"):
             self._entries.pop(step, None)

@@ -23,6 +23,7 @@ from persistent_steps import (
 from state_samples import on_host
 
 from emergency_ckpt.core.timeline import continued
+from emergency_ckpt.events import point_of
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.types import OrbaxStep, SaveId
 
@@ -79,7 +80,7 @@ def hidden() -> dict[str, Any]:
     folders: list[object] = []
 
     def emit(name: str, **fields: object) -> None:
-        if name == "persistent.hidden":
+        if point_of(name, fields) == "persistent.removal.hidden":
             folders.append(fields["kept_as"])
 
     writer = writer_of(tier, emit=emit)

@@ -31,7 +31,7 @@ def save_and_remove(directory: str, local_dir: str, saves: int) -> dict[str, obj
             ckpt.save(step=step, state={"w": np.full(4, step), "b": np.zeros(2)})
         ckpt.wait_until_finished()
         failed = [event.fields for event in events if event.name == "persistent.failed"]
-        removed = sum(event.name == "persistent.removed" for event in events)
+        removed = sum(event.point == "persistent.removal.removed" for event in events)
         return {
             "failed": failed[:3],
             "failures": ckpt.failed_saves,

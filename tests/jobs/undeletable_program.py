@@ -54,7 +54,7 @@ def live(world: World, case: str, steps: tuple[int, ...], control: GcsControl) -
         "same": found is None or same(state, world.state(found)),
         "complete": named["persistent.complete"],
         "failed": named["persistent.failed"],
-        "kept": [e.fields["reason"] for e in world.events if e.name == "persistent.not_removed"],
+        "kept": [e.fields["reason"] for e in world.named("persistent.removal", stage="failed")],
         "errors": errors,
     }
 

@@ -234,7 +234,8 @@ def test_step_deleted_by_a_stranger_is_dropped_and_named(world: World) -> None:
     assert restored(world) == 4
     world.events.clear()
     persist(world, 7, start=4)
-    dropped = [e.fields["step"] for e in world.events if e.name == "persistent.dropped"]
+    missing = world.named("persistent.removal", stage="missing")
+    dropped = [event.fields["step"] for event in missing]
     assert dropped == [6]
     assert complete_steps(str(world.persistent)) == [2, 4, 7]
     with pytest.raises(StepNotFound, match="storage has"):

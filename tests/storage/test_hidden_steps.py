@@ -42,7 +42,7 @@ def rolled_back(directory: Path, write: Any = write_ours) -> PersistentTier:
     told = list[dict[str, Any]]()
     writer = writer_of(tier, emit=lambda name, **fields: told.append({"name": name, **fields}))
     writer.begin(B, BACK_TO_2)
-    (moved,) = (each for each in told if each["name"] == "persistent.hidden")
+    (moved,) = (each for each in told if each.get("stage") == "hidden")
     assert moved["step"] == 4
     assert hidden(directory) == [moved["kept_as"]]
     return PersistentTier(str(directory))

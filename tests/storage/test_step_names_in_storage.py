@@ -13,6 +13,7 @@ from persistent_steps import life as life_of
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.events import point_of
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.types import SaveId
 
@@ -127,8 +128,7 @@ class Deadly:
     """The process ends once a version says that a step is being removed."""
 
     def emit(self, name: str, /, **fields: object) -> None:
-        del fields
-        if name == "persistent.removing":
+        if point_of(name, fields) == "persistent.removal.begun":
             raise Killed
 
 

@@ -76,12 +76,13 @@ NEEDS_STORAGE = frozenset(k for k in KINDS if k.startswith("storage")) | {"marke
 # A bucket's server refuses instead.
 NEEDS_MOUNT = frozenset({"ramdisk_full", "ramdisk_full_at_start", "storage_full"})
 
+# Points at which a process kills itself.
 LIFE_EVENTS = (
     *("save.started", "save.captured", "save.invalidated", "save.copying", "save.copied"),
     *("save.staged", "save.published", "save.host_state_published", "save.pushed", "save.voted"),
     *("save.complete", "persistent.started", "persistent.host_states_written"),
     *("persistent.tensors_written", "persistent.published", "persistent.complete"),
-    *("persistent.removing", "persistent.removed", "persistent.hidden"),
+    *("persistent.removal.begun", "persistent.removal.removed", "persistent.removal.hidden"),
 )
 RESTORE_EVENTS = (
     *("start.ready", "restore.started", "restore.planned", "restore.loaded"),

@@ -137,13 +137,13 @@ class Listener:
             k: event.fields[k] for k in ("step", "tier", "copies", "reason") if k in event.fields
         }
         self._journal.note(event.name, inc=event.origin.incarnation, **fields)
-        if self._is_last(event.name):
-            self._journal.note("killed_itself", at=event.name)
+        if self._is_last(event.point):
+            self._journal.note("killed_itself", at=event.point)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _is_last(self, name: str) -> bool:
+    def _is_last(self, point: str) -> bool:
         kill_at = self._kill_at
-        if kill_at is None or kill_at.event != name:
+        if kill_at is None or kill_at.event != point:
             return False
         if not kill_at.in_restore and not self._settled.exists():
             return False

@@ -416,7 +416,7 @@ class DirectoryWriter:
             self._append(change)
         for entry in gone:
             reason = f"another program has removed it from {self._directory}"
-            self._emit("persistent.dropped", step=entry.step, reason=reason)
+            self._tell_removal("missing", entry.step, reason=reason)
         known = {entry.step for entry in self._entries()}
         # A folder of plain Orbax alone may be of a save that is under way.
         remains = (unfinished & beside) - known
@@ -427,7 +427,7 @@ class DirectoryWriter:
                 self._has_begun = False  # a call that was given up: the next save tries again
                 continue
             if self._tidy(step, lambda step=step: self._clear(step)) is None:
-                self._emit("persistent.removed", step=step)
+                self._tell_removal("removed", step)
         self._finish_removal([e for e in self._entries() if e.state == "removing"])
         self._clear_temporary()
         self._settle()
@@ -462,7 +462,7 @@ class DirectoryWriter:
         except (DirectoryInUse, StorageLost, _Overtaken):
             raise
         except PersistentTierError as error:
-            self._emit("persistent.not_removed", step=step, reason=str(error)[:500])
+            self._tell_removal("failed", step, reason=str(error)[:500])
             if not error.retryable:
                 self._stuck.add(step)
             return error
@@ -487,7 +487,7 @@ class DirectoryWriter:
                 self._append(lambda table: listing(table, self._entry_for(found)))
             return
         self._clear(step)
-        self._emit("persistent.removed", step=step)
+        self._tell_removal("removed", step)
 
     def _unlisted(self, step: int) -> FoundStep | None:
         """Return the complete step that is in the place of ``step`` and that no entry names."""
@@ -653,7 +653,7 @@ class DirectoryWriter:
         self._append(lambda table: listing(table, *in_state("hidden", hidden)))
         for entry in hidden:
             folder, reason = self._hidden_folder(entry), table.rejection_reason(entry)
-            self._emit("persistent.hidden", step=entry.step, kept_as=folder, reason=reason)
+            self._tell_removal("hidden", entry.step, kept_as=folder, reason=reason)
 
     def _hidden_folder(self, entry: Entry) -> str:
         return entry.own_folder if self._storage.is_object_store else entry.hidden_folder
@@ -713,7 +713,7 @@ class DirectoryWriter:
         leaving = in_state("removing", found.values())
         self._append(lambda table: listing(table, *leaving))
         for entry in leaving:
-            self._emit("persistent.removing", step=entry.step)
+            self._tell_removal("begun", entry.step)
         errors = self._finish_removal(leaving)
         for step in asked & errors.keys():
             raise errors[step]
@@ -759,7 +759,10 @@ class DirectoryWriter:
         finally:
             self._removing.discard(entry.step)
             self._removed.notify_all()
-        self._emit("persistent.removed", step=entry.step)
+        self._tell_removal("removed", entry.step)
+
+    def _tell_removal(self, stage: str, step: int, **fields: object) -> None:
+        self._emit("persistent.removal", step=step, stage=stage, **fields)
 
     def _put_away(self, entry: Entry, folder: str) -> None:
         """Move the tensors of a removed step to where the user wants them. Idempotent.

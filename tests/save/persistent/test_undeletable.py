@@ -56,7 +56,7 @@ def test_lives_save_beside_a_step_on_a_disk_that_is_busy(world: World) -> None:
                 assert save(ckpt, world, step)
                 ckpt.wait_until_finished()
         assert "persistent.failed" not in world.names()
-        world.wait_for("persistent.not_removed", step=2)
+        world.wait_for("persistent.removal", stage="failed", step=2)
     with world.open_both(**STORAGE, keep_last_n=1) as ckpt:
         world.restores(8, by=ckpt)
         save_all(ckpt, world, 10)

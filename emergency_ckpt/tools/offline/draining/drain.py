@@ -98,7 +98,7 @@ class _Moves:
         self.notes: list[str] = []
 
     def __call__(self, event: Event) -> None:
-        if event.name == "persistent.hidden":
+        if event.point == "persistent.removal.hidden":
             step, folder, reason = (event.fields[each] for each in ("step", "kept_as", "reason"))
             self.notes.append(f"step {step} is kept as {folder}: {reason}")
 
