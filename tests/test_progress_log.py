@@ -82,7 +82,7 @@ def test_line_of_a_save_is_the_leaders_alone() -> None:
     line = line_of("save.complete", {"process": 0, **fields})
     assert line is not None
     assert line[1] == "saved step 3 to RAM in 0.25 s"
-    assert line_of("save.copied", {"process": 0, **fields}) is None
+    assert line_of("save.stage", {"process": 0, "stage": "copied", **fields}) is None
 
 
 @pytest.mark.parametrize("name", ["persistent.in_use", "persistent.log_problem"])

@@ -261,7 +261,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
     def _keep_index(self, event: Event, step: int) -> None:
         if event.name == "save.started" and event.fields.get("tier") == "persistent":
             self._entries[step] = entries_of(step, self._saving)  # inside ``save`` or ``stop``
-        elif event.name == "persistent.published":
+        elif event.point == "persistent.stage.published":
             self._index.write(step, self._entries[step])
         elif event.point == "persistent.removal.begun":
             self._index.remove(step)

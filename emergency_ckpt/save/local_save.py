@@ -184,7 +184,9 @@ class LocalSaves:
             self._is_voting = False
         ended_s = time.monotonic()
         step, seconds = job.save.step, ended_s - vote_s
-        self._events.emit("save.voted", step=step, outcome=outcome.kind, seconds=seconds)
+        self._events.emit(
+            "save.stage", stage="voted", step=step, outcome=outcome.kind, seconds=seconds
+        )
         self._settle(job.save, outcome, refusal, ended_s - started_s)
         if outcome.ballots:
             self._compare_replicas(job.save, outcome)
@@ -195,21 +197,25 @@ class LocalSaves:
         step = job.save.step
         writer = self._tier.begin_write(job.save, job.layout.size_bytes)
         try:
-            self._events.emit("save.invalidated", step=step)
+            self._events.emit("save.stage", stage="invalidated", step=step)
             started_s = time.monotonic()
             crcs, is_finite = self._copy(job, writer)
             copied_s = time.monotonic()
             size_bytes, seconds = job.layout.size_bytes, copied_s - started_s
-            self._events.emit("save.copied", step=step, size_bytes=size_bytes, seconds=seconds)
+            self._events.emit(
+                "save.stage", stage="copied", step=step, size_bytes=size_bytes, seconds=seconds
+            )
             with no_garbage_collection():
                 digest = writer.stage(build_contents(job.save, job.leaves, job.layout, crcs))
-            self._events.emit("save.staged", step=step)
+            self._events.emit("save.stage", stage="staged", step=step)
             writer.publish()
         except BaseException:
             writer.abort()
             raise
         seconds = time.monotonic() - copied_s
-        self._events.emit("save.published", step=step, size_bytes=size_bytes, seconds=seconds)
+        self._events.emit(
+            "save.stage", stage="published", step=step, size_bytes=size_bytes, seconds=seconds
+        )
         self._publish_host_state(job)
         layout = layout_digest(job.layout)
         unchanged_since = self._unchanged.compare(step, layout, crcs)
@@ -234,7 +240,7 @@ class LocalSaves:
                 crcs[position], non_finite[position] = crc, matches
             count += len(landed)
             if count < len(shards):
-                self._events.emit("save.copying", step=job.save.step, shards=count)
+                self._events.emit("save.stage", stage="copying", step=job.save.step, shards=count)
         if job.capture.is_wanted:
             pin = writer.pin()
             job.capture.hand_over(pin, job.leaves, job.layout, crcs)
@@ -246,11 +252,15 @@ class LocalSaves:
         me, count = self._process_index, self._process_count
         data = host_states.encode(job.save, me, count, job.host_state, orbax=job.orbax)
         self._tier.publish_host_state(job.save, me, count, data)
-        self._events.emit("save.host_state_published", step=job.save.step, size_bytes=len(data))
+        self._events.emit(
+            "save.stage", stage="host_state_published", step=job.save.step, size_bytes=len(data)
+        )
         started_s = time.monotonic()
         buddies = sum(self._push(job, buddy, data) for buddy in job.buddies)
         seconds = time.monotonic() - started_s
-        self._events.emit("save.pushed", step=job.save.step, buddies=buddies, seconds=seconds)
+        self._events.emit(
+            "save.stage", stage="pushed", step=job.save.step, buddies=buddies, seconds=seconds
+        )
 
     def _push(self, job: LocalSave, buddy: int, data: bytes) -> bool:
         """Send the host state to ``buddy``; return False where it has none and cannot be sent.

@@ -151,13 +151,13 @@ def test_training_goes_before_saving(world: World) -> None:
     found: dict[str, int] = {}
 
     def note(event: Event) -> None:
-        found[event.name] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        found[event.point] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     with world.open_both(on_event=note) as checkpointer:
         save_all(checkpointer, world, 1, 2)
     lower = min(before + 10, 19)
     assert found["save.started"] == before
-    assert found["save.copied"] == found["persistent.tensors_written"] == lower
+    assert found["save.stage.copied"] == found["persistent.stage.tensors_written"] == lower
 
 
 def test_force_saves_in_every_tier_that_is_on(world: World) -> None:
@@ -350,7 +350,7 @@ def test_waiting_has_a_deadline(world: World) -> None:
     entered = threading.Event()
 
     def slow(event: Event) -> None:
-        if event.name == "save.copied":
+        if event.point == "save.stage.copied":
             entered.set()
             release.wait(LONG_S)
 

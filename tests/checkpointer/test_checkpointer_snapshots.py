@@ -69,7 +69,7 @@ def test_slow_snapshot_fails_the_save_and_training_goes_on(world: World) -> None
     reached, release = threading.Event(), threading.Event()
 
     def hold_up(event: Event) -> None:
-        if event.name == "save.invalidated":
+        if event.point == "save.stage.invalidated":
             reached.set()
             release.wait(LONG_S)
 

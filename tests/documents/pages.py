@@ -133,17 +133,22 @@ def check_metrics_are_those_of_the_operations_page() -> Iterator[str]:
 
 def check_events_of_metrics_are_those_of_the_operations_page() -> Iterator[str]:
     fields: dict[str, str] = {}
+    stages: dict[str, set[str]] = {}
     for line in OPERATIONS.split("| event | fields | meaning |")[1].splitlines():
         if line.startswith("| `"):
-            _, names, values, *_ = line.split("|")
+            _, names, values, meaning, *_ = line.split("|")
             for name in re.findall(r"`([a-z_.]+)`", names):
                 fields[name] = values
+                stages[name] = set(re.findall(r'"(\w+)"', meaning))
     for metric in METRICS:
         for source in metric.sources:
             wanted = {source.field, *re.findall(r"{(\w+)}", source.label)} - {""}
-            listed = set(re.findall(r"\w+", fields.get(source.event, "")))
-            for name in sorted(wanted - listed):
-                yield f"{metric.name}: {source.event} has no field {name}"
+            parts = source.event.split(".")
+            event, stage = ".".join(parts[:2]), parts[2:]
+            for name in sorted(wanted - set(re.findall(r"\w+", fields.get(event, "")))):
+                yield f"{metric.name}: {event} has no field {name}"
+            if not stages.get(event, set()).issuperset(stage):
+                yield f"{metric.name}: {event} has no stage {stage[0]}"
 
 
 def check_version_and_changelog() -> Iterator[str]:

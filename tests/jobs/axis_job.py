@@ -106,7 +106,7 @@ def chosen(
             ckpt.check_for_errors()
         (ready,) = [event.fields for event in events if event.name == "start.ready"]
         single = [e.fields["single_bytes"] for e in events if e.name == "start.single_copy"]
-        of_saves = {e.origin.slice_index for e in events if e.name == "save.published"}
+        of_saves = {e.origin.slice_index for e in events if e.point == "save.stage.published"}
         found = {
             "slices": ready["slices"],
             "single_bytes": single,

@@ -149,7 +149,7 @@ def _run(
         "calls_made": calls_made,
         "seconds": time.monotonic() - begun_s,
         "started": _steps(world, "save.started"),
-        "published": _steps(world, "save.published"),
+        "published": _steps(world, "save.stage.published"),
         "complete": _steps(world, "save.complete"),
         "incomplete": _steps(world, "save.incomplete"),
         "dropped": _steps(world, "save.dropped"),
@@ -248,9 +248,9 @@ class Hooks:
         self.hooks = [h for h in hooks if all(h.get(key, at) == at for key, at in mine.items())]
         self.request: Callable[[], None] | None = None
 
-    def strike(self, event: str, step: int | None) -> None:
+    def strike(self, point: str, step: int | None) -> None:
         for hook in list(self.hooks):
-            if hook["event"] == event and hook.get("step", step) == step:
+            if hook["event"] == point and hook.get("step", step) == step:
                 self.hooks.remove(hook)
                 if "signal" in hook:
                     os.kill(os.getpid(), signal.Signals[f"SIG{hook['signal']}"])
@@ -280,7 +280,7 @@ def train_until(
     def listen(event: Any) -> None:
         if event.name.startswith(("save.", "persistent.", "preemption.")):
             note(event=event.name, **event.fields)
-        hooks.strike(event.name, event.fields.get("step"))
+        hooks.strike(event.point, event.fields.get("step"))
 
     config = EmergencyCheckpointer.default_config().set(
         run_id="life",

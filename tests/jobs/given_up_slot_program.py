@@ -81,7 +81,9 @@ def main(local_dir: str) -> None:
         ckpt.save(step=LAST, state=state_of(LAST))
         ckpt.wait_until_finished()
         found["failed"] = ckpt.failed_saves
-    found["sources"] = [e.fields["source"] for e in events if e.name == "persistent.captured"]
+    found["sources"] = [
+        e.fields["source"] for e in events if e.point == "persistent.stage.captured"
+    ]
     print(json.dumps(found))
 
 

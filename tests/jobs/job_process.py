@@ -25,6 +25,7 @@ from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
 from emergency_ckpt.cluster import Coordinator
 from emergency_ckpt.cluster.coordination import connect
 from emergency_ckpt.core.save.snapshot_plan import Buffers
+from emergency_ckpt.events import point_of
 from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.simulated_job import initialize_job
 
@@ -203,8 +204,8 @@ class JobProcess:
         )
         return config.set(**settings)
 
-    def named(self, event: str) -> list[dict[str, Any]]:
-        return [fields for name, fields in self.events if name == event]
+    def named(self, point: str) -> list[dict[str, Any]]:
+        return [fields for name, fields in self.events if point_of(name, fields) == point]
 
 
 def finish(ckpt: EmergencyCheckpointer) -> None:

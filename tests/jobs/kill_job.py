@@ -51,7 +51,7 @@ class Killer:
     """The listener of both processes: the victim's kills, the survivor's keeps its distance."""
 
     BEGINS = "save.started"
-    ALONE = "save.pushed"
+    ALONE = "save.stage.pushed"
     """The last event of a process's part before it needs the others."""
 
     def __init__(self, world: JobProcess, kill: Kill) -> None:
@@ -67,14 +67,14 @@ class Killer:
         kill, meeting = self.kill, self.world.meeting
         if self.world.process == kill.victim:
             # In the middle of the copying: some shards are in the slot and some are not.
-            if event.name == kill.point and event.fields.get("shards") in (None, 3):
+            if event.point == kill.point and event.fields.get("shards") in (None, 3):
                 if kill.survivor == "ahead":
                     meeting.get("ahead", WAIT_S)
                 os.kill(os.getpid(), signal.SIGKILL)
-        elif kill.survivor == "behind" and event.name == self.BEGINS:
+        elif kill.survivor == "behind" and event.point == self.BEGINS:
             # Until the end of this life: not on the service, which dies with process 0.
             threading.Event().wait(WAIT_S)
-        elif event.name == self.ALONE:
+        elif event.point == self.ALONE:
             meeting.put("ahead", b"")
 
 
@@ -94,7 +94,7 @@ class PersistentKiller(Killer):
             return
         dies = self.world.process == self.kill.victim
         kind, mark, _ = self.kill.point.partition("#" if "#" in self.kill.point else ":")
-        if event.name == "persistent.started" and mark:
+        if event.point == "persistent.stage.started" and mark:
             if kind == "request":
                 self.arm_request(dies=dies)
             elif dies:

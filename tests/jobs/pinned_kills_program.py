@@ -57,7 +57,7 @@ class Killer:
         step = event.fields.get("step")
         if (event.name, step) == ("save.complete", self.step + self._ahead):
             self._is_ahead.set()
-        if (event.name, step) == (self._point, self.step):
+        if (event.point, step) == (self._point, self.step):
             self.kill()
 
     def kill(self) -> None:

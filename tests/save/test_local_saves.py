@@ -231,8 +231,8 @@ class LocalSavesMachine(RuleBasedStateMachine):
         assert host_state.value_of(host_state.decode(document).payload) == {"step": self.complete}
 
     def _was_published(self, step: int) -> bool:
-        names = [e.name for e in self.process.events if e.fields.get("step") == step]
-        return "save.published" in names
+        points = [e.point for e in self.process.events if e.fields.get("step") == step]
+        return "save.stage.published" in points
 
 
 LocalSavesMachine.TestCase.settings = settings(
@@ -255,14 +255,14 @@ def process(ramdisk: Path, vote: ScriptedVote):
 
 def test_events_of_a_save_come_in_the_order_of_the_protocol(process: Process) -> None:
     process.saves.run(job(1))
-    assert [event.name for event in process.events] == [
-        "save.invalidated",
-        "save.copied",
-        "save.staged",
-        "save.published",
-        "save.host_state_published",
-        "save.pushed",
-        "save.voted",
+    assert [event.point for event in process.events] == [
+        "save.stage.invalidated",
+        "save.stage.copied",
+        "save.stage.staged",
+        "save.stage.published",
+        "save.stage.host_state_published",
+        "save.stage.pushed",
+        "save.stage.voted",
         "save.complete",
     ]
 
@@ -430,6 +430,8 @@ def test_unsent_host_state_fails_a_save_that_has_one(tmp_path: Path, host: objec
     process.saves.run(alone)
     assert bool(vote.ballots[0].refused) == (host is not None)
     assert process.failures.count == (host is not None)
-    pushed = [event.fields["buddies"] for event in process.events if event.name == "save.pushed"]
+    pushed = [
+        event.fields["buddies"] for event in process.events if event.point == "save.stage.pushed"
+    ]
     assert pushed == ([0] if host is None else [])
     process.close()

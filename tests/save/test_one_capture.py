@@ -72,7 +72,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowStorage]:
 
 
 def sources(world: World) -> list[object]:
-    events = [event for event in world.events if event.name == "persistent.captured"]
+    events = [event for event in world.events if event.point == "persistent.stage.captured"]
     return [event.fields["source"] for event in events]
 
 

@@ -52,7 +52,7 @@ def test_save_that_is_left_out_is_one_warning_and_no_error(world: World) -> None
 
     def listen(event: Event) -> None:
         world.events.append(event)
-        if event.name == "save.copied":
+        if event.point == "save.stage.copied":
             assert go_on.wait(LONG_S)
 
     with logged() as lines, world.open(on_event=listen, save_timeout_s=0.5) as checkpointer:

@@ -96,7 +96,7 @@ def test_rollback_while_a_pinned_slot_is_written_leaves_one_save(
         save_all(checkpointer, world, 5)
         assert checkpointer.failed_saves == 1
         assert np.array_equal(restored[1]["w"], world.state(2)["w"])
-    sources = [e.fields["source"] for e in world.events if e.name == "persistent.captured"]
+    sources = [e.fields["source"] for e in world.events if e.point == "persistent.stage.captured"]
     assert sources[:2] == ["slot", "slot"]
     world.lose_ram()
     with world.open_both() as checkpointer:

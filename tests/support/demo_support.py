@@ -55,7 +55,7 @@ def faulty_events(restores: Sequence[LoggedEvent]) -> list[LoggedEvent]:
     return [
         job_event(0, "life.started", host_of_process=[0, 1]),
         *steps(0, 1, 23, start_s=1),
-        event(24.5, "save.published", process=1, step=20),
+        event(24.5, "save.stage", process=1, stage="published", step=20),
         job_event(25, "fault.fired", step=23, hosts=[1], processes=[1], fault="step=23"),
         job_event(26, "process.exited", process=1, host=1, returncode=-9, step=23),
         job_event(27, "ram.lost", hosts=[1]),

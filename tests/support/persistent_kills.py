@@ -23,22 +23,22 @@ VICTIMS = {"writer": 0, "giver": 1, "first_writer": 0, "second_writer": 1}
 
 # The step that must come back, all RAM lost.
 EVENTS = {
-    ("writer", "persistent.started"): OLD,
-    ("writer", "persistent.host_states_written"): OLD,
-    ("writer", "persistent.tensors_written"): OLD,
-    ("writer", "persistent.published"): NEW,
+    ("writer", "persistent.stage.started"): OLD,
+    ("writer", "persistent.stage.host_states_written"): OLD,
+    ("writer", "persistent.stage.tensors_written"): OLD,
+    ("writer", "persistent.stage.published"): NEW,
     ("writer", "persistent.complete"): NEW,
-    ("giver", "persistent.started"): OLD,
+    ("giver", "persistent.stage.started"): OLD,
     # The writer ends the save alone.
     ("giver", "persistent.complete"): NEW,
-    ("first_writer", "persistent.started"): OLD,
-    ("first_writer", "persistent.host_states_written"): OLD,
-    ("first_writer", "persistent.tensors_written"): OLD,
-    ("first_writer", "persistent.published"): NEW,
+    ("first_writer", "persistent.stage.started"): OLD,
+    ("first_writer", "persistent.stage.host_states_written"): OLD,
+    ("first_writer", "persistent.stage.tensors_written"): OLD,
+    ("first_writer", "persistent.stage.published"): NEW,
     ("first_writer", "persistent.complete"): NEW,
-    ("second_writer", "persistent.started"): OLD,
-    ("second_writer", "persistent.host_states_written"): OLD,
-    ("second_writer", "persistent.tensors_written"): OLD,
+    ("second_writer", "persistent.stage.started"): OLD,
+    ("second_writer", "persistent.stage.host_states_written"): OLD,
+    ("second_writer", "persistent.stage.tensors_written"): OLD,
     ("second_writer", "persistent.complete"): NEW,
 }
 _NAMES_PER_LIFE = 10

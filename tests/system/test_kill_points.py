@@ -25,22 +25,22 @@ OLD, NEW = 10, 15
 # The step that must come back: all RAM kept, the victim's lost, the survivor's lost.
 AFTER_SAVE = {
     ("save.started", "ahead"): (OLD, OLD, OLD),
-    ("save.invalidated", "ahead"): (OLD, OLD, OLD),
-    ("save.copying", "ahead"): (OLD, OLD, OLD),
-    ("save.copied", "ahead"): (OLD, OLD, OLD),
-    ("save.staged", "ahead"): (OLD, OLD, OLD),
+    ("save.stage.invalidated", "ahead"): (OLD, OLD, OLD),
+    ("save.stage.copying", "ahead"): (OLD, OLD, OLD),
+    ("save.stage.copied", "ahead"): (OLD, OLD, OLD),
+    ("save.stage.staged", "ahead"): (OLD, OLD, OLD),
     # The victim's host state of step 15 is nowhere, though both hold all tensors.
-    ("save.published", "ahead"): (OLD, OLD, OLD),
+    ("save.stage.published", "ahead"): (OLD, OLD, OLD),
     # It is in the victim's RAM alone.
-    ("save.host_state_published", "ahead"): (NEW, OLD, NEW),
-    ("save.pushed", "ahead"): (NEW, NEW, NEW),
-    ("save.voted", "ahead"): (NEW, NEW, NEW),
+    ("save.stage.host_state_published", "ahead"): (NEW, OLD, NEW),
+    ("save.stage.pushed", "ahead"): (NEW, NEW, NEW),
+    ("save.stage.voted", "ahead"): (NEW, NEW, NEW),
     ("save.complete", "ahead"): (NEW, NEW, NEW),
     # The survivor's host state of step 15 is nowhere.
-    ("save.copying", "behind"): (OLD, OLD, OLD),
-    ("save.published", "behind"): (OLD, OLD, OLD),
-    ("save.host_state_published", "behind"): (OLD, OLD, OLD),
-    ("save.pushed", "behind"): (OLD, OLD, OLD),
+    ("save.stage.copying", "behind"): (OLD, OLD, OLD),
+    ("save.stage.published", "behind"): (OLD, OLD, OLD),
+    ("save.stage.host_state_published", "behind"): (OLD, OLD, OLD),
+    ("save.stage.pushed", "behind"): (OLD, OLD, OLD),
 }
 IN_RESTORE = ("restore.planned", "restore.fetched", "restore.finished", RESTORE_RETURNED)
 
@@ -76,7 +76,7 @@ def restore_case(point: str, victim: int) -> Case:
     return Case(kill, {name: OLD, last: OLD} if kept else {name: OLD}, {last: 0} if kept else {})
 
 
-IN_MAKE_TEST = {"save.copying-ahead-0", "save.pushed-ahead-0", "restore.planned-0"}
+IN_MAKE_TEST = {"save.stage.copying-ahead-0", "save.stage.pushed-ahead-0", "restore.planned-0"}
 
 
 def of_both(cases: list[Case]) -> list[Any]:
@@ -100,7 +100,7 @@ def of_both(cases: list[Case]) -> list[Any]:
 
 SAVES = [save_case(*key, victim) for key in AFTER_SAVE for victim in (0, 1)]
 RESTORES = [restore_case(point, victim) for point in IN_RESTORE for victim in (0, 1)]
-BASE = Kill("base", "crash_in_save", "save.staged", 1, "ahead")
+BASE = Kill("base", "crash_in_save", "save.stage.staged", 1, "ahead")
 
 
 @pytest.fixture(scope="module")

@@ -175,12 +175,12 @@ def test_month_of_events_stays_within_its_bound(tmp_path: Path) -> None:
         log = open_event_log(tmp_path, 0, life=life)
         for number in range(events // 3):
             fields = {
+                "stage": "published",
                 "step": number,
-                "tier": "local",
                 "seconds": 0.123456789,
                 "size_bytes": 1 << 36,
             }
-            log.note("save.published", fields, run_id="run7", incarnation="000000000001-0123456789")
+            log.note("save.stage", fields, run_id="run7", incarnation="000000000001-0123456789")
             if number % 8192 == 0:
                 time.sleep(0.1)  # no faster than it is written
         log.close()

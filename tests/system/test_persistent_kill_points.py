@@ -32,10 +32,10 @@ KILLS = {
         *[
             (kill_of(*key), EVENTS[key])
             for key in [
-                ("writer", "persistent.tensors_written"),
-                ("first_writer", "persistent.published"),
+                ("writer", "persistent.stage.tensors_written"),
+                ("first_writer", "persistent.stage.published"),
                 ("giver", "persistent.complete"),
-                ("second_writer", "persistent.host_states_written"),
+                ("second_writer", "persistent.stage.host_states_written"),
             ]
         ],
         (kill_of("writer", "request:15/commit_success.txt", bucket=True), OLD),

@@ -138,7 +138,7 @@ def _stop_in_training(root: Path, supervisor: Supervisor) -> None:
 
 CASES: dict[str, list[dict[str, Any]]] = {
     "in_the_middle_of_a_save": [
-        {"life": 0, "process": 2, "event": "save.copied", "step": 40, "signal": "TERM"}
+        {"life": 0, "process": 2, "event": "save.stage.copied", "step": 40, "signal": "TERM"}
     ],
     "two_notices": [
         {"life": 0, "process": process, "event": "save.started", "step": 40, "signal": "TERM"}
@@ -228,7 +228,7 @@ def test_when_time_is_short_ram_comes_first_and_rest_is_named() -> None:
     with job_root() as root:
         hooks = [
             {"life": 0, "process": 1, "event": "save.started", "step": 40, "signal": "TERM"},
-            {"life": 0, "process": 0, "event": "persistent.started", "sleep_s": 20.0},
+            {"life": 0, "process": 0, "event": "persistent.stage.started", "sleep_s": 20.0},
         ]
         lives = run(
             root,

@@ -281,14 +281,14 @@ class Loop:
 
     def _on_event(self, process: Process, event: Any) -> None:
         fields, seen = event.fields, self.seen[process.index]
-        sim.scheduler.note(zlib.crc32(event.name.encode()) ^ int(fields.get("step") or 0))
+        sim.scheduler.note(zlib.crc32(event.point.encode()) ^ int(fields.get("step") or 0))
         if self._is_verbose:
             text = ", ".join(f"{key}={value}" for key, value in fields.items())
             self._log(f"{process.name} {event.name} {text[:300]}")
         incarnation = event.origin.incarnation
         if incarnation:
             self._judge.tags.setdefault(life_of(incarnation), self._number)
-        if event.name == "save.invalidated":
+        if event.point == "save.stage.invalidated":
             for who, least_s, most_s in self._life.writes_s:
                 if who == process.index:
                     sim.scheduler.sleep(

@@ -78,16 +78,28 @@ NEEDS_MOUNT = frozenset({"ramdisk_full", "ramdisk_full_at_start", "storage_full"
 
 # Points at which a process kills itself.
 LIFE_EVENTS = (
-    *("save.started", "save.captured", "save.invalidated", "save.copying", "save.copied"),
-    *("save.staged", "save.published", "save.host_state_published", "save.pushed", "save.voted"),
-    *("save.complete", "persistent.started", "persistent.host_states_written"),
-    *("persistent.tensors_written", "persistent.published", "persistent.complete"),
+    *(
+        "save.started",
+        "save.captured",
+        "save.stage.invalidated",
+        "save.stage.copying",
+        "save.stage.copied",
+    ),
+    *(
+        "save.stage.staged",
+        "save.stage.published",
+        "save.stage.host_state_published",
+        "save.stage.pushed",
+        "save.stage.voted",
+    ),
+    *("save.complete", "persistent.stage.started", "persistent.stage.host_states_written"),
+    *("persistent.stage.tensors_written", "persistent.stage.published", "persistent.complete"),
     *("persistent.removal.begun", "persistent.removal.removed", "persistent.removal.hidden"),
 )
 RESTORE_EVENTS = (
     *("start.ready", "restore.started", "restore.planned", "restore.loaded"),
     *("restore.fetched", "restore.phases", "restore.received", "restore.finished"),
-    *("restore.rejected", "restore.quarantined", "save.started", "save.published"),
+    *("restore.rejected", "restore.quarantined", "save.started", "save.stage.published"),
 )
 
 

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from emergency_ckpt.events import point_of
+
 Kind = Literal["histogram", "counter", "gauge", "age"]
 """``age``: seconds since the training state was what the event tells of; given as a Unix time."""
 
@@ -15,7 +17,7 @@ class Source:
     """Samples of one event.
 
     Attributes:
-      event: its name.
+      event: its point.
       field: the field with the value; empty: each event counts 1.
       label: the value of the metric's label, or the field with it as ``"{field}"``.
     """
@@ -75,12 +77,12 @@ METRICS = (
         "histogram",
         "parts of a save: copy, publish, push, vote (RAM), host_states, tensors (storage)",
         (
-            Source("save.copied", "seconds", "copy"),
-            Source("save.published", "seconds", "publish"),
-            Source("save.pushed", "seconds", "push"),
-            Source("save.voted", "seconds", "vote"),
-            Source("persistent.host_states_written", "seconds", "host_states"),
-            Source("persistent.tensors_written", "seconds", "tensors"),
+            Source("save.stage.copied", "seconds", "copy"),
+            Source("save.stage.published", "seconds", "publish"),
+            Source("save.stage.pushed", "seconds", "push"),
+            Source("save.stage.voted", "seconds", "vote"),
+            Source("persistent.stage.host_states_written", "seconds", "host_states"),
+            Source("persistent.stage.tensors_written", "seconds", "tensors"),
         ),
         "phase",
     ),
@@ -89,8 +91,8 @@ METRICS = (
         "counter",
         "bytes of the state that this process has saved",
         (
-            Source("save.published", "size_bytes", "local"),
-            Source("persistent.tensors_written", "size_bytes", "persistent"),
+            Source("save.stage.published", "size_bytes", "local"),
+            Source("persistent.stage.tensors_written", "size_bytes", "persistent"),
         ),
         "tier",
     ),
@@ -290,7 +292,7 @@ def samples_of(name: str, fields: Mapping[str, Any], time_s: float) -> Iterator[
 
     ``time_s``: of the event. Samples of an ``age`` are the Unix time from which it counts.
     """
-    for metric, source in _BY_EVENT.get(name, ()):
+    for metric, source in _BY_EVENT.get(point_of(name, fields), ()):
         value = fields.get(source.field) if source.field else 1
         if metric.kind == "age":
             value = time_s - (value if source.field and isinstance(value, int | float) else 0)

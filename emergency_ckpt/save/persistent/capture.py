@@ -295,7 +295,8 @@ class StorageCapture:
             self._error = error
             return
         self._parts.events.emit(
-            "persistent.captured",
+            "persistent.stage",
+            stage="captured",
             step=self._step,
             size_bytes=sum(each.view.nbytes for each in self._captured.values()),
             source=source,

@@ -211,7 +211,7 @@ class PersistentSaves:
     def _run(self, job: PersistentSave) -> bool:
         step = job.save.step
         started_s = time.monotonic()
-        self._events.emit("persistent.started", step=step)
+        self._events.emit("persistent.stage", stage="started", step=step)
         self.problem = ""
         try:
             outcome = self._save(job)
@@ -395,7 +395,8 @@ class PersistentSaves:
             raise
         seconds = time.monotonic() - started_s
         self._events.emit(
-            "persistent.tensors_written",
+            "persistent.stage",
+            stage="tensors_written",
             step=job.save.step,
             seconds=seconds,
             size_bytes=size_bytes,
@@ -416,7 +417,9 @@ class PersistentSaves:
             self._tier.write_document(save.step, owner, count, data)
             written[owner] = hashlib.sha256(data).hexdigest(), document.payload is None
         seconds = time.monotonic() - started_s
-        self._events.emit("persistent.host_states_written", step=save.step, seconds=seconds)
+        self._events.emit(
+            "persistent.stage", stage="host_states_written", step=save.step, seconds=seconds
+        )
         every = tuple((shard, each.crc32c) for shard, each in shards.items())
         return StageReport(documents=written, crcs=every)
 

@@ -624,7 +624,7 @@ class DirectoryWriter:
         with self._lock:
             self._append(lambda table: following(listing(without_lives(table), entry), chain))
             self._dirty.discard(entry.step)
-            self._emit("persistent.published", step=entry.step)
+            self._emit("persistent.stage", stage="published", step=entry.step)
 
     def settle(self) -> None:
         """Hide the steps that the chain excludes."""

@@ -16,14 +16,14 @@ from world import World
 AHEAD = PERSISTENT_EVERY - 1
 BEFORE, AFTER = False, True
 POINTS: dict[tuple[str, int], bool] = {
-    ("save.invalidated", 0): BEFORE,
-    ("save.copied", 0): BEFORE,
-    ("save.published", 0): BEFORE,
-    ("persistent.captured", AHEAD): BEFORE,
-    ("persistent.host_states_written", AHEAD): BEFORE,
+    ("save.stage.invalidated", 0): BEFORE,
+    ("save.stage.copied", 0): BEFORE,
+    ("save.stage.published", 0): BEFORE,
+    ("persistent.stage.captured", AHEAD): BEFORE,
+    ("persistent.stage.host_states_written", AHEAD): BEFORE,
     ("commit", AHEAD): BEFORE,
-    ("persistent.tensors_written", AHEAD): BEFORE,
-    ("persistent.published", AHEAD): AFTER,
+    ("persistent.stage.tensors_written", AHEAD): BEFORE,
+    ("persistent.stage.published", AHEAD): AFTER,
     ("persistent.complete", AHEAD): AFTER,
 }
 """Event of the kill, and how many local saves come before it; whether storage has the step then."""

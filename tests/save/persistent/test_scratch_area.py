@@ -95,7 +95,7 @@ def test_peak_memory_of_persistent_saves_is_flat(world: World, local_every: int)
             checkpointer.wait_until_finished()
             peaks.append(peak_bytes())
         checkpointer.check_for_errors()
-    sources = {e.fields["source"] for e in world.events if e.name == "persistent.captured"}
+    sources = {e.fields["source"] for e in world.events if e.point == "persistent.stage.captured"}
     assert sources == {"slot" if local_every else "scratch"}
     # In the first dozen the arenas of the threads that take turns come to their size.
     early, late = max(peaks[SAVES // 4 : SAVES // 2]), max(peaks[SAVES // 2 :])
