@@ -257,11 +257,11 @@ _WARNINGS = frozenset(
         "restore.replanned",
         "restore.suspect",
         "restore.without_host_state",
-        "restore.persistent_unreachable",
         "persistent.in_use",
         "persistent.log_problem",
         "persistent.removal.failed",
         "persistent.removal.missing",
+        "persistent.unreachable",
         "persistent.waiting",
         "divergence",
     }

@@ -85,7 +85,9 @@ def test_line_of_a_save_is_the_leaders_alone() -> None:
     assert line_of("save.stage", {"process": 0, "stage": "copied", **fields}) is None
 
 
-@pytest.mark.parametrize("name", ["persistent.in_use", "persistent.log_problem"])
+@pytest.mark.parametrize(
+    "name", ["persistent.in_use", "persistent.log_problem", "persistent.unreachable"]
+)
 def test_trouble_in_storage_is_a_warning_of_any_process(name: str) -> None:
     line = line_of(name, {"process": 3, "reason": "the bucket refuses"})
     assert line == (logging.WARNING, f"{name}: the bucket refuses")

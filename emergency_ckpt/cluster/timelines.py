@@ -260,5 +260,5 @@ class StoredChain:
             text = f"rolled-back steps are not hidden: {error}"
             self._events.emit("persistent.in_use", reason=text[:500])
         except CheckpointError as error:
-            logging.warning("rolled-back steps are not hidden yet: %s", error)
-            self._events.emit("persistent.unreachable", reason=str(error)[:500])
+            text = f"rolled-back steps are not hidden yet: {error}"
+            self._events.emit("persistent.unreachable", reason=text[:500])

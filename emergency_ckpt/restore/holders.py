@@ -135,8 +135,9 @@ class HolderCalls:
             raise error
         if holder not in silent:
             self._events.emit(
-                "restore.holder_unreachable",
-                holder=holder,
+                "restore.peer_unreachable",
+                role="holder",
+                peer=holder,
                 address=error.target,
                 reason=str(error),
             )
@@ -163,7 +164,13 @@ def ask_extra_holders(
         try:
             return calls.first(what, [address], client.inventory, lambda _, error: None)
         except CheckpointError as error:
-            events.emit("restore.holder_unreachable", address=address, reason=str(error))
+            events.emit(
+                "restore.peer_unreachable",
+                role="holder",
+                peer=address,
+                address=address,
+                reason=str(error),
+            )
             return None
 
     with ThreadPoolExecutor(_EXTRA_HOLDERS_AT_ONCE, "eckpt-holders") as pool:
@@ -243,7 +250,11 @@ class ManifestReads:
             # Absent for the planner, which says so; another holder may still give it.
             reason, address = str(error), holders[holder]
             self._events.emit(
-                "restore.holder_unreachable", holder=holder, address=address, reason=reason
+                "restore.peer_unreachable",
+                role="holder",
+                peer=holder,
+                address=address,
+                reason=reason,
             )
 
         try:

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from absl import logging
 
 from emergency_ckpt.background import run_in_thread
+from emergency_ckpt.cluster.shard_source import holder_name
 from emergency_ckpt.config import HostStateRemap
 from emergency_ckpt.core.restore.inventory import Quarantined
 from emergency_ckpt.core.restore.plan_types import HostStateFetch, ProcessPlan
@@ -120,7 +121,12 @@ class HostStateRestore:
                 self._parts.peers.push_host_state(buddy, save, data)
             except CheckpointError as error:
                 # The restore itself is complete; until the next save there is one copy less.
-                self._parts.events.emit("restore.push_failed", buddy=buddy, reason=str(error))
+                self._parts.events.emit(
+                    "restore.peer_unreachable",
+                    role="buddy",
+                    peer=holder_name(buddy),
+                    reason=str(error),
+                )
 
     def finish(self) -> None:
         """Wait for the pushes to the buddies."""

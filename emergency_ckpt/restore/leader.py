@@ -389,7 +389,7 @@ class RestoreLeader:
         except (PersistentTierError, CorruptData) as error:
             # RAM may well be enough. When it is not, this error is the answer: see plan().
             self._persistent_error = error
-            self._events.emit("restore.persistent_unreachable", reason=str(error))
+            self._events.emit("persistent.unreachable", reason=str(error))
             return in_ram
         if in_ram is not None and self._inventory.timeline != known:
             return None  # the log has a newer chain

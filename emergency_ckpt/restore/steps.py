@@ -9,8 +9,6 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
-from absl import logging
-
 from emergency_ckpt.cluster.coordination import run_and_report
 from emergency_ckpt.cluster.round import Series, agree
 from emergency_ckpt.errors import (
@@ -92,8 +90,8 @@ class StepCatalog:
         for error in failures:
             if not steps:
                 raise error
-            logging.warning("a tier cannot be listed, others have %s: %s", sorted(steps), error)
-            self.parts.events.emit("persistent.unreachable", reason=str(error)[:500])
+            text = f"a tier cannot be listed, others have {sorted(steps)}: {error}"
+            self.parts.events.emit("persistent.unreachable", reason=text[:500])
         return sorted(steps)
 
     def survey(self, state: PyTree) -> CompleteSteps:

@@ -48,7 +48,7 @@ def test_unreachable_buddies_are_each_reported_and_end_nothing(ramdisk: Path) ->
         restored.finish()
     finally:
         client.close()
-    assert [(event.name, event.fields["buddy"]) for event in events] == [
-        ("restore.push_failed", 2),
-        ("restore.push_failed", 1),
-    ]
+    assert {(event.name, event.fields["role"]) for event in events} == {
+        ("restore.peer_unreachable", "buddy")
+    }
+    assert [event.fields["peer"] for event in events] == ["process/2", "process/1"]

@@ -272,9 +272,7 @@ METRICS = (
         "failed calls: storage, holder (a peer of a restore), buddy (a copy of the host state)",
         (
             Source("persistent.unreachable", label="storage"),
-            Source("restore.persistent_unreachable", label="storage"),
-            Source("restore.holder_unreachable", label="holder"),
-            Source("restore.push_failed", label="buddy"),
+            Source("restore.peer_unreachable", label="{role}"),
         ),
         "target",
     ),

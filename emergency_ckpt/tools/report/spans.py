@@ -51,9 +51,7 @@ _TROUBLE = frozenset(
         "preemption.not_written",
         "preemption.reached",
         "ram.lost",
-        "restore.holder_unreachable",
-        "restore.persistent_unreachable",
-        "restore.push_failed",
+        "restore.peer_unreachable",
         "restore.quarantined",
         "restore.rejected",
         "restore.replanned",
@@ -66,7 +64,7 @@ _TROUBLE = frozenset(
         "stop.not_saved",
     }
 )
-_DETAILS = ("hosts", "tier", "holder", "shard", "leaf", "reason", "detail", "text")
+_DETAILS = ("hosts", "tier", "role", "peer", "holder", "shard", "leaf", "reason", "detail", "text")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,8 @@ _REMARKS: Mapping[str, tuple[str, ...]] = {
     "restore.replanned": ("reason",),
     "restore.quarantined": ("step", "holder", "shard", "detail"),
     "restore.suspect": ("text",),
-    "restore.holder_unreachable": ("holder", "address", "reason"),
-    "restore.persistent_unreachable": ("reason",),
-    "restore.push_failed": ("buddy", "reason"),
+    "restore.peer_unreachable": ("role", "peer", "address", "reason"),
+    "persistent.unreachable": ("reason",),
     "restore.note": ("text",),
     "divergence": ("step", "leaf", "holders", "text"),
 }

@@ -60,7 +60,7 @@ def test_another_holder_is_asked_before_the_same_again() -> None:
     holders = Holders(a=[RESET], b=[7])
     assert holders.first() == 7
     assert (holders.asked, holders.failed) == (["a", "b"], [])
-    assert [event.fields["holder"] for event in holders.events] == ["a"]
+    assert [event.fields["peer"] for event in holders.events] == ["a"]
 
 
 @pytest.mark.parametrize("fault", [RESET, ALTERED])
