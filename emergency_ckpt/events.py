@@ -48,17 +48,17 @@ class Event:
 
     @property
     def point(self) -> str:
-        """Return the name, and the stage of an event that has one: ``"save.stage.copied"``."""
+        """Return the name, with the stage or the cause if there is one: ``"save.stage.copied"``."""
         return point_of(self.name, self.fields)
 
 
 def point_of(name: str, fields: Fields) -> str:
-    """Return the point of the work that an event marks: its name, and its ``stage`` if it has one.
+    """Return the point of the work that an event marks: its name, with its stage or its cause.
 
-    An event of a work in stages has one name, so that a reader finds the whole work by it.
+    Events of one work, or of one outcome, have one name, so that a reader finds them all by it.
     """
-    stage = fields.get("stage")
-    return f"{name}.{stage}" if stage else name
+    part = fields.get("stage") or fields.get("cause")
+    return f"{name}.{part}" if part else name
 
 
 Listener = Callable[[Event], None]
@@ -125,13 +125,14 @@ def line_of(name: str, fields: Fields) -> tuple[int, str] | None:
     Saves are logged by process 0 alone; a start and a restore by each process, which has its own
     RAM and its own bytes.
     """
-    line = _LINES.get(name)
+    point = point_of(name, fields)
+    line = _LINES.get(point)
     if line is not None:
         return logging.INFO, line(fields)
-    if name in _LEADERS_LINES:
-        level = logging.WARNING if name in _WARNINGS else logging.INFO
-        return None if fields["process"] else (level, _LEADERS_LINES[name](fields))
-    if name in _WARNINGS or point_of(name, fields) in _WARNINGS:
+    if point in _LEADERS_LINES:
+        level = logging.WARNING if point in _WARNINGS else logging.INFO
+        return None if fields["process"] else (level, _LEADERS_LINES[point](fields))
+    if point in _WARNINGS:
         words = [str(fields[key]) for key in _WORDS if fields.get(key)]
         words += [f"{k}={v}" for k, v in fields.items() if k not in ("process", *_WORDS)]
         return logging.WARNING, f"{name}: {' '.join(words)}"
@@ -231,7 +232,7 @@ _LEADERS_LINES: dict[str, Callable[[Fields], str]] = {
     "start.single_copy": lambda fields: str(fields["text"]),
     "save.complete": _saved("RAM"),
     "persistent.complete": _saved("storage"),
-    "save.ignored": _ignored,
+    "save.skipped.older": _ignored,
     "save.without_restore": _unrestored,
     "restore.without_host_state": _without_host_state,
     "save.without_host_state": _saved_without_host_state,
@@ -245,7 +246,7 @@ _WARNINGS = frozenset(
         "start.single_copy",
         "preemption.notice",
         "preemption.unheard",
-        "save.ignored",
+        "save.skipped.older",
         "save.without_host_state",
         "save.without_restore",
         "save.non_finite",

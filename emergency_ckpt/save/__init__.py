@@ -37,7 +37,7 @@ What depends on a clock or on a save under way (continuous, adaptive, every so m
 user's policy) is decided by the leader and agreed by ``step_agreement``; the rules are
 ``core.save.step_agreement``. The leader proposes a step ahead of everyone, each process accepts it
 before reaching it, and the decision is yes when all did. A process that reaches the step before the
-decision takes the snapshot and holds it; on "no" (``save.dropped``) it discards it. A process that
+decision takes the snapshot and holds it; on "no" (``save.skipped``) it discards it. A process that
 had passed the step makes the lead longer; each save makes it a little shorter.
 """
 

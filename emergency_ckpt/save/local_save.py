@@ -30,7 +30,7 @@ from emergency_ckpt.save.unchanged import UnchangedSaves
 from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.staging import LandingPlace
-from emergency_ckpt.types import Contents, LeafSpec, OrbaxStep, SaveId
+from emergency_ckpt.types import LOCAL, Contents, LeafSpec, OrbaxStep, SaveId
 
 _TOLD_AGAIN_S = 60.0
 
@@ -166,7 +166,7 @@ class LocalSaves:
         self._resolve_doubts()
         if self._complete is not None and self._complete.step == job.save.step:
             # The save before was this very step, and the others know already that it is complete.
-            self._events.emit("save.kept", step=job.save.step)
+            self._events.emit("save.skipped", step=job.save.step, tier=LOCAL, cause="kept")
             job.capture.close()
             return
         ballot, refusal = Ballot(), None

@@ -199,7 +199,8 @@ class Saver:
         """Say it now and then: a loop whose steps lie behind the newest saves nothing."""
         before = self._ignored.occurred("", time.monotonic())
         if before is not None:
-            self._parts.events.emit("save.ignored", step=step, newest=self._newest_due)
+            newest = self._newest_due
+            self._parts.events.emit("save.skipped", step=step, cause="older", newest=newest)
 
     def _not_newer(self, step: int) -> InvalidState:
         problem = f"step {self._newest_due}, which was saved or restored, is newer"
@@ -305,9 +306,12 @@ class Saver:
         if why is not None:
             is_lost = request.must_exist and schedule.name == PERSISTENT
             parts.failures.record(why, lost_step=save.step if is_lost else None)
-            parts.events.emit(
-                "save.skipped", step=save.step, tier=schedule.name, reason=why.problem
-            )
+            self._tell_busy(schedule, save, why.problem)
+
+    def _tell_busy(self, schedule: TierSchedule, save: SaveId, reason: str) -> None:
+        self._parts.events.emit(
+            "save.skipped", step=save.step, tier=schedule.name, cause="busy", reason=reason
+        )
 
     def _wait_for_ram(self, schedule: TierSchedule, request: SaveRequest, limit_s: float) -> bool:
         """Wait for the save to RAM before; return whether this one may begin. As ``_wait_idle``."""
@@ -326,7 +330,7 @@ class Saver:
     def _say_too_often(self, schedule: TierSchedule, save: SaveId) -> None:
         """Say it now and then, at the leader: the others leave out what that one does."""
         text = too_often_text(save.step, schedule.last_started, *schedule.pace)
-        self._parts.events.emit("save.skipped", step=save.step, tier=schedule.name, reason=text)
+        self._tell_busy(schedule, save, text)
         if self._parts.process[0] == 0:
             before = self._too_often.occurred("", time.monotonic())
             if before is not None:
@@ -406,7 +410,7 @@ class Saver:
 
         def wait_and_work() -> None:
             if due.decision_on(number) is False:
-                parts.events.emit("save.dropped", step=step, tier=name)
+                parts.events.emit("save.skipped", step=step, tier=name, cause="dropped")
             else:
                 # No decision at all: the others may be saving. The vote finds out.
                 work()

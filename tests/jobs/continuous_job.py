@@ -152,7 +152,7 @@ def _run(
         "published": _steps(world, "save.stage.published"),
         "complete": _steps(world, "save.complete"),
         "incomplete": _steps(world, "save.incomplete"),
-        "dropped": _steps(world, "save.dropped"),
+        "dropped": _steps(world, "save.skipped.dropped"),
         "stored": _steps(world, "persistent.complete"),
         "calls": sorted(calls.seen),
         "longest_save_s": longest_save_s,

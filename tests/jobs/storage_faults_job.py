@@ -340,11 +340,12 @@ def save_beside(world: JobProcess, fault: str, rule: FaultRule) -> dict[str, Any
             save(step)
         # Every call has returned, and storage has not.
         until(lambda: 12 in steps_of(world, "save.complete"), "step 12 is whole in RAM")
+        busy = world.named("save.skipped.busy")
         found = {
             "in_ram": steps_of(world, "save.complete"),
             "stored": steps_of(world, "persistent.complete"),
-            "skipped": [e for e in world.named("save.skipped") if e["tier"] == "persistent"],
-            "others": [e for e in world.named("save.skipped") if e["tier"] == "local"],
+            "skipped": [e for e in busy if e["tier"] == "persistent"],
+            "others": [e for e in busy if e["tier"] == "local"],
         }
         arm(world, ())
         ckpt.wait_until_finished()

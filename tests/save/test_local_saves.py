@@ -267,6 +267,14 @@ def test_events_of_a_save_come_in_the_order_of_the_protocol(process: Process) ->
     ]
 
 
+def test_second_save_of_a_complete_step_is_kept_in_ram(process: Process) -> None:
+    for _ in range(2):
+        process.saves.run(job(1))
+    last = process.events[-1]
+    assert last.point == "save.skipped.kept"
+    assert (last.fields["step"], last.fields["tier"]) == (1, "local")
+
+
 def test_ballot_names_contents_and_layout(process: Process, vote: ScriptedVote) -> None:
     process.saves.run(job(1))
     assert vote.ballots == [

@@ -349,6 +349,6 @@ def test_local_save_that_was_not_agreed_leaves_the_bytes(
         assert save(checkpointer, world, 2)
         checkpointer.wait_until_finished()
         checkpointer.check_for_errors()
-    assert [event.name for event in world.events].count("save.dropped") == 1
+    assert len(world.named("save.skipped", cause="dropped")) == 1
     assert sources(world) == ["scratch"]
     check_stored(world, 2)

@@ -90,7 +90,7 @@ def test_save_left_out_without_force_is_no_error_of_the_end(
         assert slow.reached.wait(LONG_S)
         assert save(checkpointer, world, 4)  # to RAM alone
         slow.go_on.set()
-    skipped = [e.fields["step"] for e in world.events if e.name == "save.skipped"]
+    skipped = [e.fields["step"] for e in world.named("save.skipped", cause="busy")]
     assert skipped == [4]
 
 

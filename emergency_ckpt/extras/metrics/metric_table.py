@@ -114,10 +114,10 @@ METRICS = (
         "saves left out: busy (the one before was under way), dropped (the processes did not"
         " agree), ignored (not newer), storage (busy or paused there)",
         (
-            Source("save.skipped", label="busy"),
-            Source("save.dropped", label="dropped"),
-            Source("save.ignored", label="ignored"),
-            Source("persistent.skipped", label="storage"),
+            Source("save.skipped.busy", label="busy"),
+            Source("save.skipped.dropped", label="dropped"),
+            Source("save.skipped.older", label="ignored"),
+            Source("save.skipped.paused", label="storage"),
         ),
         "reason",
     ),
@@ -127,9 +127,8 @@ METRICS = (
         "newest step known to be whole in a tier, of this process's life",
         (
             Source("save.complete", "step", "local"),
-            Source("save.kept", "step", "local"),
             Source("persistent.complete", "step", "persistent"),
-            Source("persistent.kept", "step", "persistent"),
+            Source("save.skipped.kept", "step", "{tier}"),
             Source("restore.finished", "step", "{tier}"),
         ),
         "tier",
@@ -140,9 +139,8 @@ METRICS = (
         "time since that step's state was training's: the work that a loss would cost (RPO)",
         (
             Source("save.complete", "seconds", "local"),
-            Source("save.kept", label="local"),
             Source("persistent.complete", "seconds", "persistent"),
-            Source("persistent.kept", label="persistent"),
+            Source("save.skipped.kept", label="{tier}"),
             Source("restore.finished", label="{tier}"),
         ),
         "tier",

@@ -56,7 +56,7 @@ from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import StateTree
 from emergency_ckpt.storage.meetings import new_attempt
 from emergency_ckpt.storage.tier import PersistentTier
-from emergency_ckpt.types import OrbaxStep, SaveId, ShardId
+from emergency_ckpt.types import PERSISTENT, OrbaxStep, SaveId, ShardId
 from emergency_ckpt.work_progress import WorkProgress
 
 _SKIPPED = "skipped it: the save before was under way"
@@ -178,7 +178,7 @@ class PersistentSaves:
 
     def tell_pause(self, save: SaveId, writers: Sequence[int]) -> None:
         """Tell all that the first of the ``writers``, this process, leaves ``save`` out. Blocks."""
-        self._events.emit("persistent.skipped", step=save.step, reason=_PAUSE)
+        self._tell_left_out(save.step, "paused", reason=_PAUSE)
         with contextlib.suppress(CoordinationError):  # the keys go later, or never
             self._rounds.tidy(writers)
         self._tell(save, writers, _PAUSE, pauses=True)
@@ -216,7 +216,7 @@ class PersistentSaves:
         try:
             outcome = self._save(job)
         except SavePaused as error:
-            self._events.emit("persistent.skipped", step=step, reason=error.problem)
+            self._tell_left_out(step, "paused", reason=error.problem)
             return False
         except Exception as error:  # noqa: BLE001 - recorded, raised by check_for_errors
             self.problem = text_of(error)[:500]
@@ -236,11 +236,14 @@ class PersistentSaves:
         self.steps = outcome.steps
         self._chain.timelines.bind()
         if outcome.kept:
-            self._events.emit("persistent.kept", step=step)
+            self._tell_left_out(step, "kept")
         else:
             seconds = time.monotonic() - started_s
             self._events.emit("persistent.complete", step=step, seconds=seconds)
         return True
+
+    def _tell_left_out(self, step: int, cause: str, **fields: object) -> None:
+        self._events.emit("save.skipped", step=step, tier=PERSISTENT, cause=cause, **fields)
 
     def _save(self, job: PersistentSave) -> StageReport:
         """Return the outcome when the step is complete."""

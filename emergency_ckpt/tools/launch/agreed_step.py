@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from emergency_ckpt.events import point_of
 from emergency_ckpt.extras.event_log.reader import LogTail
 from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.event_fields import text, whole
@@ -16,7 +17,6 @@ _READ_EVERY_S = 0.1
 _SAVED = {
     "save.complete": LOCAL,
     "persistent.complete": PERSISTENT,
-    "persistent.kept": PERSISTENT,
 }
 
 
@@ -62,7 +62,7 @@ class AgreedStep:
         step, tier = whole(event, "step"), text(event, "tier")
         if event.name in _SAVED:
             self._tiers[step, _SAVED[event.name]] = True
-        elif event.name == "save.kept" and tier:
+        elif point_of(event.name, event.fields) == "save.skipped.kept" and tier:
             self._tiers[step, tier] = True
         elif event.name in ("save.started", "preemption.not_written") and tier:
             self._tiers.setdefault((step, tier), False)

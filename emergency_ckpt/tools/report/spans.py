@@ -6,9 +6,10 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from emergency_ckpt.events import point_of
 from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.event_fields import bounded_text, number, text, whole
-from emergency_ckpt.types import PERSISTENT
+from emergency_ckpt.types import LOCAL, PERSISTENT
 
 MAX_SPANS_OF_A_KIND = 3000
 MAX_MARKS = 1000
@@ -27,13 +28,10 @@ KINDS = (
 """Kinds of bars, in the order of a legend."""
 
 _ENDS = {
-    "save to RAM": {"save.complete", "save.incomplete", "save.kept", "save.dropped"},
-    "save to storage": {
-        "persistent.complete",
-        "persistent.failed",
-        "persistent.kept",
-        "persistent.skipped",
-    },
+    "save.complete": LOCAL,
+    "save.incomplete": LOCAL,
+    "persistent.complete": PERSISTENT,
+    "persistent.failed": PERSISTENT,
 }
 _RESTORE_ENDS = {"restore.finished", "restore.nothing"}
 _PHASES = {
@@ -56,9 +54,9 @@ _TROUBLE = frozenset(
         "restore.rejected",
         "restore.replanned",
         "restore.suspect",
-        "save.dropped",
         "save.incomplete",
         "save.non_finite",
+        "save.skipped.dropped",
         "save.unchanged",
         "start.warning",
         "stop.not_saved",
@@ -122,13 +120,14 @@ def _saves(process: int, part: Sequence[LoggedEvent]) -> list[Span]:
     begun: dict[tuple[str, int | None], float] = {}
     for event in part:
         step = whole(event, "step")
+        tier = _ENDS.get(event.name) or text(event, "tier")
+        is_end = event.name in _ENDS or (event.name == "save.skipped" and tier)
+        kind = "save to storage" if tier == PERSISTENT else "save to RAM"
         if event.name == "save.started":
-            is_ram = event.fields.get("tier") != PERSISTENT
-            begun["save to RAM" if is_ram else "save to storage", step] = event.time_s
-        for kind, ends in _ENDS.items():
-            if event.name in ends and (kind, step) in begun:
-                begin_s = begun.pop((kind, step))
-                found.append(_span(process, kind, begin_s, event.time_s, step))
+            begun[kind, step] = event.time_s
+        elif is_end and (kind, step) in begun:
+            begin_s = begun.pop((kind, step))
+            found.append(_span(process, kind, begin_s, event.time_s, step))
     last_s = part[-1].time_s
     for (kind, step), begin_s in begun.items():
         span = _span(process, kind, begin_s, last_s, step)
@@ -182,7 +181,7 @@ def marks_of(events: Iterable[LoggedEvent]) -> list[Mark]:
             0,
             None,
         )
-        if event.name not in _TROUBLE and not is_death:
+        if point_of(event.name, event.fields) not in _TROUBLE and not is_death:
             continue
         details = [f"{field} {text(event, field)}" for field in _DETAILS if text(event, field)]
         if is_death:
