@@ -23,6 +23,7 @@ import dataclasses
 import time
 import traceback
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import TypeVar
 
 from absl import logging
@@ -31,6 +32,7 @@ from emergency_ckpt.cluster.beats import Beats
 from emergency_ckpt.cluster.coordination import ERROR_LIMIT_CHARS
 from emergency_ckpt.core.restore.inventory import RestoredSave, persistent_unusable
 from emergency_ckpt.core.restore.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan
+from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.core.wording import TIER_WORDS
 from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
 from emergency_ckpt.restore.dialogue import (
@@ -90,7 +92,7 @@ class Restore:
         self._parts = parts
         self._request = request
         self._host_state = host_state
-        self._limits = limits = parts.config.restore_limits
+        limits = parts.config.restore_limits
         self._total_end_s = time.monotonic() + limits.total_s
         self._progress = WorkProgress(limits)
         self._beats = Beats(
@@ -101,15 +103,17 @@ class Restore:
             lambda fields: parts.events.emit("restore.progress", **fields),
             is_leader=parts.process[0] == 0,
         )
+        self._calls = HolderCalls(parts.events, self._progress)
+        # No method of this object: a cycle would hold the state until it is collected.
+        new_leader = partial(_new_leader, parts, request, self._calls, limits, self._total_end_s)
         self._dialogue = RestoreDialogue(
             parts.coordinator,
             name,
             parts.series,
-            self._new_leader,
+            new_leader,
             deadline_s=self._total_end_s,
             check=self._beats.check,
         )
-        self._calls = HolderCalls(parts.events, self._progress)
         self._room = RestoreRoom(parts.tier)
         self._spent_s: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
         self._attempt = -1
@@ -170,11 +174,6 @@ class Restore:
                 damaged=self._parts.tier.damaged(),
                 restored=self._parts.tier.restored(),
             )
-
-    def _new_leader(self) -> RestoreLeader:
-        parts, request = self._parts, self._request
-        targets = BoxTable(request.tree, parts.process[1]).targets()
-        return RestoreLeader(parts, request, targets, self._calls, self._limits, self._total_end_s)
 
     def _tell_no_plan(self, answer: NoPlan) -> None:
         """Tell why there is no plan; raise the error, unless there never was a complete step."""
@@ -431,6 +430,17 @@ class Restore:
             yield
         finally:
             self._spent_s[name] += time.monotonic() - started_s
+
+
+def _new_leader(
+    parts: RestoreParts,
+    request: RestoreRequest,
+    calls: HolderCalls,
+    limits: TimeLimits,
+    end_s: float,
+) -> RestoreLeader:
+    targets = BoxTable(request.tree, parts.process[1]).targets()
+    return RestoreLeader(parts, request, targets, calls, limits, end_s)
 
 
 def _carry_out(work: Callable[[_Plan], _T], plan: _Plan) -> tuple[_T | None, Status]:
