@@ -281,8 +281,8 @@ def test_tell_pause_ends_the_save_everywhere_without_a_failure(job: Job) -> None
 
 def test_calls_of_the_service_grow_with_the_writers_alone() -> None:
     """Each writer says three things and learns three; the first one alone reads what all say."""
-    told = printed(CALLS, 2, 1000, env={"PYTHONHASHSEED": "0"})
-    two, thousand = map(json.loads, told.splitlines())
+    told = printed(CALLS, 2, 200, env={"PYTHONHASHSEED": "0"})
+    two, many = map(json.loads, told.splitlines())
     assert two["calls"] < 24
-    assert thousand["calls"] < 9000
-    assert thousand["most_keys"] < 2 * 4000, "the keys of two saves, never more"
+    assert many["calls"] < 1800
+    assert many["most_keys"] < 2 * 800, "the keys of two saves, never more"
