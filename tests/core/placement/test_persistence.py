@@ -7,12 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emergency_ckpt.core.placement.placement_policies import (
+    AllButPrimary,
+    HeldLeaves,
     PersistentWriters,
+    PlacementPolicy,
     Topology,
     host_state_writer,
     owners_of,
     writers,
+    writers_from_ram,
 )
+from emergency_ckpt.extras.striped import Striped
 
 TOPOLOGIES = st.lists(st.integers(0, 3), min_size=1, max_size=9).map(
     lambda slices: Topology(len(slices), tuple(slices))
@@ -34,3 +39,32 @@ def test_process_of_the_first_slice_leads(
     which: PersistentWriters, expected: tuple[int, ...]
 ) -> None:
     assert writers(Topology(4, (1, 0, 1, 0)), which) == expected
+
+
+def held_by_position(slices: int, hosts: int) -> list[HeldLeaves]:
+    """Each host of a slice holds a part of ``w``, which every slice has."""
+    parts = {
+        ((4 * host, 4 * host + 4),): tuple(hosts * index + host for index in range(slices))
+        for host in range(hosts)
+    }
+    return [HeldLeaves((4 * hosts,), {"w": 4}, parts)]
+
+
+@pytest.mark.parametrize(
+    ("slices", "policy", "which", "expected"),
+    [
+        (1, AllButPrimary(), "primary", ((0, 1), (0, 1))),
+        (2, AllButPrimary(), "primary", ((0, 1), (0, 1))),
+        (2, AllButPrimary(), "striped", ((0, 1, 2, 3), (0, 1, 2, 3))),
+        (3, AllButPrimary(), "primary", ((0, 2, 3), (2, 3))),
+        (3, AllButPrimary(), "striped", ((0, 2, 3), (2, 3))),
+        (4, Striped(4, 0), "primary", ((0, 1), (0, 1))),
+        (4, Striped(2, 0), "primary", ((), ())),
+    ],
+)
+def test_writers_from_ram_store_all_that_they_hold(
+    slices: int, policy: PlacementPolicy, which: PersistentWriters, expected: tuple[object, object]
+) -> None:
+    topology = Topology(2 * slices, tuple(process // 2 for process in range(2 * slices)))
+    usual = writers(topology, which)
+    assert writers_from_ram(policy, topology, held_by_position(slices, 2), usual) == expected
