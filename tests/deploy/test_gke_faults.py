@@ -65,6 +65,7 @@ from looks import USAGE_EXIT_CODE, eckpt_here
         ({"drain_s": "inf"}, "--drain-s must be above 0 and at most a day, not inf"),
         ({"ramdisk_source": "gke-driver"}, "and 256Mi of event log"),
         ({"ramdisk_source": "in-place"}, "--restart-agent-image and --ramdisk-source in-place"),
+        ({"mount_image": "debian:12"}, "--mount-image 'debian:12' must end with @sha256:"),
         ({"restart_agent_image": "a:1"}, "--restart-agent-image and --ramdisk-source in-place"),
     ],
 )

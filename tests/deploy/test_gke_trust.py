@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from looks import eckpt_here
 from emergency_ckpt.tools.deploy.ramdisk_daemon import MOUNT_SCRIPT
 
 OWNER = 12345
+DOCKERFILE = Path(__file__).parents[2] / "deploy" / "Dockerfile"
 
 
 def caches(text: str) -> set[str]:
@@ -35,6 +37,23 @@ def test_compilation_cache_is_not_in_the_bucket(
     assert caches(capsys.readouterr().out) == {"/tmp/jax-cache"}
     assert eckpt_here(*words(source, "--compilation-cache", "gs://ours/cache")) == 0
     assert caches(capsys.readouterr().out) == {"gs://ours/cache"}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_privileged_container_runs_an_image_of_its_own_by_digest(
+    source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever builds the trainer's image, or moves a tag, runs nothing on the node."""
+    assert eckpt_here(*words(source)) == 0
+    images = [
+        container["image"]
+        for spec in pod_specs(manifests_in(capsys.readouterr().out))
+        for container in [*spec.get("initContainers", []), *spec["containers"]]
+        if container.get("securityContext", {}).get("privileged")
+    ]
+    (base,) = re.findall(r"^ARG BASE=(\S+)$", DOCKERFILE.read_text("utf-8"), re.MULTILINE)
+    assert images == ([base] if source == "daemonset" else [])
+    assert re.search(r"@sha256:[0-9a-f]{64}$", base)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the script runs as root")

@@ -14,6 +14,7 @@ from emergency_ckpt.run_secret import load_secret_file
 from emergency_ckpt.tools.cli.arguments import addresses
 from emergency_ckpt.tools.deploy.gke_job import (
     GRACE_S,
+    MOUNT_IMAGE,
     SPOT_GRACE_S,
     Effect,
     GkeJob,
@@ -59,6 +60,13 @@ def _add_options(gke: argparse.ArgumentParser) -> None:
     )
     gke.add_argument("--run-id", help="name of the run; default: --name")
     gke.add_argument("--restart-agent-image", help="JobSet's agent, for restarts in place")
+    gke.add_argument(
+        "--mount-image",
+        default=MOUNT_IMAGE,
+        metavar="IMAGE@sha256:...",
+        help="image with a shell and mount, for the DaemonSet's privileged container (default: the"
+        " base of deploy/Dockerfile)",
+    )
     gke.add_argument(
         "--secret",
         dest="secret_name",

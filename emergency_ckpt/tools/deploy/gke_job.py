@@ -27,6 +27,12 @@ RamdiskSource = Literal["daemonset", "in-place", "gke-driver"]
 """Where the ramdisk of a host comes from: a tmpfs that a DaemonSet mounts on the node; an emptyDir
 of the pod, which outlives its containers; the volume of GKE's multi-tier checkpoint driver."""
 
+MOUNT_IMAGE = (
+    "python:3.12.11-slim-bookworm"
+    "@sha256:519591d6871b7bc437060736b9f7456b8731f1499a57e22e6c285135ae657bf7"
+)
+"""The base of deploy/Dockerfile, whose layers a node has already."""
+
 TpuRights = Literal["locked-memory", "none", "privileged"]
 """What a trainer's container may do to reach its TPU, whose driver maps memory of the host for DMA
 and so has it locked: start as root with CAP_SYS_RESOURCE, raise the limit of locked memory, and go
@@ -94,6 +100,8 @@ class GkeJob:
       compilation_cache: directory or URL of JAX's compilation cache. By default the pod's own:
         whoever can write into the cache runs code in the trainers.
       restart_agent_image: JobSet's in-place restart agent; for the source ``in-place`` alone.
+      mount_image: of the DaemonSet's privileged container, by its digest: what runs there for the
+        node is not what a build of the trainer or a moved tag brings. It needs a shell and mount.
 
     Raises:
       ConfigError: lists every fault.
@@ -133,6 +141,7 @@ class GkeJob:
     keep_steps: int = 1
     placement: str = ALL_BUT_PRIMARY
     restart_agent_image: str | None = None
+    mount_image: str = MOUNT_IMAGE
     compilation_cache: str = "/tmp/jax-cache"  # noqa: S108  the pod's own
 
     def __post_init__(self) -> None:
@@ -281,6 +290,8 @@ def _program_problems(job: GkeJob) -> list[str]:
         problems.append("no program was given: write it after --")
     if not job.image or any(character.isspace() for character in job.image):
         problems.append(f"--image {job.image!r} is not a name of an image")
+    if not re.fullmatch(r"[^\s@]+@sha256:[0-9a-f]{64}", job.mount_image):
+        problems.append(f"--mount-image {job.mount_image!r} must end with @sha256: and its digest")
     if not re.fullmatch(r"gs://[a-z0-9][-a-z0-9_.]*(/[^\\*?\[\]\s]+)", job.directory):
         problems.append(f"--dir {job.directory!r} must be a directory in a bucket: gs://bucket/run")
     if job.ramdisk_source not in get_args(RamdiskSource):

@@ -97,11 +97,11 @@ def _mounter(job: GkeJob) -> Manifest:
 
     To mount for the node takes CAP_SYS_ADMIN in the node's mount namespace, which Kubernetes gives
     to privileged containers alone (mount propagation ``Bidirectional``). It ends before the server
-    starts, reads nothing from the network, and has no secret.
+    starts, reads nothing from the network, and has no secret. Its image is not the trainer's.
     """
     return {
         "name": "mount",
-        "image": job.image,
+        "image": job.mount_image,
         "command": ["/bin/sh", "-euc", MOUNT_SCRIPT],
         "env": [
             {"name": "RAMDISK", "value": f"{host_directory(job)}/{RAMDISK_DATA.partition('/')[0]}"},
