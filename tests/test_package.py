@@ -113,7 +113,7 @@ def test_wheel_has_types_that_pyright_sees(dist: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as content:
         content.extractall(site)
     package = site / "emergency_ckpt"
-    for name in ("py.typed", "_native.pyi", "FORMAT.md", "transfer/PROTOCOL.md"):
+    for name in ("py.typed", "_native.pyi", "FORMAT.md", "ram/FORMAT.md", "transfer/PROTOCOL.md"):
         assert (package / name).is_file(), name
     errors, revealed = pyright_on(tmp_path, site)
     assert errors == [

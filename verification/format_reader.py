@@ -1,4 +1,4 @@
-"""A reader of FORMAT.md that was written from the page alone: it shares no code with the package.
+"""A reader of the two FORMAT.md that was written from the pages alone: it shares no code with the package.
 
 ``read_ramdisk`` and ``read_storage`` return plain values, and what is wrong as texts in ``faults``.
 They change nothing. Tensors in storage are not read.
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import google_crc32c
 
-PAGE = Path(__file__).parents[1] / "emergency_ckpt" / "FORMAT.md"
+PAGE = Path(__file__).parents[1] / "emergency_ckpt" / "ram" / "FORMAT.md"
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _LIFE = re.compile(r"([0-9]{12})-")

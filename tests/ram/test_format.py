@@ -1,4 +1,4 @@
-"""FORMAT.md, the golden files and the code say the same."""
+"""The pages of formats, the golden files and the code say the same."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ LEDGER = (GOLDEN / "ledger_v1.json").read_bytes()
 
 
 def specification() -> str:
-    return (Path(emergency_ckpt.__file__).parent / "FORMAT.md").read_text("utf-8")
+    package = Path(emergency_ckpt.__file__).parent
+    pages = package / "ram" / "FORMAT.md", package / "FORMAT.md"
+    return "".join(page.read_text("utf-8") for page in pages)
 
 
 def test_code_writes_the_golden_bytes() -> None:
@@ -67,7 +69,7 @@ def test_worked_example_is_the_golden_one() -> None:
     dumps = [text for kind, text in blocks if kind == "hexdump"]
     documents = [text.encode() for kind, text in blocks if kind == "json"]
     assert [bytes.fromhex("".join(line[6:] for line in dumps[0].splitlines()))] == [SLOT]
-    assert documents == [MANIFEST, DOCUMENT, LEDGER]
+    assert documents == [MANIFEST, LEDGER, DOCUMENT]
 
 
 def test_specification_shows_the_version_that_is_written() -> None:
