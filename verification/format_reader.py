@@ -1,4 +1,4 @@
-"""A reader of the two FORMAT.md that was written from the pages alone: it shares no code with the package.
+"""A reader of both pages of formats, written from them alone: it shares no code with the package.
 
 ``read_ramdisk`` and ``read_storage`` return plain values, and what is wrong as texts in ``faults``.
 They change nothing. Tensors in storage are not read.

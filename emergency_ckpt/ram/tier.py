@@ -1,7 +1,7 @@
 """The local tier: the slots and host states of one process on its host's ramdisk.
 
-See FORMAT.md beside this file for the files. One thread at a time may save (``reserve``, ``begin_write``); all other
-methods are thread-safe. Nothing here is collective.
+FORMAT.md beside this file specifies the files. One thread at a time may save (``reserve``,
+``begin_write``); all other methods are thread-safe. Nothing here is collective.
 """
 
 from __future__ import annotations
