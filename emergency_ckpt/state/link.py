@@ -140,11 +140,12 @@ class Link:
         return Link(dataclasses.replace(self.facts, way=way), self.mapper)
 
     def write(
-        self, views: Sequence[npt.NDArray[Any]], targets: Sequence[jax.sharding.Sharding]
+        self, views: Sequence[npt.NDArray[Any]], targets: Sequence[jax.sharding.Sharding | None]
     ) -> list[jax.Array]:
         """Return one array on one device for each C-contiguous view, all begun in one call.
 
-        ``targets``: a sharding of one device for each, whose memory kind is kept. Does not wait for
+        ``targets``: a sharding of one device for each, whose memory kind is kept; None: JAX's
+        default device, to which the array is not committed. Does not wait for
         the transfers: the memory of the views may be written or unmapped once the results are ready
         (``jax.block_until_ready``), and then no result refers to it, on CPU either. Views of mapped
         memory that lie within one mapped piece are sent from where they are.
@@ -178,8 +179,12 @@ def is_linear(array: jax.Array) -> bool:
     )
 
 
-def _leaves_the_host(target: jax.sharding.Sharding) -> bool:
+def _leaves_the_host(target: jax.sharding.Sharding | None) -> bool:
     """Return whether an array there cannot be the memory that it is made from."""
+    if target is None:
+        if jax.config.jax_default_device is not None:
+            return False  # it may be any
+        target = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     (device,) = target.device_set
     kind = target.memory_kind
     return device.platform != "cpu" and kind in (None, device.default_memory().kind)

@@ -34,7 +34,9 @@ _MATRIX = 2
 """Dimensions from which on arrays have more than one layout."""
 
 BytesOf = Callable[[ShardId], npt.NDArray[np.uint8]]
-Write = Callable[[Sequence[npt.NDArray[Any]], Sequence[jax.sharding.Sharding]], Sequence[jax.Array]]
+Write = Callable[
+    [Sequence[npt.NDArray[Any]], Sequence[jax.sharding.Sharding | None]], Sequence[jax.Array]
+]
 """As ``Link.write``."""
 
 
@@ -52,7 +54,8 @@ def materialize(
     when it raises: the memory that ``bytes_of`` returns may then be written.
 
     Args:
-      like: gives the type of host leaves, and the layout of arrays on their devices.
+      like: gives the type of host leaves, and the layout of arrays on their devices. An array that
+        JAX may move, since it is committed to no device, comes back as such a one.
       bytes_of: returns uint8 arrays [nbytes]; called once for each shard of a device, by this
         thread.
       arrivals: shards available from ``bytes_of``, as they come; a leaf's transfer begins with its
@@ -166,7 +169,9 @@ class _Placing:
                 if _is_mine(device):
                     if box not in views:
                         views[box] = _typed(leaf, ShardId(path, box), self._bytes_of)
-                    places.append(_Place(path, _sharding_on(leaf, device), views[box]))
+                    is_open = _is_uncommitted(self._like[leaf.position])
+                    target = None if is_open else _sharding_on(leaf, device)
+                    places.append(_Place(path, target, views[box]))
         arrays: Sequence[jax.Array] = ()
         if places:
             arrays = self._write([each.view for each in places], [each.target for each in places])
@@ -179,9 +184,12 @@ class _Placing:
             assert leaf.sharding is not None, "host values are not placed"
             # Of what it has no shard here JAX cannot tell the type; else the look-up takes longer.
             dtype = None if on_devices else dtype_named(leaf.spec.dtype)
-            array = jax.make_array_from_single_device_arrays(
-                leaf.spec.global_shape, leaf.sharding, on_devices, dtype=dtype
-            )
+            if _is_uncommitted(self._like[leaf.position]):
+                (array,) = on_devices
+            else:
+                array = jax.make_array_from_single_device_arrays(
+                    leaf.spec.global_shape, leaf.sharding, on_devices, dtype=dtype
+                )
             if leaf.kind is LeafKind.KEYS:
                 array = jax.random.wrap_key_data(array, impl=leaf.spec.key_impl)
             self._made[path] = _in_layout_of(self._like[leaf.position], array)
@@ -191,7 +199,7 @@ class _Place(NamedTuple):
     """The place of a shard on one device."""
 
     path: str
-    target: jax.sharding.Sharding
+    target: jax.sharding.Sharding | None
     view: npt.NDArray[Any]
 
 
@@ -199,6 +207,13 @@ def _sharding_on(leaf: Leaf, device: Any) -> jax.sharding.Sharding:
     """Return the placement on ``device`` alone, in the memory where the leaf is."""
     assert leaf.sharding is not None, "host values are not placed"
     return jax.sharding.SingleDeviceSharding(device, memory_kind=leaf.sharding.memory_kind)
+
+
+def _is_uncommitted(like: object) -> bool:
+    """Return whether JAX may move an array, as one that nobody has placed, to a computation."""
+    if isinstance(like, jax.Array):
+        return not like.committed
+    return getattr(like, "sharding", None) is None
 
 
 def _is_mine(device: Device) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import msgspec
 import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding
 
 from emergency_ckpt.core.boxes import whole
 from emergency_ckpt.core.limits import MAX_PATH_CHARS
@@ -207,6 +208,8 @@ def _check_is_plain(value: Any, path: str, operation: str) -> None:
 
 def _sharding_of(value: Any, path: str, operation: str) -> jax.sharding.Sharding:
     sharding = getattr(value, "sharding", None)
+    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh):
+        sharding = _on_devices(sharding, path, operation)
     if isinstance(sharding, jax.sharding.Sharding):
         owners = {device.process_index for device in sharding.device_set}
         if len(owners) == 1 and jax.process_index() not in owners:
@@ -225,6 +228,19 @@ def _sharding_of(value: Any, path: str, operation: str) -> jax.sharding.Sharding
         "the spec has no sharding",
         hint="in a job of several processes every array spec needs one",
     )
+
+
+def _on_devices(sharding: NamedSharding, path: str, operation: str) -> NamedSharding:
+    """Return the sharding on the mesh in force, which a spec of ``jax.eval_shape`` leaves open."""
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty or mesh.abstract_mesh != sharding.mesh:
+        raise InvalidState(
+            operation,
+            f"leaf {path!r}",
+            f"its mesh has no devices, and {'none' if mesh.empty else 'another one'} is in force",
+            hint="call it under jax.set_mesh(mesh), as the function of the spec was",
+        )
+    return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
 
 
 def _key_data_spec(shape: tuple[int, ...], dtype: Any) -> tuple[jax.ShapeDtypeStruct, str]:
