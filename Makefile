@@ -82,7 +82,9 @@ test: $(INSTALLED) native-test
 		-m "not slow and (core or not (process or dear))" $(COSTS) $(TEST_FLAGS)
 
 .PHONY: test-all test-but-slow test-night
-test-all: test-but-slow native-test native-asan native-tsan
+# The C++ tests beside the others, which wait a good part of their time.
+test-all: $(INSTALLED)
+	$(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j2) test-but-slow native-test native-asan native-tsan
 
 # Builds beside it make a second of CPU worth less: four times as many as in `make test`.
 test-but-slow: $(INSTALLED)
