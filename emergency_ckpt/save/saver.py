@@ -131,6 +131,7 @@ class Saver:
             self._newest_steps,
             has_storage=self._newest is not None,
         )
+        self._is_storage_prepared = PERSISTENT not in self._schedules
         self._due = DueSaves(
             self._schedules,
             parts.coordinator,
@@ -224,6 +225,18 @@ class Saver:
                     schedule.worker.submit_next(partial(parts.persistent.roll_back, save))
         parts.timelines.begin_unrestored(save)
 
+    def _prepare_storage(self, due: Mapping[TierName, int | None]) -> None:
+        """Prepare this process's first save to storage with a save to RAM, where it writes there.
+
+        Not before the first step, which a restart would reach later, nor at a step without a save.
+        """
+        persistent, placement = self._parts.persistent, self.work.placement
+        if persistent is None or placement is None:
+            return  # no state has come yet that says who writes
+        self._is_storage_prepared = True
+        if PERSISTENT not in due and self._parts.process[0] in placement.writers:
+            persistent.prepare()
+
     def _begin_all(self, due: Mapping[TierName, int | None], request: SaveRequest) -> bool:
         """Begin a save in each tier that is due, then wait until the state may be donated."""
         request.both = len(due) > 1
@@ -235,6 +248,8 @@ class Saver:
             request.release()
             for each in begun:
                 self._wait_captured(each, request, begun)
+        if not self._is_storage_prepared:
+            self._prepare_storage(due)
         return bool(begun)
 
     def _begin(

@@ -15,6 +15,7 @@ storage.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -156,6 +157,11 @@ class PersistentTier:
     def create(self, deadline_s: float | None = None) -> None:
         """Make the directory; for a bucket, only check that it exists."""
         self.storage.create(deadline_s)
+
+    def load_writer(self) -> None:
+        """Import what writes a step: Orbax and more, seconds that no other use needs. Blocks."""
+        for name in ("item.array_writes", "item.state", "step_writer"):
+            importlib.import_module(f"{__package__}.{name}")
 
     # As every tier
 

@@ -1,4 +1,4 @@
-"""What a restart need not wait for."""
+"""What a restart need not wait for, and the first save to storage neither."""
 
 from __future__ import annotations
 
@@ -24,16 +24,28 @@ config = EmergencyCheckpointer.default_config().set(
 )
 with config.instantiate() as ckpt:
     step, state = ckpt.restore(state={"w": jnp.zeros(8)})
+    print(step, float(state["w"].sum()), "orbax.checkpoint" in sys.modules)
     if step is None:
         ckpt.save(step=1, state={"w": jnp.ones(8)})
         ckpt.wait_until_finished()
-    print(step, float(state["w"].sum()), "orbax.checkpoint" in sys.modules)
+"""
+PREPARED = """
+    import time
+    end_s = time.monotonic() + 60
+    while "emergency_ckpt.storage.step_writer" not in sys.modules and time.monotonic() < end_s:
+        time.sleep(0.05)
+    print("emergency_ckpt.storage.step_writer" in sys.modules, ckpt.all_steps())
 """
 
 
 def test_checkpointer_restart_from_ram_imports_no_orbax(ramdisk: Path, tmp_path: Path) -> None:
     shown = [printed("-c", PROGRAM, ramdisk, tmp_path) for _ in range(2)]
     assert [each.strip() for each in shown] == ["None 0.0 False", "1 8.0 False"]
+
+
+def test_first_save_to_storage_finds_its_code_loaded(ramdisk: Path, tmp_path: Path) -> None:
+    told = printed("-c", PROGRAM + PREPARED, ramdisk, tmp_path)
+    assert told.splitlines() == ["None 0.0 False", "True [1]"]
 
 
 def test_library_saves_and_restores_without_the_tools(ramdisk: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from absl import logging
 
-from emergency_ckpt.background import Failures
+from emergency_ckpt.background import Failures, run_in_thread
 from emergency_ckpt.cluster.beats import Beats
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.left_processes import LeftProcesses
@@ -133,6 +133,10 @@ class PersistentSaves:
     def waits_for_others(self) -> bool:
         """Return whether this process has done its part of the save under way. From any thread."""
         return self._rounds.is_learning
+
+    def prepare(self) -> None:
+        """Import in a thread of its own what a save needs; an error is raised again by the save."""
+        run_in_thread("eckpt-prepare-storage", self._tier.load_writer)
 
     def newest_listed(self) -> int | None:
         """Return the newest step that counts by the log as this process last saw it. No IO."""
