@@ -41,7 +41,7 @@ class Mutant:
     """One defect, put back by edits, or by a function of ``simulation/mutants.py``.
 
     ``touches``: functions that the function changes, as ``file:qualified name``; ``record_tests``:
-    test files that the reliability record names for the defect.
+    test files that the reliability record names for the defect, or its entry if it is made up.
     """
 
     name: str
@@ -101,7 +101,11 @@ def load() -> tuple[list[Row], list[Mutant]]:
         mutants = tuple(_mutant(one, each["begins"], files) for one in each.get("mutants", ()))
         words = {name: each[name] for name in _WORDS if name in each}
         rows.append(Row(each["begins"], tuple(each["mended"]), mutants, words))
-    made_up = [_mutant(one, "", ()) for one in listed["made_up"] if "gone" not in one]
+    made_up = [
+        _mutant(one, "", tuple(one.get("tests", ())))
+        for one in listed["made_up"]
+        if "gone" not in one
+    ]
     return rows, [one for row in rows for one in row.mutants] + made_up
 
 
@@ -164,6 +168,9 @@ def _in_process() -> dict[str, tuple[str, ...]]:
 
 
 def _faults_of(mutant: Mutant) -> Iterator[str]:
+    for file in mutant.record_tests:
+        if not (ROOT / file).is_file():
+            yield f"{mutant.name}: there is no {file}, whose tests shall notice it"
     if bool(mutant.edits) == bool(mutant.in_process):
         yield f"{mutant.name}: it needs edits, or the name of a function of simulation/mutants.py"
     for place in mutant.touches:
