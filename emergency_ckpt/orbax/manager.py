@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
 import numpy as np
@@ -44,6 +44,8 @@ _open: weakref.WeakValueDictionary[str, BothTiersManager] = weakref.WeakValueDic
 
 class BothTiersManager(ocp.AbstractCheckpointManager):
     """The base of ``CheckpointManager`` below, and of the one in ``plain_manager``."""
+
+    _checkpointer_class: ClassVar[type[EmergencyCheckpointer]] = EmergencyCheckpointer
 
     def __init__(
         self,
@@ -104,7 +106,7 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
         if earlier is not None:
             logging.warning("a new manager of %s replaces the open one", self._directory)
             earlier.close()
-        self._checkpointer = EmergencyCheckpointer(self._config)
+        self._checkpointer = self._checkpointer_class(self._config)
         _open[self._run_id] = self
         self._survey()
 
@@ -201,7 +203,7 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
             return
         logging.warning("a local directory was deleted: opening all of them again")
         self._checkpointer.stop(after_error=True)
-        self._checkpointer = EmergencyCheckpointer(self._config)
+        self._checkpointer = self._checkpointer_class(self._config)
         self._survey()
 
     def delete(self, step: int) -> None:

@@ -16,6 +16,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.checkpoint_manager import StepAlreadyExistsError
 
+from emergency_ckpt.checkpointer import EmergencyCheckpointer
 from emergency_ckpt.core.save.save_rules import plain_metrics
 from emergency_ckpt.core.step_names import METRICS, leaves_by_item
 from emergency_ckpt.errors import DeadlineExceeded, StateMismatch
@@ -35,6 +36,12 @@ from emergency_ckpt.storage.steps.folders import ITEMS
 from emergency_ckpt.types import LeafSpec, OrbaxStep
 
 _MOMENT_S = 0.001
+
+
+class _Checkpointer(EmergencyCheckpointer):
+    """Storage has the steps that Orbax's options name, and at an end no other."""
+
+    _stores_newest = False
 
 
 class CheckpointManager(BothTiersManager):
@@ -58,6 +65,8 @@ class CheckpointManager(BothTiersManager):
       ValueError: an option or an item's checkpointer is not supported, or Orbax refuses it.
       ConfigError, LocalTierError, RestoreFailed, DeadlineExceeded: as ``EmergencyCheckpointer``.
     """
+
+    _checkpointer_class = _Checkpointer
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from job_process import (
 )
 from restoring import lose, process_dir, restore
 
-from emergency_ckpt.events import Event
+from emergency_ckpt.events import Event, point_of
 from emergency_ckpt.extras.striped import Striped
 
 STORED, LAST = 2, 7
@@ -145,7 +145,8 @@ def dies(world: JobProcess) -> Any:
 
 
 def _kill(world: JobProcess, event: Event) -> None:
-    is_last = event.name == "persistent.host_states_written" and event.fields["step"] == LAST
+    is_written = point_of(event.name, event.fields) == "persistent.stage.host_states_written"
+    is_last = is_written and event.fields["step"] == LAST
     if world.process == 0 and is_last:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -14,7 +14,7 @@ import pytest
 from persistent_steps import INSPECTED_AT_ONCE, complete_steps, fill
 from world import STORAGE, World, logged, restored, save_all
 
-from emergency_ckpt.errors import Unrecoverable
+from emergency_ckpt.errors import ForeignStep, Unrecoverable
 from emergency_ckpt.storage import PersistentTier
 
 REAL = 6
@@ -128,8 +128,17 @@ def _empty_in(world: World, number: int) -> None:
     _empty(world.persistent, number)
 
 
+def test_consistent_forgery_beside_a_log_ends_a_restore_by_name(saved: World) -> None:
+    """It is whole by all that its marker says, and has the tensors of another."""
+    for number in range(100, 140):
+        _consistent(saved.persistent, number)
+    with pytest.raises(ForeignStep, match="step 139"):
+        restored(saved)
+
+
 def test_restore_after_16_consistent_forgeries_goes_on_to_older(saved: World) -> None:
-    """They are whole by all that their markers say."""
+    """Without a log they are steps, of which none can be read."""
+    shutil.rmtree(saved.persistent / "host_state" / "log")
     for number in range(100, 140):
         _consistent(saved.persistent, number)
     assert restored(saved) == REAL
@@ -142,6 +151,7 @@ def test_restore_beside_junk_prefers_storage_to_older_ram(world: World) -> None:
     with world.open_both(**STORAGE) as ckpt:
         ckpt.restore(state=world.state(0))
         save_all(ckpt, world, 3)
+    shutil.rmtree(world.persistent / "host_state" / "log")
     for number in range(100, 140):
         _consistent(world.persistent, number)
     assert restored(world) == 3

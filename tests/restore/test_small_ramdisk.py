@@ -74,7 +74,8 @@ def test_ramdisk_too_small_for_host_states_stops_no_restart(world: World, size_m
         with logged() as lines:
             one_life(world, 4)
         assert full_events(world) == [4]
-        assert any("ramdisk.full: step=4" in line and "no room" in line for line in lines)
+        told = [line for line in lines if line.startswith("ramdisk.full: ")]
+        assert any("step=4" in line and "no room" in line for line in told), lines
         one_life(world, 8)
 
 
