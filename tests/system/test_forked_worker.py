@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -80,12 +81,20 @@ def test_worker_that_lives_on_keeps_slots_from_nobody(world: World) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
+def _tell_and_sleep(runs: Event) -> None:
+    runs.set()
+    time.sleep(60)
+
+
 @pytest.mark.timeout(120)
 def test_worker_that_is_told_to_end_gives_its_parent_no_notice(world: World) -> None:
     with world.open() as checkpointer:
         save_all(checkpointer, world, 1)
-        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        forks = multiprocessing.get_context("fork")
+        runs = forks.Event()
+        worker = forks.Process(target=_tell_and_sleep, args=(runs,))
         worker.start()
+        assert runs.wait(60)  # CPython drops a signal that a fork gets before its first instruction
         worker.terminate()
         worker.join(60)
         assert worker.exitcode == -signal.SIGTERM
