@@ -530,7 +530,7 @@ class _StorageReader:
                 continue
             step = step or self._plain(number, left)
             if step is not None and entries and not (step.marker or step.problem):
-                step.problem = FOREIGN
+                step.problem = "unmarked" if self._writer_of(step.tensors) else FOREIGN
             if step is not None:
                 step.counts = not step.problem and allows(chain, number, step.incarnation)
                 found.steps.append(step)

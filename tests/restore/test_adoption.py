@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,16 @@ def test_older_step_of_another_program_is_passed_by_and_kept(world: World) -> No
     with ocp.CheckpointManager(world.persistent) as manager:
         found = manager.restore(3, args=ocp.args.StandardRestore(LIKE))
     assert found["w"].tolist() == [3.0] * 4
+
+
+def test_tensors_of_ours_without_documents_are_passed_by(world: World) -> None:
+    """As of a life that hung in a save, and wrote on when a newer one had cleared its documents."""
+    save(world, 2, 4)
+    shutil.copytree(world.persistent / "4", world.persistent / "6")
+    assert restored(world) == (4, 4.0)
+    assert adopted(world) == []
+    save(world, 8)
+    assert complete_steps(str(world.persistent)) == [2, 4, 8]
 
 
 def test_ram_that_is_newer_needs_no_adoption(world: World) -> None:

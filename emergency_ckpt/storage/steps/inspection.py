@@ -35,6 +35,7 @@ GONE = "its tensors are gone"
 _WARNINGS = 16
 _REPLACED = "another program has written it again"
 _FOREIGN = "another program wrote it, and the step log does not name it"
+_UNMARKED = "it has neither a marker nor an entry in the step log"
 _NO_STEP = "its folder has the name of a step, and Orbax has written nothing into it"
 
 
@@ -67,6 +68,16 @@ class FoundStep(NamedTuple):
         """Return a step of plain Orbax as one that the log does not name: it does not count."""
         step = msgspec.structs.replace(self.step, problem=_FOREIGN, is_foreign=True)
         return self._replace(step=step)
+
+    def as_unlisted(self) -> FoundStep:
+        """Return a step of tensors only as what it is beside a log that does not name it.
+
+        A life of this package that hung in a save may write tensors after a newer one has cleared
+        the rest: that ends no restore.
+        """
+        if not self.step.tensors_of:
+            return self.as_foreign()
+        return self._replace(step=msgspec.structs.replace(self.step, problem=_UNMARKED))
 
 
 _Found = TypeVar("_Found", FoundStep, FoundStep | None)

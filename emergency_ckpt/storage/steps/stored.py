@@ -166,7 +166,7 @@ class StoredSteps:
         if found is None:
             return None
         if found.is_plain and view.table is not None and view.table.steps:
-            return found.as_foreign()
+            return found.as_unlisted()
         other = view.entry(item.step, found.step.incarnation)
         # Else the table says that it does not count.
         return found if other is None or other.state == "complete" else None
