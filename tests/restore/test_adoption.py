@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from faults import storage_fails
 from looks import eckpt, eckpt_json
 from persistent_steps import complete_steps
 from world import STORAGE, World, finish
 
 from emergency_ckpt.errors import ForeignStep, SaveFailed
+from emergency_ckpt.storage.steps.stored import StoredSteps
 
 LIKE = {"w": np.zeros(4, np.float32)}
 
@@ -154,6 +157,49 @@ def test_adoption_beside_a_job_is_kept_by_its_next_save(world: World) -> None:
         finish(ckpt)
     world.lose_ram()
     assert complete_steps(str(world.persistent)) == [1, 2, 4, 5]
+
+
+def test_step_that_a_job_saves_during_an_adoption_stays_the_jobs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other program removes its step, and the job saves the number, before it is listed."""
+    save(world, 2)
+    plain(world.persistent, 4, value=40)
+    inspect_each, looks = StoredSteps.inspect_each, [True]
+
+    def inspect_and_save(own: StoredSteps, *args: Any) -> Any:
+        found = inspect_each(own, *args)
+        if looks:
+            looks.pop()
+            shutil.rmtree(world.persistent / "4")
+            save(world, 4)
+        return found
+
+    monkeypatch.setattr(StoredSteps, "inspect_each", inspect_and_save)
+    assert adopted(world) == []
+    assert restored(world) == (4, 4.0)
+
+
+@pytest.mark.parametrize("stage", ["write_document", "finish"])
+def test_step_in_place_of_a_failed_save_is_not_ours(
+    world: World, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """The next save clears what the failed one left, and neither lists nor removes the step."""
+    with world.open_both(**STORAGE) as ckpt:
+        assert ckpt.save(step=2, state=LIKE)
+        finish(ckpt)
+        storage_fails(monkeypatch, stage, once=True)
+        assert ckpt.save(step=4, state=LIKE)
+        with pytest.raises(SaveFailed):
+            finish(ckpt)
+        shutil.rmtree(world.persistent / "4", ignore_errors=True)
+        plain(world.persistent, 4, value=40)
+        assert ckpt.save(step=5, state=LIKE)
+        finish(ckpt)
+        assert complete_steps(str(world.persistent)) == [2, 5]
+    world.lose_ram()
+    assert adopted(world) == ["step 4"]
+    assert restored(world, 4) == (4, 40.0)
 
 
 def test_ls_says_what_the_log_does_not_name(world: World) -> None:

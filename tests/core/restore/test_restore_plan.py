@@ -184,6 +184,11 @@ def test_stored_tensors_of_a_save_never_precede_that_save(tensors_of: str, tier:
     assert planned_with(world, stored).tier == tier
 
 
+def test_step_of_another_program_never_precedes_ram() -> None:
+    stored = PersistentStep(40, 0, False, LATER, "another program wrote it", is_foreign=True)
+    assert planned_with(saved(life=FIRST), stored).tier == "local"
+
+
 def test_stored_tensors_of_a_save_follow_what_is_left_of_it() -> None:
     world = saved(life=FIRST)
     for process in range(4):

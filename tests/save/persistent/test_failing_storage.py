@@ -9,10 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults import fill_disk
+from faults import fill_disk, storage_fails
 from mounts import make_read_only
 from orbax.checkpoint import checkpoint_managers as ocm
-from world import LONG_S, World, logged, same, save_all, small_tmpfs, storage_lacks
+from world import (
+    LONG_S,
+    STORAGE,
+    World,
+    finish,
+    logged,
+    same,
+    save_all,
+    small_tmpfs,
+    storage_lacks,
+)
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.background import BackgroundWorker, Failures, run_in_thread
@@ -63,6 +73,22 @@ def test_save_full_storage_fails_with_a_hint(world: World) -> None:
         checkpointer.wait_until_finished(LONG_S / 4)
         with pytest.raises(SaveFailed, match=r"No space left on device.*make room"):
             checkpointer.check_for_errors()
+
+
+def test_save_that_failed_to_be_listed_is_listed_by_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are whole, and only the version of the log that names it was refused."""
+    with world.open_both(**STORAGE) as checkpointer:
+        save_all(checkpointer, world, 2)
+        storage_fails(monkeypatch, "publish", once=True)
+        assert checkpointer.save(step=4, state=world.state(4))
+        with pytest.raises(SaveFailed, match="storage failed"):
+            finish(checkpointer)
+        save_all(checkpointer, world, 5)
+        table = PersistentTier(str(world.persistent)).found.log.read().table
+    assert table is not None
+    assert [entry.step for entry in table.counting()] == [2, 4, 5]
 
 
 @pytest.mark.dear
