@@ -61,7 +61,9 @@ class Mutant:
         changed = set(self.touches)
         for edit in self.edits:
             text = (root / edit.file).read_text()
-            changed.add(f"{edit.file}:{_function_at(text, *edit.range_in(text))}")
+            is_python = edit.file.endswith(".py")
+            function = _function_at(text, *edit.range_in(text)) if is_python else "<file>"
+            changed.add(f"{edit.file}:{function}")
         return changed
 
 

@@ -285,7 +285,8 @@ class Matrix:
         """
         names = [name for name in failed if "::" in name] or files
         is_expected = {name.partition("::")[0] for name in names} <= {*mutant.record_tests}
-        doubtful = stage.again or status is None or self._has_timed_out()
+        # With ``--named`` no run without a defect has come before.
+        doubtful = stage.again or self._named or status is None or self._has_timed_out()
         if not failed or files == [SIMULATION] or (is_expected and not doubtful):
             return set()
         return set(self._run(stage, names, None, {})["failed"])
