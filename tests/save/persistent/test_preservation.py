@@ -91,10 +91,10 @@ def test_what_is_kept(tmp_path: Path, settings: dict[str, Any], kept: list[int])
     tier = fill(str(tmp_path / "run"), STEPS, metrics=lambda step: {"score": -abs(step - 20)})
     left, failures, events = preserved(tier, **settings)
     assert left == kept == orbax_steps(tmp_path / "run")
-    told = [(event.name, event.fields["step"]) for event in events]
+    told = [(event.point, event.fields["step"]) for event in events]
     removed = [step for step in STEPS if step not in kept]
     assert told == [
-        (f"persistent.{word}", step) for step in removed for word in ("removing", "removed")
+        (f"persistent.removal.{stage}", step) for step in removed for stage in ("begun", "removed")
     ]
     assert failures.count == 0
     with ocp.CheckpointManager(tmp_path / "run") as manager:
