@@ -108,21 +108,25 @@ def test_flag_is_set_from_another_thread() -> None:
     assert not flag.wait(0)
 
 
+@pytest.mark.timeout(60)
 def test_handlers_run_during_long_waits() -> None:
-    """Of signals that do not wake the wait, as those that come just before it."""
+    """Of signals that do not wake the wait, as those that come just before it.
+
+    The waits are longer than the test may take: at their ends the handlers would run, too.
+    """
     changed, handled = threading.Condition(), threading.Event()
     before = signal.signal(signal.SIGUSR1, lambda *_: handled.set())
-    asleep = threading.Thread(target=handled.wait, args=(60,))
+    asleep = threading.Thread(target=handled.wait, args=(600,), daemon=True)
     asleep.start()
     try:
         # The other thread takes the signal, so that the main thread sleeps on.
         assert asleep.ident is not None
         threading.Timer(0.05, signal.pthread_kill, (asleep.ident, signal.SIGUSR1)).start()
-        assert join(asleep, 60)
+        assert join(asleep, 600)
         handled.clear()
         threading.Timer(0.05, signal.pthread_kill, (start_sleep().ident, signal.SIGUSR1)).start()
         with changed:
-            assert wait_for(changed, handled.is_set, 60)
+            assert wait_for(changed, handled.is_set, 600)
     finally:
         signal.signal(signal.SIGUSR1, before)
 

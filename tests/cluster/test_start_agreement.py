@@ -97,6 +97,22 @@ def test_follower_waits_once_inside_of_the_service(monkeypatch: pytest.MonkeyPat
     assert waits == ["settings.told"]
 
 
+def test_leader_waits_twice_as_long_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the same reason: a process may be missing for the whole timeout."""
+    monkeypatch.setattr("emergency_ckpt.cluster.round._FIRST_INSPECTION_S", 0.01)
+    monkeypatch.setattr("emergency_ckpt.cluster.round._LONGEST_SLICE_S", 0.04)
+    leader, slices_s = MemoryService(2).member(0), list[float]()
+
+    def get(key: str, timeout_s: float) -> bytes:
+        slices_s.append(timeout_s)
+        return type(leader).get(leader, key, timeout_s)
+
+    monkeypatch.setattr(leader, "get", get)
+    with pytest.raises(DeadlineExceeded, match="process 1"):
+        agree_settings(leader, {"dir": "'/a'"}, 2.0)
+    assert slices_s[:4] == [0.01, 0.02, 0.04, 0.04]
+
+
 def test_start_tells_hosts_that_loopback_addresses_shut_out() -> None:
     service = MemoryService(3)
     hosts = ["127.0.0.1", "10.0.0.2", "10.0.0.1"]

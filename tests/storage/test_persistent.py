@@ -464,12 +464,15 @@ def test_steps_of_plain_orbax_written_again_is_another(
     assert incarnations[0] != incarnations[1]
 
 
+@pytest.mark.parametrize("is_nested", [False, True])
 def test_steps_with_damaged_orbax_metadata_names_the_problem(
-    tier: PersistentTier, directory: Path
+    tier: PersistentTier, directory: Path, is_nested: bool
 ) -> None:
+    """Also of a file that is nested deeper than the interpreter can follow."""
     write(tier, 4, {"x": np.arange(4)}, {"position": 1})
     path = directory / "4" / "_CHECKPOINT_METADATA"
-    path.write_bytes(path.read_bytes().replace(b"state", b"stale"))
+    changed = path.read_bytes().replace(b"state", b"stale")
+    path.write_bytes(b"[" * 100_000 if is_nested else changed)
     assert [(each.step, each.problem) for each in found(tier)] == [
         (4, "its file _CHECKPOINT_METADATA is damaged")
     ]

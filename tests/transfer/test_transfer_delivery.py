@@ -132,7 +132,7 @@ def test_inventory_tells_what_is_held(
 def test_host_states_travel_both_ways(
     holdings: MemoryHoldings, server: TransferServer, client: TransferClient
 ) -> None:
-    data = os.urandom(9 * MIB)
+    data = os.urandom(17 * MIB)  # above 16 MiB, which was the limit of a reply once
     client.push_host_state(server.address, SAVE, 3, 8, data)
     assert holdings.host_state_bytes(SAVE, 3, 8) == data
     assert client.fetch_host_state(server.address, SAVE, 3, 8) == data
