@@ -152,7 +152,8 @@ def test_removal_that_never_succeeds_is_said_once(world: World) -> None:
             with pytest.raises(SaveFailed, match="Device or resource busy"):
                 ckpt.check_for_errors()
     said = [line for line in lines if "Device or resource busy" in line]
-    assert len(said) == 1, said
+    events = [line for line in said if line.startswith("persistent.removal: ")]
+    assert (len(events), len(said)) == (1, 2), "the event's warning and the error, once each"
     assert plain_steps(world)[-1] == 6
     world.lose_ram()
     assert restored(world) == 6
