@@ -102,6 +102,8 @@ class Sharding(real_jax.sharding.Sharding):
 class Array:
     """The part of a global array that is on this process's device."""
 
+    committed = True
+
     def __init__(self, shape: tuple[int, ...], sharding: Any, data: Any) -> None:
         self.shape = shape
         self.sharding = sharding
