@@ -8,7 +8,7 @@ import pytest
 from places import VERIFICATION
 
 sys.path.insert(0, str(VERIFICATION / "simulation"))
-from lives import Lives
+from lives import Lives, Tags
 
 sys.path.pop(0)
 
@@ -16,7 +16,7 @@ sys.path.pop(0)
 @pytest.fixture
 def lives() -> Lives:
     """Life 2 went on from step 4 of life 1; life 3 began from nothing; life 4 knew of no other."""
-    found = Lives({"b": 1, "a": 2, "d": 3, "c": 4})
+    found = Lives(Tags({"b": 1, "a": 2, "d": 3, "c": 4}))
     found.begin(1, [])
     found.go_on(1, None, asked=True)
     found.begin(2, ["b"])
@@ -66,3 +66,11 @@ def test_save_that_one_of_two_lives_apart_went_on_from(lives: Lives) -> None:
     assert not lives.went_on_apart(("b", 5), 5, {"a"}), "life 2 rolled it back too"
     assert not lives.went_on_apart(("b", 4), 3, {"a"}), "life 3 knew of life 2"
     assert not lives.went_on_apart(("b", 4), 5, set())
+
+
+def test_source_of_a_step_that_a_life_went_on_from_is_the_life_before() -> None:
+    """That step comes to storage by a name of the later life, where it ends well."""
+    tags = Tags({"a": 1, "b": 2, "c": 3})
+    tags.parents.update({2: (1, 4), 3: (2, 4)})
+    assert [tags.source((life, 4)) for life in ("a", "b.000001", "c.000001")] == [1, 1, 1]
+    assert [tags.source((life, 5)) for life in ("a", "b", "c.000001")] == [1, 2, 3]

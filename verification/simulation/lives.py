@@ -14,7 +14,15 @@ Save = tuple[str, int]
 
 
 class Tags(dict[str, int]):
-    """Incarnation -> the number of its life, also of the part that a forced save adds."""
+    """Incarnation -> the number of its life, also of the part that a forced save adds.
+
+    Attributes:
+      parents: the number of a life -> the (life, step) from which the life went on.
+    """
+
+    def __init__(self, known: Mapping[str, int] | None = None) -> None:
+        super().__init__(known or {})
+        self.parents: dict[int, tuple[int, int]] = {}
 
     def __missing__(self, incarnation: str) -> int:
         """Return the number of the life whose forced save has ``incarnation``."""
@@ -22,6 +30,17 @@ class Tags(dict[str, int]):
         if life == incarnation:
             raise KeyError(incarnation)
         return self[life]
+
+    def source(self, save: Save) -> int:
+        """Return the number of the life that made the state of ``save``.
+
+        A life that ends well brings the step from which the life went on to storage, by a name of
+        its own.
+        """
+        number = self[save[0]]
+        while number in self.parents and self.parents[number][1] == save[1]:
+            number = self.parents[number][0]
+        return number
 
     def find(self, incarnation: str) -> int | None:
         """Return the number of the life of ``incarnation``; None when it is unknown."""
@@ -39,10 +58,10 @@ class Lives:
         it was found.
     """
 
-    def __init__(self, tags: Mapping[str, int]) -> None:
+    def __init__(self, tags: Tags) -> None:
         self._tags = tags
         self._older: dict[int, frozenset[str]] = {}
-        self._parents: dict[int, tuple[int, int]] = {}
+        self._parents = tags.parents
         self._from_nothing: set[int] = set()
         self.binding: set[str] = set()
 

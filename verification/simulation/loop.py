@@ -240,7 +240,8 @@ class Loop:
                     raise Violation(f"{process.name} describes {after} in memory, not {before}")
 
     def _check_copy(self, process: Process, step: Any) -> None:
-        tag, number = self._judge.tags[step.save.incarnation], step.save.step
+        number = step.save.step
+        tag = self._judge.tags.source((step.save.incarnation, number))
         for name, value in devices.whole(tag, number).items():
             parts = {box: step.read(name, box) for box in step.boxes(name)}
             for box, part in parts.items():

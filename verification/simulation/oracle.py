@@ -108,7 +108,7 @@ def _read_host_state(document: Any, tags: Tags, found: Holdings) -> bool:
     try:
         save = (document["save"]["incarnation"], document["save"]["step"])
         owner, count, payload = document["owner"], document["count"], document["payload"]
-        saved = {"tag": tags.find(save[0]), "step": save[1], "me": owner}
+        saved = {"tag": tags.source(save), "step": save[1], "me": owner}
     except (KeyError, TypeError):
         return False
     if payload != saved:
@@ -145,7 +145,7 @@ def _read_slot(path: Path, tags: Tags, found: Holdings) -> None:
         found.wrong.append(f"{path}: a save {save} that nobody began")
         return
     found.lives.add(save[0])
-    truth = devices.whole(tag, save[1])
+    truth = devices.whole(tags.source(save), save[1])
     held = found.boxes.setdefault(
         save, {name: np.zeros(value.shape, np.int32) for name, value in truth.items()}
     )
@@ -198,7 +198,7 @@ def stored_saves(directory: Path, tags: Tags) -> list[Save]:
 
 
 def _is_stored(directory: Path, documents: Path, save: Save, tags: Tags, marker: Any) -> bool:
-    truth = devices.whole(tags[save[0]], save[1])
+    truth = devices.whole(tags.source(save), save[1])
     missing = {name: np.ones(value.shape, bool) for name, value in truth.items()}
     folder = directory / str(save[1])
     if not (folder / storage.COMMITTED).exists():
