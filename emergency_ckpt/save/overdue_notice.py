@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from absl import logging
 
+from emergency_ckpt.background import join
 from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.core.save.overdue import Overdue, missed_text, overdue_work
 
@@ -59,7 +60,7 @@ class OverdueNotice:
     def close(self, *, is_bad_end: bool = False) -> None:
         """End the thread; after a bad end, say what its error would have said. Idempotent."""
         self._stopping.set()
-        self._thread.join(_CLOSE_TIMEOUT_S)
+        join(self._thread, _CLOSE_TIMEOUT_S)
         since_s = self._watch.overdue_s
         if is_bad_end and since_s is not None:
             self._say(since_s)

@@ -160,8 +160,7 @@ class PersistentTier:
 
     def load_writer(self) -> None:
         """Import what writes a step: Orbax and more, seconds that no other use needs. Blocks."""
-        for name in ("item.array_writes", "item.state", "step_writer"):
-            importlib.import_module(f"{__package__}.{name}")
+        importlib.import_module(f"{__package__}.step_writer")
 
     # As every tier
 

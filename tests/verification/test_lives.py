@@ -68,7 +68,7 @@ def test_save_that_one_of_two_lives_apart_went_on_from(lives: Lives) -> None:
     assert not lives.went_on_apart(("b", 4), 5, set())
 
 
-def test_source_of_a_step_that_a_life_went_on_from_is_the_life_before() -> None:
+def test_step_has_the_state_of_the_life_that_made_it() -> None:
     """That step comes to storage by a name of the later life, where it ends well."""
     tags = Tags({"a": 1, "b": 2, "c": 3})
     tags.parents.update({2: (1, 4), 3: (2, 4)})

@@ -189,13 +189,25 @@ class StoredSteps:
         with ThreadPoolExecutor(INSPECTED_AT_ONCE, "eckpt-steps") as pool:
             return list(pool.map(inspect, items))
 
+    def inspect_all(
+        self,
+        view: StoredView,
+        items: Iterable[PersistentStep],
+        deadline_s: float | None = None,
+    ) -> list[FoundStep | None]:
+        """Return the result of ``inspect`` for each of ``items``; raise the first error."""
+        found: list[FoundStep | None] = []
+        for each in self.inspect_each(view, items, deadline_s):
+            if isinstance(each, CheckpointError):
+                raise each
+            found.append(each)
+        return found
+
     def resolved(self, view: StoredView, deadline_s: float | None = None) -> list[PersistentStep]:
         """Return the steps of ``view``, the unlisted ones as inspected, oldest first."""
         unseen = [each for each in view.steps if not each.is_seen]
         steps = [each for each in view.steps if each.is_seen]
-        for found in self.inspect_each(view, unseen, deadline_s):
-            if isinstance(found, CheckpointError):
-                raise found
+        for found in self.inspect_all(view, unseen, deadline_s):
             if found is not None and not found.is_junk:
                 steps.append(found.step)
         return sorted(steps)

@@ -36,7 +36,6 @@ from emergency_ckpt.core.step_log import (
 from emergency_ckpt.core.step_names import folders_of, is_name_of, steps_by_kind
 from emergency_ckpt.core.timeline import Timeline, life_of, number_of
 from emergency_ckpt.errors import (
-    CheckpointError,
     DirectoryInUse,
     PersistentTierError,
     StorageLost,
@@ -184,20 +183,14 @@ class DirectoryWriter:
             if seen is None:
                 return []
             view = self._found.view(log=self._read)
-            found: list[FoundStep] = []
-            for each in self._found.inspect_each(view, view.steps):
-                if isinstance(each, CheckpointError):
-                    raise each
-                if each is not None and each.step.is_foreign:
-                    found.append(each)
-            entries = [self._entry_for(each) for each in found]
+            found = self._found.inspect_all(view, view.steps)
+            entries = [self._entry_for(each) for each in found if each and each.step.is_foreign]
 
             def change(table: Table) -> Table:
                 return listing(table, *(e for e in entries if table.of(e.step) == seen.of(e.step)))
 
             if not self._append_beside(change):
-                problem = "other writers write there at the same time"
-                raise PersistentTierError("write", self._log.target, problem)
+                raise self._crowded()
             return [e for e in entries if self._entry_of(e.step) == e]
 
     def enter(self, incarnation: str, deadline_s: float) -> None:
@@ -224,8 +217,11 @@ class DirectoryWriter:
         with self._lock:
             self.find()
             if not self._append_beside(lambda table: with_lives(table, lives, step, incarnation)):
-                problem = "other writers write there at the same time"
-                raise PersistentTierError("write", self._log.target, problem)
+                raise self._crowded()
+
+    def _crowded(self) -> PersistentTierError:
+        problem = "other writers write there at the same time"
+        return PersistentTierError("write", self._log.target, problem)
 
     def _append_beside(
         self, change: Callable[[Table], Table], deadline_s: float | None = None
@@ -363,9 +359,7 @@ class DirectoryWriter:
                 return table
             self._refresh(deadline_s)
             self._decide(self._read.table, self._mine)
-        raise PersistentTierError(
-            "write", self._log.target, "other writers write there at the same time"
-        )
+        raise self._crowded()
 
     def _remove_old(self, newest: LogRead, after: LogRead) -> None:
         try:
@@ -511,10 +505,8 @@ class DirectoryWriter:
         kept: list[Entry] = []
         garbage: set[int] = set()
         unseen = [each for each in view.steps if not each.is_seen]
-        answers = self._found.inspect_each(view, unseen, deadline_s)
+        answers = self._found.inspect_all(view, unseen, deadline_s)
         for each, found in zip(unseen, answers, strict=True):
-            if isinstance(found, CheckpointError):
-                raise found
             if found is None:
                 garbage.add(each.step)
             elif found.step.problem and not found.is_junk:
