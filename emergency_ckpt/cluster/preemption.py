@@ -8,6 +8,9 @@ A notice comes from SIGTERM, from JAX's own preemption service, or from a call o
 3. The leader takes the numbers and publishes, once, the number after the highest, which no process
    that answered has passed. Each acts at its first call with that number or a higher one.
 
+A process whose loop has ended answers, without a question, with a number that no call has. So a
+notice that comes while the processes end is acted on by all of them or by none, and nobody waits.
+
 Calls are numbered and not named by their steps, since steps jump at a restore: a notice in between
 would wait for a step that never comes. The numbers of all processes continue from the highest that
 any of them has used, at each start and restore (``PreemptionWatch.go_on_from``).
@@ -42,6 +45,7 @@ from emergency_ckpt.cluster.coordination import (
     tell_jax_of_notice,
 )
 from emergency_ckpt.cluster.round import Cell
+from emergency_ckpt.core.limits import MAX_INT
 from emergency_ckpt.core.save.overdue import deadline_of
 from emergency_ckpt.errors import CheckpointError, CoordinationError
 from emergency_ckpt.events import EventSink
@@ -195,6 +199,9 @@ _PAUSES = 3
 _ENDS_AFTER = 3
 """An agreement without a decision ends after so many waits of the leader."""
 _NOTICE, _LAST, _SYNC = "preempt/notice", "preempt/at", "preempt/sync"
+_ENDED = MAX_INT
+"""The number of a process whose loop has ended: no call has it, so no process acts."""
+_ENDED_ANSWER = str(_ENDED).encode()
 
 
 class JobNotices(Protocol):
@@ -218,6 +225,10 @@ class JobNotices(Protocol):
         """Have all processes act at one of their next calls. Returns at once; any thread."""
         ...
 
+    def end(self) -> None:
+        """Tell the other processes that no call follows. Blocks for one message; never raises."""
+        ...
+
     def close(self) -> None:
         """Restore the signal handlers that were set before."""
         ...
@@ -235,6 +246,9 @@ class OwnNotices:
     def notice(self) -> None:
         """As ``JobNotices.notice``."""
         self._noticed.set()
+
+    def end(self) -> None:
+        """As ``JobNotices.end``. There is nobody to tell."""
 
     def close(self) -> None:
         """As ``JobNotices.close``."""
@@ -274,6 +288,7 @@ class AgreedNotices:
         self._check = _SigtermCheck(events)
         self._changed = threading.Condition()
         self._is_told = False
+        self._has_ended = False
         self._sync: int | None = None
         self._is_over = False
         self._stopping = threading.Event()
@@ -298,6 +313,15 @@ class AgreedNotices:
         with self._changed:
             self._changed.wait_for(lambda: self._is_over, max(0.0, left_s))
             return self._sync is not None and number >= self._sync
+
+    def end(self) -> None:
+        """As ``JobNotices.end``."""
+        self._has_ended = True
+        try:
+            self._answer(_ENDED)
+        except CheckpointError as error:
+            # A process that gets a notice now waits for this one as for a process that is gone.
+            logging.info("the loop ends without telling the other processes: %s", error)
 
     def close(self) -> None:
         """End the thread, and restore the handler that was set before."""
@@ -348,8 +372,7 @@ class AgreedNotices:
                 waited_s = time.monotonic() - self.noticed_s
                 try:
                     if not has_told:
-                        key = f"{_LAST}/{self._coordinator.process_index}"
-                        self._coordinator.replace(key, str(last).encode())
+                        self._answer(last)
                         if self._is_leader:
                             tell_jax_of_notice()
                         has_told = True
@@ -366,15 +389,26 @@ class AgreedNotices:
                 self._is_over = True
                 self._changed.notify_all()
 
+    def _answer(self, number: int) -> None:
+        """Publish the number of this process."""
+        key = f"{_LAST}/{self._coordinator.process_index}"
+        self._coordinator.replace(key, str(number).encode())
+        if self._has_ended and number != _ENDED:
+            # ``end`` has run in the other thread meanwhile.
+            self._coordinator.replace(key, _ENDED_ANSWER)
+
     def _take_decision(self, *, is_late: bool) -> bool:
         """Return whether there is a decision, which this process then takes.
 
-        It makes one where it ``is_late``, or leads and knows the numbers of all.
+        It makes one where it ``is_late``, or leads and knows the numbers of all, or sees that the
+        leader's loop has ended.
         """
         cell = Cell(self._coordinator, _SYNC)
         decision = cell.find()
-        if decision is None and (is_late or self._is_leader):
-            number = self._number(is_late=is_late)
+        if decision is None:
+            number = self._number(is_late=is_late) if is_late or self._is_leader else None
+            if not self._is_leader and self._coordinator.find(f"{_LAST}/0") == _ENDED_ANSWER:
+                number = _ENDED + 1
             if number is not None:
                 decision = cell.settle(str(number).encode())
         if decision is None:
@@ -384,6 +418,8 @@ class AgreedNotices:
         except CoordinationError as error:
             logging.error("a preemption notice cannot be acted on: %s", error)
             return True
+        if number > _ENDED:
+            logging.warning("a preemption notice is not acted on: a process has ended its loop")
         with self._changed:
             self._sync = number
         return True
@@ -391,7 +427,8 @@ class AgreedNotices:
     def _number(self, *, is_late: bool) -> int | None:
         """Return the number after the highest; None while answers are missing, unless ``is_late``.
 
-        A process that did not answer with a number acts at its first call after that one.
+        One process whose loop has ended answers for all. A process without a readable answer acts
+        at its first call after that one.
         """
         count = self._coordinator.process_count
         numbers: dict[int, int] = {}
@@ -400,6 +437,8 @@ class AgreedNotices:
                 numbers[process] = number_of(text, f"{_LAST}/{process}")
             except CoordinationError as error:
                 logging.error("a process's place after a preemption notice is unknown: %s", error)
+        if _ENDED in numbers.values():
+            return _ENDED + 1
         has_all = len(numbers) == count and jax_has_answers(count)
         if not numbers or not (has_all or is_late):
             return None
@@ -512,9 +551,13 @@ class PreemptionWatch:
         return time.monotonic() - notices.noticed_s
 
     def reached_at_end(self) -> bool:
-        """Return whether a notice came since the last step, by one more query."""
+        """Return whether a notice came since the last step, by one more query, the last one."""
         step, self._asked_at = self._asked_at, None
-        return step is not None and self._sync_step is None and self.reached(step)
+        if step is not None and self._sync_step is None and self.reached(step):
+            return True
+        if self._notices is not None and self._sync_step is None:
+            self._notices.end()
+        return False
 
     def grace_left_s(self) -> float:
         """Return the seconds left of the grace period, at least 0. Only after the sync point."""

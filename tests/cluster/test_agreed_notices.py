@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from launch_support import wait_until
 from memory_coordination import MemoryService
 from world import logged
 
@@ -76,6 +77,27 @@ def test_process_without_an_answer_does_not_hold_up_the_others(
         assert len(agree([AgreedNotices(service.member(process), 0.3) for process in (0, 1)])) == 1
     assert [line for line in lines if "no answer from processes [2]" in line]
     assert bool([line for line in lines if "'preempt/at/2'" in line]) == (told is not None)
+
+
+@pytest.mark.parametrize("ended", range(COUNT))
+@pytest.mark.parametrize("is_told", [False, True])
+def test_notice_after_one_has_ended_its_loop_is_acted_on_by_nobody(
+    notices: list[AgreedNotices], ended: int, is_told: bool
+) -> None:
+    """Nobody waits for it either: the leader's patience is a minute here."""
+    others = [each for process, each in enumerate(notices) if process != ended]
+    assert not notices[ended].reached(1)
+    if not is_told:
+        notices[ended].end()
+        notices[ended].close()
+    others[0].notice()
+    if is_told:
+        wait_until(lambda: others[0].noticed_s > 0, "the notice is known")
+        notices[ended].end()
+    with ThreadPoolExecutor(COUNT) as pool:
+        assert not any(pool.map(lambda each: each.reached(2), others))
+        wait_until(lambda: all(each.noticed_s for each in others), "the notice is known to all")
+        assert not any(pool.map(lambda each: each.reached(3), others))
 
 
 def test_late_leader_acts_where_the_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
