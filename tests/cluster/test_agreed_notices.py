@@ -81,7 +81,7 @@ def test_process_without_an_answer_does_not_hold_up_the_others(
 
 @pytest.mark.parametrize("ended", range(COUNT))
 @pytest.mark.parametrize("is_told", [False, True])
-def test_notice_after_one_has_ended_its_loop_is_acted_on_by_nobody(
+def test_notice_after_an_ended_loop_is_acted_on_by_nobody(
     notices: list[AgreedNotices], ended: int, is_told: bool
 ) -> None:
     """Nobody waits for it either: the leader's patience is a minute here."""
