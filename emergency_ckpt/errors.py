@@ -108,8 +108,8 @@ class CorruptData(CheckpointError):
     """Bytes do not have the digest or CRC32C of capture time, or cannot be decoded."""
 
 
-class NewerFormat(CorruptData):
-    """A file has a format that a later version of this package writes."""
+class OtherFormat(CorruptData):
+    """A newer or an older version of this package, with another format, wrote a file."""
 
 
 class HostStateError(CheckpointError):

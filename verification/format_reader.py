@@ -41,7 +41,7 @@ class Damaged(ValueError):
     """A file that must not be used; its text says why."""
 
 
-class NewerFormat(Exception):
+class OtherFormat(Exception):
     """A file of a later version of the package: nothing older may be used in its place."""
 
 
@@ -74,17 +74,23 @@ def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+_FORMATS = {"version": 2}
+"""Of the kinds whose format is not 1."""
+
+
 def _digested(data: bytes, kind: str, fields: set[str] | None = None) -> dict[str, bytes]:
-    """Return the raw fields of an envelope of format 1 whose digest fits."""
+    """Return the raw fields of an envelope of the format of ``kind`` whose digest fits."""
     found = raw_fields(data)
     version = json.loads(found.get("format", b"null"))
-    if isinstance(version, int) and not isinstance(version, bool) and version > 1:
-        covered = b"%d\n" % version + found[kind]
-        _require(json.loads(found["digest"]) == sha(covered), "the digest differs")
-        raise NewerFormat(f"format {version}")
-    _require(version == 1 and version is not True, f"format {version!r}")
-    _require(set(found) == (fields or {"format", "digest", kind}), f"fields {sorted(found)}")
-    _require(json.loads(found["digest"]) == sha(found[kind]), "the digest differs")
+    is_number = isinstance(version, int) and not isinstance(version, bool)
+    _require(is_number and version > 0, f"format {version!r}")
+    is_other = version != _FORMATS.get(kind, 1)
+    has_fields = is_other or set(found) == (fields or {"format", "digest", kind})
+    _require(has_fields, f"fields {sorted(found)}")
+    covered = (b"%d\n" % version if version > 1 else b"") + found[kind]
+    _require(json.loads(found["digest"]) == sha(covered), "the digest differs")
+    if is_other:
+        raise OtherFormat(f"format {version}")
     return found
 
 
@@ -209,7 +215,7 @@ def read_process(path: Path, run_id: str) -> Process:
             try:
                 _require(file.is_file() and not file.is_symlink(), "not a file")
                 read(found, file, file.read_bytes(), run_id)
-            except (ValueError, KeyError, TypeError, NewerFormat, RecursionError) as error:
+            except (ValueError, KeyError, TypeError, OtherFormat, RecursionError) as error:
                 found.faults.append(f"{name}: {error}")
     return found
 
@@ -433,8 +439,8 @@ class _StorageReader:
         try:
             self._read_log(found)
             self._read_steps(found)
-        except NewerFormat as error:
-            found.refusal = f"a later version of this package wrote it: {error}"
+        except OtherFormat as error:
+            found.refusal = f"another version of this package wrote it: {error}"
         except Damaged as error:
             found.refusal = str(error)
         for each in found.steps:
@@ -449,7 +455,7 @@ class _StorageReader:
         return any(name.startswith(f"{folder}/") for name in self._names)
 
     def _value(self, data: bytes, kind: str) -> bytes:
-        """Return the bytes of the value of a file. Damaged, NewerFormat."""
+        """Return the bytes of the value of a file. Damaged, OtherFormat."""
         try:
             return _digested(data, kind, {"format", "digest", kind})[kind]
         except (ValueError, RecursionError) as error:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from emergency_ckpt.core.digested_file import DigestedFile
 from emergency_ckpt.core.limits import MAX_LOG_BYTES, MAX_VERSION
 from emergency_ckpt.core.step_log import Table, problem_of
-from emergency_ckpt.errors import CorruptData, NewerFormat, PersistentTierError, StorageLost
+from emergency_ckpt.errors import CorruptData, OtherFormat, PersistentTierError, StorageLost
 from emergency_ckpt.storage.calls import read_twice
 from emergency_ckpt.storage.directory import StorageDirectory, read_at_most
 from emergency_ckpt.storage.marker import HOST_STATE
@@ -20,7 +20,7 @@ LOG_FOLDER = f"{HOST_STATE}/log"
 KEPT = 8
 """So many of the newest versions stay."""
 
-_FILE = DigestedFile("version", Table, limit_bytes=MAX_LOG_BYTES)
+_FILE = DigestedFile("version", Table, limit_bytes=MAX_LOG_BYTES, version=2)
 _NAME = re.compile(r"([0-9]{12})\.json", re.ASCII)
 _HINT = f"{LOG_FOLDER}/newest"
 """On a file system, a number that the newest version has reached. Nothing depends on it but where
@@ -94,7 +94,7 @@ class StepLog:
     def read(self, deadline_s: float | None = None) -> LogRead:
         """Return the newest version that can be used; a damaged one is named, and passed over.
 
-        NewerFormat when a later version of this package wrote the newest. StorageLost when the log
+        OtherFormat when another version of this package wrote the newest. StorageLost when the log
         ends before a version that was seen before.
         """
         deadline_s = self._storage.deadline_s(deadline_s)
@@ -175,7 +175,7 @@ class StepLog:
                     self._strays.update(range(number + 1, newest + 1))
                     return LogRead(faults=tuple(map(_as_stray, faults)))
                 return LogRead(newest, table, tuple(faults), tuple(numbers))
-            except NewerFormat:
+            except OtherFormat:
                 raise
             except CorruptData as error:
                 faults.append(error)

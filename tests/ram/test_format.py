@@ -74,7 +74,7 @@ def test_worked_example_is_the_golden_one() -> None:
 
 def test_specification_shows_the_version_that_is_written() -> None:
     (example,) = re.findall(r"```json version\n(.*?)\n```", specification(), re.DOTALL)
-    assert (GOLDEN / "log_version_v1.json").read_text("utf-8") == example
+    assert (GOLDEN / "log_version_v2.json").read_text("utf-8") == example
     assert encode_version(log_version()) == example.encode()
     version = decode_version(example.encode(), 14, "version")
     assert version == log_version()

@@ -53,7 +53,7 @@ def test_decode_marker_refuses_every_damaged_file(world: World) -> None:
     ("name", "decode"),
     [
         ("marker_v1.json", lambda data: check_marker(data, 40, "marker")),
-        ("log_version_v1.json", lambda data: decode_version(data, 14, "log")),
+        ("log_version_v2.json", lambda data: decode_version(data, 14, "log")),
         ("manifest_v1.json", decode_manifest),
         ("process_00003_of_00008_v1.json", host_state.decode),
     ],
@@ -73,7 +73,7 @@ def test_decoders_of_damaged_golden_files_raise_corrupt_data(
 
 
 def test_no_wrong_bit_looks_like_a_later_format() -> None:
-    data = (GOLDEN / "log_version_v1.json").read_bytes()
+    data = (GOLDEN / "log_version_v2.json").read_bytes()
     for each in damaged(data):
         with pytest.raises(CorruptData) as caught:
             decode_version(each, 14, "log")
@@ -88,7 +88,7 @@ def test_no_wrong_bit_looks_like_a_later_format() -> None:
 def test_decode_version_of_a_strange_entry_raises_corrupt_data(
     tmp_path: Path, fields: dict[str, object]
 ) -> None:
-    version = json.loads((GOLDEN / "log_version_v1.json").read_bytes())["version"]
+    version = json.loads((GOLDEN / "log_version_v2.json").read_bytes())["version"]
     path = tmp_path / "log"
     write_sealed(path, "version", version)
     decode_version(path.read_bytes(), 14, "log")

@@ -14,7 +14,7 @@ from looks import Tree, tree_of
 from persistent_steps import complete_steps
 from world import STORAGE, World, restored, save_all, storage_lacks
 
-from emergency_ckpt.errors import NewerFormat, PersistentTierError
+from emergency_ckpt.errors import OtherFormat, PersistentTierError
 from emergency_ckpt.storage import PersistentTier
 
 Version = dict[str, Any]
@@ -94,13 +94,24 @@ def test_version_that_claims_what_cannot_be_is_refused(saved: World, claim: str)
 
 
 def test_version_of_a_future_format_is_refused_by_name(saved: World) -> None:
-    path = add(saved, format=2, field_of_the_future=True)
+    path = add(saved, format=3, field_of_the_future=True)
     before = stored(saved)
-    with pytest.raises(NewerFormat, match=r"newer version of this package.*restore with that"):
+    with pytest.raises(OtherFormat, match=r"newer version of this package.*restore with that"):
         restored(saved)
     assert stored(saved) == before
     path.unlink()
     saved.lose_ram()
+    assert restored(saved) == 4
+
+
+def test_log_of_an_older_format_is_refused_by_name(saved: World) -> None:
+    """Its step 4 was rolled back: without the log that step would count by its markers."""
+    path = add(saved, entry(state="aside", finite=True), format=1)
+    before = stored(saved)
+    with pytest.raises(OtherFormat, match=r"an older version of this package.*new directory"):
+        restored(saved)
+    assert stored(saved) == before
+    path.unlink()
     assert restored(saved) == 4
 
 
@@ -112,7 +123,7 @@ def test_version_of_a_future_format_does_not_hinder_ram(world: World) -> None:
     """A save to storage says why it failed, and writes nothing there."""
     with world.open_both() as ckpt:
         save_all(ckpt, world, 1, 2, 3)
-    add(world, format=2)
+    add(world, format=3)
     before = stored(world)
     with storage_lacks(4), world.open_both() as ckpt:
         _held = world.restores(3, by=ckpt)
@@ -127,7 +138,7 @@ def test_version_of_a_future_format_does_not_hinder_ram(world: World) -> None:
 @pytest.mark.parametrize("what", ["another bit", "nothing else"])
 def test_version_that_only_claims_a_future_format_is_damaged(saved: World, what: str) -> None:
     path = saved.versions()[-1]
-    data = path.read_bytes().replace(b'"format":1', b'"format":3')  # one bit is another
+    data = path.read_bytes().replace(b'"format":2', b'"format":3')  # one bit is another
     path.write_bytes(data if what == "another bit" else b'{"format":3}')
     assert restored(saved) == 4
     assert any(path.name in reason for reason in damage_named(saved))

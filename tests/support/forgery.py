@@ -65,10 +65,11 @@ def _slot(manifest: Path) -> Path:
 def write_sealed(path: Path, kind: str, value: object, **fields: object) -> None:
     """A marker or a version of the step log, of which every plain digest is right.
 
-    ``fields``: of the file besides; ``format`` of a later version of this package.
+    ``fields``: of the file besides; ``format`` of another version of this package.
     """
     encoded = json.dumps(value, separators=(",", ":"))
-    covered = f"{fields['format']}\n{encoded}" if "format" in fields else encoded
+    number = fields.pop("format", 2 if kind == "version" else 1)
+    covered = encoded if number == 1 else f"{number}\n{encoded}"
     digest = hashlib.sha256(covered.encode()).hexdigest()
-    head = json.dumps({"format": 1, "digest": digest, **fields}, separators=(",", ":"))
+    head = json.dumps({"format": number, "digest": digest, **fields}, separators=(",", ":"))
     path.write_text(f'{head[:-1]},"{kind}":{encoded}}}')

@@ -70,8 +70,12 @@ def _sha256(data: bytes) -> str:
 def in_envelope(field: str, **others: Any) -> Callable[[bytes], bytes]:
     """Return what puts bytes into a file as the value of ``field``, with their digest."""
 
+    number = others.get("format", 1)
+    begins = b"%d\n" % number if number > 1 else b""
+
     def wrap(data: bytes) -> bytes:
-        return msgspec.json.encode({**others, "digest": _sha256(data), field: msgspec.Raw(data)})
+        digest = _sha256(begins + data)
+        return msgspec.json.encode({**others, "digest": digest, field: msgspec.Raw(data)})
 
     return wrap
 
@@ -242,7 +246,7 @@ TARGETS: Mapping[str, Target] = {
     "checksums": Target(_checksums, [marker.encode_checksums(CONTENTS.leaves, {})]),
     "log_version": Target(_version, [_VERSION]),
     "log_version_body": Target(
-        lambda data: _version(in_envelope("version", format=1)(data)),
+        lambda data: _version(in_envelope("version", format=2)(data)),
         [body_of(_VERSION, "version")],
     ),
     "stage_report": Target(lambda data: report_of(data, "tensors", 7, 0), [b'{"error":"no"}']),

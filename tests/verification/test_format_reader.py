@@ -305,13 +305,14 @@ def test_foreign_bytes_in_any_file_are_named(world: World) -> None:
         path.write_bytes(data)
 
 
-def test_future_format_is_refused(world: World) -> None:
+@pytest.mark.parametrize("number", [1, 3])
+def test_other_format_of_the_log_is_refused(world: World, number: int) -> None:
     saves(world, 1, 2)
     (*_, newest) = sorted((world.persistent / "host_state" / "log").glob("*.json"))
     version = json.loads(newest.read_bytes())["version"]
-    write_sealed(newest, "version", version, format=2)
+    write_sealed(newest, "version", version, format=number)
     found = read(world)
-    assert found.refusal == "a later version of this package wrote it: format 2"
+    assert found.refusal == f"another version of this package wrote it: format {number}"
     assert found.counting == []
 
 

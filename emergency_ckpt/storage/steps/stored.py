@@ -83,7 +83,7 @@ class StoredSteps:
         self.inspection = StepInspection(storage, self.folders)
 
     def view(self, deadline_s: float | None = None, log: LogRead | None = None) -> StoredView:
-        """Return what the directory has. PersistentTierError; NewerFormat.
+        """Return what the directory has. PersistentTierError; OtherFormat.
 
         ``log``: as just read or written; None: it is read.
 
