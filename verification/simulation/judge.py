@@ -239,7 +239,8 @@ class Judge:
         for path in every.torn:
             if any(ram in path.parents for ram in sound):
                 raise Violation(f"{path} was published with other bytes than its CRCs")
-        if every.most_slots > self._plan.keep_last_n + 3:
+        # One for the next save, one that a save to storage pins, two more of a restore.
+        if every.most_slots > self._plan.keep_last_n + 1 + bool(self._plan.stored_every) + 2:
             raise Violation(f"{every.most_slots} slots in one directory")
         if every.files > MOST_FILES_PER_HOST * len(self._hosts):
             raise Violation(f"{every.files} files in RAM")
