@@ -1,32 +1,45 @@
 """Measure what a save costs training: a loop with saves less the same loop without.
 
     python -m benchmarks.training [--mib 6144] [--saves 6] [--every 15] [--ways ours,orbax]
+    python -m benchmarks.training --slices 2
 
 One process, one device: whatever JAX finds. The state is that of Adam and is donated by each step.
 Of each way: the seconds that one save adds to the loop, the steps until the next save included; the
 time inside ``save``; the time until one save alone is whole; a restore in the same process, with
 the bits compared. Beside them the rate of the link. On a CPU the figures mean nothing.
+
+With two slices each slice is a process with one device, and both hold the whole state. Orbax's
+emergency manager takes the place of its ``CheckpointManager``. Each figure is that of the slower
+process: Orbax keeps no copy in the RAM of the first slice. The steps have no collectives, so the
+two processes may share a device.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from benchmarks.common import arguments, machine
+from benchmarks.common import arguments, contenders, machine
 from benchmarks.common.contenders import Session
 from benchmarks.common.contenders.orbax_plain import PlainSession
 from benchmarks.common.contenders.ours import OurSession
+from benchmarks.common.contenders.ours import open_session as open_ours
 from benchmarks.common.cuda_copy import CudaMissing, PinnedCopy
 from emergency_ckpt.state.link import find_link
 
@@ -36,31 +49,61 @@ _BYTES_OF_A_WEIGHT = 3 * 4
 _STEPS_AFTER = 10
 """Fewest steps from one save to the next, so that what it costs later is seen."""
 OURS, WITHOUT_COPIES, ORBAX = "ours", "ours, no copies on the device", "orbax"
-WAYS = (OURS, WITHOUT_COPIES, ORBAX)
+EMERGENCY = "orbax's emergency manager"
+WAYS = {1: (OURS, WITHOUT_COPIES, ORBAX), 2: (OURS, WITHOUT_COPIES, EMERGENCY)}
+"""By the number of slices."""
+_LOOPBACK = "127.0.0.1"
+_RANK, _PORT, _PLACE = "ECKPT_TRAINING_RANK", "ECKPT_TRAINING_PORT", "ECKPT_TRAINING_PLACE"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
-    if options.platform:
-        jax.config.update("jax_platforms", options.platform)
+    if _RANK in os.environ:
+        rank, place = int(os.environ[_RANK]), Path(os.environ[_PLACE])
+        _join(options, rank)
+        result = _result(options, place, rank)
+        _path_of(place, rank).write_text(json.dumps(result))
+        return 0
+    with tempfile.TemporaryDirectory(dir=options.ramdisk, prefix="eckpt-training-") as place:
+        if options.slices == 1:
+            if options.platform:
+                jax.config.update("jax_platforms", options.platform)
+            result = _result(options, Path(place), 0)
+        else:
+            words = sys.argv[1:] if argv is None else argv
+            result = _result_of_slices(options, words, Path(place))
+    print(_text(result))
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "training.json").write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def _result(options: argparse.Namespace, place: Path, rank: int) -> dict[str, Any]:
+    """Measure every way in this process. Collective over the slices."""
     device = jax.local_devices()[0]
+    mesh = Mesh(np.array(jax.devices()).reshape(options.slices, 1), ("slice", "fsdp"))
+    one = SingleDeviceSharding(device)
+    sharding = one if options.slices == 1 else NamedSharding(mesh, PartitionSpec())
     layers = max(1, round(options.mib * 2**20 / (_BYTES_OF_A_WEIGHT * options.width**2)))
-    batch = jax.random.normal(jax.random.key(1), (options.tokens, options.width), jnp.bfloat16)
+    shape = (options.tokens, options.width)
+    make_batch = jax.jit(
+        lambda: jax.random.normal(jax.random.key(1), shape, jnp.bfloat16), out_shardings=sharding
+    )
+    batch = make_batch()
     about = machine.facts() | {"device": device.device_kind, "platform": device.platform}
     steps = options.saves * options.every
-    state = _first_state(layers, options.width)
+    state = _first_state(layers, options.width, sharding)
     nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     state = _loop(state, batch, _STEPS_AFTER)[0]
     state, bare_s = _loop(state, batch, steps)
     rows: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(dir=options.ramdisk, prefix="eckpt-training-") as place:
-        for way in options.ways:
-            session = _session(way, Path(place) / way.replace(" ", "-"), state)
-            try:
-                state, rows[way] = _measure(session, state, batch, bare_s, options)
-            finally:
-                session.close()
-    result = {
+    for way in options.ways:
+        session = _session(way, place / way.replace(" ", "-"), state, rank, mesh)
+        try:
+            state, rows[way] = _measure(session, state, batch, bare_s, options)
+        finally:
+            session.close()
+    return {
         "machine": about,
         "options": {key: str(value) for key, value in vars(options).items()},
         "state_bytes": nbytes,
@@ -68,10 +111,55 @@ def main(argv: Sequence[str] | None = None) -> int:
         "link_gb_per_s": _link_rates(state),
         "ways": rows,
     }
-    print(_text(result))
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "training.json").write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+
+
+# Two slices.
+
+
+def _result_of_slices(
+    options: argparse.Namespace, words: Sequence[str], place: Path
+) -> dict[str, Any]:
+    """Run this program once a slice; return the result with the greater of each two figures."""
+    with socket.create_server((_LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+    command = [sys.executable, "-m", "benchmarks.training", *words]
+    environment = {**os.environ, _PORT: str(port), _PLACE: str(place)}
+    # Both processes may have to share the memory of one device.
+    environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
+    processes = [
+        subprocess.Popen(command, env={**environment, _RANK: str(rank)})
+        for rank in range(options.slices)
+    ]
+    statuses = [process.wait() for process in processes]
+    if any(statuses):
+        raise SystemExit(f"the processes of the slices ended with {statuses}")
+    first, second = (json.loads(_path_of(place, rank).read_text()) for rank in (0, 1))
+    ways = {way: _slower(row, second["ways"][way]) for way, row in first["ways"].items()}
+    return {**first, "ways": ways}
+
+
+def _slower(first: Any, second: Any) -> Any:
+    """Return the greater of each two figures, in the structure of both."""
+    return jax.tree.map(max, first, second)
+
+
+def _path_of(place: Path, rank: int) -> Path:
+    return place / f"result-{rank}.json"
+
+
+def _join(options: argparse.Namespace, rank: int) -> None:
+    """Start JAX as the process of one slice, with one device."""
+    if options.platform:
+        jax.config.update("jax_platforms", options.platform)
+    jax.config.update("jax_num_cpu_devices", 1)
+    devices = sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
+    jax.distributed.initialize(
+        f"{_LOOPBACK}:{os.environ[_PORT]}",
+        options.slices,
+        rank,
+        local_device_ids=[rank % devices] if devices else None,
+    )
+    contenders.load("orbax-emergency").prepare()
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -81,21 +169,26 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=arguments.positive, default=8192)
     parser.add_argument("--saves", type=arguments.positive, default=6)
     parser.add_argument("--every", type=arguments.positive, default=_STEPS_AFTER + 5)
-    parser.add_argument("--ways", type=arguments.some_of(WAYS), default=list(WAYS))
+    parser.add_argument("--slices", type=int, choices=sorted(WAYS), default=1)
+    every_way = sorted({way for ways in WAYS.values() for way in ways})
+    parser.add_argument("--ways", type=arguments.some_of(every_way), help="default: all")
     parser.add_argument("--platform", default="", help="of JAX; default: what it finds")
     parser.add_argument("--ramdisk", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--out", type=Path, default=Path("bench_out"))
     options = parser.parse_args(argv)
     if options.every < _STEPS_AFTER:
         parser.error(f"--every must be {_STEPS_AFTER} or more: the steps after a save count")
+    options.ways = options.ways or list(WAYS[options.slices])
+    if not set(options.ways) <= set(WAYS[options.slices]):
+        parser.error(f"the ways with --slices {options.slices}: {', '.join(WAYS[options.slices])}")
     return options
 
 
 # The model.
 
 
-def _first_state(layers: int, width: int) -> State:
-    @jax.jit
+def _first_state(layers: int, width: int, sharding: Sharding) -> State:
+    @partial(jax.jit, out_shardings=sharding)
     def first() -> State:
         keys = jax.random.split(jax.random.key(0), layers)
         weights = {
@@ -160,14 +253,24 @@ def _loop(
 # The measurement.
 
 
-def _session(way: str, place: Path, state: State) -> Session:
+def _session(way: str, place: Path, state: State, rank: int, mesh: Mesh) -> Session:
     abstract = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state
     )
+    copies = {"device_copy_bytes": 0} if way == WITHOUT_COPIES else {}
+    if mesh.size > 1:
+        local_dir, persistent_dir = place / f"ram-{rank}", place / "storage"
+        local_dir.mkdir(mode=0o700, parents=True)
+        persistent_dir.mkdir(exist_ok=True)
+        site = contenders.Site(
+            mesh, 0, abstract, contenders.RAM, local_dir, persistent_dir, _LOOPBACK
+        )
+        if way == EMERGENCY:
+            return contenders.load("orbax-emergency").open_session(site)
+        return open_ours(site, **copies)
     place.mkdir(mode=0o700)
     if way == ORBAX:
         return PlainSession(place, abstract, max_to_keep=1)
-    copies = {"device_copy_bytes": 0} if way == WITHOUT_COPIES else {}
     return OurSession(
         abstract,
         local_dir=str(place),
@@ -247,8 +350,9 @@ def _link_rates(state: State) -> dict[str, float]:
 
 def _text(result: Mapping[str, Any]) -> str:
     about, gigabytes = result["machine"], result["state_bytes"] / 1e9
+    slices = " in each of two slices" if int(result["options"]["slices"]) > 1 else ""
     lines = [
-        f"{gigabytes:.3g} GB of state on one {about['device']} ({about['platform']}), jax"
+        f"{gigabytes:.3g} GB of state on one {about['device']} ({about['platform']}){slices}, jax"
         f" {jax.__version__}; {about['cores']} cores, {about['cpu']}, {about['memory']};"
         f" a step takes {result['seconds_of_a_step'] * 1e3:.1f} ms",
         "",

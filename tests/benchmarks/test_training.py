@@ -11,18 +11,26 @@ from benchmark_runs import refusal, run_benchmark
 from benchmarks import training
 
 
-def test_every_way_is_measured_and_cpu_figures_called_worthless(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slices", training.WAYS)
+def test_every_way_is_measured_and_cpu_figures_called_worthless(
+    tmp_path: Path, slices: int
+) -> None:
     text = run_benchmark(
         training.__name__,
         *("--platform", "cpu", "--mib", "1", "--width", "64", "--tokens", "8"),
-        *("--saves", "2", "--every", "10", "--out", str(tmp_path)),
+        *("--saves", "2", "--every", "10", "--slices", str(slices), "--out", str(tmp_path)),
     )
     assert "these figures mean nothing" in text
     result = json.loads((tmp_path / "training.json").read_text())
-    assert set(result["ways"]) == set(training.WAYS)
+    assert set(result["ways"]) == set(training.WAYS[slices])
     assert all(len(row["inside_save"]) == 2 for row in result["ways"].values())
     assert result["link_gb_per_s"] == {}
 
 
 def test_steps_after_a_save_count(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the steps after a save count" in refusal(training.main, ["--every", "9"], capsys)
+
+
+def test_way_of_other_slices_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--slices", "2", "--ways", training.ORBAX]
+    assert "the ways with --slices 2" in refusal(training.main, arguments, capsys)
