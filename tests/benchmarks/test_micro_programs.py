@@ -13,6 +13,7 @@ PROGRAMS = {
     "disk_save": "--mib 4 --leaves 2 --rounds 1 --storage {}",
     "many_leaves": "--leaves 20 --rounds 1",
     "many_steps": "--steps 5 --saves 1",
+    "storage_reads": "--mib 4 --leaves 2 --rounds 1 --storage {}",
 }
 
 
