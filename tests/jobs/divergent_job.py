@@ -48,7 +48,7 @@ def seen(world: JobProcess, name: str, **settings: Any) -> dict[str, Any]:
 
 
 def one_of_three(world: JobProcess) -> Any:
-    """Slices 1 to 3 keep a copy; that of slice 2 is altered. Then the two that were right go."""
+    """Slices 1 to 3 keep a copy; that of slice 2 is altered. Then the two others go."""
     train(world, "three", range(1, 11))
     alter(world, "three", 2)
     first = seen(world, "three")

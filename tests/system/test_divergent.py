@@ -15,7 +15,7 @@ SHARD = 32  # bytes of the altered leaf
 results = results_of("divergent_job.py", slices=4, hosts=1)
 
 
-def test_copy_that_most_have_replaces_an_altered_one(results: Results) -> None:
+def test_holder_of_the_other_copy_alone_fetches(results: Results) -> None:
     first = [pair[0] for pair in of(results, "one_of_three")]
     check_whole(first, 10)
     # Process 2 survived, and yet it does not restore its own bytes.

@@ -1,8 +1,9 @@
 """Copies of one shard that differ: found at the vote, and left out of a restore but for one. Pure.
 
-``find_divergence`` compares CRCs of capture time; equal replicas cost little. ``left_out`` is what
-every restore goes by, so that replicas never stay apart: nobody can know which copy is right, but
-all processes take the same.
+``find_divergence`` compares CRCs of capture time; equal replicas cost little. Every restore applies
+``left_out``, one rule that gives all processes the same answer, so that replicas never stay apart.
+Nobody can know which copy is right. A number of holders is no claim of that: the copy with more
+holders is taken because fewer processes must then fetch it.
 """
 
 from __future__ import annotations
@@ -127,9 +128,9 @@ def left_out(
     """Return, by digest, the shards of copies that a restore of ``save`` must not use.
 
     Of each shard whose copies differ one CRC32C is left. The manifests of which every shard is
-    intact somewhere come first, of these the manifest that most holders have, then the one with the
-    smallest digest; a shard is taken from the first that has it. So whole replicas stay together,
-    and the choice depends on nothing but the arguments.
+    intact somewhere come first. Among these a tie is broken by more holders, for fewer fetches,
+    and then by the smaller digest. A shard is taken from the first manifest that has the shard. So
+    whole replicas stay together, and the choice depends on nothing but the arguments.
 
     Args:
       manifests: contents by digest.

@@ -593,9 +593,9 @@ def _chosen(sets: Mapping[int, Mapping[int, _Copies]], size: int) -> HostStates:
     all_empty = True
     for owner, by_digest in sorted(sets[size].items()):
         # Only the owner makes a host state, and copies are pushed unchanged: two digests mean that
-        # it was made twice. The digest with most holders wins. The owner's own copy has no
-        # precedence, because process indices may have been permuted.
-        digest = min(by_digest, key=lambda digest: (-len(by_digest[digest]), digest))
+        # the owner made the host state twice. All processes take the smaller digest. The owner's
+        # own copy has no precedence, because process indices may have been permuted.
+        digest = min(by_digest)
         copies[owner] = (digest, tuple(by_digest[digest]))
         all_empty = all_empty and all(all(held.values()) for held in by_digest.values())
         if len(by_digest) > 1:
