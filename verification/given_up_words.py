@@ -31,12 +31,18 @@ WORDS = (
     r"majority|on_divergence|outvoted|\bReplicasDiffer",
     r"hedg|too_slow(?!\])",  # second requests for reads that are slower than others
     r"keeps_finite|newest_finite|non_finite=.keep",  # a step kept because its values are finite
-    r"PeerAbsent|PeerSigns|DeathWatch|peer_state|signs of (life|death)",  # but for one sign
+    r"PeerAbsent|PeerSigns|DeathWatch|peer_state|signs? of (life|death)",  # but for one sign
     r"(?<!RECEIVED_)preemption_notice\b|notice_sources|notice_rules|JaxNotices|request_preemption_save",
     r"keep_newer|follow_soon",  # a restore of an older step that hides newer ones at once
     r"set_aside|aside_folder|\bsteps? aside\b|moves? aside|bring_back|brought back|superseded",
     r"\bveto(es)?\b",  # a decision on a save by another process than the leader
     r"\blent\b|\blending\b|LentCount|\bLoan\b",  # slots lent to JAX
+    # Signatures of files in RAM and in storage.
+    r"NotSigned|NO_SIGNING|StepSign|SignedFile|restore\.unsigned|[\"'.]signed\b|\bsigned: bool",
+    r"signatures? (of|where|in|on)\b",
+    r"transfer_security|modes? of transfer|\bcrc\W{0,3}mode\b|\bmode \W?crc\b",  # one mode is left
+    # A secret that the processes agreed on by X25519, and sealed values in JAX's service.
+    r"ForgedValue|SealedCoordinator|(seal|open)_value|Secret(Hello|Answer)|made-up secret costs",
 )
 """Regular expressions, for any case of letters."""
 

@@ -151,7 +151,7 @@ class BeatLog:
             work = self._beats[process][1]
             silent_s, still_s = now_s - self._came_s[process], now_s - self._moved_s[process]
             if silent_s >= self._limits.stall_s:
-                text = f"gives no sign of life since {seconds_text(silent_s)}"
+                text = f"has sent nothing for {seconds_text(silent_s)}"
                 found[process] = f"process {process} {text}; last: {_work_text(work)}"
             elif still_s >= self._limits.patience_s:
                 text = f"is stuck since {seconds_text(still_s)}: {_work_text(work)}"

@@ -42,7 +42,7 @@ class HangDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
       behind: the processes that the others wait for; empty where the job does not hang.
       reason: in words for people.
-      is_silence: those behind gave no sign of life, so nothing can be expected of them.
+      is_silence: those behind sent nothing, so nothing can be expected of them.
     """
 
     is_hang: bool
@@ -64,7 +64,7 @@ def decide_hang(progress: Mapping[int, ProcessProgress], timeout_s: float) -> Ha
     silent = [p for p, each in there.items() if each.is_silent]
     if silent:
         last = ", ".join(_step_text(there[p]) for p in silent[:_NAMED_AT_MOST])
-        reason = f"{processes_text(silent)} gave no sign of life; last: {last}"
+        reason = f"{processes_text(silent)} sent nothing; last: {last}"
         return HangDecision(True, tuple(silent), reason, is_silence=True)
     starting = [p for p, each in there.items() if each.step is None]
     if starting or not there:

@@ -84,7 +84,7 @@ def test_process_that_tells_no_more_is_named_to_all() -> None:
     for error in seen[:2]:
         assert isinstance(error, DeadlineExceeded), seen
         assert error.missing == ("process 2",)
-        assert "process 2 gives no sign of life" in str(error)
+        assert "process 2 has sent nothing" in str(error)
         assert str(error).count("missing: process 2") == 1
 
 

@@ -76,7 +76,7 @@ def test_process_that_tells_nothing_any_more_is_named() -> None:
     log.note(1, 4, work(4), 60.0)
     assert list(log.stuck([1, 2], 60.0)) == [2]
     text = log.stuck([1, 2], 60.0)[2]
-    assert text == "process 2 gives no sign of life since 60 s; last: load, 5 B of 15 B done"
+    assert text == "process 2 has sent nothing for 60 s; last: load, 5 B of 15 B done"
     assert log.stuck([1], 60.0) == {}
 
 
@@ -97,7 +97,7 @@ def test_process_that_has_come_has_one_limit_for_its_first_beat() -> None:
     log.came([1, 2], 300.0)
     assert log.stuck([1, 2], 349.0) == {}
     assert list(log.stuck([1, 2], 355.0)) == [1]
-    assert "process 2 gives no sign of life since 60 s" in log.stuck([2], 360.0)[2]
+    assert "process 2 has sent nothing for 60 s" in log.stuck([2], 360.0)[2]
 
 
 def test_process_that_has_not_come_has_ten_limits() -> None:

@@ -34,7 +34,7 @@ def at(step: int | None, **fields: object) -> At:
         (
             {0: at(7), 1: at(9, is_silent=True)},
             (1,),
-            "process 1 gave no sign of life; last: step 9",
+            "process 1 sent nothing; last: step 9",
         ),
         ({0: at(7), 1: at(None, is_silent=True)}, (1,), "before its first step"),
         ({0: at(7), 1: at(3, has_left=True), 2: at(6)}, (2,), "process 2"),

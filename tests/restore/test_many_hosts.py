@@ -97,4 +97,4 @@ def test_host_that_freezes_is_named_by_the_others(monkeypatch: pytest.MonkeyPatc
         hosts.tick({17: 0.0}, mute=17)
     assert hosts.spent_s <= 400.0 + LIMITS.stall_s + LIMITS.beat_s
     assert list(hosts.stuck()) == [17]
-    assert "process 17 gives no sign of life" in hosts.stuck()[17]
+    assert "process 17 has sent nothing" in hosts.stuck()[17]

@@ -51,7 +51,7 @@ def test_slow_reads_of_all_end_well(results: Results) -> None:
 
 def test_frozen_process_is_named_by_the_others(results: Results) -> None:
     stuck, again = zip(*of(results, "frozen"), strict=True)
-    failed(list(stuck)[:3], "DeadlineExceeded", "process 3 gives no sign of life")
+    failed(list(stuck)[:3], "DeadlineExceeded", "process 3 has sent nothing")
     assert stuck[3].get("error") == "DeadlineExceeded", "it learns that nobody has waited"
     check_whole(list(again), 10)  # it has ended its load since, and all is in RAM
 

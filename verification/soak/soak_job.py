@@ -148,7 +148,7 @@ class JobRun:
 
     @property
     def _secret_name(self) -> str:
-        return "ECKPT_SECRET" if self.job.signed else "ECKPT_JOB_SECRET"
+        return "ECKPT_SECRET" if self.job.secret_is_given else "ECKPT_JOB_SECRET"
 
     def _order(self, plain: Order, process: int) -> Order:
         directory = {"none": None, "directory": str(self.site.storage)}.get(

@@ -168,7 +168,7 @@ class Job:
     shape: tuple[int, int]
     devices: int
     storage: Storage
-    signed: bool
+    secret_is_given: bool
     settings: Mapping[str, Any]
     incidents: tuple[Incident, ...]
 

@@ -147,8 +147,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument(
         "--check",
         action="store_true",
-        help="verify the small files of every step: manifests, host states, markers, checksums, and"
-        " signatures where a secret is given. Parts that are on other hosts are no damage",
+        help="verify the small files of every step: manifests, host states, markers and checksums."
+        " Parts that are on other hosts are no damage",
     )
     check.add_argument(
         "--read-data",
