@@ -1,8 +1,8 @@
 """Jobs whose writes to RAM take too long for the interval of saves: `slow_writes.py SEEDS [FIRST]`.
 
 A save is due so often that its process waits for the one before as long as it may, and leaves saves
-out. The processes write at different speeds, for one and a half to two times as long as it takes
-from one due save to the next. A good part of the saves must be complete all the same: processes may
+out. The processes write at different speeds, for one to two times as long as it takes from one due
+save to the next. A good part of the saves must be complete all the same: processes may
 not take turns at leaving out.
 """
 
@@ -28,11 +28,12 @@ def draw(seed: int) -> Plan:
     rng = random.Random(f"slow writes {seed}")
     count, step_s = rng.choice((2, 3, 4, 6)), rng.choice((1.0, 2.0, 5.0, 8.0))
     longest_s = 2 * (step_s + SAVE_TIMEOUT_S)
-    least_s = max(0.75 * longest_s, longest_s - MOST_APART_S)
+    least_s = rng.uniform(longest_s / 2, max(longest_s / 2, longest_s - MOST_APART_S))
+    most_s = min(longest_s, least_s + MOST_APART_S)
     writes: list[tuple[int, float, float]] = []
     for process in range(count):
-        seconds = rng.uniform(least_s, longest_s)
-        writes.append((process, seconds, min(longest_s, seconds + rng.choice((0.0, 0.3, 1.0)))))
+        seconds = rng.uniform(least_s, most_s)
+        writes.append((process, seconds, min(most_s, seconds + rng.choice((0.0, 0.3, 1.0)))))
     life = Life(
         tuple((process,) for process in range(count)),
         tuple(range(count)),

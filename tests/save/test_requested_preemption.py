@@ -1,0 +1,64 @@
+"""A user's own thread gives notice of a preemption: one save in both tiers, and then none."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from world import World, finish
+
+from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.errors import CheckpointError
+
+
+def request(ckpt: EmergencyCheckpointer) -> list[BaseException]:
+    """Call ``request_preemption`` in a thread; return what it raised."""
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            ckpt.request_preemption()
+        except CheckpointError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return raised
+
+
+def save(ckpt: EmergencyCheckpointer, world: World, step: int) -> bool:
+    return ckpt.save(step=step, state=world.state(step), host_state={"at": step})
+
+
+def test_request_of_a_thread_saves_the_next_step_in_both_tiers(world: World) -> None:
+    with world.open_both(local_save_every=100, save_every=100) as ckpt:
+        assert not ckpt.reached_preemption(1)
+        assert not save(ckpt, world, 1)
+        assert request(ckpt) == []
+        assert request(ckpt) == [], "one more is the same notice"
+        assert ckpt.reached_preemption(2)
+        assert save(ckpt, world, 2)
+        finish(ckpt)
+        known = ckpt.known_steps
+        assert (list(known.local), list(known.persistent)) == ([2], [2])
+    assert world.names().count("preemption.reached") == 1
+    world.restores(2)
+
+
+def test_loop_that_asks_for_no_notice_saves_at_a_request(world: World) -> None:
+    with world.open_both(local_save_every=100, save_every=100) as ckpt:
+        assert not save(ckpt, world, 1)
+        assert request(ckpt) == []
+        assert save(ckpt, world, 2)
+        finish(ckpt)
+    world.restores(2)
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_request_that_nobody_heeds_is_an_error(world: World, *, is_stopped: bool) -> None:
+    with world.open_both(save_on_preemption=is_stopped) as ckpt:
+        if is_stopped:
+            ckpt.stop()
+        (error,) = request(ckpt)
+        assert isinstance(error, CheckpointError)
