@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import prometheus_client
 import pytest
 from prometheus_client.registry import Collector
-from world import World, save_all
+from world import World, finish, save_all
 
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import ConfigError
@@ -75,6 +75,18 @@ def test_scrape_shows_saves_and_the_restore(world: World) -> None:
         assert after[stalls] == now[stalls]  # of the same program: it goes on counting
     with pytest.raises(OSError, match="refused"):
         scraped(port_of(seen))
+
+
+def test_save_that_changes_nothing_is_counted(world: World) -> None:
+    seen: list[Event] = []
+    name = "eckpt_save_unchanged_total{}"
+    with world.open(on_event=[seen.append, "prometheus(0)"]) as checkpointer:
+        save_all(checkpointer, world, 1, 2)
+        before = scraped(port_of(seen)).get(name, 0)
+        for step in (3, 4):
+            checkpointer.save(step=step, state=world.state(2), host_state={"at": step})
+            finish(checkpointer)
+        assert scraped(port_of(seen))[name] - before == 1, "told at step 3 alone"
 
 
 def test_port_of_another_program_is_an_error_by_name(world: World) -> None:
