@@ -353,7 +353,6 @@ class Opened:
         config = self.config
         return Preservation(
             writer,
-            self.events,
             self.failures,
             policy=config.preservation_policy,
             keep_last_n=config.keep_last_n,

@@ -10,8 +10,9 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -26,16 +27,38 @@ from world import STORAGE, World, finish, same, save
 from emergency_ckpt.errors import CheckpointError
 
 RUN = "gs://bucket/run"
-SETTINGS: dict[str, dict[str, Any]] = {"keep_last_n": {"keep_last_n": 1}, "failed_save": {}}
+AHEAD = ((None, (2, 4)), (None, (6, 8)), (None, (10, 12)))
+BACK = ((None, (2, 4)), (2, (3,)), (None, (4, 6)), (None, (8,)))
 
 
-def live(world: World, case: str, steps: tuple[int, ...], control: GcsControl) -> dict[str, Any]:
+class Case(NamedTuple):
+    """``lives``: the step that each asks for, and those that it saves.
+
+    ``refused_from``: the first life whose deletions are refused.
+    """
+
+    lives: Sequence[tuple[int | None, Sequence[int]]]
+    refused_from: int = 0
+    settings: Mapping[str, Any] = {}
+
+
+CASES = {
+    "keep_last_n": Case(AHEAD, settings={"keep_last_n": 1}),
+    "failed_save": Case(AHEAD),
+    "hidden": Case(BACK, refused_from=2),
+    "rollback": Case(BACK),
+}
+
+
+def live(
+    world: World, case: str, asked: int | None, steps: Sequence[int], control: GcsControl
+) -> dict[str, Any]:
     """A life that restores, and saves ``steps``; what it completed, and what it was told."""
     shutil.rmtree(world.ramdisk, ignore_errors=True)
     world.events.clear()
     errors: list[str] = []
-    with world.open(dir=RUN, **STORAGE, **SETTINGS[case]) as ckpt:
-        found, state = ckpt.restore(state=world.state(0))
+    with world.open(dir=RUN, **STORAGE, **CASES[case].settings) as ckpt:
+        found, state = ckpt.restore(asked, state=world.state(0))
         for step in steps:
             lost = FaultRule(kind="status", status_code=403, target=f"bucket/run/{step}/state/d/*")
             if case == "failed_save" and step == 2:
@@ -61,12 +84,16 @@ def live(world: World, case: str, steps: tuple[int, ...], control: GcsControl) -
 
 def main(case: str) -> list[dict[str, Any]]:
     control = GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
-    control.add_fault(FaultRule(kind="status", status_code=403, method="DELETE"))
+    refused = FaultRule(kind="status", status_code=403, method="DELETE")
     root = Path(tempfile.mkdtemp(prefix="eckpt-test-", dir="/dev/shm"))
     try:
         world = World(root)
-        lives = ((2, 4), (6, 8), (10, 12))
-        return [live(world, case, steps, control) for steps in lives]
+        lives: list[dict[str, Any]] = []
+        for index, (asked, steps) in enumerate(CASES[case].lives):
+            if index == CASES[case].refused_from:
+                control.add_fault(refused)
+            lives.append(live(world, case, asked, steps, control))
+        return lives
     finally:
         shutil.rmtree(root)
 

@@ -13,7 +13,7 @@ from looks import eckpt_json
 from world import STORAGE, World, logged, persist, restored, save_all, small_tmpfs
 
 from emergency_ckpt.config import run_id_of
-from emergency_ckpt.errors import PersistentTierError, SaveFailed
+from emergency_ckpt.errors import PersistentTierError
 
 
 def plain_steps(world: World) -> list[int]:
@@ -149,11 +149,10 @@ def test_removal_that_never_succeeds_is_said_once(world: World) -> None:
             for step in (4, 6):
                 assert ckpt.save(step=step, state=world.state(step), host_state={"at": step})
                 ckpt.wait_until_finished()
-            with pytest.raises(SaveFailed, match="Device or resource busy"):
-                ckpt.check_for_errors()
+            ckpt.check_for_errors()
     said = [line for line in lines if "Device or resource busy" in line]
     events = [line for line in said if line.startswith("persistent.removal: ")]
-    assert (len(events), len(said)) == (1, 2), "the event's warning and the error, once each"
+    assert (len(events), len(said)) == (1, 1), "the event's warning, once"
     assert plain_steps(world)[-1] == 6
     world.lose_ram()
     assert restored(world) == 6

@@ -12,8 +12,7 @@ from emergency_ckpt.background import SAVE_NICENESS, BackgroundWorker, Failures
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config.policies import PreservationPolicy, wanted_steps
 from emergency_ckpt.core.save.retention_rules import StepRecord, choose_removals
-from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.events import EventSink
+from emergency_ckpt.errors import PersistentTierError, SaveFailed
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
 
 
@@ -28,7 +27,6 @@ class Preservation:
     def __init__(
         self,
         writer: DirectoryWriter,
-        events: EventSink,
         failures: Failures,
         *,
         policy: PreservationPolicy | None,
@@ -40,7 +38,6 @@ class Preservation:
         """``timeout_s``: the maximum time of a call to storage."""
         self._writer = writer
         self._timeout_s = timeout_s
-        self._events = events
         self._failures = failures
         self._policy = policy
         self._keep = keep_last_n, keep_every_n_steps
@@ -122,9 +119,9 @@ class Preservation:
                 with self._changed:
                     if self._holders:
                         return  # the next save looks again
-                self._writer.remove([step], incarnation)
-        except Exception as error:  # noqa: BLE001 - storage; saves go on
-            self._record(error)
+                self._writer.retire(step, incarnation)
+        except PersistentTierError as error:  # a clean-up's error is never a save's
+            logging.warning("old steps stay in storage: %s", error)
         finally:
             with self._changed:
                 self._is_removing = False

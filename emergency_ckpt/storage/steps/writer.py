@@ -687,6 +687,16 @@ class DirectoryWriter:
                 entries += self._unlisted_entries(missing)
             return self._remove([e for e in entries if e.state != "hidden"])
 
+    def retire(self, step: int, incarnation: str) -> None:
+        """Remove a listed ``step``, as ``remove``; no error where its files cannot be deleted.
+
+        Such files stay, as the event ``persistent.removal`` says.
+        """
+        with self._lock:
+            self._hold(incarnation)
+            if (entry := self._entry_of(step)) is not None and entry.state != "hidden":
+                self._remove_what_goes([entry])
+
     def remove_hidden(self, steps: Collection[int], incarnation: str) -> list[str]:
         """Remove hidden ``steps`` for good, as a user asks; return the names of their folders."""
         with self._lock:
@@ -696,9 +706,18 @@ class DirectoryWriter:
             return [self._hidden_folder(entry) for entry in leaving]
 
     def _remove(self, entries: Sequence[Entry]) -> list[str]:
+        """Remove all ``entries``, or raise the error of the first that cannot be deleted."""
+        leaving = [e for e in entries if e.step not in self._removing]
         if not entries:
             return []
-        asked = {e.step for e in entries}
+        errors = self._remove_what_goes(entries)
+        for entry in leaving:
+            if entry.step in errors:
+                raise errors[entry.step]
+        return [entry.own_folder for entry in leaving]
+
+    def _remove_what_goes(self, entries: Sequence[Entry]) -> dict[int, PersistentTierError]:
+        """Remove ``entries``; return the errors of those that cannot be deleted, by step."""
         # Also those whose deletion has failed before, where another try may help.
         failed = [e for e in self._entries() if e.state == "removing" and e.step not in self._stuck]
         found = {e.step: e for e in (*entries, *failed) if e.step not in self._removing}
@@ -706,10 +725,7 @@ class DirectoryWriter:
         self._append(lambda table: listing(table, *leaving))
         for entry in leaving:
             self._tell_removal("begun", entry.step)
-        errors = self._finish_removal(leaving)
-        for step in asked & errors.keys():
-            raise errors[step]
-        return [entry.own_folder for entry in leaving]
+        return self._finish_removal(leaving)
 
     def _unlisted_entries(self, steps: Collection[int]) -> list[Entry]:
         view = self._found.view()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ def preserved(
     writer.begin(life(2))
     preservation = Preservation(
         writer,
-        sink,
         failures,
         policy=policy,
         keep_last_n=keep_last_n,
@@ -53,7 +51,6 @@ def keeping_last(steps: int, writer: DirectoryWriter, timeout_s: float = LONG_S)
     writer.begin(life(2))
     return Preservation(
         writer,
-        EventSink(None, process_index=0),
         Failures(),
         policy=None,
         keep_last_n=steps,
@@ -146,17 +143,17 @@ def test_nothing_is_removed_while_a_restore_reads(tmp_path: Path) -> None:
 
 
 class StalledWriter(DirectoryWriter):
-    """Storage answers ``remove`` when the event is set, and says when it was asked."""
+    """Storage answers ``retire`` when the event is set, and says when it was asked."""
 
     def __init__(self, tier: PersistentTier) -> None:
         super().__init__(tier.storage, tier.found, run_id=RUN_ID, from_dir=False)
         self.asked = threading.Event()
         self.answers = threading.Event()
 
-    def remove(self, steps: Collection[int], incarnation: str) -> list[str]:
+    def retire(self, step: int, incarnation: str) -> None:
         self.asked.set()
         self.answers.wait(LONG_S)
-        return super().remove(steps, incarnation)
+        super().retire(step, incarnation)
 
 
 def test_restore_does_not_wait_for_ever_for_a_removal(tmp_path: Path) -> None:

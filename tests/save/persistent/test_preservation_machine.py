@@ -21,7 +21,6 @@ from persistent_steps import RUN_ID, complete_steps, life, writer_of
 from emergency_ckpt.background import Failures
 from emergency_ckpt.core.save.retention_rules import choose_removals
 from emergency_ckpt.core.step_log import LogWriter, begun, in_state, listing
-from emergency_ckpt.events import EventSink
 from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.marker import OURS
@@ -63,7 +62,6 @@ class PreservationMachine(RuleBasedStateMachine):
         self.writer.begin(life(self.lives))
         self.preservation = Preservation(
             self.writer,
-            EventSink(None, process_index=0),
             self.failures,
             policy=self.policy,
             keep_last_n=None,

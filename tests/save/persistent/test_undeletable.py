@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from mounts import mount_tmpfs, unmount
@@ -11,6 +13,13 @@ from programs import printed_beside_bucket
 from world import STORAGE, World, finish, save, save_all
 
 from emergency_ckpt.errors import PersistentTierError
+
+
+def failed_in(lives: list[dict[str, Any]]) -> list[list[int]]:
+    """The step that each error names which a life was given: all are errors of saves."""
+    matches = [[re.match(r"save step (\d+) ", error) for error in life["errors"]] for life in lives]
+    assert all(all(each) for each in matches), lives
+    return [[int(match[1]) for match in each if match] for each in matches]
 
 
 @pytest.mark.parametrize("case", ["keep_last_n", "failed_save"])
@@ -26,9 +35,23 @@ def test_lives_save_in_a_bucket_that_deletes_nothing(case: str) -> None:
         [6, 8],
         [10, 12],
     ]
+    assert failed_in(lives) == [failed, [], []]
     for each in lives:
         assert all("storage.objects.delete" in reason for reason in each["kept"]), each
         assert each["kept"], "what stays is told"
+
+
+@pytest.mark.parametrize("case", ["hidden", "rollback"])
+def test_rolled_back_step_that_cannot_be_deleted_fails_one_save(case: str) -> None:
+    """``hidden``: it was hidden while that was allowed. ``rollback``: to hide it is refused too."""
+    lives = printed_beside_bucket("undeletable_program.py", case)
+    assert [each["restored"] for each in lives] == [None, 2, 3, 6]
+    assert all(each["same"] for each in lives)
+    assert [each["complete"] for each in lives] == [[2, 4], [3], [6], [8]]
+    assert [each["failed"] for each in lives] == failed_in(lives) == [[], [], [4], []]
+    assert "storage.objects.delete" in lives[2]["errors"][0]
+    told = [any("storage.objects.delete" in reason for reason in each["kept"]) for each in lives]
+    assert told == [False, case == "rollback", True, True]
 
 
 @contextlib.contextmanager
