@@ -106,6 +106,28 @@ def test_drain_of_rolled_back_lives_follows_the_timeline(drains: Drains) -> None
     assert "rolled back" in " ".join(found["notes"])
 
 
+def test_drain_beside_another_life_of_one_number_follows_the_log(drains: Drains) -> None:
+    """A host was away for the life that storage has, and began one of that number without it."""
+    world, position = drains.world, Position()
+    drains.save(4, save_every=1)
+    with world.open() as ckpt:  # storage is away
+        assert ckpt.restore(state=world.state(-1))[0] == 4
+        save_all(ckpt, world, 6, 8)
+    elsewhere = world.ramdisk.rename(f"{world.ramdisk}.elsewhere")
+    with world.open_both(save_every=1, local_save_every=0) as ckpt:
+        assert ckpt.restore(state=world.state(-1), host_state=position)[0] == 4
+        for step in (6, 12):
+            position.at = 10 * step
+            ckpt.save(step=step, state=world.state(step), host_state=position)
+            ckpt.wait_until_finished()
+        ckpt.check_for_errors()
+    code, found = drains.drain(local_dir=elsewhere)
+    assert (code, found["step"], found["is_written"]) == (0, 12, False), found
+    assert any("step 8 in RAM is passed over" in note for note in found["notes"])
+    shutil.rmtree(elsewhere)
+    assert drains.restored(save_every=1, local_save_every=0) == (12, 120)
+
+
 def test_drain_into_another_runs_directory_is_refused(drains: Drains) -> None:
     with drains.world.open_both(run_id="other", save_every=1) as ckpt:
         save_all(ckpt, drains.world, 1)
