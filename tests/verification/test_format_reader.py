@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forgery
 import msgspec
 import numpy as np
 import orbax.checkpoint as ocp
@@ -360,6 +361,23 @@ def test_reader_reads_the_golden_files(tmp_path: Path) -> None:
         1: "a key that is not a string",
         "table": ("<u2", (2,), b"\x01\x00\x02\x00"),
     }
+
+
+def test_slot_may_lack_shards_without_elements(world: World) -> None:
+    saves(world, 1, save_every=0)
+    (path,) = world.ramdisk.glob("run/*/slot_*.manifest.json")
+    manifest = forgery.read(path)
+    contents = manifest["manifest"]["contents"]
+    stored = [shard for shard in contents["shards"] if shard["nbytes"]]
+    assert len(stored) == len(contents["shards"]) - 1
+    contents["shards"] = stored
+    forgery.write(path, forgery.resealed(manifest))
+    (process,) = read_ramdisk(world.ramdisk, "run")
+    assert process.faults == []
+    (slot,) = process.slots
+    lacking = {leaf["path"] for leaf in slot.leaves} - {shard.path for shard in slot.shards}
+    assert lacking == {"empty"}
+    world.restores(1, host=True)
 
 
 LIVES = [f"{number:012d}-{nonce * 16}" for number in range(5) for nonce in "ab"]
