@@ -233,6 +233,21 @@ def trainer(
     )
 
 
+def forget_slices() -> None:
+    """Drop the variables of an earlier job on a host that came back, in a worker that starts.
+
+    JAX's start would wait for the slices of then. Ray sets them anew for a job of several slices.
+    """
+    for name in ("COORDINATOR_ADDRESS", "NUM_SLICES", "SLICE_ID"):
+        os.environ.pop(f"MEGASCALE_{name}", None)
+
+
+def connect(address: str = "auto", **settings: Any) -> None:
+    """Connect to the cluster, as ``ray.init`` does; all workers of the program start afresh."""
+    hook = {"worker_process_setup_hook": forget_slices}
+    ray.init(address=address, runtime_env=hook, **settings)
+
+
 @ray.remote(num_cpus=0)
 def free_node(run_id: str) -> None:
     """Remove the run from this node's RAM; prints what it did."""
@@ -256,7 +271,7 @@ def run(
 def main() -> None:
     """``train.py WORKERS STORAGE_PATH``, on the head node."""
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
-    ray.init(address="auto")
+    connect()
     config = {
         "run_id": "run7",
         "secret_file": "/etc/eckpt/secret",  # on every node

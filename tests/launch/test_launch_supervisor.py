@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 
@@ -74,6 +75,25 @@ def test_ram_kept_is_there_for_the_next_job(make_spec: MakeSpec) -> None:
     spec = make_spec("train(8)")
     run_job(spec).check()
     assert starts(spec, 0) == {"host_00000": 7, "host_00001": 7}
+
+
+def test_variables_of_an_earlier_tpu_job_reach_no_process(
+    make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A TPU's runtime would wait for the slices of then. What the job itself names stays."""
+    monkeypatch.setenv("MEGASCALE_COORDINATOR_ADDRESS", "gone:8080")
+    monkeypatch.setenv("MEGASCALE_SLICE_ID", "3")
+    monkeypatch.setenv("KEPT_BY_THE_SITE", "yes")
+    program = """
+        names = [name for name in os.environ if name.startswith(("MEGASCALE_", "KEPT_"))]
+        print(sorted(names))
+    """
+    given = {"PYTHONPATH": ":".join(sys.path), "MEGASCALE_PORT": "8081"}
+    spec = make_spec(program, slices=2, env=given)
+    run_job(spec).check()
+    for index in range(2):
+        last = spec.log_path(0, index).read_text().splitlines()[-1]
+        assert last == "['KEPT_BY_THE_SITE', 'MEGASCALE_PORT']"
 
 
 def test_crash_restarts_all_with_ram_kept(make_spec: MakeSpec) -> None:

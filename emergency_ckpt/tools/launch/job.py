@@ -44,7 +44,8 @@ class JobSpec:
       log_dir: directory for ``life_<n>/process_<p>.log`` and for ``events``, the job's event log.
       env: variables added to this process's environment for every process of the job. If neither
         has ``GLIBC_TUNABLES``, it requests large pages; if neither has
-        ``JAX_COMPILATION_CACHE_DIR``, JAX's compilation cache is a directory of the job.
+        ``JAX_COMPILATION_CACHE_DIR``, JAX's compilation cache is a directory of the job. Variables
+        ``MEGASCALE_*`` of this process are not passed on.
       secret: the job's secret for processes without one from the user; in their environment, which
         no other user of the machine can read. Two jobs have different ones.
       max_restarts: maximum number of lives after the first.

@@ -273,7 +273,7 @@ class ProcessSet:
         variables = {
             **_MALLOC_ENVIRON,
             **self._compilation_cache_environ(),
-            **os.environ,
+            **_inherited_environ(),
             LAUNCHER_VARIABLE: self.spec.secret,
             _OBSERVERS_VARIABLE: f"{os.environ.get(_OBSERVERS_VARIABLE, '')} event_log".strip(),
             "PYTHONUNBUFFERED": "1",
@@ -369,6 +369,15 @@ class ProcessSet:
         if self._on_event is not None:
             life = self.restart_count
             self._on_event(LoggedEvent(time_s=time.time(), name=name, fields=fields, life=life))
+
+
+def _inherited_environ() -> dict[str, str]:
+    """Return this process's environment without ``MEGASCALE_*``, by which a TPU's runtime waits.
+
+    The hosts of the job are on this machine, so those name the slices of another job.
+    """
+    variables = os.environ.items()
+    return {name: value for name, value in variables if not name.startswith("MEGASCALE_")}
 
 
 def _over(process: _HostProcess) -> bool:

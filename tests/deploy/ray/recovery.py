@@ -33,6 +33,10 @@ os.environ.update(
     RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="180",
     RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S="1",
     RAY_USAGE_STATS_ENABLED="0",
+    MEGASCALE_COORDINATOR_ADDRESS="gone:8080",
+    MEGASCALE_NUM_SLICES="4",
+    MEGASCALE_SLICE_ID="3",
+    KEPT_BY_THE_SITE="yes",
 )
 
 import orbax.checkpoint as ocp  # noqa: E402
@@ -40,6 +44,7 @@ import ray  # noqa: E402
 import train as example  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 from ray.train import CheckpointConfig, Result  # noqa: E402
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
 from emergency_ckpt.errors import ConfigError  # noqa: E402
 
@@ -98,7 +103,7 @@ class World:
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
         self.nodes = [self.add() for _ in range(WORKERS)]
         self.cluster.wait_for_nodes()
-        ray.init(address=self.cluster.address, logging_level="warning")
+        example.connect(self.cluster.address, logging_level="warning")
 
     def add(self) -> Any:
         ram = self.root / "ram" / str(len(self.ram))  # of its host, of which it is alone
@@ -237,6 +242,18 @@ def _newest(notes: Notes) -> int:
 
 
 @pytest.mark.timeout(RUN_TIMEOUT_S)
+@ray.remote(num_cpus=0)
+def _variables() -> list[str]:
+    return [name for name in os.environ if name.startswith(("MEGASCALE_", "KEPT_BY_"))]
+
+
+def test_variables_of_an_earlier_tpu_job_reach_no_worker(world: World) -> None:
+    """A TPU's runtime would wait for the slices of then, before any line of the program."""
+    places = [NodeAffinitySchedulingStrategy(each.node_id, soft=False) for each in world.nodes]
+    given = ray.get([_variables.options(scheduling_strategy=place).remote() for place in places])
+    assert given == [["KEPT_BY_THE_SITE"]] * len(places)
+
+
 def test_worker_killed_with_its_ram_resumes(world: World, undisturbed: dict[str, Any]) -> None:
     before: list[int] = []
 
