@@ -3,7 +3,9 @@
     python tests/fuzz/fuzz.py --seconds 60 [NAME ...]
 
 Exit status 1 when a decoder raised anything but its typed errors, took over five seconds for one
-input or over 2 GiB; the input is kept below ``--out``.
+input or over 2 GiB; the input is kept below ``--out``. Also when the time of a decoder grows with
+the square of its input (``growth``). No test of `make test` asserts a time: a machine that is busy
+would fail it. This program may, since it runs by itself and compares a decoder with itself.
 """
 
 from __future__ import annotations
@@ -63,6 +65,21 @@ def _fuzz(name: str, options: argparse.Namespace) -> bool:
     return status != 0
 
 
+def _grows_too_fast(name: str) -> bool:
+    """Print the alarms of one decoder of bytes, and return whether there is one."""
+    from fuzz_native import NATIVE  # noqa: PLC0415 - a program is no document
+    from fuzz_places import ALL  # noqa: PLC0415
+    from growth import alarms  # noqa: PLC0415
+
+    if name in NATIVE:
+        return False
+    corpus = [path.read_bytes() for path in sorted((CORPUS / name).glob("*"))]
+    found = list(alarms(name, ALL[name], corpus))
+    for alarm in found:
+        print(f"too slow: {alarm}", flush=True)
+    return bool(found)
+
+
 def _fuzz_all(options: argparse.Namespace) -> int:
     """Fuzz the targets, as many at once as there are cores; return the exit status."""
     from fuzz_places import ALL  # noqa: PLC0415
@@ -71,6 +88,7 @@ def _fuzz_all(options: argparse.Namespace) -> int:
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         results = list(pool.map(lambda name: _fuzz(name, options), names))
     failed = [name for name, is_failed in zip(names, results, strict=True) if is_failed]
+    failed += [name for name in names if _grows_too_fast(name)]
     print(f"failed: {', '.join(failed)}; see {options.out}" if failed else "no failures")
     return 1 if failed else 0
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import growth
+import msgspec
 import pytest
 from fuzz_places import ALL, PLACES
-from fuzz_targets import TARGETS
+from fuzz_targets import TARGETS, Target
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
 ALTERED = 400
@@ -61,6 +63,25 @@ def test_decoder_of_altered_bytes_raises_typed_errors(name: str) -> None:
 def test_decoders_of_the_corpus_raise_typed_errors() -> None:
     for path in sorted(CORPUS.glob("*/*")):
         ALL[path.parent.name].run(path.read_bytes())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*TARGETS, *PLACES])
+def test_time_of_decoder_grows_with_its_input(name: str) -> None:
+    """Of the seeds and one size; `make fuzz` has more. A time is asserted in the night alone."""
+    assert list(growth.alarms(name, ALL[name], sizes=growth.SIZES[:1])) == []
+
+
+@pytest.mark.slow
+def test_square_of_its_input_is_found_in_a_decoder() -> None:
+    """One that puts integer keys of a document into a dict, however many have one hash."""
+
+    def decode(data: bytes) -> object:
+        return {int(key): 0 for key in msgspec.json.decode(data)}
+
+    target = Target(decode, [b'{"1":0}'], (Exception,))
+    families = {alarm.family for alarm in growth.alarms("keys", target, sizes=growth.SIZES[:1])}
+    assert families == {"integer keys of one hash"}
 
 
 def test_corpus_is_small_and_has_the_names_of_targets() -> None:
