@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -35,6 +36,22 @@ def test_save_behind_the_restored_step_warns_with_both(
     told = [record.getMessage() for record in caplog.records if "ignored" in record.getMessage()]
     assert len(told) == 1
     assert "step 1 ignored: step 10" in told[0]
+
+
+def test_saves_behind_the_restored_step_are_told_again_later(
+    world: World,
+    resumed: EmergencyCheckpointer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At most once a minute, each time with both steps."""
+    began_s = time.monotonic()
+    for step, after_s in enumerate((0.0, 30.0, 59.0, 61.0, 62.0, 122.0), start=1):
+        with monkeypatch.context() as clock, caplog.at_level(logging.WARNING):
+            clock.setattr(time, "monotonic", lambda now_s=began_s + after_s: now_s)
+            assert not save(resumed, world, step)
+    told = [text.partition(",")[0] for text in caplog.messages if "ignored" in text]
+    assert told == [f"save of step {step} ignored: step {NEWEST}" for step in (1, 4, 6)]
 
 
 def test_forced_save_behind_the_restored_step_is_refused(
