@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from damage import damaged
+from damage import damaged, flip
 from forgery import write_sealed
 from persistent_steps import complete_steps
 from places import GOLDEN
@@ -146,6 +146,46 @@ def test_restore_of_the_only_step_unreadable_is_no_fresh_start(world: World, dam
     assert (world.persistent / "2" / "state").exists()
     (rejected,) = [e.fields for e in world.events if e.name == "restore.rejected"]
     assert (rejected["step"], rejected["tier"]) == (2, "persistent")
+
+
+IN_EACH_STEP = ("*/state/d/*", "*/_CHECKPOINT_METADATA", "host_state/*/checksums.json",
+                "host_state/*/marker.json", "host_state/*/process_*.json")  # fmt: skip
+IN_RAM = ("slot_*.bin", "slot_*.manifest.json", "host_state/*/process_*.json")
+
+
+def spoil(root: Path, pattern: str) -> None:
+    """Turn over a bit of the first byte of each file, of which every reader needs that byte."""
+    paths = [path for path in root.glob(pattern) if path.is_file()]
+    assert paths, pattern
+    for path in paths:
+        flip(path, 0)
+
+
+def contents_of(root: Path) -> dict[Path, bytes]:
+    """What steps consist of: a start may write a version of the log and its ledger."""
+    files = [path for path in root.rglob("*") if path.is_file() and path.parent.name != "log"]
+    return {p: p.read_bytes() for p in files if p.suffix != ".lock" and p.name != "ledger.json"}
+
+
+@pytest.mark.dear
+@pytest.mark.parametrize("in_ram", IN_RAM)
+@pytest.mark.parametrize("stored", [*IN_EACH_STEP, "**/*"])
+def test_steps_damaged_in_every_copy_are_no_fresh_start(
+    world: World, stored: str, in_ram: str
+) -> None:
+    """Of all steps in both tiers; once with all other files of storage, the log among them."""
+    with world.open_both(save_every=1, local_save_every=1, local_keep_last_n=2) as ckpt:
+        save_all(ckpt, world, 2, 4, 6)
+    spoil(world.persistent, stored)
+    spoil(world.ramdisk, f"run/*/{in_ram}")
+    before = contents_of(world.persistent)
+    for _ in range(2):  # the second start finds what the first one has put into quarantine
+        with (
+            world.open_both(save_every=1, local_save_every=1, keep_last_n=1) as ckpt,
+            pytest.raises(Unrecoverable),
+        ):
+            ckpt.restore(state=world.state(0), host_state={})
+    assert contents_of(world.persistent) == before
 
 
 @pytest.mark.parametrize("has_log", [True, False])
