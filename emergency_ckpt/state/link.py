@@ -24,9 +24,11 @@ A ``Link`` is used by three:
 from __future__ import annotations
 
 import dataclasses
+import gc
 import mmap
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
@@ -48,6 +50,7 @@ Way = Literal["views", "direct", "pinned_host", "pageable"]
 _MATRIX = 2
 """Dimensions from which on arrays have more than one layout."""
 _PROBE_BYTES = 8 << 20
+_RELEASE_TRIES, _RELEASE_PAUSE_S = 100, 0.0002
 _ALIGNMENT_BYTES = 64
 """Of memory that JAX takes for an array's own on CPU."""
 _MAP_HINT = (
@@ -123,12 +126,12 @@ class Link:
 
     def ways_of(self, device: Any, leaf: Leaf) -> tuple[Way, Way]:
         """Return the way of a leaf's shards from ``device``, and the one without mapped memory."""
-        by_jax: Way = _way_of_jax(device) if self.way == "direct" else self.way
+        if leaf.spec.dtype in PACKED_DTYPES:
+            # Packed on the device, also on CPU; only JAX's own transfer writes one byte for each.
+            return "pageable", "pageable"
         if self.way == "views":
             return "views", "pageable"
-        if leaf.spec.dtype in PACKED_DTYPES:
-            # Packed on the device; only JAX's own transfer writes one byte for each.
-            return "pageable", "pageable"
+        by_jax: Way = _way_of_jax(device) if self.way == "direct" else self.way
         kind = leaf.sharding.memory_kind if leaf.sharding is not None else None
         is_own = kind in (None, device.default_memory().kind)
         return (self.way if is_own else by_jax), by_jax
@@ -163,6 +166,47 @@ def _has_pinned_memory() -> bool:
         "pinned_host" in {memory.kind for memory in device.addressable_memories()}
         for device in jax.local_devices()
     )
+
+
+def begin_transfers(arrays: Sequence[jax.Array], ways: Sequence[Way]) -> list[jax.Array]:
+    """Begin JAX's own transfers to the host; return arrays for ``np.asarray`` to wait for.
+
+    ``arrays``: on one device each. ``ways``: "pinned_host" or "pageable" for each. Does not block.
+    JAX keeps the copy that a pageable transfer makes for as long as the array that was asked for
+    that copy. So the result is another array of the same device memory: with its end, and
+    ``release_host_copies``, the copy on the host is free, however long the array given lives.
+    """
+    begun = list(arrays)
+    with jax.transfer_guard("allow"):
+        pinned = [i for i, way in enumerate(ways) if way == "pinned_host"]
+        there = jax.device_put(
+            [arrays[i] for i in pinned],
+            [arrays[i].sharding.with_memory_kind("pinned_host") for i in pinned],
+            # Not even for values in host memory already, since the next step may write there.
+            may_alias=False,
+        )
+        for i, array in zip(pinned, there, strict=True):
+            begun[i] = array
+        for i, (array, way) in enumerate(zip(arrays, ways, strict=True)):
+            if way != "pinned_host":
+                begun[i] = jax.make_array_from_single_device_arrays(
+                    array.shape, array.sharding, [array]
+                )
+                begun[i].copy_to_host_async()
+    return begun
+
+
+def release_host_copies(copies: Sequence[weakref.ref[npt.NDArray[Any]]]) -> None:
+    """Free the memory of ``copies``, the results of pageable transfers that nobody uses any more.
+
+    JAX hands that memory on to Python's next garbage collection, from a thread of its own, moments
+    after the transfer. Blocks for such a moment, or for 20 ms where somebody does use a copy.
+    """
+    for _ in range(_RELEASE_TRIES):
+        gc.collect(0)
+        if all(copy() is None for copy in copies):
+            return
+        time.sleep(_RELEASE_PAUSE_S)
 
 
 def is_linear(array: jax.Array) -> bool:

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
@@ -27,7 +28,14 @@ from emergency_ckpt.core.boxes import shape_of
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import CheckpointError, SaveFailed
 from emergency_ckpt.state.dtypes import NO_VALUES, ValuePattern, dtype_named
-from emergency_ckpt.state.link import Dma, DmaCopy, Way, is_linear
+from emergency_ckpt.state.link import (
+    Dma,
+    DmaCopy,
+    Way,
+    begin_transfers,
+    is_linear,
+    release_host_copies,
+)
 from emergency_ckpt.state.mapped import MappedMemory
 from emergency_ckpt.state.tree import Device
 from emergency_ckpt.types import Box, LeafSpec
@@ -270,13 +278,13 @@ class Snapshot:
         if not self._nothing_to_start.wait(timeout_s):
             return False
         with self._lock:
-            flights = list(self._waited_for)
-        # Of transfers by JAX's own way the array is the source.
+            flights = deque(self._waited_for)
+        # The array of a pageable transfer is as ready as its source.
         pinned = [each.array for each in flights if each.way == "pinned_host"]
         wait_until_ready(pinned, inspect)
         try:
-            for flight in flights:
-                flight.land()
+            while flights:  # what has landed is the reader's alone
+                flights.popleft().land()
         except SaveFailed as error:
             with self._lock:
                 self._fail(error)
@@ -353,7 +361,9 @@ class Snapshot:
         limit_bytes = min(target.batch_bytes, max(self._bound_bytes // 2, 1))
         begun: dict[int, tuple[int, int, int]] = {}  # position: bytes there, their CRC, matches
         staged_bytes = 0
-        while self._go_on(staged_bytes):
+        copies: list[weakref.ref[npt.NDArray[Any]]] = []  # that JAX made on the host
+        while self._go_on(staged_bytes, copies):
+            copies.clear()
             batch: list[_Arrived] = []
             ended: list[DeviceShard] = []
             read_bytes = staged_bytes = 0
@@ -363,6 +373,8 @@ class Snapshot:
                 read_bytes += flight.nbytes
                 if view is not None:
                     staged_bytes += flight.nbytes
+                    if view.flags.owndata:
+                        copies.append(weakref.ref(view))
                 if flight.offset + flight.nbytes == source.nbytes:
                     ended.append(source)
                 del flight, view, source
@@ -385,8 +397,10 @@ class Snapshot:
                 found.append(Landed(position, crc, matches))
             yield found
 
-    def _go_on(self, staged_bytes: int) -> bool:
+    def _go_on(self, staged_bytes: int, copies: Sequence[weakref.ref[npt.NDArray[Any]]]) -> bool:
         """Give ``staged_bytes`` back and start more; return False when no piece is left."""
+        if copies:
+            release_host_copies(copies)
         self._wait_computed()
         with self._lock:
             self._in_use_bytes -= staged_bytes
@@ -623,16 +637,6 @@ def _start_by_jax(flights: Sequence[_Flight], bound_bytes: int) -> None:
     """Start transfers that JAX makes, in one call where they go to pinned memory."""
     with jax.transfer_guard("allow"):
         pieces = [_piece_of(flight, bound_bytes) for flight in flights]
-        to_pinned = [i for i, flight in enumerate(flights) if flight.way == "pinned_host"]
-        arrived = jax.device_put(
-            [pieces[i] for i in to_pinned],
-            [pieces[i].sharding.with_memory_kind("pinned_host") for i in to_pinned],
-            # Not even for values in host memory already, since the next step may write there.
-            may_alias=False,
-        )
-        for i, array in zip(to_pinned, arrived, strict=True):
-            flights[i].array = array
-        for flight, piece in zip(flights, pieces, strict=True):
-            if flight.way != "pinned_host":
-                piece.copy_to_host_async()
-                flight.array = piece
+    arrays = begin_transfers(pieces, [flight.way for flight in flights])
+    for flight, array in zip(flights, arrays, strict=True):
+        flight.array = array

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ from jax.experimental.layout import Format, Layout
 from state_samples import DEVICE_DTYPES, Memory, mesh_of, random_bits, sharded
 
 from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.state import staging
+from emergency_ckpt.state import dtype_named, staging
 from emergency_ckpt.state.link import Link, probe
 from emergency_ckpt.state.snapshot import DeviceCopies, SnapshotRecipe, copy_on_device
 from emergency_ckpt.state.staging import DeviceShard, LandingPlace, Snapshot
@@ -196,6 +198,59 @@ def test_reader_that_waits_for_others_costs_no_more_host_memory() -> None:
         snapshot.close()
         del snapshot
         assert pinned_bytes() == before
+
+
+@pytest.fixture
+def trace_host_memory() -> Iterator[Callable[[], Callable[[], int]]]:
+    """Starts to count; what that returns gives the bytes that Python and NumPy have taken since.
+
+    JAX makes its copies on the host as arrays of NumPy.
+    """
+
+    def start() -> Callable[[], int]:
+        gc.collect()
+        gc.freeze()  # so that a collection looks at what the test makes
+        tracemalloc.start()
+        return lambda: tracemalloc.get_traced_memory()[0]
+
+    yield start
+    tracemalloc.stop()
+    gc.unfreeze()
+
+
+PACKED_BYTES = 256 << 10
+
+
+def packed_state() -> dict[str, Any]:
+    """As ``small_state``, of a type that JAX copies to the host on CPU too."""
+    value = np.zeros((64, PACKED_BYTES // 64), dtype_named("int4"))
+    return {f"{i}": sharded(value, mesh_of(1)) for i in range(6)}
+
+
+@pytest.mark.parametrize(
+    ("name", "saves"),
+    [("cpu", 20), ("pageable", 100), ("pageable, in pieces", 10), ("direct", 20)],
+)
+def test_user_arrays_keep_no_copy_on_the_host(
+    name: str, saves: int, trace_host_memory: Callable[[], Callable[[], int]]
+) -> None:
+    """Many saves of one state, whose arrays live on."""
+    bound_bytes = PACKED_BYTES - 1 if "pieces" in name else 3 * PACKED_BYTES
+    state = packed_state()
+    case = Case(state, MODES[name]._replace(bound_bytes=bound_bytes))
+    case.memory.read(case.take(packed_state()))
+    more_bytes = trace_host_memory()
+    objects_bytes = PACKED_BYTES // 2  # of Python, at most
+    for number in range(saves):
+        snapshot = case.take(state)
+        assert PACKED_BYTES // 2 < more_bytes() <= bound_bytes + objects_bytes
+        for _ in snapshot.read_into(case.memory.target()):
+            assert more_bytes() <= bound_bytes + objects_bytes
+        snapshot.close()
+        del snapshot
+        assert more_bytes() <= objects_bytes
+        if number % 10 == 9:
+            gc.collect()  # of objects in cycles
 
 
 def test_direct_reader_that_waits_has_nothing_in_flight() -> None:
@@ -496,6 +551,7 @@ class GuardedArray:
 
     nbytes = 4
     shape = (1,)
+    dtype = np.dtype(np.float32)
 
     def __init__(self) -> None:
         self.levels: list[str | None] = []
@@ -519,9 +575,13 @@ class GuardedArray:
 
 
 @pytest.mark.parametrize("level", ["disallow", "disallow_explicit"])
-def test_transfers_of_a_save_are_allowed_whatever_the_guard(level: str) -> None:
+def test_transfers_of_a_save_are_allowed_whatever_the_guard(
+    level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A user asks for them by saving; the guard is there for those that nobody asked for."""
     array: Any = GuardedArray()
+    # An array of the same device memory, which nobody else has.
+    monkeypatch.setattr(jax, "make_array_from_single_device_arrays", lambda *_: array)
     source = DeviceShard(0, array, 4, "pageable", "pageable", True, lambda: None)
     memory = Memory(describe({"w": np.zeros(4)}, "save"), [])
     with jax.transfer_guard(level):
