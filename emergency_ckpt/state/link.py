@@ -24,6 +24,7 @@ A ``Link`` is used by three:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import mmap
 import threading
@@ -96,7 +97,8 @@ class LinkFacts:
       way: by which arrays are read, where nothing is said against it: ``Link.way``.
       maps: host memory is mapped for DMA.
       why: what stands against mapping or reading directly; empty when nothing does.
-      gb_s: GB/s of the probe into mapped memory; 0 where nothing was probed.
+      gb_s: GB/s from a device to the host by ``way``, as a probe of some MiB found; 0 for "views",
+        which move no bytes, and where the probe failed.
     """
 
     platform: str
@@ -140,7 +142,8 @@ class Link:
         """Return this link with the user's choice of a way; "auto": as it was found."""
         if way == "auto" or (way == "pinned_host" and not _has_pinned_memory()):
             return self
-        return Link(dataclasses.replace(self.facts, way=way), self.mapper)
+        facts = dataclasses.replace(self.facts, way=way)
+        return Link(_with_rate(facts, jax.local_devices()[0]), self.mapper)
 
     def write(
         self, views: Sequence[npt.NDArray[Any]], targets: Sequence[jax.sharding.Sharding | None]
@@ -289,6 +292,36 @@ def probe(devices: Sequence[Any], mapper: Mapper | None = None, dma: Dma | None 
 
     ``mapper``, ``dma``: those to try; None for those of the platform.
     """
+    link = _find_abilities(devices, mapper, dma)
+    return Link(_with_rate(link.facts, devices[0]), link.mapper, link.dma)
+
+
+def _with_rate(facts: LinkFacts, device: Any) -> LinkFacts:
+    """Return ``facts`` with the rate of their way, where that is one of JAX's own transfers."""
+    if facts.way not in {"pinned_host", "pageable"}:
+        return facts
+    try:
+        return dataclasses.replace(facts, gb_s=_rate_by_jax(device, facts.way))
+    except RuntimeError as error:
+        why = f"a transfer by the way {facts.way!r} failed: {error}"
+        return dataclasses.replace(facts, gb_s=0.0, why=f"{facts.why}; {why}".lstrip("; "))
+
+
+@functools.cache
+def _rate_by_jax(device: Any, way: Way) -> float:
+    """Return the GB/s of a transfer by JAX's own ``way``, found out once a process."""
+    seconds = 0.0
+    with jax.transfer_guard("allow"):
+        array = jax.block_until_ready(jax.device_put(np.zeros(_PROBE_BYTES, np.uint8), device))
+        for _ in range(2):  # the second is timed: JAX allocates memory for the first
+            began_s = time.perf_counter()
+            (arrived,) = begin_transfers([array], [way])
+            np.asarray(jax.block_until_ready(arrived))
+            seconds = time.perf_counter() - began_s
+    return array.nbytes / 1e9 / seconds
+
+
+def _find_abilities(devices: Sequence[Any], mapper: Mapper | None, dma: Dma | None) -> Link:
     device = devices[0]
     facts = LinkFacts(device.platform, device.device_kind, "views", maps=False)
     if device.platform == "cpu" and mapper is None:

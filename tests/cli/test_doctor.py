@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_link import FakeMachine
 from looks import eckpt_here
 from programs import eckpt_json
 from rich.console import Console
@@ -21,6 +22,7 @@ from world import small_tmpfs
 
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
+from emergency_ckpt.state import link
 from emergency_ckpt.storage import StorageDirectory, probe_storage
 from emergency_ckpt.tools.cli.doctor.checks import check_devices
 from emergency_ckpt.tools.cli.doctor.findings import Finding, show
@@ -294,3 +296,19 @@ def test_doctor_link_is_looked_at_on_demand(capsys: pytest.CaptureFixture[str]) 
     assert checks["link"]["status"] == "ok"
     assert "'views'" in checks["link"]["text"]
     assert "link" not in doctor(capsys)[1]
+
+
+def test_doctor_warns_of_a_link_without_a_direct_way(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = FakeMachine()
+    machine.limit_bytes = 0
+    found = machine.link()
+    monkeypatch.setattr(link, "find_link", lambda: found)
+    code, checks = doctor(capsys, "--link")
+    assert code == 0
+    assert checks["link"]["status"] == "warning"
+    assert "'pageable'" in checks["link"]["text"]
+    assert "GB/s" in checks["link"]["text"]
+    assert "not mapped: the fake limit is reached" in checks["link"]["text"]
+    assert "ulimit -l" in checks["link"]["mend"]

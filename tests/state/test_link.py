@@ -12,6 +12,7 @@ import pytest
 from fake_link import FakeMachine
 from state_samples import DEVICE_DTYPES, random_bits
 
+from emergency_ckpt.state import link as links
 from emergency_ckpt.state.link import Link, find_link, probe
 from emergency_ckpt.state.mapped import MappedMemory
 
@@ -108,6 +109,7 @@ def test_probe_says_what_it_found() -> None:
     assert (fake.way, fake.maps, fake.why) == ("direct", True, "")
     assert fake.gb_s > 0
     assert (refused.way, refused.maps) == ("pageable", False)
+    assert refused.gb_s > 0
     assert "limit" in refused.why
 
 
@@ -119,6 +121,18 @@ def test_probe_does_not_trust_a_direct_read_of_other_bytes(silent: bool) -> None
     assert link.dma is None
     assert (link.way, link.facts.maps) == ("pageable", True)
     assert "other bytes" in link.facts.why
+
+
+def test_transfer_that_fails_in_the_probe_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no premapped memory")
+
+    links._rate_by_jax.cache_clear()
+    monkeypatch.setattr(links, "begin_transfers", fail)
+    facts = FakeMachine().link().reading("pinned_host").facts
+    assert (facts.way, facts.gb_s) == ("pinned_host", 0.0)
+    assert "pinned_host" in facts.why
+    assert "no premapped memory" in facts.why
 
 
 def test_probe_names_the_device_that_it_cannot_read() -> None:

@@ -109,8 +109,10 @@ def check_link() -> Finding:
     facts = find_link().facts
     measured = {"gb_per_s": round(facts.gb_s, 1)}
     text = f"{facts.device} ({facts.platform}): arrays leave by the way {facts.way!r}"
-    text += f", {facts.gb_s:.1f} GB/s; host memory is mapped" if facts.maps else ", not mapped"
-    if facts.why and facts.platform != "cpu":
+    if facts.gb_s:
+        text += f", {facts.gb_s:.1f} GB/s"
+    text += f"; host memory is {'' if facts.maps else 'not '}mapped"
+    if facts.why and facts.way != "views":
         mend = "Raise the limit of locked memory (`ulimit -l`), and see docs/operations.md."
         return Finding("link", "warning", f"{text}: {facts.why}", mend, measured)
     return Finding("link", "ok", text, measured=measured)
