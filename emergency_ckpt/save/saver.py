@@ -151,7 +151,10 @@ class Saver:
     ) -> bool:
         """As ``EmergencyCheckpointer.save``."""
         with self._entry:
-            return self._save(step, state, host_state, force=force, metrics=metrics, orbax=orbax)
+            begun = self._save(step, state, host_state, force=force, metrics=metrics, orbax=orbax)
+            if not self._is_storage_prepared:
+                self._prepare_storage()
+            return begun
 
     def _save(
         self,
@@ -225,16 +228,19 @@ class Saver:
                     schedule.worker.submit_next(partial(parts.persistent.roll_back, save))
         parts.timelines.begin_unrestored(save)
 
-    def _prepare_storage(self, due: Mapping[TierName, int | None]) -> None:
-        """Prepare this process's first save to storage with a save to RAM, where it writes there.
+    def _prepare_storage(self) -> None:
+        """Prepare this process's first save to storage in the background, where it writes there.
 
-        Not before the first step, which a restart would reach later, nor at a step without a save.
+        Not before the loop asks about a step: a restart would reach its first step later, data
+        workers are forked until then, and a short program would wait for the end of the imports.
         """
         persistent, placement = self._parts.persistent, self.work.placement
-        if persistent is None or placement is None:
-            return  # no state has come yet that says who writes
+        me = self._parts.process[0]
+        if persistent is None or (placement is None and me != 0):
+            return  # no state has come yet that says who writes, besides process 0
         self._is_storage_prepared = True
-        if PERSISTENT not in due and self._parts.process[0] in placement.writers:
+        writes = placement is None or me in placement.writers
+        if writes and PERSISTENT not in self._begun:
             persistent.prepare()
 
     def _begin_all(self, due: Mapping[TierName, int | None], request: SaveRequest) -> bool:
@@ -248,8 +254,6 @@ class Saver:
             request.release()
             for each in begun:
                 self._wait_captured(each, request, begun)
-        if not self._is_storage_prepared:
-            self._prepare_storage(due)
         return bool(begun)
 
     def _begin(
@@ -434,6 +438,8 @@ class Saver:
 
     def should_save(self, step: int) -> bool:
         """As ``EmergencyCheckpointer.should_save``."""
+        if not self._is_storage_prepared:
+            self._prepare_storage()
         reached = self._parts.watch.reached(step)
         return self._due.inspect(step, preempted=reached) or self._parts.watch.sync_step == step
 

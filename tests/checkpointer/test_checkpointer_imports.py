@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 from programs import printed
 
 import emergency_ckpt
@@ -46,6 +47,43 @@ def test_checkpointer_restart_from_ram_imports_no_orbax(ramdisk: Path, tmp_path:
 def test_first_save_to_storage_finds_its_code_loaded(ramdisk: Path, tmp_path: Path) -> None:
     told = printed("-c", PROGRAM + PREPARED, ramdisk, tmp_path)
     assert told.splitlines() == ["None 0.0 False", "True [1]"]
+
+
+STORAGE_ALONE = """
+import sys, threading
+from importlib.machinery import PathFinder
+import jax
+jax.config.update("jax_platforms", "cpu")
+import jax.numpy as jnp
+from emergency_ckpt import EmergencyCheckpointer
+
+WRITER = "emergency_ckpt.storage.step_writer"
+loaded, loaders = threading.Event(), []
+
+class Noted(PathFinder):
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == WRITER:
+            loaders.append(threading.current_thread())
+            loaded.set()
+        return None
+
+sys.meta_path.insert(0, Noted)
+with EmergencyCheckpointer(dir=sys.argv[1], local_save_every=0, save_every=10) as ckpt:
+    state = {"w": jnp.zeros(8)}
+    if sys.argv[2] == "restores":
+        ckpt.restore(state=state)
+    print(WRITER in sys.modules, len(loaders))
+    print(ckpt.save(step=1, state=state), loaded.wait(20))
+    print([thread is threading.main_thread() for thread in loaders], ckpt.all_steps())
+"""
+
+
+@pytest.mark.parametrize("way", ["restores", "begins"])
+def test_code_that_writes_storage_is_loaded_after_the_first_step(tmp_path: Path, way: str) -> None:
+    """A job without saves to RAM: in the background, well before its first save."""
+    told = printed("-c", STORAGE_ALONE, tmp_path, way)
+    assert told.splitlines() == ["False 0", "False True", "[False] []"]
 
 
 def test_library_saves_and_restores_without_the_tools(ramdisk: Path, tmp_path: Path) -> None:
