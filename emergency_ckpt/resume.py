@@ -119,7 +119,7 @@ class Resume:
         lack = "" if restored is None else restored.lack
         try:
             self._parts.saver.work.use_placement(
-                placement, host_state_bytes, in_background=restored is not None
+                placement, host_state_bytes, reserve="now" if restored is None else "soon"
             )
         except RamdiskFull as error:
             if restored is None:

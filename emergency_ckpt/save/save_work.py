@@ -7,7 +7,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -154,6 +154,10 @@ def _unshared(leaf: Any) -> Any:
 Work = Callable[[], None]
 
 
+def _nothing() -> None:
+    pass
+
+
 class TierWork(NamedTuple):
     """A save of one tier, as the training thread hands it to the background.
 
@@ -186,6 +190,12 @@ class _SnapshotPlan:
         self._parts = parts
         self._copies = copies
         self.local = self._recipe(placement.stored)
+        self.reserve_rest: Work = _nothing
+
+    def take_reserve_rest(self) -> Work:
+        """Return what reserves the slots but that of the save to RAM that takes it: once."""
+        reserve_rest, self.reserve_rest = self.reserve_rest, _nothing
+        return reserve_rest
 
     @functools.cached_property
     def held(self) -> SnapshotRecipe:
@@ -283,7 +293,9 @@ class SaveWork:
             buddies=placement.buddies,
             orbax=request.orbax,
         )
-        work = chain(partial(self._parts.local.run, job), plan.local.prepare)
+        work = chain(
+            partial(self._parts.local.run, job), plan.take_reserve_rest(), plan.local.prepare
+        )
         return TierWork(snapshot, None, work, capture)
 
     def _persistent(
@@ -339,7 +351,8 @@ class SaveWork:
             flat = plan.structure.leaves_of(state)
         if plan is None or flat is None:
             placement = self.place(describe(state, "save"))
-            plan = self.use_placement(placement, host_states.size_of(request.capture()))
+            host_state_bytes = host_states.size_of(request.capture())
+            plan = self.use_placement(placement, host_state_bytes, reserve="by the save")
             flat = jax.tree_util.tree_leaves(state)
         return plan, flat
 
@@ -356,11 +369,18 @@ class SaveWork:
         return placement
 
     def use_placement(
-        self, placement: ProcessPlacement, host_state_bytes: int, *, in_background: bool = False
+        self,
+        placement: ProcessPlacement,
+        host_state_bytes: int,
+        *,
+        reserve: Literal["now", "soon", "by the save"],
     ) -> _SnapshotPlan:
         """Save states of this structure, by the plan returned, and reserve their slots.
 
         RamdiskFull when there is no room.
+
+        ``reserve``: "soon": in the background. "by the save": the save to RAM that takes this plan
+        first reserves its own slot, and then the others in the background.
 
         Room for host states is part of it: this process's, and as many of others as have a copy.
         """
@@ -384,13 +404,17 @@ class SaveWork:
         places = [(placed.offset, placed.nbytes) for placed in placement.layout.shards]
         pins = self._pins_slots(placement)
         tier.plan_saves(documents, writes_storage=pins, places=places)
-        if in_background:  # training waits for nothing that the first save does not need yet
-            tier.check_reservable(size_bytes)
-            tier.prefault_in_background(size_bytes)
-            self._schedules[LOCAL].worker.submit_next(plan.local.prepare)
-        else:
+        if reserve == "now":
             tier.reserve(size_bytes)
             tier.prefault_in_background()
+            return plan
+        # Training waits for nothing that the first save does not need yet.
+        tier.check_reservable(size_bytes)
+        if reserve == "by the save":
+            plan.reserve_rest = partial(tier.prefault_in_background, size_bytes)
+        else:
+            tier.prefault_in_background(size_bytes)
+            self._schedules[LOCAL].worker.submit_next(plan.local.prepare)
         return plan
 
     def _start_facts(self, placement: ProcessPlacement) -> dict[str, int | str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from fake_link import FakeMachine
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.ram.process_directory import ProcessDirectory
 
 LONG_S = 60.0
 
@@ -90,3 +92,26 @@ def test_refused_mapping_costs_no_save(ramdisk: Path) -> None:
         assert found == 1
         assert (np.asarray(restored["w"]) == 1).all()
     assert not machine.copied
+
+
+def test_first_save_without_restore_reserves_its_own_slot_alone(
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training thread reserves none, and the other slots come after that save."""
+    makers: list[str] = []
+    make_slot = ProcessDirectory.make_slot
+
+    def noted(self: ProcessDirectory, size_bytes: int) -> Any:
+        makers.append(threading.current_thread().name)
+        return make_slot(self, size_bytes)
+
+    monkeypatch.setattr(ProcessDirectory, "make_slot", noted)
+    with open_on(FakeMachine(), ramdisk) as checkpointer:
+        checkpointer.save(step=1, state=state_at(1))
+        checkpointer.wait_until_finished()
+        deadline_s = time.monotonic() + LONG_S
+        while len(makers) < 2:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        assert makers == ["eckpt-local-saves", "eckpt-prefault"]
+        assert checkpointer.all_steps() == [1]
