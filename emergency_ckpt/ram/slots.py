@@ -32,7 +32,7 @@ from emergency_ckpt.ram.process_files import (
     manifest_name,
     why_too_short,
 )
-from emergency_ckpt.state.mapped import PIECE_BYTES, MappedMemory, Mapper, cut_into_pieces
+from emergency_ckpt.state.mapped import MappedMemory, Mapper, cut_into_pieces
 from emergency_ckpt.state.pins import Pins
 
 _UNMAP_TIMEOUT_S = 30.0
@@ -140,17 +140,14 @@ class Slot:
     def pieces(self, places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return (offset, nbytes) of the parts that are mapped for DMA one after the other.
 
-        Each has at most ``PIECE_BYTES``, or one larger shard. ``places``: (offset, nbytes) of what
-        a save puts here, where nothing is published. What the first call returns stays.
+        ``places``: (offset, nbytes) of what a save puts here, where nothing is published. What the
+        first call returns stays.
         """
         if self._pieces is None:
             published = self.published
             if published is not None:
                 places = [(entry.offset, entry.nbytes) for entry in published.contents.shards]
-            places = list(places)
-            largest = max((nbytes for _, nbytes in places), default=0)
-            most = max(PIECE_BYTES, whole_pages(largest) + mmap.PAGESIZE)
-            self._pieces = cut_into_pieces(self.size_bytes, places, most)
+            self._pieces = cut_into_pieces(self.size_bytes, places)
         return self._pieces
 
     def _unmap(self) -> None:

@@ -23,6 +23,7 @@ import os
 import threading
 import time
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Generator, Iterable
 from typing import Protocol
 
@@ -53,15 +54,18 @@ def cut_into_pieces(
 ) -> list[tuple[int, int]]:
     """Return (offset, nbytes) of the ranges to map: whole pages that follow each other.
 
-    Each has at most ``piece_bytes``, or one page. ``shards``: (offset, nbytes) of what the memory
-    will hold. JAX takes an array from mapped memory without a copy only where one range has all of
-    it, so a range ends where it cuts the smallest shard, and cuts none where it can be done.
+    ``shards``: (offset, nbytes) of what the memory will hold. JAX takes an array from mapped memory
+    without a copy only where one range has all of it. So a range ends between shards, and a shard
+    that is larger than ``piece_bytes`` is a range of its own; no other range is larger. Where
+    shards share their pages for longer than that, a range ends where it cuts the smallest of them.
     """
     page = mmap.PAGESIZE
     end = -(-nbytes // page) * page
     most = max(piece_bytes // page * page, page)
-    places = sorted(shards)
+    places = sorted(place for place in shards if place[1])
     starts = [offset for offset, _ in places]
+    spans = [(offset // page * page, -(-(offset + n) // page) * page) for offset, n in places]
+    large = deque(span for span in spans if span[1] - span[0] > most)
 
     def cut_bytes(at: int) -> int:
         """Return the bytes of the shard that a range which ends at ``at`` would cut."""
@@ -69,17 +73,26 @@ def cut_into_pieces(
         offset, size = places[index] if index >= 0 else (at, 0)
         return size if offset < at < offset + size else 0
 
+    def best_end(begin: int, stop: int) -> int:
+        """Return the last page up to ``stop`` that cuts no shard, else that cuts the smallest."""
+        first, last = bisect_right(starts, begin), bisect_right(starts, stop)
+        near = spans[max(first - 1, 0) : last]
+        ends = {stop, *(at for span in near for at in span if begin < at <= stop)}
+        half = begin + most // 2  # ranges that cut a shard are not small, so there are few
+        costs = {at: cut_bytes(at) for at in ends}
+        return min(ends, key=lambda at: (costs[at] > 0 and at < half, costs[at], -at))
+
     pieces: list[tuple[int, int]] = []
     begin = 0
     while begin < end:
-        stop = min(begin + most, end)
-        if stop < end:
-            least = begin + max(most // 2, page)
-            first, last = bisect_right(starts, least - page), bisect_right(starts, stop)
-            near = {starts[i] // page * page for i in range(first, last)}
-            near |= {-(-sum(places[i]) // page) * page for i in range(max(first - 1, 0), last)}
-            ends = {stop, *(at for at in near if least <= at <= stop)}
-            stop = min(ends, key=lambda at: (cut_bytes(at), -at))
+        while large and large[0][0] < begin:
+            large.popleft()  # it shares its first page with a large shard before it
+        if large and large[0][0] == begin:
+            stop = min(large.popleft()[1], end)
+        else:
+            stop = large[0][0] if large else end
+            if stop > begin + most:
+                stop = best_end(begin, begin + most)
         pieces.append((begin, stop - begin))
         begin = stop
     return pieces

@@ -22,12 +22,53 @@ def memory_of(machine: FakeMachine, pages: int) -> MappedMemory:
     return MappedMemory(machine, ADDRESS, pages * PAGE)
 
 
+def assert_cover(pieces: list[tuple[int, int]], nbytes: int) -> None:
+    at = 0
+    for offset, size in pieces:
+        assert offset == at
+        assert size > 0
+        assert size % PAGE == 0
+        at += size
+    assert at == -(-nbytes // PAGE) * PAGE
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9 * PAGE), max_size=30),
+    gaps=st.lists(st.integers(0, 2), min_size=30, max_size=30),
+    tail=st.integers(0, 3 * PAGE),
+    pages=st.integers(1, 5),
+)
+def test_pieces_cut_no_leaf_that_has_pages_of_its_own(
+    sizes: list[int], gaps: list[int], tail: int, pages: int
+) -> None:
+    shards: list[tuple[int, int]] = []
+    end = 0
+    for size, gap in zip(sizes, gaps, strict=False):
+        offset = (-(-end // PAGE) + gap) * PAGE
+        shards.append((offset, size))
+        end = offset + size
+    pieces = cut_into_pieces(end + tail, shards, pages * PAGE)
+    assert_cover(pieces, end + tail)
+    inside = [
+        [
+            (offset, size)
+            for offset, size in shards
+            if size and begin <= offset and offset + size <= begin + nbytes
+        ]
+        for begin, nbytes in pieces
+    ]
+    assert sum(map(len, inside)) == sum(size > 0 for _, size in shards), "a leaf is cut"
+    for (begin, nbytes), whole in zip(pieces, inside, strict=True):
+        alone = [(begin, nbytes)] == [(offset, -(-size // PAGE) * PAGE) for offset, size in whole]
+        assert nbytes <= pages * PAGE or alone
+
+
 @given(
     sizes=st.lists(st.integers(0, 5 * PAGE), max_size=30),
     tail=st.integers(0, 3 * PAGE),
     pages=st.integers(1, 4),
 )
-def test_pieces_are_whole_pages_that_cover_all_and_are_no_larger(
+def test_pieces_of_leaves_that_share_pages_are_bounded(
     sizes: list[int], tail: int, pages: int
 ) -> None:
     shards: list[tuple[int, int]] = []
@@ -37,13 +78,17 @@ def test_pieces_are_whole_pages_that_cover_all_and_are_no_larger(
         shards.append((offset, size))
         end = offset + size
     pieces = cut_into_pieces(end + tail, shards, pages * PAGE)
-    at = 0
-    for offset, nbytes in pieces:
-        assert offset == at
-        assert 0 < nbytes <= pages * PAGE
-        assert nbytes % PAGE == 0
-        at += nbytes
-    assert at == -(-(end + tail) // PAGE) * PAGE
+    assert_cover(pieces, end + tail)
+    largest = max(sizes, default=0)
+    for _, nbytes in pieces:
+        assert nbytes <= max(pages * PAGE, largest + 2 * PAGE)
+
+
+def test_piece_of_a_large_leaf_enlarges_no_other() -> None:
+    leaf, large = 64 << 20, 8 << 30
+    shards = [(0, large), *((large + i * leaf, leaf) for i in range(256))]
+    pieces = cut_into_pieces(large + 256 * leaf, shards)
+    assert pieces == [(0, large), *((large + i * 4 * leaf, 4 * leaf) for i in range(64))]
 
 
 def test_pieces_end_where_shards_do_or_where_the_smallest_is_cut() -> None:
