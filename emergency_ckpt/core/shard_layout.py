@@ -37,6 +37,11 @@ class Layout(msgspec.Struct, frozen=True):
     shards: tuple[PlacedShard, ...]
     size_bytes: int
 
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Return (offset, nbytes) of each shard."""
+        return tuple((placed.offset, placed.nbytes) for placed in self.shards)
+
 
 def shard_nbytes(spec: LeafSpec, box: Box) -> int:
     """Return the bytes of the part ``box`` of ``spec`` as stored. KeyError for an unknown dtype."""

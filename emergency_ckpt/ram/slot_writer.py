@@ -113,12 +113,12 @@ class SlotWriter:
         return self._slot.mapped
 
     def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return a read-only uint8 array [nbytes] without a copy, 64-byte aligned with ``offset``.
+        """Return a read-only uint8 array [nbytes] without a copy; see ``Slot.view``.
 
         It shows what is in the slot, also of a later save: use it before the caller, who alone has
         the slot, lets another begin.
         """
-        return self._slot.mapping.view(offset, nbytes, self._slot)
+        return self._slot.view(offset, nbytes)
 
     def pin(self) -> Pin:
         """Pin the slot while it is being written, to read what ``copy`` has copied.

@@ -25,6 +25,7 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.ram.host_memory import new_pages_fit
 from emergency_ckpt.ram.locks import Claim
+from emergency_ckpt.ram.prefault import SlotMemory
 from emergency_ckpt.ram.process_files import (
     ProcessFiles,
     Published,
@@ -32,9 +33,11 @@ from emergency_ckpt.ram.process_files import (
     manifest_name,
     why_too_short,
 )
-from emergency_ckpt.state.mapped import MappedMemory, Mapper, cut_into_pieces
+from emergency_ckpt.state.mapped import MappedMemory, Mapper
 from emergency_ckpt.state.pins import Pins
 
+_MAP_TIMEOUT_S = 30.0
+"""Within which a mapper maps one piece, or does not work."""
 _UNMAP_TIMEOUT_S = 30.0
 _kept: list[npt.NDArray[np.uint8]] = []
 """Memory that a device did not let go of."""
@@ -71,7 +74,6 @@ class Slot:
         self.mapping = mapping
         self._mapper = mapper
         self.mapped = _unmapped(mapper, mapping)
-        self._pieces: list[tuple[int, int]] | None = None
         self.published: Published | None = None
         self.writing = False
         self.readers = 0
@@ -135,20 +137,25 @@ class Slot:
         finally:
             os.close(fd)
         self._unmap()
-        self.mapping, self.mapped, self._pieces = mapping, _unmapped(self._mapper, mapping), None
+        self.mapping, self.mapped = mapping, _unmapped(self._mapper, mapping)
 
-    def pieces(self, places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return (offset, nbytes) of the parts that are mapped for DMA one after the other.
+    def wanted(self, places: Iterable[tuple[int, int]]) -> SlotMemory:
+        """Note that the memory is about to be mapped for DMA, and return it for the ``Prefaulter``.
 
-        ``places``: (offset, nbytes) of what a save puts here, where nothing is published. What the
-        first call returns stays.
+        ``places``: (offset, nbytes) of what a save puts here, where nothing is published.
         """
-        if self._pieces is None:
-            published = self.published
-            if published is not None:
-                places = [(entry.offset, entry.nbytes) for entry in published.contents.shards]
-            self._pieces = cut_into_pieces(self.size_bytes, places)
-        return self._pieces
+        if self.published is not None:
+            places = [(entry.offset, entry.nbytes) for entry in self.published.contents.shards]
+        self.mapped.want(places)
+        return SlotMemory(self.mapping, self.mapped, self.written)
+
+    def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return a read-only uint8 array [nbytes] without a copy, 64-byte aligned with ``offset``.
+
+        Waits for memory that is about to be mapped for DMA.
+        """
+        self.mapped.wait(offset, nbytes, _MAP_TIMEOUT_S)
+        return self.mapping.view(offset, nbytes, self)
 
     def _unmap(self) -> None:
         """Unmap the memory from DMA, once no device uses it. Blocks.

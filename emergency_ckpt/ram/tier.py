@@ -32,7 +32,6 @@ from emergency_ckpt.core.timeline import Timeline, number_of
 from emergency_ckpt.errors import (
     CheckpointError,
     LocalTierError,
-    MappingRefused,
     NotHeld,
     RamdiskFull,
     SlotBusy,
@@ -41,7 +40,7 @@ from emergency_ckpt.errors import (
 from emergency_ckpt.ram import locks as claims
 from emergency_ckpt.ram.old_lives import claim_or_wait
 from emergency_ckpt.ram.other_runs import OtherRuns
-from emergency_ckpt.ram.prefault import Prefaulter
+from emergency_ckpt.ram.prefault import Prefaulter, SlotMemory
 from emergency_ckpt.ram.process_directory import ProcessDirectory, QuarantineRecord
 from emergency_ckpt.ram.process_files import Published, file_name, newest_chain
 from emergency_ckpt.ram.slot_choice import (
@@ -87,8 +86,6 @@ class LocalTier:
         other_runs: OtherRuns | None = None,
         on_refused: Callable[[str], None] = logging.warning,
     ) -> None:
-        self._on_refused = on_refused
-        self._maps = True
         self._places: tuple[tuple[int, int], ...] = ()
         self._slots_needed = self._slots_at_rest = slots
         self._own = own
@@ -109,7 +106,7 @@ class LocalTier:
         self._saving = threading.Lock()
         self._closing = threading.Event()
         self._prefaulter = Prefaulter(
-            str(self.path), self.reserve, self._mappings, self._map_for_dma, copy_threads
+            str(self.path), self.reserve, self._memories, on_refused, copy_threads
         )
 
     @classmethod
@@ -295,7 +292,7 @@ class LocalTier:
         return target, missing_of(self._slots_needed, 0), kept, too_large
 
     def prefault_in_background(self, reserve_bytes: int | None = None) -> None:
-        """Touch the pages of all slots in a background thread, then map the slots for DMA.
+        """Touch the pages of all slots in a background thread, and map the slots for DMA.
 
         With ``reserve_bytes``, ``reserve`` runs first, after a successful ``check_reservable``;
         saves wait for it. A request during another one is done next. Changes no byte. A failure is
@@ -304,22 +301,32 @@ class LocalTier:
         self._prefaulter.ask(reserve_bytes)
 
     def map_newest_in_background(self) -> None:
-        """Map the newest step, or without one the free slot, in a background thread.
+        """Map the slot of the newest step, or without one the free slot, in a background thread.
 
         For a restore, which reads the one or receives into the other. Else as
         ``prefault_in_background``.
         """
         self._prefaulter.ask(None, newest_only=True)
 
-    def begin_write(self, save: SaveId, nbytes: int, *, restores: bool = False) -> SlotWriter:
+    def begin_write(
+        self,
+        save: SaveId,
+        nbytes: int,
+        *,
+        places: Iterable[tuple[int, int]] | None = None,
+        restores: bool = False,
+    ) -> SlotWriter:
         """Return the writer of a slot of at least ``nbytes`` for ``save``; see ``choose_slot``.
 
         Removes the slot's old manifest, so the old save no longer counts. A slot that must be made
-        or grown is reserved first, which takes a third of a second per GiB or more. With
-        ``restores`` a slot beyond those of saves may be made when all hold protected saves, and
-        slots without a protected save are removed if the new slot needs their room. SlotBusy when
-        no slot is available; RamdiskFull when one must be made or grown without room (then
-        protected saves stay).
+        or grown is reserved first, which takes a third of a second per GiB or more. A slot that is
+        not mapped for DMA is mapped from now on, in the background. With ``restores`` a slot beyond
+        those of saves may be made when all hold protected saves, and slots without a protected save
+        are removed if the new slot needs their room. SlotBusy when no slot is available;
+        RamdiskFull when one must be made or grown without room (then protected saves stay).
+
+        Args:
+          places: (offset, nbytes) of what is written; None: as given to ``plan_saves``.
         """
         self._check_open("write to")
         if save.run_id != self._run_dir.name:
@@ -354,6 +361,8 @@ class LocalTier:
                 except OSError as error:
                     raise files.local_error("invalidate", str(self.path), error) from error
                 slot.writing = True
+                memory = slot.wanted(self._places if places is None else places)
+            self._prefaulter.ask_first([memory])
             return SlotWriter(slot, save, self._writer, self._threads, self._lock, self._own)
 
     def may_stay_pinned(self) -> bool:
@@ -617,14 +626,17 @@ class LocalTier:
         """Give a function that returns the bytes of a shard here, without a copy.
 
         They are a read-only uint8 array [nbytes], 64-byte aligned, of a copy that is not known to
-        be damaged; the function raises NotHeld without one. No slot with the digest is written
-        while inside. NotHeld when the digest is gone. Thread-safe.
+        be damaged; the function raises NotHeld without one. Where slots are mapped for DMA, these
+        are mapped before others, and the function waits until the shard's part is. No slot with
+        the digest is written while inside. NotHeld when the digest is gone. Thread-safe.
         """
         with self._lock:
             self._held_slot(digest)
             slots = [slot for slot, _ in self._found(digest)]
             for slot in slots:
                 slot.readers += 1
+            memories = [slot.wanted(self._places) for slot in slots]
+        self._prefaulter.ask_first(memories)
 
         def view(shard: int) -> npt.NDArray[np.uint8]:
             with self._lock:
@@ -632,7 +644,7 @@ class LocalTier:
                 entry = _entry(published.contents, digest, shard)
                 if shard in slot.bad_shards:
                     raise NotHeld("read", f"shard {shard} of {digest[:12]}", "it is quarantined")
-                return slot.mapping.view(entry.offset, entry.nbytes, slot)
+            return slot.view(entry.offset, entry.nbytes)
 
         try:
             with contextlib.ExitStack() as transfers:
@@ -932,10 +944,14 @@ class LocalTier:
             for slot in self._own.slots
         ]
 
-    def _mappings(self, newest_only: bool) -> list[tuple[Mapping, bool]]:
-        """The memory of own slots, and whether its pages were written before they were opened."""
+    def _memories(self, newest_only: bool) -> list[SlotMemory]:
+        """The memory of own slots, that of the newest step first: a restore reads it."""
         with self._lock:
-            slots = list(self._own.slots)
+            slots = sorted(
+                self._own.slots,
+                key=lambda slot: slot.published.save.step if slot.published else -1,
+                reverse=True,
+            )
             if newest_only and slots:
                 saves = {
                     slot.published.save: slot
@@ -943,26 +959,7 @@ class LocalTier:
                     if slot.published is not None and not self._own.excludes(slot.published.save)
                 }
                 slots = [saves[max(saves)] if saves else max(slots, key=lambda s: s.size_bytes)]
-            return [(slot.mapping, slot.written) for slot in slots]
-
-    def _map_for_dma(self) -> None:
-        """Map own slots for the devices, the newest step first: a restore reads it."""
-        with self._lock:
-            slots, places = list(self._own.slots), self._places
-        slots.sort(key=lambda slot: slot.published.save.step if slot.published else -1)
-        for slot in reversed(slots):
-            with self._lock:
-                mapped, pieces = slot.mapped, slot.pieces(places)
-            for offset, nbytes in pieces:
-                if not self._maps or self._closing.is_set():
-                    return
-                if not threading.main_thread().is_alive():
-                    return
-                try:
-                    mapped.map(offset, nbytes)
-                except MappingRefused as error:
-                    self._maps = False
-                    self._on_refused(str(error))
+            return [slot.wanted(self._places) for slot in slots]
 
     def _directories(self) -> list[ProcessDirectory]:
         return [self._own, *self._orphans]

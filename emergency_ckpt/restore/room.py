@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from absl import logging
 
+from emergency_ckpt.core.shard_layout import Layout
 from emergency_ckpt.errors import LocalTierError, RamdiskFull, SlotBusy
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
 from emergency_ckpt.types import SaveId
@@ -46,14 +47,18 @@ class RestoreRoom:
     def begin_write(
         self,
         save: SaveId,
-        size_bytes: int,
+        layout: Layout,
         *,
         expendable: Collection[SaveId],
         sources: Collection[SaveId] = (),
     ) -> SlotWriter | None:
-        """Return the writer of a slot for ``save``; None where there is no room."""
-        begin = self._tier.begin_write
-        return self._find(expendable, sources, lambda: begin(save, size_bytes, restores=True))
+        """Return the writer of a slot for ``layout``; None where there is no room."""
+
+        def begin() -> SlotWriter:
+            size_bytes, places = layout.size_bytes, layout.places
+            return self._tier.begin_write(save, size_bytes, places=places, restores=True)
+
+        return self._find(expendable, sources, begin)
 
     def publish_host_state(
         self,

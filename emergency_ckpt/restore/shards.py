@@ -344,7 +344,7 @@ class ShardCollection:
         sizes = {placed.shard: placed.nbytes for placed in layout.shards}
         writer = self._room.begin_write(
             self._save,
-            layout.size_bytes,
+            layout,
             expendable=self._expendable,
             sources=[self._save],
         )

@@ -290,7 +290,7 @@ class StorageLoad:
         layout = lay_out(self._leaves, list(self._sizes.items()))
         offsets = {placed.shard: placed.offset for placed in layout.shards}
         # What is here of the save is not complete, and is read once more.
-        writer = self._room.begin_write(plan.save, layout.size_bytes, expendable=self._expendable)
+        writer = self._room.begin_write(plan.save, layout, expendable=self._expendable)
         if writer is None:
             raise self._no_room()
         with writer:

@@ -401,9 +401,8 @@ class SaveWork:
             return plan
         tier, size_bytes = self._parts.tier, placement.layout.size_bytes
         documents = host_state_bytes * (1 + len(placement.buddies))
-        places = [(placed.offset, placed.nbytes) for placed in placement.layout.shards]
         pins = self._pins_slots(placement)
-        tier.plan_saves(documents, writes_storage=pins, places=places)
+        tier.plan_saves(documents, writes_storage=pins, places=placement.layout.places)
         if reserve == "now":
             tier.reserve(size_bytes)
             tier.prefault_in_background()

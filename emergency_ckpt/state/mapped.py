@@ -6,9 +6,11 @@ The owner of a slot (or of any other memory):
 
 1. ``MappedMemory(link.mapper, address, nbytes)``: nothing is mapped yet. ``mapper`` None: this link
    maps nothing, and all below does nothing.
-2. ``map`` for each range of ``cut_into_pieces``, in a background thread. ``MappingRefused`` says
-   what to raise; what is mapped by then stays, and the rest of the memory works by the fallback.
-3. Readers and writers hold ``transfer`` while a device may touch the memory.
+2. ``want`` notes that all of it is about to be mapped. Then ``map`` for each range of ``missing``,
+   in a background thread. ``MappingRefused`` says what to raise; what is mapped by then stays, and
+   the rest of the memory works by the fallback. ``give_up`` notes that no more is mapped.
+3. Readers and writers hold ``transfer`` while a device may touch the memory. A restore calls
+   ``wait`` before it sends: unmapped memory moves at a twentieth of the link's rate.
 4. ``unmap`` before the file shrinks, goes or is handed on. It waits for the transfers that run and
    refuses new ones, so memory is never unmapped under a transfer.
 
@@ -112,6 +114,8 @@ class MappedMemory:
         self._process = os.getpid()
         self._changed = threading.Condition()
         self._pieces: list[tuple[int, int]] = []  # (offset, end), in order
+        self._plan: list[tuple[int, int]] | None = None  # (offset, nbytes), in order
+        self._missing: list[tuple[int, int]] = []
         self._transfers = 0
         self._is_ending = False
 
@@ -120,6 +124,45 @@ class MappedMemory:
         """Return the number of bytes that are mapped."""
         with self._changed:
             return sum(end - offset for offset, end in self._pieces)
+
+    @property
+    def missing(self) -> list[tuple[int, int]]:
+        """Return (offset, nbytes) of the ranges that are about to be mapped."""
+        with self._changed:
+            return list(self._missing)
+
+    def want(self, shards: Iterable[tuple[int, int]] = (), piece_bytes: int = PIECE_BYTES) -> None:
+        """Note that all of it is about to be mapped: ``missing`` names what is not, ``wait`` waits.
+
+        ``shards``, ``piece_bytes``: as in ``cut_into_pieces``; those of the first call count.
+        """
+        with self._changed:
+            if self._mapper is None or self._is_ending or self._is_foreign:
+                return
+            if self._plan is None:
+                self._plan = cut_into_pieces(self.nbytes, shards, piece_bytes)
+            mapped = {(offset, end - offset) for offset, end in self._pieces}
+            self._missing = [piece for piece in self._plan if piece not in mapped]
+
+    def give_up(self) -> None:
+        """Note that no more of it is mapped: nobody waits for that any longer."""
+        with self._changed:
+            self._missing.clear()
+            self._changed.notify_all()
+
+    def wait(self, offset: int, nbytes: int, timeout_s: float) -> None:
+        """Wait until nothing of this range is missing, and no longer than ``timeout_s`` seconds.
+
+        If that was too short, the mapper does not work, and later calls do not wait either.
+        """
+
+        def is_settled() -> bool:
+            stop = offset + nbytes
+            return not any(at < stop and offset < at + size for at, size in self._missing)
+
+        with self._changed:
+            if not self._is_foreign and not self._changed.wait_for(is_settled, timeout_s):
+                self.give_up()
 
     def map(self, offset: int, nbytes: int) -> None:
         """Map this range, once; nothing happens where it is mapped, or after ``unmap`` began.
@@ -141,6 +184,7 @@ class MappedMemory:
             self._mapper.map(self.address + offset, nbytes)
             with self._changed:
                 self._pieces = sorted([*self._pieces, (offset, offset + nbytes)])
+                self._missing = [piece for piece in self._missing if piece != (offset, nbytes)]
         finally:
             self._end_transfer()
 
@@ -185,6 +229,7 @@ class MappedMemory:
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             self._is_ending = True
+            self.give_up()
             if not self._changed.wait_for(
                 lambda: self._transfers == 0, max(0.0, deadline_s - time.monotonic())
             ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fake_link import FakeMachine
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.ram.process_directory import ProcessDirectory
+from emergency_ckpt.state.link import Link
 
 LONG_S = 60.0
 
@@ -55,6 +57,40 @@ def test_saves_go_straight_into_the_mapped_slot(ramdisk: Path) -> None:
         assert checkpointer.last_restore.link.way == "direct"
         assert (np.asarray(restored["w"]) == 4).all()
     assert not machine.mapped
+
+
+def test_restore_into_a_new_process_sends_from_mapped_memory(ramdisk: Path) -> None:
+    with open_on(FakeMachine(), ramdisk) as checkpointer:
+        checkpointer.restore(state=state_at(0))
+        checkpointer.save(step=1, state=state_at(1))
+        checkpointer.wait_until_finished()
+    machine = FakeMachine()
+    link = machine.link()
+    sent: list[bool] = []
+
+    class Watched(Link):
+        def write(
+            self, views: Sequence[np.ndarray], targets: Sequence[jax.sharding.Sharding | None]
+        ) -> list[jax.Array]:
+            sent.extend(machine.has_mapped(view) for view in views)
+            machine.map_gate.set()  # a restore that has not waited ends too
+            return super().write(views, targets)
+
+    kind = type(
+        "EmergencyCheckpointer",
+        (EmergencyCheckpointer,),
+        {"_link": Watched(link.facts, machine, link.dma)},
+    )
+    machine.map_gate.clear()
+    slow = threading.Timer(1.0, machine.map_gate.set)
+    with kind(local_dir=str(ramdisk), run_id="run", local_save_every=1) as checkpointer:
+        slow.start()
+        found, restored = checkpointer.restore(state=state_at(0))
+        assert found == 1
+        assert (np.asarray(restored["w"]) == 1).all()
+    slow.join()
+    assert sent
+    assert all(sent)
 
 
 def test_lost_device_leaves_the_last_complete_step(ramdisk: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -25,16 +27,29 @@ from emergency_ckpt.types import Writer
 SIZE_BYTES = 1 << 20
 
 
+LONG_S = 60.0
+
+
 @pytest.fixture
-def machine() -> FakeMachine:
-    return FakeMachine()
+def machine() -> Iterator[FakeMachine]:
+    machine = FakeMachine()
+    yield machine
+    machine.map_gate.set()
 
 
-def open_mapped(ramdisk: Path, machine: FakeMachine, refused: list[str] | None = None) -> LocalTier:
+def open_mapped(
+    ramdisk: Path, machine: FakeMachine, refused: list[str] | None = None, slots: int = 2
+) -> LocalTier:
     told = [] if refused is None else refused
     writer = Writer(process_index=0, process_count=1, slice_index=0, hostname="h")
     return LocalTier.open(
-        ramdisk, RUN_ID, writer, copy_threads=1, mapper=machine, on_refused=told.append
+        ramdisk,
+        RUN_ID,
+        writer,
+        copy_threads=1,
+        slots=slots,
+        mapper=machine,
+        on_refused=told.append,
     )
 
 
@@ -63,7 +78,7 @@ def test_slot_that_grows_or_goes_is_unmapped_first(ramdisk: Path, machine: FakeM
     tier.prefault_in_background()
     wait_until(lambda: mapped_bytes(machine) == 4 * SIZE_BYTES, "the mapping of slots")
     with tier.begin_write(save_id(1), 3 * SIZE_BYTES):
-        assert mapped_bytes(machine) == 2 * SIZE_BYTES
+        wait_until(lambda: mapped_bytes(machine) == 5 * SIZE_BYTES, "the mapping of what grew")
     tier.close()
     assert not machine.mapped
 
@@ -117,5 +132,65 @@ def test_slot_of_the_life_before_is_mapped_for_the_restore(
     with tier.reading(digest) as view:
         begin = view(W_SHARD).ctypes.data
         assert any(at <= begin < at + size for at, size in machine.mapped.items())
+    tier.close()
+    assert not machine.mapped
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_restore_waits_until_its_slot_is_mapped_or_refused(
+    ramdisk: Path, machine: FakeMachine, *, refuses: bool
+) -> None:
+    """A mapper that is slow, in a process that has just begun."""
+    before = open_mapped(ramdisk, FakeMachine())
+    digest = complete_save(before, 7)
+    before.close()
+    machine.map_gate.clear()
+    machine.limit_bytes = 0 if refuses else None
+    tier = open_mapped(ramdisk, machine)
+    tier.map_newest_in_background()
+    with tier.reading(digest) as view, ThreadPoolExecutor(1) as pool:
+        is_mapped = pool.submit(lambda: machine.has_mapped(view(W_SHARD)))
+        waiting = wait([is_mapped], 0.2).not_done
+        machine.map_gate.set()
+        assert waiting
+        # Less than the longest wait for a mapper that does nothing.
+        assert is_mapped.result(LONG_S / 4) == (not refuses)
+        assert view(W_SHARD).tobytes() == shard_bytes(7)[W_SHARD]
+    tier.close()
+
+
+def test_slot_that_is_read_is_mapped_before_the_others(ramdisk: Path, machine: FakeMachine) -> None:
+    tier = open_mapped(ramdisk, machine, slots=3)
+    tier.plan_saves(0, writes_storage=True)
+    tier.reserve(SIZE_BYTES)
+    machine.map_gate.clear()
+    digests = [complete_save(tier, step) for step in (1, 2, 3, 4)]
+    tier.prefault_in_background()
+    with tier.reading(digests[1]) as view, ThreadPoolExecutor(1) as pool:
+        data = pool.submit(view, W_SHARD)
+        machine.map_gate.set()
+        address = data.result(LONG_S).ctypes.data
+    wait_until(lambda: mapped_bytes(machine) == 4 * SIZE_BYTES, "the mapping of slots")
+    # The mapping of one slot, which the first save asked for, had begun before.
+    first = list(machine.mapped)[:2]
+    assert any(begin <= address < begin + SIZE_BYTES for begin in first)
+
+
+@pytest.mark.parametrize("restores", [False, True])
+def test_slot_that_a_write_makes_is_mapped(
+    ramdisk: Path, machine: FakeMachine, *, restores: bool
+) -> None:
+    machine.map_gate.clear()
+    tier = open_mapped(ramdisk, machine)
+    with (
+        tier.begin_write(save_id(1), SIZE_BYTES, restores=restores) as writer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        is_mapped = pool.submit(lambda: machine.has_mapped(writer.view(0, 64)))
+        waiting = wait([is_mapped], 0.2).not_done
+        machine.map_gate.set()
+        assert waiting
+        assert is_mapped.result(LONG_S)
+    wait_until(lambda: mapped_bytes(machine) == SIZE_BYTES, "the mapping of all of it")
     tier.close()
     assert not machine.mapped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 from fake_link import FakeMachine
@@ -14,6 +15,7 @@ from emergency_ckpt.errors import DeadlineExceeded, MappingRefused
 from emergency_ckpt.state.mapped import MappedMemory, cut_into_pieces
 
 PAGE = mmap.PAGESIZE
+LONG_S = 60.0
 ADDRESS = 1 << 40
 """Of memory that is only mapped, never touched."""
 
@@ -87,8 +89,9 @@ def test_pieces_of_leaves_that_share_pages_are_bounded(
 def test_piece_of_a_large_leaf_enlarges_no_other() -> None:
     leaf, large = 64 << 20, 8 << 30
     shards = [(0, large), *((large + i * leaf, leaf) for i in range(256))]
-    pieces = cut_into_pieces(large + 256 * leaf, shards)
-    assert pieces == [(0, large), *((large + i * 4 * leaf, 4 * leaf) for i in range(64))]
+    memory = MappedMemory(FakeMachine(), ADDRESS, large + 256 * leaf)
+    memory.want(shards)
+    assert memory.missing == [(0, large), *((large + i * 4 * leaf, 4 * leaf) for i in range(64))]
 
 
 def test_pieces_end_where_shards_do_or_where_the_smallest_is_cut() -> None:
@@ -175,7 +178,43 @@ def test_forked_child_leaves_the_mapping_alone() -> None:
 
 def test_without_a_mapper_nothing_is_mapped() -> None:
     memory = MappedMemory(None, ADDRESS, 4 * PAGE)
+    memory.want()
+    memory.wait(0, PAGE, LONG_S)
     memory.map(0, PAGE)
     assert memory.mapped_bytes == 0
     assert memory.parts(0, PAGE) is None
     memory.unmap(10.0)
+
+
+def test_wait_ends_with_the_mapping_of_its_range() -> None:
+    machine = FakeMachine()
+    memory = memory_of(machine, 4)
+    memory.wait(0, PAGE, LONG_S)  # nobody has said that it will be mapped
+    memory.want([(0, 2 * PAGE), (2 * PAGE, 2 * PAGE)], 2 * PAGE)
+    assert memory.missing == [(0, 2 * PAGE), (2 * PAGE, 2 * PAGE)]
+    memory.map(0, 2 * PAGE)
+    memory.wait(PAGE, PAGE, LONG_S)
+    with ThreadPoolExecutor(1) as pool:
+        rest = pool.submit(memory.wait, PAGE, 2 * PAGE, LONG_S)
+        waiting = wait([rest], 0.2).not_done
+        memory.map(2 * PAGE, 2 * PAGE)
+        assert waiting
+        rest.result(LONG_S / 2)
+    memory.want()
+    assert memory.missing == []
+    memory.unmap(10.0)
+
+
+@pytest.mark.parametrize("end", ["given up", "too late", "unmapped"])
+def test_nobody_waits_for_what_will_not_be_mapped(end: str) -> None:
+    memory = memory_of(FakeMachine(), 4)
+    memory.want()
+    if end == "given up":
+        memory.give_up()
+    elif end == "unmapped":
+        memory.unmap(10.0)
+        memory.want()
+    else:
+        memory.wait(0, PAGE, 0.01)
+    assert memory.missing == []
+    memory.wait(0, PAGE, LONG_S)

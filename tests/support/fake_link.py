@@ -12,8 +12,10 @@ import ctypes
 import threading
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import jax
+import numpy.typing as npt
 
 from emergency_ckpt.errors import MappingRefused, SaveFailed
 from emergency_ckpt.state.link import Link, probe
@@ -40,6 +42,7 @@ class FakeMachine:
       silent: such a copy says that all was copied.
       lost: ids of devices whose copies fail.
       gate: copies wait for it before they move a byte.
+      map_gate: mapping waits for it.
       mapped: address and size of each mapped range.
       copied: bytes that each device has sent.
       most_in_flight: the most bytes whose copies had begun and not ended.
@@ -52,6 +55,8 @@ class FakeMachine:
         self.lost: set[int] = set()
         self.gate = threading.Event()
         self.gate.set()
+        self.map_gate = threading.Event()
+        self.map_gate.set()
         self.mapped: dict[int, int] = {}
         self.copied: Counter[int] = Counter()
         self.most_in_flight = 0
@@ -63,9 +68,16 @@ class FakeMachine:
         """Return the link that a probe of this machine finds."""
         return probe(jax.local_devices(), self, self)
 
+    def has_mapped(self, memory: npt.NDArray[Any]) -> bool:
+        """Return whether one mapped range has all of this memory."""
+        begin, end = memory.ctypes.data, memory.ctypes.data + memory.nbytes
+        with self._lock:
+            return any(at <= begin and end <= at + size for at, size in self.mapped.items())
+
     # Mapper.
 
     def map(self, address: int, nbytes: int) -> None:
+        self.map_gate.wait()
         with self._lock:
             for begin, size in self.mapped.items():
                 assert address + nbytes <= begin or begin + size <= address, "mapped twice"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import msgspec
 import pytest
+from fake_link import FakeMachine
 from memory_holdings import MemoryHoldings
 from world import small_tmpfs
 
@@ -19,6 +21,7 @@ from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.restore.shards import CopiesFailed, ShardCollection
+from emergency_ckpt.state.mapped import Mapper
 from emergency_ckpt.tools.reserve import reserve_slot
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
@@ -35,9 +38,9 @@ def _use_what_comes(shards: ShardCollection, plan: ProcessPlan) -> None:
             shards.held.bytes_of(arrived[0])
 
 
-def _tier(ramdisk: Path) -> LocalTier:
+def _tier(ramdisk: Path, mapper: Mapper | None = None) -> LocalTier:
     writer = Writer(process_index=0, process_count=1, slice_index=0, hostname="h")
-    return LocalTier.open(ramdisk, "run", writer, copy_threads=1)
+    return LocalTier.open(ramdisk, "run", writer, copy_threads=1, mapper=mapper)
 
 
 @contextlib.contextmanager
@@ -93,6 +96,26 @@ def test_fetched_bytes_go_into_the_reserved_slot(ramdisk: Path, made_bytes: int)
     assert after.st_ino == before.st_ino
     assert after.st_blocks * 512 == max(made_bytes, 8 << 20), "no holes, and no room beyond it"
     assert list(tier.path.glob("slot_?.bin")) == [slot]
+    tier.close()
+
+
+def test_fetched_bytes_are_used_from_mapped_memory(ramdisk: Path) -> None:
+    """A slice that lost its ramdisk: the slot is made while the mapper is slow."""
+    holdings, machine = MemoryHoldings(), FakeMachine()
+    digest = holdings.add(SAVE, [bytes([number]) * (1 << 20) for number in range(8)])
+    machine.map_gate.clear()
+    tier = _tier(ramdisk, machine)
+    with (
+        _fetching(tier, holdings, digest) as (shards, plan),
+        shards.collecting(plan) as arrivals,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        first = next(iter(arrivals))[0]
+        is_mapped = pool.submit(lambda: machine.has_mapped(shards.held.bytes_of(first)))
+        waiting = wait([is_mapped], 0.2).not_done
+        machine.map_gate.set()
+        assert waiting
+        assert is_mapped.result(60)
     tier.close()
 
 
