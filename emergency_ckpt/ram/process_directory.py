@@ -160,14 +160,16 @@ class ProcessDirectory:
         """Reserve one more slot; the caller adds it to ``slots``. RamdiskFull, LocalTierError."""
         return make_slot(self.new_slot_number(), self.claim, size_bytes, self._mapper)
 
-    def discard(self, slot: Slot) -> None:
-        """Remove a slot and its files; do nothing when it is already removed.
+    def take_out(self, slot: Slot) -> list[Slot]:
+        """Take a slot out, with its save; return it, or nothing when it is out already.
 
-        Readers and views keep its memory alive.
+        The caller calls ``Slot.delete`` for what is returned, without the lock.
         """
-        if slot in self.slots:
-            self.slots.remove(slot)
-            slot.delete()
+        if slot not in self.slots:
+            return []
+        self.slots.remove(slot)
+        slot.unpublish()
+        return [slot]
 
     def drop_twins(self, of: Slot) -> None:
         """Unpublish every other slot with the digest of ``of``, which was published last.
@@ -261,10 +263,9 @@ class ProcessDirectory:
             logging.warning("no quarantine record was written: %s", error)
 
     def made_again(self, run_dir: Path, writer: Writer, start: str) -> ProcessDirectory:
-        """Claim a directory in place of this one, which another program removed; close this one.
+        """Claim and return a directory in place of this one, which another program removed.
 
-        Memory that readers use stays until they are done. On LocalTierError this
-        directory stays as it is.
+        The caller then closes this one. On LocalTierError this directory stays as it is.
         """
         logging.warning("%s was removed while the job runs; it is made again", self.claim.path)
         found = claim_directory(run_dir.parent, run_dir.name, writer.process_index, start)
@@ -280,18 +281,24 @@ class ProcessDirectory:
         made.quarantined.extend(self.quarantined)
         made.ledger = msgspec.structs.replace(self.ledger, complete=None)
         made.note_incarnation(self.ledger.incarnation)
-        self.close()
         return made
 
-    def drop_lost_slots(self) -> None:
-        """Close slots whose files another program removed or cut; their saves are lost."""
-        for slot in [slot for slot in self.slots if not (slot.in_use or slot.is_in_place())]:
+    def take_lost_slots(self) -> list[Slot]:
+        """Take out the slots whose files another program removed or cut; their saves are lost.
+
+        The caller deletes them as those of ``take_out``.
+        """
+        lost = [slot for slot in self.slots if not (slot.in_use or slot.is_in_place())]
+        for slot in lost:
             logging.warning("slot %d in %s was removed or cut", slot.number, self.claim.path)
-            self.slots.remove(slot)
-            slot.delete()
+            self.take_out(slot)
+        return lost
 
     def close(self) -> None:
-        """Give up the slots, whose memory views keep, and release the lock."""
+        """Give up the slots, whose memory views keep, and release the lock.
+
+        ``Slot.unmap``, which blocks, comes first: without the tier's lock.
+        """
         for slot in self.slots:
             slot.close()
         self._close_parts()

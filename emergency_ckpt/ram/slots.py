@@ -74,6 +74,7 @@ class Slot:
         self.mapping = mapping
         self._mapper = mapper
         self.mapped = _unmapped(mapper, mapping)
+        self._given_up: MappedMemory | None = None
         self.published: Published | None = None
         self.writing = False
         self.readers = 0
@@ -136,7 +137,7 @@ class Slot:
             mapping = _map(fd, size_bytes, name)
         finally:
             os.close(fd)
-        self._unmap()
+        self.unmap()
         self.mapping, self.mapped = mapping, _unmapped(self._mapper, mapping)
 
     def wanted(self, places: Iterable[tuple[int, int]]) -> SlotMemory:
@@ -157,11 +158,15 @@ class Slot:
         self.mapped.wait(offset, nbytes, _MAP_TIMEOUT_S)
         return self.mapping.view(offset, nbytes, self)
 
-    def _unmap(self) -> None:
-        """Unmap the memory from DMA, once no device uses it. Blocks.
+    def unmap(self) -> None:
+        """Unmap the memory from DMA, once no device uses the memory. Idempotent.
 
-        Where one does not end, the memory stays for the life of this process, mapped.
+        Blocks: the caller does not hold the tier's lock. Where a device does not end, the memory
+        stays for the life of this process, mapped.
         """
+        if self._given_up is self.mapped:
+            return
+        self._given_up = self.mapped
         try:
             self.mapped.unmap(_UNMAP_TIMEOUT_S)
         except (DeadlineExceeded, LocalTierError) as error:
@@ -169,8 +174,8 @@ class Slot:
             _kept.append(self.mapping.view(0, self.size_bytes, None))
 
     def close(self) -> None:
-        """Give the memory up, which readers and views keep."""
-        self._unmap()
+        """Give the memory up, which readers and views keep. Blocks as ``unmap``."""
+        self.unmap()
         self.mapping.close()
 
     def unpublish(self) -> None:
@@ -181,8 +186,11 @@ class Slot:
         self.bad_shards.clear()
 
     def delete(self) -> None:
-        """Remove the slot's files. Readers and views keep the memory alive."""
-        self.unpublish()
+        """Unmap the slot, which is not published, and remove its file. Blocks as ``unmap``.
+
+        Readers and views keep the memory alive.
+        """
+        self.unmap()
         files.remove(file_name(self.number), self.claim.dir_fd)
         self.close()
 

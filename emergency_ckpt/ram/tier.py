@@ -232,8 +232,9 @@ class LocalTier:
             target, missing, kept, too_large = self._other_runs.with_room(
                 lambda: self._check_reservable(slot_bytes)
             )
-            for slot in too_large:
-                self._discard(slot)
+            with self._lock:
+                taken = [taken for slot in too_large for taken in self._own.take_out(slot)]
+            _delete(taken)
             for slot in kept:
                 slot.grow(target)
             for _ in range(missing):
@@ -256,7 +257,7 @@ class LocalTier:
         self._mend()
         target = max(whole_pages(slot_bytes), self._reserved_bytes)
         with self._lock:
-            self._drop_surplus()
+            surplus = self._take_surplus()
             slots = list(self._own.slots)
             too_large = [
                 slot
@@ -265,6 +266,7 @@ class LocalTier:
                 and slot.published is None
                 and not slot.in_use
             ]
+        _delete(surplus)
         kept = [slot for slot in slots if slot not in too_large]
         places = claims.process_directories(self._run_dir)
         waiting = sum(not any(place.glob("slot_*.bin")) for place in places)
@@ -334,8 +336,8 @@ class LocalTier:
         with self._saving:
             self._mend()
             with self._lock:
-                if not restores:  # which may still have to go back to an older step
-                    self._drop_surplus()
+                # A restore may still have to go back to an older step.
+                surplus = [] if restores else self._take_surplus()
                 choice = choose_slot(
                     self._slot_states(),
                     self._protected,
@@ -343,6 +345,7 @@ class LocalTier:
                     at_rest=self._slots_at_rest,
                     allow_extra=restores,
                 )
+            _delete(surplus)
             if choice.number is None and not choice.make_one:
                 raise SlotBusy(
                     "begin write of",
@@ -411,17 +414,20 @@ class LocalTier:
         RamdiskFull, LocalTierError when the record cannot be written; then nothing is released.
         """
         self._check_open("note a complete save in")
-        with self._saving, self._lock:
-            self._own.note_complete(save, is_finite=is_finite, lives=lives)
-            for slot in self._own.slots:
-                held = slot.published.save if slot.published else None
-                if held == save:
-                    slot.whole = True
-                elif held is not None and slot.whole is False and held < save:
-                    slot.unpublish()  # the next life could not tell it from a whole one
-            newer = {held for held in self._protected if held.step > save.step}
-            self._protected = frozenset({h for h in newer if not self._own.excludes(h)} | {save})
-            self._drop_surplus()
+        with self._saving:
+            with self._lock:
+                own = self._own
+                own.note_complete(save, is_finite=is_finite, lives=lives)
+                for slot in own.slots:
+                    held = slot.published.save if slot.published else None
+                    if held == save:
+                        slot.whole = True
+                    elif held is not None and slot.whole is False and held < save:
+                        slot.unpublish()  # the next life could not tell it from a whole one
+                newer = {held for held in self._protected if held.step > save.step}
+                self._protected = frozenset({h for h in newer if not own.excludes(h)} | {save})
+                surplus = self._take_surplus()
+            _delete(surplus)
 
     def restored(self) -> tuple[RestoredSave, ...]:
         """Return the saves that the newest lives began from, by the records here."""
@@ -830,9 +836,8 @@ class LocalTier:
         self._closing.set()
         self._prefaulter.close(_CLOSE_TIMEOUT_S)
         with self._lock:
-            for place in self._directories():
-                place.close()
-            self._orphans.clear()
+            places, self._orphans = self._directories(), []
+        self._close_all(places)
 
     def _check_open(self, operation: str) -> None:
         if self._closing.is_set():
@@ -846,20 +851,29 @@ class LocalTier:
         with self._lock:
             if self._closing.is_set():
                 return
+            lost: list[ProcessDirectory] = []
             if not self._own.claim.is_in_place():
+                lost.append(self._own)
                 self._own = self._own.made_again(self._run_dir, self._writer, self._start)
-            self._own.drop_lost_slots()
+            lost_slots = self._own.take_lost_slots()
+        self._close_all(lost)
+        _delete(lost_slots)
 
-    def _drop_surplus(self) -> None:
+    def _close_all(self, places: Sequence[ProcessDirectory]) -> None:
+        with self._lock:
+            slots = [slot for place in places for slot in place.slots]
+        for slot in slots:
+            slot.unmap()
+        with self._lock:
+            for place in places:
+                place.close()
+
+    def _take_surplus(self) -> list[Slot]:
         complete = self._own.ledger.complete
         states = self._slot_states()
         dropped = surplus_slots(states, self._protected, complete, self._slots_at_rest)
-        for slot in [slot for slot in self._own.slots if slot.number in dropped]:
-            self._own.discard(slot)
-
-    def _discard(self, slot: Slot) -> None:
-        with self._lock:
-            self._own.discard(slot)
+        surplus = [slot for slot in self._own.slots if slot.number in dropped]
+        return [taken for slot in surplus for taken in self._own.take_out(slot)]
 
     def _slot_of(self, choice: SlotChoice, save: SaveId, nbytes: int, *, restores: bool) -> Slot:
         if choice.number is None:
@@ -908,6 +922,7 @@ class LocalTier:
             published = {slot.published.save for slot in own.published() if slot.published}
             documents = {held.save for held in own.host_states.held()} - kept - published
             gone = min(filter(may_go, documents), default=None)
+            taken: list[Slot] = []
             if gone is None and (restores or len(own.slots) > self._slots_needed):
                 states = [
                     state
@@ -920,11 +935,12 @@ class LocalTier:
                 if slot is None:
                     return False
                 gone = slot.published.save if slot.published else None
-                own.discard(slot)
+                taken = own.take_out(slot)
             elif gone is None:
                 return False
             own.host_states.remove_if(lambda held: held.save == gone and gone not in kept)
-            return True
+        _delete(taken)
+        return True
 
     def _add_slot(self, size_bytes: int) -> Slot:
         slot = self._own.make_slot(size_bytes)
@@ -986,6 +1002,12 @@ class LocalTier:
             )
         sound = (pair for pair in found if shard not in pair[0].bad_shards)
         return next(sound, found[0])
+
+
+def _delete(taken_out: Iterable[Slot]) -> None:
+    """Delete slots that are in no table any more. Blocks: the caller does not hold the lock."""
+    for slot in taken_out:
+        slot.delete()
 
 
 def _digest_of(slot: Slot) -> str | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tiers_support import (
     held_steps,
     save_id,
     shard_bytes,
+    slot_files,
     write_save,
 )
 
@@ -35,6 +37,7 @@ def machine() -> Iterator[FakeMachine]:
     machine = FakeMachine()
     yield machine
     machine.map_gate.set()
+    machine.unmap_gate.set()
 
 
 def open_mapped(
@@ -194,3 +197,72 @@ def test_slot_that_a_write_makes_is_mapped(
     wait_until(lambda: mapped_bytes(machine) == SIZE_BYTES, "the mapping of all of it")
     tier.close()
     assert not machine.mapped
+
+
+def test_slot_that_goes_is_unmapped_before_its_file_is_gone(
+    ramdisk: Path, machine: FakeMachine
+) -> None:
+    tier = open_mapped(ramdisk, machine)
+    tier.plan_saves(0, writes_storage=True)
+    tier.prefault_in_background(SIZE_BYTES)
+    wait_until(lambda: mapped_bytes(machine) == 3 * SIZE_BYTES, "the mapping of slots")
+    files: list[int] = []
+    machine.on_unmap = lambda: files.append(len(slot_files(tier)))
+    tier.plan_saves(0, writes_storage=False)
+    complete_save(tier, 1)
+    assert files == [3]
+    assert len(slot_files(tier)) == 2
+    assert mapped_bytes(machine) == 2 * SIZE_BYTES
+
+
+def complete_with_less(tier: LocalTier) -> None:
+    tier.plan_saves(0, writes_storage=False)
+    tier.note_complete(save_id(1))
+
+
+def write_with_less(tier: LocalTier) -> None:
+    tier.plan_saves(0, writes_storage=False)
+    tier.begin_write(save_id(2), SIZE_BYTES).abort()
+
+
+def write_after_loss(tier: LocalTier) -> None:
+    shutil.rmtree(tier.path)
+    tier.begin_write(save_id(2), SIZE_BYTES).abort()
+
+
+def write_after_loss_of_files(tier: LocalTier) -> None:
+    for file in tier.path.glob("slot_*"):
+        file.unlink()
+    tier.begin_write(save_id(2), SIZE_BYTES).abort()
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        complete_with_less,
+        write_with_less,
+        write_after_loss,
+        write_after_loss_of_files,
+        LocalTier.close,
+    ],
+)
+def test_nobody_waits_while_a_slot_is_unmapped(
+    ramdisk: Path, machine: FakeMachine, work: Callable[[LocalTier], None]
+) -> None:
+    """Peers ask what is held meanwhile."""
+    tier = open_mapped(ramdisk, machine)
+    tier.plan_saves(0, writes_storage=True)
+    tier.prefault_in_background(SIZE_BYTES)
+    wait_until(lambda: mapped_bytes(machine) == 3 * SIZE_BYTES, "the mapping of slots")
+    write_save(tier, 1)
+    machine.unmap_gate.clear()
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(work, tier)
+        assert machine.is_unmapping.wait(LONG_S)
+        held = pool.submit(tier.held)
+        not_blocked = held in wait([held], LONG_S / 4).done
+        is_slow = not slow.done()
+        machine.unmap_gate.set()
+        slow.result(LONG_S)
+    assert not_blocked
+    assert is_slow

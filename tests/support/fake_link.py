@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -43,6 +44,8 @@ class FakeMachine:
       lost: ids of devices whose copies fail.
       gate: copies wait for it before they move a byte.
       map_gate: mapping waits for it.
+      unmap_gate: unmapping waits for it, once ``is_unmapping``.
+      on_unmap: called before each unmapping.
       mapped: address and size of each mapped range.
       copied: bytes that each device has sent.
       most_in_flight: the most bytes whose copies had begun and not ended.
@@ -57,6 +60,10 @@ class FakeMachine:
         self.gate.set()
         self.map_gate = threading.Event()
         self.map_gate.set()
+        self.unmap_gate = threading.Event()
+        self.unmap_gate.set()
+        self.is_unmapping = threading.Event()
+        self.on_unmap: Callable[[], object] = bool
         self.mapped: dict[int, int] = {}
         self.copied: Counter[int] = Counter()
         self.most_in_flight = 0
@@ -87,6 +94,9 @@ class FakeMachine:
             self.mapped[address] = nbytes
 
     def unmap(self, address: int) -> None:
+        self.on_unmap()
+        self.is_unmapping.set()
+        self.unmap_gate.wait()
         with self._lock:
             begin, end = address, address + self.mapped[address]
             for target, size in self._targets:
