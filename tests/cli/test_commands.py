@@ -79,17 +79,43 @@ def test_output_that_is_closed_is_no_file_of_the_command(tmp_path: Path) -> None
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+DOCUMENTS = (ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/*/README.md"))
+_BLOCK = re.compile(r"^```[^\n]*\n(.*?)^```$", re.M | re.S)
+
+
 def commands_in_documents() -> list[tuple[str, ...]]:
-    """The words of each `eckpt` command that a block of a document shows."""
+    """The words of each `eckpt` command that a block of a document shows.
+
+    At the start of a line, or after the ``--`` of another program.
+    """
     found: list[tuple[str, ...]] = []
-    for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/*/README.md")):
-        for block in re.findall(r"^```\w*\n(.*?)^```$", path.read_text(), re.M | re.S):
+    for path in DOCUMENTS:
+        for block in _BLOCK.findall(path.read_text()):
             lines = block.replace("\\\n", " ").splitlines()
             for line in lines:
-                if re.match(r"(\$ )?eckpt ", line):
-                    words = shlex.split(line.removeprefix("$ "), comments=True)
-                    found.append(tuple(words[1 : words.index("&") if "&" in words else None]))
+                if command := re.search(r"(?:^|^\$ | -- )eckpt (.*)", line):
+                    words = shlex.split(command[1], comments=True)
+                    found.append(tuple(words[: words.index("&") if "&" in words else None]))
     return found
+
+
+def inline_commands() -> list[str]:
+    """Each `eckpt` command in the text of a document. Most lack values, and some options."""
+    texts = (_BLOCK.sub("", path.read_text()) for path in DOCUMENTS)
+    commands = (each for text in texts for each in re.findall(r"`eckpt\s([^`]*)`", text))
+    return sorted({" ".join(command.split()) for command in commands})
+
+
+@pytest.mark.parametrize("text", inline_commands())
+def test_commands_in_text_name_options_that_exist(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word.strip("[]").partition("=")[0] for word in text.split()]
+    command = [word for word in words[:2] if word in (*COMMANDS, "gke")]
+    assert command or words == ["--version"]
+    options = {word for word in words if word.startswith("--")}
+    taken = set(re.findall(r"--[a-z][a-z-]*", help_of(capsys, *command)))
+    assert options <= taken
 
 
 @pytest.mark.parametrize("words", commands_in_documents(), ids=" ".join)
@@ -102,3 +128,4 @@ def test_documents_show_commands() -> None:
     assert {"launch", "doctor", "export", "deploy"} <= {
         words[0] for words in commands_in_documents()
     }
+    assert {"ls STEP", "export --drain", "serve"} <= set(inline_commands())

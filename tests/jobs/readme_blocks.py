@@ -9,7 +9,11 @@ from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "plain_jax.py"
-_DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "migrating.md")
+_DOCUMENTS = (
+    ROOT / "README.md",
+    ROOT / "docs" / "migrating.md",
+    ROOT / "docs" / "policies.md",
+)
 
 
 def readme_block(name: str, language: str = "python") -> str:

@@ -15,6 +15,7 @@ import orbax.checkpoint.experimental.v1 as plain
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from readme_blocks import readme_block
 from world import World, same
 
 import emergency_ckpt.orbax.v1 as ocp
@@ -271,6 +272,30 @@ def test_state_on_another_mesh_comes_from_ram(two_tiers: World) -> None:
         loaded = checkpointer.load(3, target)
     assert loaded["w"].sharding == target["w"].sharding
     assert (jax.device_get(loaded["w"]) == jax.device_get(state(two_tiers, 3)["w"])).all()
+
+
+LOOP = """
+with ocp.training.Checkpointer(directory) as checkpointer:
+    first = 0 if checkpointer.latest is None else checkpointer.latest.step + 1
+    if first:
+        assert same(checkpointer.load(first - 1, like), state_of(first - 1))
+    checkpointer.save(first, state_of(first))
+"""
+
+
+def test_loop_goes_on_by_the_imports_of_the_page(world: World) -> None:
+    """With Orbax's, with ours, and with Orbax's again: each from the step of the one before."""
+    theirs, ours = (line[1:] for line in readme_block("v1", "diff").splitlines())
+    names = {
+        "directory": world.persistent,
+        "same": same,
+        "like": abstract(world),
+        "state_of": lambda step: state(world, step),
+    }
+    for first, line in enumerate((theirs, ours, theirs)):
+        exec(f"{line}\n{LOOP}", names)
+        assert names["first"] == first
+        assert names["ocp"] is (ocp if line == ours else plain)
 
 
 EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"

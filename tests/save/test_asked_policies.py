@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from world import LONG_S, World
+from readme_blocks import readme_block
+from world import LONG_S, World, finish, save
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.background import Failures
@@ -122,3 +123,22 @@ def _saves(checkpointer: EmergencyCheckpointer, world: World, step: int) -> bool
     begun = checkpointer.save(step=step, state=world.state(step))
     checkpointer.wait_until_finished()
     return begun
+
+
+def test_policies_of_the_page_save_to_both_tiers(world: World) -> None:
+    config = EmergencyCheckpointer.default_config()
+    exec(readme_block("policies"), {"config": config})
+    names = ("local_save_every", "save_every", "preservation_policy")
+    settings = {name: getattr(config, name) for name in names}
+    assert None not in settings.values()
+    with world.open_both(**settings) as ckpt:
+        ckpt.restore(state=world.state(0))
+        deadline_s, step = time.monotonic() + LONG_S, 0
+        while not {"save.complete", "persistent.complete"} <= set(world.names()):
+            assert time.monotonic() < deadline_s, world.names()
+            step += 1
+            save(ckpt, world, step)  # the policies want a step; which one is agreed meanwhile
+            time.sleep(STEP_S)
+        finish(ckpt)
+    world.lose_ram()
+    world.restores(world.named("persistent.complete")[-1].fields["step"])
