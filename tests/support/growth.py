@@ -1,9 +1,10 @@
 """Inputs that grow, made from the seeds of decoders, and those whose time grows with the square.
 
 A family replaces one place in a JSON seed by something of about n parts. Seeds that are no JSON are
-repeated n times. The time is that of the process's CPU, the least of three, without the garbage
-collector: four times the parts may take at most seven times as long. The oracle looks at inputs
-above 50 ms alone, since less says nothing on a machine that does other work too.
+repeated, to 16 bytes for each part. The time is that of the process's CPU, the least of three,
+without the garbage collector: four times the parts may take at most seven times as long. The
+oracle looks at inputs above 50 ms alone, since less says nothing on a machine that does other work
+too.
 """
 
 from __future__ import annotations
@@ -126,13 +127,18 @@ def _document(seed: bytes) -> tuple[bytes, Any]:
     return b"", None
 
 
+def _repeated(seed: bytes, n: int) -> bytes:
+    """Return a seed again and again, to about n times the length of a number."""
+    return seed * max(1, 16 * n // max(1, len(seed)))
+
+
 def inputs_of(seeds: Sequence[bytes]) -> Iterator[tuple[str, str, Callable[[int], bytes]]]:
     """Yield the name of a place, of a family, and what makes its input of n parts."""
     seen: set[str] = set()
     for number, seed in enumerate(seeds):
         prefix, value = _document(seed)
         if not isinstance(value, (dict, list)):
-            yield f"seed {number}", "repeated", lambda n, seed=seed: seed * n
+            yield f"seed {number}", "repeated", lambda n, seed=seed: _repeated(seed, n)
         for place in places_in(value) if value is not None else ():
             kind = type(msgspec.json.decode(place.text)).__name__
             if (name := f"{place.name}{kind}") in seen:
