@@ -88,6 +88,8 @@ class LocalTier:
     ) -> None:
         self._places: tuple[tuple[int, int], ...] = ()
         self._slots_needed = self._slots_at_rest = slots
+        self._slots_to_come = 0
+        """The number of slots after the reservation that was checked and has not run yet."""
         self._own = own
         self._orphans: list[ProcessDirectory] = []
         self._threads = copy_threads
@@ -229,6 +231,7 @@ class LocalTier:
         """
         self._check_open("reserve slots in")
         with self._saving:
+            self._slots_to_come = 0
             target, missing, kept, too_large = self._other_runs.with_room(
                 lambda: self._check_reservable(slot_bytes)
             )
@@ -250,7 +253,10 @@ class LocalTier:
         """Raise RamdiskFull with both sizes when ``reserve`` would find no room. Makes no slot."""
         self._check_open("reserve slots in")
         with self._saving:
-            self._other_runs.with_room(lambda: self._check_reservable(slot_bytes))
+            _, missing, kept, _ = self._other_runs.with_room(
+                lambda: self._check_reservable(slot_bytes)
+            )
+            self._slots_to_come = len(kept) + missing
 
     def _check_reservable(self, slot_bytes: int) -> tuple[int, int, list[Slot], list[Slot]]:
         """Return (slot size, number to make, slots to keep, free slots that are too large)."""
@@ -371,11 +377,13 @@ class LocalTier:
     def may_stay_pinned(self) -> bool:
         """Return whether local saves have slots enough beside those that are pinned now.
 
-        Storage may then write from a pinned slot for as long as it takes.
+        Storage may then write from a pinned slot for as long as it takes. Slots that a checked
+        reservation will make count too.
         """
         with self._lock:
+            to_come = max(self._slots_to_come - len(self._own.slots), 0)
             free = sum(slot.pins.count() == 0 for slot in self._own.slots)
-            return free >= self._slots_needed
+            return free + to_come >= self._slots_needed
 
     def pin(self, save: SaveId) -> tuple[Mapping, Pin, Contents]:
         """Pin the slot in which this process has ``save``. NotHeld where it has none.
