@@ -156,7 +156,13 @@ def test_installed_package_saves_and_restores(
         (tmp_path / "tools").mkdir()
         (tmp_path / "tools" / "sh").symlink_to("/bin/sh")
         assert not any(shutil.which(name, path=alone["PATH"]) for name in ("cc", "g++", "clang"))
-        install = ["sh", str(ROOT / "deploy" / "image" / "install.sh"), str(dist)]
+        scripts, lock = ROOT / "deploy" / "image", tmp_path / "packages.lock"
+        install = ["sh", str(scripts / "install.sh"), str(dist), str(lock)]
+        refused = subprocess.run(install, env=alone, capture_output=True, text=True, check=False)
+        assert "lock.sh writes it" in refused.stderr
+        version = "{}.{}".format(*sys.version_info)
+        locked = {**os.environ, "PYTHON": sys.executable, "PYTHON_VERSION": version}
+        subprocess.run([scripts / "lock.sh", ROOT, lock, "jax"], env=locked, check=True)
         subprocess.run(install, env=alone, check=True)
     else:
         (sdist,) = dist.glob("emergency_ckpt-*.tar.gz")

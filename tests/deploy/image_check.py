@@ -27,7 +27,8 @@ from launch_support import JobEnvironment, free_port
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 CANNOT = 77
-PACKAGES = "jax grain prometheus-client"  # as the image's, for a machine without a TPU
+PACKAGES = ("jax", "grain", "prometheus-client")  # as the image's, for a machine without a TPU
+LOCK = ROOT / "deploy" / "image" / "packages.lock"
 TRAINER, LAST_STEP = 1000, 100
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 BASE_PACKAGES = "ca-certificates,python3-dev,python3-pip,python3-venv"
@@ -67,12 +68,13 @@ class Builder:
 
     def build(self, base: str) -> str:
         """Return the id of the image of deploy/Dockerfile on ``base``."""
-        self.run(
-            *("build", "--format=docker", "--isolation=chroot", "--network=host", "--tag=trainer"),
-            *(f"--ignorefile={DOCKERFILE}.dockerignore", f"--file={DOCKERFILE}"),
-            *(f"--build-arg=BASE={base}", f"--build-arg=PACKAGES={PACKAGES}", str(ROOT)),
-            timeout_s=1800,
-        )
+        with packages_locked():
+            self.run(
+                *("build", "--format=docker", "--isolation=chroot", "--network=host"),
+                *("--tag=trainer", f"--ignorefile={DOCKERFILE}.dockerignore"),
+                *(f"--file={DOCKERFILE}", f"--build-arg=BASE={base}", str(ROOT)),
+                timeout_s=1800,
+            )
         return "localhost/trainer"
 
     @contextlib.contextmanager
@@ -84,6 +86,21 @@ class Builder:
             self.run("umount", container)
         finally:
             self.run("rm", container)
+
+
+@contextlib.contextmanager
+def packages_locked() -> Generator[None]:
+    """Have the lock of the image's packages in the source; one that is there stays."""
+    if LOCK.exists():
+        yield
+        return
+    try:
+        # The Debian that stands in for the base has Python 3.11, which needs what 3.12 does.
+        oldest = {**os.environ, "PYTHON_VERSION": "3.11"}
+        subprocess.run([LOCK.with_name("lock.sh"), ROOT, LOCK, *PACKAGES], env=oldest, check=True)
+        yield
+    finally:
+        LOCK.unlink(missing_ok=True)
 
 
 def base_image(builder: Builder) -> str:
