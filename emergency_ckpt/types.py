@@ -121,6 +121,9 @@ Requirement = Literal["secret", "storage", "peers"]
 
 SHARD_ALIGNMENT_BYTES = 64
 """Offsets in a slot are multiples of this: XLA takes 64-byte aligned host memory without a copy."""
+LARGE_SHARD_BYTES, PAGE_ALIGNMENT_BYTES = 64 << 10, 4096
+"""A shard of so many bytes or more begins a page, so that a range of pages that is mapped for DMA
+cuts small shards alone. The same on hosts with larger pages, since replicas must be equal."""
 
 
 class OrbaxStep(msgspec.Struct, frozen=True, omit_defaults=True):

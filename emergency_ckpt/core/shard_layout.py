@@ -7,7 +7,14 @@ from math import prod
 
 import msgspec
 
-from emergency_ckpt.types import SHARD_ALIGNMENT_BYTES, Box, LeafSpec, ShardId
+from emergency_ckpt.types import (
+    LARGE_SHARD_BYTES,
+    PAGE_ALIGNMENT_BYTES,
+    SHARD_ALIGNMENT_BYTES,
+    Box,
+    LeafSpec,
+    ShardId,
+)
 
 DTYPE_ITEM_BYTES: Mapping[str, int] = {
     **dict.fromkeys(("bool", "int8", "uint8"), 1),
@@ -49,10 +56,11 @@ def shard_nbytes(spec: LeafSpec, box: Box) -> int:
 
 
 def lay_out(leaves: Sequence[LeafSpec], shards: Iterable[tuple[ShardId, int]]) -> Layout:
-    """Give each (shard, nbytes) its offset: in order of (leaf path, box), aligned up to 64 bytes.
+    """Give each (shard, nbytes) its offset, in order of (leaf path, box).
 
-    Pure, and independent of the order of ``shards``, so that replicas that store the same
-    shards get equal contents. ValueError for a duplicate, an unknown leaf or a wrong ``nbytes``.
+    Offsets are aligned to 64 bytes, those of shards from ``LARGE_SHARD_BYTES`` on to a page. Pure,
+    and independent of the order of ``shards``, so that replicas that store the same shards get
+    equal contents. ValueError for a duplicate, an unknown leaf or a wrong ``nbytes``.
     """
     specs = {spec.path: spec for spec in leaves}
     placed: list[PlacedShard] = []
@@ -65,7 +73,9 @@ def lay_out(leaves: Sequence[LeafSpec], shards: Iterable[tuple[ShardId, int]]) -
         expected = shard_nbytes(specs[shard.leaf], shard.box)
         if nbytes != expected:
             raise ValueError(f"lay out {shard}: {nbytes} bytes given, its box has {expected}")
-        offset = -(-end // SHARD_ALIGNMENT_BYTES) * SHARD_ALIGNMENT_BYTES
+        is_large = nbytes >= LARGE_SHARD_BYTES
+        alignment = PAGE_ALIGNMENT_BYTES if is_large else SHARD_ALIGNMENT_BYTES
+        offset = -(-end // alignment) * alignment
         placed.append(PlacedShard(shard=shard, offset=offset, nbytes=nbytes))
         end = offset + nbytes
     return Layout(shards=tuple(placed), size_bytes=end)

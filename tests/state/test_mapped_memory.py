@@ -11,8 +11,10 @@ from fake_link import FakeMachine
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import DeadlineExceeded, MappingRefused
 from emergency_ckpt.state.mapped import MappedMemory, cut_into_pieces
+from emergency_ckpt.types import LARGE_SHARD_BYTES, LeafSpec, ShardId
 
 PAGE = mmap.PAGESIZE
 LONG_S = 60.0
@@ -92,6 +94,19 @@ def test_piece_of_a_large_leaf_enlarges_no_other() -> None:
     memory = MappedMemory(FakeMachine(), ADDRESS, large + 256 * leaf)
     memory.want(shards)
     assert memory.missing == [(0, large), *((large + i * 4 * leaf, 4 * leaf) for i in range(64))]
+
+
+@given(st.lists(st.integers(0, 3 << 18), min_size=1, max_size=12), st.integers(64, 256))
+def test_pieces_of_a_slot_cut_small_shards_alone(sizes: list[int], pages: int) -> None:
+    """A counter in front of the large shards moves none of them off its page."""
+    specs = [LeafSpec(f"{i:02}", "uint8", (size,)) for i, size in enumerate(sizes)]
+    pairs = zip(specs, sizes, strict=True)
+    layout = lay_out(specs, [(ShardId(spec.path, ((0, size),)), size) for spec, size in pairs])
+    assert layout.size_bytes <= sum(-(-size // PAGE) * PAGE for size in sizes)
+    pieces = cut_into_pieces(layout.size_bytes, layout.places, pages * PAGE)
+    for offset, nbytes in layout.places:
+        holders = [1 for at, size in pieces if at <= offset and offset + nbytes <= at + size]
+        assert holders or nbytes < LARGE_SHARD_BYTES
 
 
 def test_pieces_end_where_shards_do_or_where_the_smallest_is_cut() -> None:
