@@ -231,23 +231,25 @@ class LocalTier:
         """
         self._check_open("reserve slots in")
         with self._saving:
-            self._slots_to_come = 0
-            target, missing, kept, too_large = self._other_runs.with_room(
-                lambda: self._check_reservable(slot_bytes)
-            )
-            with self._lock:
-                taken = [taken for slot in too_large for taken in self._own.take_out(slot)]
-            _delete(taken)
-            for slot in kept:
-                slot.grow(target)
-            for _ in range(missing):
-                try:
-                    self._add_slot(target)
-                except RamdiskFull:
-                    if len(self._own.slots) < self._slots_needed:
-                        raise
-                    break  # others were faster: what saves need is there
-            self._reserved_bytes = target
+            try:
+                target, missing, kept, too_large = self._other_runs.with_room(
+                    lambda: self._check_reservable(slot_bytes)
+                )
+                with self._lock:
+                    taken = [taken for slot in too_large for taken in self._own.take_out(slot)]
+                _delete(taken)
+                for slot in kept:
+                    slot.grow(target)
+                for _ in range(missing):
+                    try:
+                        self._add_slot(target)
+                    except RamdiskFull:
+                        if len(self._own.slots) < self._slots_needed:
+                            raise
+                        break  # others were faster: what saves need is there
+                self._reserved_bytes = target
+            finally:
+                self._slots_to_come = 0
 
     def check_reservable(self, slot_bytes: int) -> None:
         """Raise RamdiskFull with both sizes when ``reserve`` would find no room. Makes no slot."""

@@ -182,14 +182,15 @@ def begin_transfers(arrays: Sequence[jax.Array], ways: Sequence[Way]) -> list[ja
     begun = list(arrays)
     with jax.transfer_guard("allow"):
         pinned = [i for i, way in enumerate(ways) if way == "pinned_host"]
-        there = jax.device_put(
-            [arrays[i] for i in pinned],
-            [arrays[i].sharding.with_memory_kind("pinned_host") for i in pinned],
-            # Not even for values in host memory already, since the next step may write there.
-            may_alias=False,
-        )
-        for i, array in zip(pinned, there, strict=True):
-            begun[i] = array
+        if pinned:
+            there = jax.device_put(
+                [arrays[i] for i in pinned],
+                [arrays[i].sharding.with_memory_kind("pinned_host") for i in pinned],
+                # Not even for values in host memory already, since the next step may write there.
+                may_alias=False,
+            )
+            for i, array in zip(pinned, there, strict=True):
+                begun[i] = array
         for i, (array, way) in enumerate(zip(arrays, ways, strict=True)):
             if way != "pinned_host":
                 begun[i] = jax.make_array_from_single_device_arrays(
