@@ -14,7 +14,7 @@ import pytest
 from fake_link import FakeMachine
 
 from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.errors import CheckpointError, SaveFailed
 from emergency_ckpt.ram.process_directory import ProcessDirectory
 from emergency_ckpt.state.link import Link
 
@@ -111,6 +111,46 @@ def test_lost_device_leaves_the_last_complete_step(ramdisk: Path) -> None:
         found, restored = checkpointer.restore(state=state_at(0))
         assert found == 3
         assert (np.asarray(restored["w"]) == 3).all()
+
+
+@pytest.mark.parametrize("way", ["pinned_host", "pageable"])
+def test_device_lost_in_a_transfer_by_jax_leaves_the_last_complete_step(
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    settings = {"local_dir": str(ramdisk), "run_id": "run", "local_save_every": 1}
+    with EmergencyCheckpointer(**settings, device_reads=way) as checkpointer:
+        checkpointer.restore(state=state_at(0))
+        checkpointer.save(step=1, state=state_at(1))
+        checkpointer.wait_until_finished()
+        with monkeypatch.context() as patch:
+            patch.setattr("emergency_ckpt.state.staging.begin_transfers", lost)
+            checkpointer.save(step=2, state=state_at(2))
+            checkpointer.wait_until_finished()
+        with pytest.raises(SaveFailed, match=r"step 2.*DEVICE_LOST"):
+            checkpointer.check_for_errors()
+        found, restored = checkpointer.restore(state=state_at(0))
+        assert found == 1
+        assert (np.asarray(restored["w"]) == 1).all()
+
+
+def lost(*_: object) -> list[jax.Array]:
+    raise jax.errors.JaxRuntimeError("INTERNAL: DEVICE_LOST")
+
+
+def test_device_lost_in_a_restore_leaves_the_step(
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_on(FakeMachine(), ramdisk) as checkpointer:
+        checkpointer.restore(state=state_at(0))
+        checkpointer.save(step=1, state=state_at(1))
+        checkpointer.wait_until_finished()
+        with monkeypatch.context() as patch:
+            patch.setattr(Link, "write", lost)
+            with pytest.raises(CheckpointError, match="DEVICE_LOST"):
+                checkpointer.restore(state=state_at(0))
+        found, restored = checkpointer.restore(state=state_at(0))
+        assert found == 1
+        assert (np.asarray(restored["w"]) == 1).all()
 
 
 def test_refused_mapping_costs_no_save(ramdisk: Path) -> None:
