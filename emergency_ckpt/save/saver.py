@@ -605,8 +605,9 @@ class Saver:
         return max(self._saved.of(LOCAL), default=None), max(stored, default=None)
 
     def _tell_missed(self, text: str) -> None:
-        self._parts.events.emit("preemption.missed", text=text)
         logging.error("%s", text)
+        # An observer of this event may end the process.
+        self._parts.events.emit("preemption.missed", text=text)
 
     # Waiting and ending.
 
