@@ -114,7 +114,7 @@ def test_lost_device_leaves_the_last_complete_step(ramdisk: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["pinned_host", "pageable"])
-def test_device_lost_in_a_transfer_by_jax_leaves_the_last_complete_step(
+def test_device_lost_in_a_transfer_leaves_the_last_step(
     ramdisk: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     settings = {"local_dir": str(ramdisk), "run_id": "run", "local_save_every": 1}
