@@ -405,10 +405,8 @@ class AgreedNotices:
         """
         cell = Cell(self._coordinator, _SYNC)
         decision = cell.find()
-        if decision is None:
-            number = self._number(is_late=is_late) if is_late or self._is_leader else None
-            if not self._is_leader and self._coordinator.find(f"{_LAST}/0") == _ENDED_ANSWER:
-                number = _ENDED + 1
+        if decision is None and (is_late or self._is_leader or self._leader_has_ended()):
+            number = self._number(is_late=is_late)
             if number is not None:
                 decision = cell.settle(str(number).encode())
         if decision is None:
@@ -423,6 +421,9 @@ class AgreedNotices:
         with self._changed:
             self._sync = number
         return True
+
+    def _leader_has_ended(self) -> bool:
+        return self._coordinator.find(f"{_LAST}/0") == _ENDED_ANSWER
 
     def _number(self, *, is_late: bool) -> int | None:
         """Return the number after the highest; None while answers are missing, unless ``is_late``.

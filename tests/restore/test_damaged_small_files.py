@@ -17,7 +17,13 @@ from persistent_steps import complete_steps
 from places import GOLDEN
 from world import World, persist, save_all
 
-from emergency_ckpt.errors import CheckpointError, CorruptData, DirectoryInUse, Unrecoverable
+from emergency_ckpt.errors import (
+    CheckpointError,
+    CorruptData,
+    DirectoryInUse,
+    OtherFormat,
+    Unrecoverable,
+)
 from emergency_ckpt.ram.manifest import decode_manifest
 from emergency_ckpt.ram.process_files import ProcessFiles
 from emergency_ckpt.state import host_state
@@ -70,6 +76,12 @@ def test_decoders_of_damaged_golden_files_raise_corrupt_data(
         except CorruptData:
             refused += 1
     assert refused == len(cases) if decode is decode_manifest else refused > len(data)
+
+
+def test_golden_log_of_the_format_before_is_refused_by_name() -> None:
+    data = (GOLDEN / "log_version_v1.json").read_bytes()
+    with pytest.raises(OtherFormat, match="an older version of this package"):
+        decode_version(data, 14, "log")
 
 
 def test_no_wrong_bit_looks_like_a_later_format() -> None:
