@@ -37,6 +37,18 @@ def _strange(directory: Path, number: int) -> None:
     (directory / str(number) / "notes.txt").write_text("not a step")
 
 
+def _described(item: str) -> Callable[[Path, int], None]:
+    """Orbax's description of arrays, and none of the arrays."""
+
+    def make(directory: Path, number: int) -> None:
+        folder = directory / str(number) / item
+        folder.mkdir(parents=True)
+        real = next(directory.glob("[1-9]/*/_METADATA"))
+        (folder / "_METADATA").write_bytes(real.read_bytes())
+
+    return make
+
+
 def _marker(change: Callable[[dict[str, Any]], None]) -> Callable[[Path, int], None]:
     """Beside an empty folder, the marker of the real step with another content."""
 
@@ -76,6 +88,8 @@ def _damaged(directory: Path, number: int) -> None:
 JUNK: dict[str, Callable[[Path, int], None]] = {
     "empty": _empty,
     "strange": _strange,
+    "arrays described": _described("state"),
+    "arrays described, no item": _described(""),
     "damaged marker": _damaged,
     "future life": _incarnation("ffffffffffff-0000"),
     "negative life": _incarnation("-0198f2c4a1b0"),

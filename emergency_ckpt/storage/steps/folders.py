@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 
+from etils import epath
+
 from emergency_ckpt.core.step_names import (
     INSPECTED_AT_MOST,
     PLAIN,
@@ -97,7 +99,10 @@ class StepFolders:
                 )
 
     def is_written_by_orbax(self, name: str, deadline_s: float | None) -> bool:
-        """Return True when Orbax has written any item into a folder. Blocks."""
+        """Return True when Orbax has written any item into a folder. Blocks.
+
+        A description of arrays with nothing beside it is no item: its arrays are not there.
+        """
         folder = self._storage.path / name
 
         def inspect() -> bool:
@@ -105,9 +110,11 @@ class StepFolders:
                 below = sorted(path.name for path in folder.iterdir())
             except (FileNotFoundError, NotADirectoryError):
                 return False
-            if not {STEP_METADATA, TREE}.isdisjoint(below):
+            if STEP_METADATA in below:
                 return True
-            return any((folder / item / TREE).exists() for item in below[:_ITEMS_TRIED])
+            if TREE in below:
+                return len(below) > 1
+            return any(_has_arrays(folder / item) for item in below[:_ITEMS_TRIED])
 
         return self._storage.do("inspect", f"/{name}", inspect, deadline_s)
 
@@ -123,6 +130,10 @@ class StepFolders:
     def _error(self, problem: str) -> PersistentTierError:
         hint = "give each job a directory of its own, with names such as 40, 000040 or name_40"
         return PersistentTierError("list", str(self._storage.path), problem, hint=hint)
+
+
+def _has_arrays(item: epath.Path) -> bool:
+    return (item / TREE).exists() and any(path.name != TREE for path in item.iterdir())
 
 
 def _newest(steps: Mapping[int, Sequence[str]]) -> list[str]:
