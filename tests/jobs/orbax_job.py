@@ -312,7 +312,7 @@ class _Warnings(logging.Handler):
 
 
 def copies(shape: tuple[int, ...]) -> Callable[[JobProcess], Any]:
-    """Steps with those in RAM, and what is said of single copies there, by two managers.
+    """The slice, steps with those in RAM, and what is said of single copies there, of two managers.
 
     The axis of the index 0 has size 1; where another has replicas, slices are along that.
     """
@@ -331,6 +331,7 @@ def copies(shape: tuple[int, ...]) -> Callable[[JobProcess], Any]:
                 {"save_interval_steps": 50},
             ) as manager:
                 if not found:
+                    found.append(manager.in_primary_slice)
                     save_up_to(manager, 3)
                 found.append(manager.all_steps())
                 found.append(differences(manager.restore(None).state, 2, mesh))

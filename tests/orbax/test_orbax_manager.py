@@ -128,13 +128,17 @@ def test_one_slice_may_save_to_ram_too(job: list[dict[str, Any]]) -> None:
 
 def test_first_axis_with_replicas_is_taken_for_one_of_size_1(job: list[dict[str, Any]]) -> None:
     """Such as MaxText's ``diloco``. Both slices have a copy, so nothing is said."""
-    assert of_all(job, "copies (1, 2, 4)") == [[0, 1, 2], [], [0, 1, 2], [], []]
+    processes = of_each(job, "copies (1, 2, 4)")
+    half = len(processes) // 2
+    assert [is_first for is_first, *_ in processes] == [True] * half + [False] * half
+    for _, *found in processes:
+        assert found == [[0, 1, 2], [], [0, 1, 2], [], []]
 
 
 def test_parts_with_one_copy_in_ram_are_told_at_each_start(job: list[dict[str, Any]]) -> None:
     first, *others = of_each(job, "copies (1, 1, 8)")
     for *found, said in others:
-        assert found == [[0, 1, 2], [], [0, 1, 2], []]
+        assert found == [True, [0, 1, 2], [], [0, 1, 2], []]
         assert said == []
     *_, said = first
     assert len(said) == 2

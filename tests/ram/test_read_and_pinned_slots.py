@@ -279,6 +279,17 @@ def test_damage_of_one_copy_leaves_another_of_its_digest(ramdisk: Path) -> None:
     assert_whole(tier, digest, 1)
 
 
+def test_each_shard_is_read_from_the_copy_in_which_it_is_sound(ramdisk: Path) -> None:
+    tier, digest = with_two_copies(ramdisk)
+    orphan = next(ramdisk.rglob("process_00001*/slot_0.bin"))
+    contents = tier.contents(digest)
+    assert contents is not None
+    flip(orphan, contents.shards[0].offset)
+    for shard in (W_SHARD, 0):  # each is asked of the copy with fewer damaged shards
+        assert tier.verify(digest, [shard]) == []
+    assert_whole(tier, digest, 1)
+
+
 def test_peer_reads_the_sound_one_of_two_copies(ramdisk: Path) -> None:
     """It asks for a digest, and nobody here has read either copy before."""
     tier, digest = with_two_copies(ramdisk)
