@@ -18,6 +18,7 @@ from findings import ROOT, differing
 from emergency_ckpt.types import TierName
 
 PACKAGE = ROOT / "emergency_ckpt"
+PRINTS = "tools/cli/output.py"
 MAX_FUNCTION_LINES = 70
 MAX_TEST_NAME_CHARS = 60
 MOST_FILES_WITH_TIER_LITERALS = 10
@@ -191,6 +192,20 @@ def check_sizes_of_foreign_input_are_bounded_in_core_limits() -> Iterator[str]:
     }
     own = {f"{path}: {name}" for path, names in OWN_SIZES.items() for name in names}
     yield from differing(elsewhere, own, "OWN_SIZES")
+
+
+def check_lines_of_commands_have_escapes() -> Iterator[str]:
+    """Names of others can hold a terminal's commands, or a newline and a forged line."""
+    for path, node in nodes():
+        match node:
+            case ast.Call(func=ast.Name("print"), args=[] | [ast.Constant()]):
+                pass
+            case ast.Call(func=ast.Name("print"), args=[ast.Call(func=ast.Name("printable"))]):
+                pass
+            case ast.Call(func=ast.Name("print")) if path != PRINTS:
+                yield f"{path}: line {node.lineno}: use print_line, which has escapes"
+            case _:
+                pass
 
 
 def check_public_definitions_are_used_outside_the_tests() -> Iterator[str]:

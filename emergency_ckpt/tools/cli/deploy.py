@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args
@@ -209,7 +210,7 @@ def _add_nodes(nodes: argparse._ArgumentGroup) -> None:  # pyright: ignore[repor
 def run(args: argparse.Namespace) -> int:
     """Print the manifests; return 0."""
     made_by = f"Made by: eckpt {shlex.join(args.words)}"
-    print(as_yaml(manifests(_job(args)), [made_by]), end="")
+    sys.stdout.write(as_yaml(manifests(_job(args)), [made_by]))
     return 0
 
 

@@ -82,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
         print_json(found)
         return 0
     _print_costs(job, rows, chosen)
-    print("\n".join([f"Recommended: {chosen.name} ({reason}).", *_LEGEND]))
+    for line in (f"Recommended: {chosen.name} ({reason}).", *_LEGEND):
+        print_line(line)
     return 0
 
 

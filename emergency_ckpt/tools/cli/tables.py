@@ -19,7 +19,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     widths = [max(len(row[i]) for row in [list(columns), *rows]) for i in range(len(columns))]
     for row in [list(columns), *rows]:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
+        print_line("  ".join(cells).rstrip())
 
 
 def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -238,4 +238,4 @@ def _tell(
             line = f"{verdict.summary['scenario']}: {problem}"
             console.print(line, style="red", markup=False, soft_wrap=True)
     written = (str(options.out / name) for name in ("summary.json", "loss.png", "report.html"))
-    console.print("  ".join(written), soft_wrap=True)
+    console.print("  ".join(written), markup=False, soft_wrap=True)

@@ -37,5 +37,5 @@ def run(args: argparse.Namespace) -> int:
     write_report(args.output, "Report of a training run", [read])
     for warning in read.warnings:
         print_line(f"warning: {warning}")
-    print(args.output)
+    print_line(str(args.output))
     return 0
