@@ -11,7 +11,7 @@ from typing import Any
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator, connect_start, own_address
-from emergency_ckpt.cluster.left_processes import LeftProcesses
+from emergency_ckpt.cluster.left_processes import LeftProcesses, have_left
 from emergency_ckpt.cluster.lost_peers import LostPeers
 from emergency_ckpt.cluster.membership import JobStart, Membership
 from emergency_ckpt.cluster.peers import Known
@@ -24,7 +24,13 @@ from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.config.validation import listeners_of
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.timeline import number_of
-from emergency_ckpt.errors import ConfigError, CoordinationError, RestoreFailed
+from emergency_ckpt.errors import (
+    CheckpointError,
+    ConfigError,
+    CoordinationError,
+    PeerUnreachable,
+    RestoreFailed,
+)
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.observer import JobView, Observer, StepProgress
 from emergency_ckpt.restore.request import RestoreParts
@@ -118,6 +124,7 @@ class Opened:
         self.config, self.process, self.buffers, self.link = config, process, buffers, link
         self.failures = Failures()
         self.progress = StepProgress()
+        self._is_over = False
         self._observers: list[Observer] = []
         self._joined: list[tuple[Observer, JobView]] = []
         self.events = _sink(config, process[0], self._observers)
@@ -192,6 +199,7 @@ class Opened:
         self.events.close()
 
     def _leave(self, reason: str) -> None:
+        self._is_over = True
         self.left_processes.gone(reason)
         self.watch.close()
         self.member.leave()
@@ -374,18 +382,28 @@ class Opened:
             observer.join(view)
         if claim is not None:
             claim.check()
-        peer_probe: PeerProbe | None = None
-        if "peers" in config.require:
-            peer_probe = PeerProbe(member.peers, self.process, config.start_timeout_s / 2)
+        are_required = "peers" in config.require
+        on_failure = None if are_required else self._warn_of_peer
+        timeout_s = config.start_timeout_s / 2
+        peer_probe = PeerProbe(member.peers, self.process, timeout_s, on_failure)
         must_take_files = "storage" in config.require and self._saves_to_storage
         if storage is not None and claim is not None and must_take_files:
             deadline_s = time.monotonic() + min(_PROBE_TIMEOUT_S, config.start_timeout_s / 4)
             probe_storage(storage.tier.storage, member.incarnation, deadline_s)
         member.adopt_orphans()
-        if peer_probe is not None:
+        if are_required:
             peer_probe.finish()
         if claim is not None:
             claim.finish(member.incarnation)
+
+    def _warn_of_peer(self, peer: int, error: PeerUnreachable) -> None:
+        """Warn of a peer that cannot be reached, unless it or this process has ended meanwhile."""
+        try:
+            has_ended = bool(have_left(self.member.coordinator, [peer]))
+        except CheckpointError:
+            return  # the job ends, or says itself that its service is gone
+        if not (has_ended or self._is_over):
+            self.events.emit("start.warning", text=str(error))
 
 
 def _sink(config: Config, me: int, observers: list[Observer]) -> EventSink:

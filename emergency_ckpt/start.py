@@ -70,16 +70,25 @@ def neighbours(process: int, count: int) -> list[int]:
 class PeerProbe:
     """Handshakes with this process's neighbours, all at once, from construction on.
 
-    Each process is greeted by two others, however many there are.
+    Each process is greeted by two others, however many there are: an address that others cannot
+    reach would show only at a save or a loss.
 
     Args:
       process: (index, count) of this one.
       timeout_s: maximum duration of all of them together.
+      on_failure: called by a thread of the probe with each neighbour that cannot be reached.
     """
 
-    def __init__(self, peers: Peers, process: tuple[int, int], timeout_s: float) -> None:
+    def __init__(
+        self,
+        peers: Peers,
+        process: tuple[int, int],
+        timeout_s: float,
+        on_failure: Callable[[int, PeerUnreachable], None] | None = None,
+    ) -> None:
         self._peers = peers
         self._timeout_s = timeout_s
+        self._on_failure = on_failure
         self._deadline_s = time.monotonic() + timeout_s
         self._errors: dict[int, CheckpointError | None] = {}
         self._addresses: dict[int, str] = {}
@@ -114,6 +123,9 @@ class PeerProbe:
         except Exception as error:  # noqa: BLE001 - raised by the thread that waits
             text = f"unexpected {type(error).__name__}: {error}"
             self._errors[peer] = CheckpointError("greet", f"process {peer}", text)
+        error = self._errors[peer]
+        if error is not None and self._on_failure is not None:
+            self._on_failure(peer, self._unreachable(peer, error))
 
     def _name(self, peer: int) -> str:
         return f"process {peer} at {self._addresses.get(peer, 'an unknown address')}"
@@ -123,7 +135,8 @@ class PeerProbe:
             "start",
             self._name(peer),
             f"it cannot be reached from this process: {error}",
-            hint="open the port between all hosts of the job (bind_host, bind_port)",
+            hint="set bind_host there to an address that the other hosts reach, and open its port"
+            " (bind_port) between all hosts of the job",
         )
 
     def _silence(self, peer: int) -> CheckpointError:

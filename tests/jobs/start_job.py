@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from job_process import JobProcess, finish, mesh_of, programs_of, run_program, state_at
+from launch_support import wait_until
 from persistent_steps import complete_steps, life, writer_of
 
 from emergency_ckpt.errors import CheckpointError
@@ -112,15 +113,29 @@ def storage_refuses(world: JobProcess) -> Any:
 
 
 def closed_port(world: JobProcess) -> Any:
-    """As behind a firewall: nothing answers at the address of process 1."""
+    with _without_server(world.process == 1):
+        return attempt(world, "closed_port", require={"peers"})
+
+
+def closed_port_told(world: JobProcess) -> Any:
+    with _without_server(world.process == 1), world.config("told").instantiate():
+        if world.process == 0:
+            wait_until(lambda: bool(world.named("start.warning")), "a warning of the port")
+        world.meet()
+        return [fields["text"] for fields in world.named("start.warning")]
+
+
+@contextlib.contextmanager
+def _without_server(is_here: bool) -> Generator[None]:
+    """As behind a firewall: nothing answers at the address that this process has announced."""
     with contextlib.ExitStack() as stack:
-        if world.process == 1:
+        if is_here:
             start = TransferServer.start
             closed = mock.patch.object(
                 TransferServer, "start", lambda own: [start(own), own.stop()]
             )
             stack.enter_context(closed)
-        return attempt(world, "closed_port", require={"peers"})
+        yield
 
 
 def leave_claim(directory: Path, run_id: str, incarnation: str) -> dict[str, Any]:

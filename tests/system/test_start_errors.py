@@ -75,6 +75,14 @@ def test_start_with_a_required_peers_port_closed_fails_on_all(seen: Results) -> 
     assert "process 0: start process 1 at " in second["text"]
 
 
+def test_start_beside_a_peers_closed_port_warns(seen: Results) -> None:
+    """Nothing requires the peers, and a save that needs no push would succeed without them."""
+    (told,), others = of(seen, "closed_port_told")
+    assert others == []
+    assert re.search("process 1 at .*@127.0.0.1:.* cannot be reached from this process", told)
+    assert "bind_host" in told
+
+
 def test_start_in_anothers_directory_fails_alike_on_all(seen: Results) -> None:
     first, second = of(seen, "directory_of_another_run")
     assert first == second
