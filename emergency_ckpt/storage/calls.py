@@ -143,6 +143,11 @@ def is_refusal(error: BaseException) -> bool:
     )
 
 
+def is_conflict(error: BaseException) -> bool:
+    """Return True when what there is in a bucket does not admit the change, or is gone."""
+    return isinstance(error, FileNotFoundError | FileExistsError) or _status_of(error) in (409, 412)
+
+
 def is_unreachable(error: BaseException) -> bool:
     """Return True when storage did not answer or refused, so its contents are not known.
 

@@ -9,8 +9,9 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 import fsspec
@@ -25,6 +26,7 @@ from emergency_ckpt.storage.calls import (
     StorageTimeout,
     call,
     call_with_retries,
+    is_conflict,
     is_damage,
     is_full,
     is_passing,
@@ -45,6 +47,9 @@ _DAMAGED_HINT = "the step cannot be read in full; use another one"
 _UNSATISFIABLE = 416
 _SOUND_BUCKETS: set[str] = set()
 """Buckets that this process has found to keep preconditions."""
+
+_WITH_FOLDERS: set[str] = set()
+"""Those of them that have a hierarchical namespace."""
 
 _STALLED_S = 5.0
 """After this time a read of a small file is begun once more: most take tens of milliseconds."""
@@ -126,6 +131,8 @@ class StorageDirectory:
             problem = f"bucket {self._bucket!r} is zonal (Rapid): it does not keep preconditions"
             hint = "use a regional or multi-region bucket; Rapid Cache makes its reads as fast"
             raise PersistentTierError("use", str(self.path), problem, hint=hint)
+        if (layout.get("hierarchicalNamespace") or {}).get("enabled"):
+            _WITH_FOLDERS.add(self._bucket)
         _SOUND_BUCKETS.add(self._bucket)
 
     def names_in(self, below: str = "", deadline_s: float | None = None) -> set[str]:
@@ -135,6 +142,8 @@ class StorageDirectory:
         """
 
         def names() -> set[str]:
+            if self._is_gcs:
+                return self._names_of_objects(f"{below}/" if below else "")
             self.forget_listings()
             try:
                 return {path.name for path in (self.path / below).iterdir()}
@@ -168,14 +177,36 @@ class StorageDirectory:
 
         For use inside ``do``.
         """
-        client = self._client()
-        root = f"{_without_scheme(self.path)}/"
         found: Generations = {}
         for prefix in prefixes:
-            listed = client.find(str(self.path), prefix=prefix, detail=True, update_cache=False)
-            for name, each in listed.items():
-                found[name.removeprefix(root)] = each["generation"]
+            for page in self._pages(prefix):
+                for each in page.get("items", ()):
+                    found[each["name"].removeprefix(self._below)] = each["generation"]
         return found
+
+    def _names_of_objects(self, prefix: str) -> set[str]:
+        below = f"{self._below}{prefix}"
+        names: set[str] = set()
+        with contextlib.suppress(FileNotFoundError):  # there is no such bucket
+            for page in self._pages(prefix, delimiter="/"):
+                names.update(each["name"].removeprefix(below) for each in page.get("items", ()))
+                names.update(each.removeprefix(below)[:-1] for each in page.get("prefixes", ()))
+        return names - {""}  # an object whose name ends with a slash stands for a folder
+
+    def _pages(self, prefix: str, **query: str) -> Generator[dict[str, Any]]:
+        """List objects of a bucket whose names below the directory begin with ``prefix``.
+
+        Not by the client's own listings: in a bucket with a hierarchical namespace these have the
+        folders too, also the empty ones that removed steps leave.
+        https://cloud.google.com/storage/docs/json_api/v1/objects/list
+        """
+        query |= {"prefix": f"{self._below}{prefix}", "maxResults": "1000"}
+        while True:
+            page = self._client().call("GET", "b/{}/o", self._bucket, json_out=True, **query)
+            yield page
+            if "nextPageToken" not in page:
+                return
+            query["pageToken"] = page["nextPageToken"]
 
     def delete_objects(self, objects: Generations) -> None:
         """Delete objects that still have these generations; others under their names stay.
@@ -192,6 +223,24 @@ class StorageDirectory:
                 client.call("DELETE", *path, ifGenerationMatch=generation)
 
         self._for_each(delete, objects)
+
+    def delete_empty_folders(self, names: Iterable[str]) -> None:
+        """Delete the folders of objects that were deleted, where nothing else is in them.
+
+        A bucket with a hierarchical namespace keeps them; another has none. One that storage
+        refuses to delete stays, and misleads nobody: no listing here has it. For use inside ``do``.
+        https://cloud.google.com/storage/docs/json_api/v1/folders/delete
+        """
+        if self._bucket not in _WITH_FOLDERS:
+            return
+        client = self._client()
+        above = {parent for name in names for parent in PurePosixPath(name).parents if parent.name}
+        for folder in sorted(above, key=lambda path: len(path.parts), reverse=True):
+            try:
+                client.call("DELETE", "b/{}/folders/{}", self._bucket, f"{self._below}{folder}/")
+            except Exception as error:
+                if not (is_refusal(error) or is_conflict(error)):
+                    raise
 
     def _for_each(self, work: Callable[[str, str], None], objects: Generations) -> None:
         try:

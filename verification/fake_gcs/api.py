@@ -75,6 +75,27 @@ class GcsApi:
         self._store.shelf(route.bucket)
         return ApiReply.json(layout_resource(route.bucket))
 
+    # Folders, of hierarchical buckets alone
+
+    def _folders_list(self, route: Route, request: ApiRequest) -> ApiReply:
+        names = self._store.folders(route.bucket, request.query.get("prefix", ""))
+        return ApiReply.json({"items": [{"name": name} for name in names]})
+
+    def _folders_get(self, route: Route, _request: ApiRequest) -> ApiReply:
+        name = f"{route.name.rstrip('/')}/"
+        if name not in self._store.folders(route.bucket, name):
+            raise GcsError(404, "notFound", f"No such folder: {route.bucket}/{name}")
+        return ApiReply.json({"name": name})
+
+    def _folders_insert(self, route: Route, request: ApiRequest) -> ApiReply:
+        name = str(request.json().get("name", ""))
+        self._store.make_folder(route.bucket, name)
+        return ApiReply.json({"name": name})
+
+    def _folders_delete(self, route: Route, _request: ApiRequest) -> ApiReply:
+        self._store.delete_folder(route.bucket, route.name)
+        return ApiReply(204)
+
     # Objects
 
     def _objects_list(self, route: Route, request: ApiRequest) -> ApiReply:

@@ -11,7 +11,12 @@ from fake_gcs.resources import GcsError, whole_number
 
 PAGE_LIMIT = 1000  # the maximum of GCS, also for a larger maxResults
 
-KNOWN = frozenset({"prefix", "delimiter", "startOffset", "endOffset", "maxResults", "pageToken"})
+KNOWN = frozenset(
+    {
+        *("prefix", "delimiter", "startOffset", "endOffset", "maxResults", "pageToken"),
+        "includeFoldersAsPrefixes",
+    }
+)
 # What changes no name. Other parameters are refused: a listing that ignores a filter makes a test
 # pass for the wrong reason.
 _NO_FILTERS = frozenset({"fields", "projection", "userProject", "prettyPrint", "versions", "alt"})
@@ -24,6 +29,8 @@ class ListQuery:
     start_offset: str = ""
     end_offset: str = ""
     max_results: int = PAGE_LIMIT
+    with_folders: bool = False
+    """Folders of a hierarchical bucket are among the prefixes, also those without objects."""
     after: str = ""
     """The last name or prefix of the page before; empty for the first page."""
 
@@ -40,6 +47,7 @@ class ListQuery:
             start_offset=query.get("startOffset", ""),
             end_offset=query.get("endOffset", ""),
             max_results=min(wanted, PAGE_LIMIT) if wanted else PAGE_LIMIT,
+            with_folders=query.get("includeFoldersAsPrefixes", "false") == "true",
             after=base64.urlsafe_b64decode(token).decode(),
         )
 

@@ -83,6 +83,8 @@ _ROUTES = [
         (_BUCKET, {"GET": "buckets.get"}),
         (_BUCKET + "/storageLayout", {"GET": "buckets.layout"}),
         (_BUCKET + "/o", {"GET": "objects.list"}),
+        (_BUCKET + "/folders", {"GET": "folders.list", "POST": "folders.insert"}),
+        (_BUCKET + "/folders/{name}", {"GET": "folders.get", "DELETE": "folders.delete"}),
         (_OBJECT, {"GET": "objects.get", "DELETE": "objects.delete"}),
         (_OBJECT + "/rewriteTo/b/{to_bucket}/o/{to_name}", {"POST": "objects.rewrite"}),
         ("/upload" + _BUCKET + "/o", {"POST": "objects.insert", "PUT": "objects.insert"}),

@@ -1,7 +1,8 @@
 """Buckets and objects in memory, with GCS's consistency rules. Pure, except for the given clock.
 
 Not thread-safe; on one thread every method is atomic, since none yields. Generations rise strictly
-over the whole store. Only live objects exist: no versioning, no soft delete, no folders.
+over the whole store. Only live objects exist: no versioning, no soft delete. A bucket whose name
+begins with "hierarchical" has folders, which an object's upload makes and its deletion leaves.
 """
 
 from __future__ import annotations
@@ -15,13 +16,20 @@ from fake_gcs.resources import GcsError, Preconditions, StoredObject, crc32c_of
 
 _NO_CONDITIONS = Preconditions()
 
+HIERARCHICAL = "hierarchical"
+"""The names of buckets with folders begin so."""
+
 
 @dataclass(slots=True)
 class _Shelf:
-    """One bucket: its objects by name, and the names in order for listing."""
+    """One bucket: its objects by name, and the names in order for listing.
+
+    ``folders``: their names, which end with a slash; None where the bucket has none.
+    """
 
     objects: dict[str, StoredObject] = field(default_factory=dict[str, StoredObject])
     names: list[str] = field(default_factory=list[str])
+    folders: set[str] | None = None
 
 
 class GcsStore:
@@ -33,7 +41,10 @@ class GcsStore:
 
     def __init__(self, now_us: Callable[[], int], buckets: Iterable[str]) -> None:
         self._now_us = now_us
-        self._shelves = {name: _Shelf() for name in buckets}
+        self._shelves = {
+            name: _Shelf(folders=set() if name.startswith(HIERARCHICAL) else None)
+            for name in buckets
+        }
         self._last_generation = 0
 
     def find(self, bucket: str, name: str) -> StoredObject | None:
@@ -51,7 +62,11 @@ class GcsStore:
 
     def list_objects(self, bucket: str, query: ListQuery) -> tuple[list[StoredObject], Page]:
         shelf = self.shelf(bucket)
-        page = list_page(shelf.names, query)
+        names = shelf.names
+        if query.with_folders:
+            below = {name for name in shelf.folders or () if name != query.prefix}
+            names = sorted(below.union(names))
+        page = list_page(names, query)
         return [shelf.objects[name] for name in page.names], page
 
     def put(
@@ -80,6 +95,8 @@ class GcsStore:
         )
         if name not in shelf.objects:
             insort(shelf.names, name)
+        if shelf.folders is not None:
+            shelf.folders |= folders_above(name)
         shelf.objects[name] = stored
         return stored
 
@@ -89,12 +106,42 @@ class GcsStore:
         del shelf.objects[name]
         del shelf.names[bisect_left(shelf.names, name)]
 
+    def folders(self, bucket: str, prefix: str = "") -> list[str]:
+        """Return the folders whose names begin with ``prefix``, which end with a slash."""
+        return sorted(name for name in self._folders(bucket) if name.startswith(prefix))
+
+    def make_folder(self, bucket: str, name: str) -> None:
+        """Make a folder, and those above it."""
+        self._folders(bucket).update(folders_above(f"{name.rstrip('/')}/"))
+
+    def delete_folder(self, bucket: str, name: str) -> None:
+        """Delete a folder; GcsError 409 while anything is in it."""
+        folders, name = self._folders(bucket), f"{name.rstrip('/')}/"
+        if name not in folders:
+            raise GcsError(404, "notFound", f"No such folder: {bucket}/{name}")
+        inside = folders.union(self.shelf(bucket).names) - {name}
+        if any(each.startswith(name) for each in inside):
+            raise GcsError(409, "conflict", f"The folder is not empty: {bucket}/{name}")
+        folders.remove(name)
+
+    def _folders(self, bucket: str) -> set[str]:
+        folders = self.shelf(bucket).folders
+        if folders is None:
+            raise GcsError(409, "conflict", f"The bucket has no hierarchical namespace: {bucket}.")
+        return folders
+
     def shelf(self, bucket: str) -> _Shelf:
         """Return a bucket."""
         shelf = self._shelves.get(bucket)
         if shelf is None:
             raise GcsError(404, "notFound", f"The specified bucket does not exist: {bucket}.")
         return shelf
+
+
+def folders_above(name: str) -> set[str]:
+    """Return the folders that contain an object; a name that ends with a slash is one of them."""
+    parts = name.split("/")[:-1]
+    return {"/".join(parts[: end + 1]) + "/" for end in range(len(parts))}
 
 
 def check_object_name(name: str) -> None:

@@ -161,23 +161,6 @@ class Client:
 
         return _look(path, names)
 
-    def find(
-        self, name: str, *, prefix: str, detail: bool, update_cache: bool
-    ) -> dict[str, dict[str, str]]:
-        del detail, update_cache
-        path, root = objects.path_of(name), objects.root
-
-        def found() -> dict[str, dict[str, str]]:
-            return {
-                f"{URL.partition('://')[2]}/{each.relative_to(root)}": {
-                    "generation": str(objects.generation_of(each))
-                }
-                for each in objects.below(path)
-                if str(each.relative_to(path)).startswith(prefix)
-            }
-
-        return _look(path, found)
-
     def cat_file(self, name: str, *, start: int, end: int) -> bytes:
         path = objects.path_of(name)
 
@@ -212,19 +195,39 @@ class Client:
         del name, exist_ok
 
     def call(
-        self,
-        method: str,
-        form: str,
-        *names: str,
-        json_out: bool = False,
-        ifGenerationMatch: str = "",
+        self, method: str, form: str, *names: str, json_out: bool = False, **query: str
     ) -> Any:
-        """Delete an object, or tell how the bucket stores."""
+        """Delete an object, list some, or tell how the bucket stores."""
         del json_out
+        if method == "GET" and form == "b/{}/o":
+            return self._list(**query)
         if method == "GET":
             assert form == "b/{}/storageLayout", form
             return {"locationType": "region"}
-        name = names[-1]
+        assert (method, form) == ("DELETE", "b/{}/o/{}"), (method, form)
+        return self._delete(names[-1], **query)
+
+    def _list(self, *, prefix: str, delimiter: str = "", maxResults: str) -> Any:
+        """Return all in one page."""
+        del maxResults
+
+        def listed() -> dict[str, Any]:
+            items: list[dict[str, str]] = []
+            prefixes: set[str] = set()
+            for path in objects.below(objects.root):
+                name = str(path.relative_to(objects.root))
+                if not name.startswith(prefix):
+                    continue
+                first, is_folder, _ = name.removeprefix(prefix).partition(delimiter or "\n")
+                if is_folder:
+                    prefixes.add(f"{prefix}{first}{delimiter}")
+                else:
+                    items.append({"name": name, "generation": str(objects.generation_of(path))})
+            return {"items": items, "prefixes": sorted(prefixes)}
+
+        return _look(objects.path_of(prefix), listed)
+
+    def _delete(self, name: str, *, ifGenerationMatch: str = "") -> Any:
         path = objects.path_of(name)
 
         def delete() -> None:

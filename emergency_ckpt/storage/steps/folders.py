@@ -6,8 +6,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 
-from etils import epath
-
 from emergency_ckpt.core.step_names import (
     INSPECTED_AT_MOST,
     PLAIN,
@@ -103,20 +101,17 @@ class StepFolders:
 
         A description of arrays with nothing beside it is no item: its arrays are not there.
         """
-        folder = self._storage.path / name
+        below = sorted(self._storage.names_in(name, deadline_s))
+        if STEP_METADATA in below:
+            return True
+        if TREE in below:
+            return len(below) > 1
+        return any(self._has_arrays(f"{name}/{item}", deadline_s) for item in below[:_ITEMS_TRIED])
 
-        def inspect() -> bool:
-            try:
-                below = sorted(path.name for path in folder.iterdir())
-            except (FileNotFoundError, NotADirectoryError):
-                return False
-            if STEP_METADATA in below:
-                return True
-            if TREE in below:
-                return len(below) > 1
-            return any(_has_arrays(folder / item) for item in below[:_ITEMS_TRIED])
-
-        return self._storage.do("inspect", f"/{name}", inspect, deadline_s)
+    def _has_arrays(self, item: str, deadline_s: float | None) -> bool:
+        if not self._storage.has_file(f"{item}/{TREE}", deadline_s):
+            return False
+        return self._storage.names_in(item, deadline_s) != {TREE}
 
     def _has_steps(self, names: Sequence[str], deadline_s: float | None) -> bool:
         """Return True when Orbax wrote any of these folders. Blocks."""
@@ -130,10 +125,6 @@ class StepFolders:
     def _error(self, problem: str) -> PersistentTierError:
         hint = "give each job a directory of its own, with names such as 40, 000040 or name_40"
         return PersistentTierError("list", str(self._storage.path), problem, hint=hint)
-
-
-def _has_arrays(item: epath.Path) -> bool:
-    return (item / TREE).exists() and any(path.name != TREE for path in item.iterdir())
 
 
 def _newest(steps: Mapping[int, Sequence[str]]) -> list[str]:

@@ -846,6 +846,7 @@ def delete_step(storage: StorageDirectory, objects: Generations) -> None:
     by_rank = sorted(objects, key=_rank)
     for _, names in itertools.groupby(by_rank, _rank):
         storage.delete_objects({name: objects[name] for name in names})
+    storage.delete_empty_folders(objects)
 
 
 _FILE = 2
