@@ -72,6 +72,16 @@ def plain_incarnation(number: int, digest: str) -> str:
     return f"{number:012d}{_ORBAX}{digest}"
 
 
+def seen_before(incarnation: str, life: str) -> str:
+    """Return a step of plain Orbax as one that was there before a ``life``, whose chain judges it.
+
+    Another ``incarnation`` is returned as given.
+    """
+    if not is_plain(incarnation):
+        return incarnation
+    return plain_incarnation(number_of(life) - 1, incarnation.partition(_ORBAX)[2])
+
+
 def is_same_save(incarnation: str, other: str) -> bool:
     """Return whether two incarnations of one step are equal, or of the same files of plain Orbax.
 

@@ -146,6 +146,18 @@ def test_adopted_steps_can_be_rolled_back(world: World) -> None:
     assert restored(world, 6) == (6, 6.0)
 
 
+def test_adopted_steps_are_rolled_back_by_an_older_restore(world: World) -> None:
+    plain(world.persistent, 2, 4)
+    with world.open_both(**STORAGE) as ckpt:
+        assert ckpt.restore(2, state=LIKE)[0] == 2
+        assert ckpt.save(step=3, state={"w": np.full(4, 3, np.float32)})
+        finish(ckpt)
+    world.lose_ram()
+    assert complete_steps(str(world.persistent)) == [2, 3]
+    assert restored(world) == (3, 3.0)
+    assert restored(world, 4) == (4, 4.0)
+
+
 def test_adoption_beside_a_job_is_kept_by_its_next_save(world: World) -> None:
     with world.open_both(**STORAGE) as ckpt:
         for step in (1, 2):

@@ -34,7 +34,7 @@ from emergency_ckpt.core.step_log import (
     without_lives,
 )
 from emergency_ckpt.core.step_names import folders_of, is_name_of, steps_by_kind
-from emergency_ckpt.core.timeline import Timeline, life_of, number_of
+from emergency_ckpt.core.timeline import Timeline, life_of, number_of, seen_before
 from emergency_ckpt.errors import (
     DirectoryInUse,
     PersistentTierError,
@@ -512,7 +512,10 @@ class DirectoryWriter:
             elif found.step.problem and not found.is_junk:
                 self._damaged.add(each.step)
             elif not found.is_junk:
-                kept.append(self._entry_for(found))
+                entry, life = self._entry_for(found), self._mine.incarnation
+                # A rollback leaves behind what this life adopts, as it does its parent's steps.
+                incarnation = seen_before(entry.incarnation, life)
+                kept.append(msgspec.structs.replace(entry, incarnation=incarnation))
         return kept, garbage
 
     @staticmethod
