@@ -142,7 +142,11 @@ def allows(chain: Mapping[str, Any] | None, step: int, incarnation: str) -> bool
         return step <= chain["oldest_step"]
     if is_plain:
         return step <= no_greater[0][1]
-    return any(name == life and step <= last_step for name, last_step in ancestors)
+    same = [each for each in ancestors if number_of(each[0]) == number]
+    own = [each for each in same if each[0] == life]
+    if all(_PLAIN.fullmatch(name) for name, _ in same):
+        own = same
+    return bool(own) and step <= own[0][1]
 
 
 # The ramdisk.

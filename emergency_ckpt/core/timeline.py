@@ -157,7 +157,12 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return self.oldest_step
         if is_plain(incarnation):
             return links[0].last_step
-        return next((each.last_step for each in links if each.incarnation == incarnation), -1)
+        same = [each for each in links if number_of(each.incarnation) == number]
+        own = [each for each in same if each.incarnation == incarnation]
+        # A first life has no chain that names it: a step of plain Orbax, seen beside it, does.
+        if not own and all(is_plain(each.incarnation) for each in same):
+            own = same
+        return own[0].last_step if own else -1
 
 
 def continued(before: Timeline | None, parent: SaveId | None, incarnation: str) -> Timeline:

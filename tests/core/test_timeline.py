@@ -210,7 +210,7 @@ def test_objection_agrees_with_the_tree_of_lives(lengths: list[int], data: st.Da
     line = {(step, plain_incarnation(0, "5e")) for step in range(3)} | {(3, A), (4, A)}
     if data.draw(st.booleans()):
         timeline = continued(None, save(2, plain_incarnation(0, "5e")), A)
-        line.add((5, plain_incarnation(1, "5e")))
+    line.add((5, plain_incarnation(1, "5e")))
     every, rivals, number = set(line), set[tuple[int, str]](), 1
     for length in lengths:
         number += data.draw(st.integers(1, 3))

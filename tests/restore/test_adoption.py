@@ -158,6 +158,18 @@ def test_adopted_steps_are_rolled_back_by_an_older_restore(world: World) -> None
     assert restored(world, 4) == (4, 4.0)
 
 
+def test_restore_of_an_adopted_step_keeps_older_steps(world: World) -> None:
+    with world.open_both(**STORAGE) as ckpt:
+        for step in (1, 2):
+            assert ckpt.save(step=step, state={"w": np.full(4, step, np.float32)})
+            finish(ckpt)
+    world.lose_ram()
+    plain(world.persistent, 4)
+    assert adopted(world) == ["step 4"]
+    save(world, 5)
+    assert complete_steps(str(world.persistent)) == [1, 2, 4, 5]
+
+
 def test_adoption_beside_a_job_is_kept_by_its_next_save(world: World) -> None:
     with world.open_both(**STORAGE) as ckpt:
         for step in (1, 2):

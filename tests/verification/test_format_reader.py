@@ -386,6 +386,7 @@ CHAINS = [
     Timeline(LIVES[6], 7, (Ancestor(LIVES[5], 7),), -1),
     Timeline(LIVES[4], -1, (), -1),
     Timeline(LIVES[8], 3, (Ancestor("000000000002-orbax-5e9d", 3), Ancestor(LIVES[4], 1)), 1),
+    Timeline(LIVES[8], 7, (Ancestor(LIVES[6], 7), Ancestor("000000000001-orbax-5e9d", 3)), 3),
 ]
 
 
