@@ -44,7 +44,7 @@ help:
 	@echo "make simulate-mutants   put known defects back, one at a time: the simulation must find each"
 	@echo "make kill-matrix   put the defects of the reliability record back, one at a time: which tests notice? KILL_FLAGS;"
 	@echo "             hours, and goes on where it was interrupted"
-	@echo "make model   check the model of the step log with TLC, and find each defect in it; needs Java, else 77 (twelve minutes)"
+	@echo "make model   check the model of the step log with TLC, and find each defect in it; needs Java, else 77 (an hour)"
 	@echo "make fuzz    fuzz every decoder for FUZZ_SECONDS (60) each"
 	@echo "make size    count lines, classes, settings, commands, calls of a save and a restore; AGAINST=REVISION"
 	@echo "make check   format, lint, types, import layers, documents, mutants that still apply"

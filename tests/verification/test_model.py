@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,6 +112,61 @@ def test_replay_takes_what_a_claim_finds_unlisted() -> None:
     assert replay.replay([*first_life(), look, found])[-1] == "Claim"
 
 
+PLAIN = "000000000000-orbax-00ff"
+"""What a first save adopts."""
+
+
+def foreign(number: int) -> str:
+    return f"{number:012d}-orbax-00ff"
+
+
+def first_save(plain: str = PLAIN) -> list[Event]:
+    """A first save of a directory in which another program has saved step 1."""
+    return [version(1, ONE), version(2, ONE, (1, plain, "complete"))]
+
+
+def test_replay_takes_an_adoption_by_the_first_save() -> None:
+    save = version(3, ONE, (1, PLAIN, "complete"), (2, ONE, "complete"))
+    trace = [*first_save(), files((1, PLAIN)), save, files((1, PLAIN), (2, ONE))]
+    assert replay.replay(trace) == ["Claim", "Claim", "DeleteFile", "ListStep", "DeleteFile"]
+
+
+def test_replay_refuses_an_adopted_step_as_new_as_its_life() -> None:
+    """Its own chain would let the step count, though a restore of an older one began the life."""
+    assert "not older than the life" in refused(first_save(foreign(1)))
+
+
+def test_replay_refuses_an_adopted_step_that_is_not_whole() -> None:
+    assert "behind what was removed: [(1" in refused([*first_save(), files()])
+
+
+@pytest.mark.parametrize("life", [ONE, TWO])
+def test_replay_refuses_an_adoption_beside_entries_by_a_save(life: str) -> None:
+    table = [(1, ONE, "complete"), (2, ONE, "complete"), (3, PLAIN, "complete")]
+    assert "beside a log with entries" in refused([*first_life(), version(4, life, *table)])
+
+
+def test_replay_takes_what_a_person_adopts() -> None:
+    """Also in the place of a listed step, which another program has written again."""
+    table = [(1, ONE, "complete"), (2, foreign(1), "complete"), (3, foreign(2), "complete")]
+    assert replay.replay([*first_life(), version(4, ONE, *table)])[-1] == "Adopt"
+
+
+def test_replay_refuses_a_person_who_adopts_in_an_empty_log() -> None:
+    adopted = version(2, ONE, (1, foreign(1), "complete"))
+    assert "the log has no entry" in refused([version(1, ONE), adopted])
+
+
+def test_replay_refuses_a_person_who_adopts_with_a_claim() -> None:
+    table = [(1, ONE, "complete"), (2, ONE, "complete"), (3, foreign(2), "complete")]
+    assert "Adopt: it claims" in refused([*first_life(), version(4, TWO, *table)])
+
+
+def test_replay_refuses_a_person_who_drops_what_counts() -> None:
+    table = [(2, ONE, "complete"), (3, foreign(1), "complete")]
+    assert "Adopt: (1, " in refused([*first_life(), version(4, ONE, *table)])
+
+
 def test_replay_refuses_a_version_written_twice() -> None:
     """Create without precondition: the table of one who has read an older version."""
     stale = version(3, TWO, (1, ONE, "complete"))
@@ -168,19 +224,35 @@ def test_checks_name_constants_and_invariants_of_the_model() -> None:
     assert found == invariants  # of none is it unknown that it can fail
 
 
-@pytest.mark.parametrize("name", ["own-choice", "order-by-clock"])
-def test_tlc_finds_a_defect(name: str) -> None:
+def found_jar() -> Path:
+    """Return TLC's jar; skip the test without one, or without Java."""
     jar = run.find_jar()
     if jar is None or run.rejection_reason(jar):
         pytest.skip(run.rejection_reason(jar))
+    return jar
+
+
+@pytest.mark.parametrize("name", ["own-choice", "order-by-clock", "adopts-as-own"])
+def test_tlc_finds_a_defect(name: str) -> None:
     check = run.CHECKS[name]
-    assert run.run_tlc(jar, check.constants, workers=1, heap="1g").violated in check.violated
+    result = run.run_tlc(found_jar(), check.constants, workers=1, heap="1g")
+    assert result.violated in check.violated
 
 
 def test_tlc_finds_the_model_of_one_step_sound() -> None:
-    jar = run.find_jar()
-    if jar is None or run.rejection_reason(jar):
-        pytest.skip(run.rejection_reason(jar))
-    result = run.run_tlc(jar, {"Last": "1"}, workers=1, heap="1g")
+    result = run.run_tlc(found_jar(), {"Last": "1"}, workers=1, heap="1g")
     assert result.is_complete
     assert result.states > 1000
+
+
+def test_tlc_walks_along_random_behaviours_of_three_lives() -> None:
+    check = run.CHECKS["three-lives"]
+    result = run.run_tlc(found_jar(), check.constants, behaviours=30, workers=1, heap="1g")
+    assert (result.violated, result.is_complete) == ("", True)
+    assert result.states > 30
+
+
+def test_tlc_finds_a_defect_along_random_behaviours() -> None:
+    constants = {**run.CHECKS["three-lives"].constants, "OwnChoice": "TRUE"}
+    result = run.run_tlc(found_jar(), constants, behaviours=1000, workers=1, heap="1g")
+    assert result.violated == "OneStepIsRestored"

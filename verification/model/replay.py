@@ -80,16 +80,21 @@ def life_of(incarnation: str) -> str:
     return incarnation.partition(".")[0]
 
 
+def is_plain(incarnation: str) -> bool:
+    """Return whether another program, plain Orbax, wrote a save."""
+    return "-orbax" in incarnation
+
+
 def on_chain(save: Save, chain: Chain | None) -> bool:
     """Return whether a chain, or none, lets a save count."""
     step, life = save[0], life_of(save[1])
     if chain is None or life == chain["head"]:
         return True
-    number, head, is_plain = number_of(life), number_of(chain["head"]), "-orbax" in life
+    number, head = number_of(life), number_of(chain["head"])
     if number > head:
         return True
     if number == head:
-        return is_plain
+        return is_plain(life)
     links = [
         (each["incarnation"], each["last_step"])
         for each in chain["ancestors"]
@@ -97,9 +102,13 @@ def on_chain(save: Save, chain: Chain | None) -> bool:
     ]
     if not links:
         return step <= chain["oldest_step"]
-    if is_plain:
+    if is_plain(life):
         return step <= links[0][1]
-    return any(life == other and step <= last for other, last in links)
+    same = [each for each in links if number_of(each[0]) == number]
+    own = [each for each in same if each[0] == life]
+    if all(is_plain(other) for other, _ in same):
+        own = same
+    return bool(own) and step <= own[0][1]
 
 
 def newest(chains: Iterable[Chain | None]) -> Chain | None:
@@ -149,7 +158,30 @@ def _claim(state: State, event: Event) -> str:
         is_dropped = pair[1] == "" and pair[0] != "removing"
         if not (is_found or is_dropped):
             return f"{save} goes from {pair[0]!r} to {pair[1]!r}"
+        if is_found and is_plain(save[1]):
+            if state.entries:
+                return f"it adopts {save} beside a log with entries"
+            if number_of(save[1]) >= number_of(event["incarnation"]):
+                return f"it adopts {save} as one that is not older than the life"
     return ""
+
+
+def _adopt(state: State, event: Event) -> str:
+    """Return why a version is none in which a person takes in what another program has saved."""
+    if event["incarnation"] != state.incarnation or event["chain"] != state.chain:
+        return "it claims, or has another chain"
+    if not state.entries:
+        return "the log has no entry"
+    changes = _changes(state, event)
+    added = {save for save, pair in changes.items() if pair == ("", "complete")}
+    numbers = {step for step, incarnation in added if is_plain(incarnation)}
+    for save, (before, after) in changes.items():
+        is_replaced = (before, after) == ("complete", "") and save[0] in numbers
+        if not (is_replaced or (save in added and is_plain(save[1]))):
+            return f"{save} goes from {before!r} to {after!r}"
+        if save in added and number_of(save[1]) < number_of(state.incarnation):
+            return f"{save} is older than the life on record, which has not adopted the step"
+    return "" if numbers else "it adopts no step"
 
 
 def _hide(state: State, event: Event) -> str:
@@ -221,6 +253,7 @@ ACTIONS: tuple[Action, ...] = (
         "MarkRemoving", "version", _version(_only(("complete", "hidden", ""), "removing")), _append
     ),
     Action("Unlist", "version", _version(_only(("removing",), "")), _append),
+    Action("Adopt", "version", _version(_adopt), _append),
     Action("Claim", "version", _version(_claim), _append),
     Action("DeleteFile", "files", _files, _look),
 )
