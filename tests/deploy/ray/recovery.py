@@ -241,7 +241,6 @@ def _newest(notes: Notes) -> int:
     return max(notes.steps("save.complete"))
 
 
-@pytest.mark.timeout(RUN_TIMEOUT_S)
 @ray.remote(num_cpus=0)
 def _variables() -> list[str]:
     return [name for name in os.environ if name.startswith(("MEGASCALE_", "KEPT_BY_"))]
@@ -254,6 +253,7 @@ def test_variables_of_an_earlier_tpu_job_reach_no_worker(world: World) -> None:
     assert given == [["KEPT_BY_THE_SITE"]] * len(places)
 
 
+@pytest.mark.timeout(RUN_TIMEOUT_S)
 def test_worker_killed_with_its_ram_resumes(world: World, undisturbed: dict[str, Any]) -> None:
     before: list[int] = []
 
