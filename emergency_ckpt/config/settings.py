@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 OBSERVERS_VARIABLE = "ECKPT_OBSERVERS"
 """Variable with the texts of extras that observe every checkpointer of a program."""
-_LOCAL_DIRECTORY = "/dev/shm/eckpt"  # noqa: S108 - every Linux has this ramdisk; claimed with a lock
+_LOCAL_DIRECTORY = "/dev/shm/eckpt"  # noqa: S108 - every Linux has this ramdisk
 
 
 def run_id_of(directory: str) -> str:
@@ -55,8 +55,11 @@ def run_id_of(directory: str) -> str:
 
 
 def default_local_dir(environ: Mapping[str, str]) -> str:
-    """Return the directory in RAM of a job that names none: ECKPT_LOCAL_DIR, else a usual place."""
-    return environ.get("ECKPT_LOCAL_DIR") or _LOCAL_DIRECTORY
+    """Return the directory in RAM of a job that names none: ECKPT_LOCAL_DIR, else one of the user.
+
+    Each user of a host has a directory, because a directory in RAM is closed to all but its owner.
+    """
+    return environ.get("ECKPT_LOCAL_DIR") or f"{_LOCAL_DIRECTORY}-{os.geteuid()}"
 
 
 def as_text(path: Any) -> Any:
@@ -105,7 +108,7 @@ class Config:
     etils.epath can reach, without ``\``, ``*``, ``?`` and ``[``. None: local tier only."""
     local_dir: str = setting("", tier="local", may_differ=True, basic=True)
     """Directory on this host's ramdisk (tmpfs). A job that saves nothing there may leave it out: a
-    restore then uses ECKPT_LOCAL_DIR, else ``/dev/shm/eckpt``."""
+    restore then uses ECKPT_LOCAL_DIR, else ``/dev/shm/eckpt-<user id>``."""
     run_id: str | None = setting(None, basic=True)
     """Name of the run. Files of another run in ``local_dir`` are never restored. None: a name
     derived from ``dir``."""

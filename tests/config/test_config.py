@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -448,7 +449,7 @@ def test_local_dir_is_not_asked_for_where_nothing_is_saved_there(
 ) -> None:
     monkeypatch.delenv("ECKPT_LOCAL_DIR", raising=False)
     config = Config(dir="/persistent/run", local_save_every=0)
-    assert config.validated().local_dir == "/dev/shm/eckpt"
+    assert config.validated().local_dir == f"/dev/shm/eckpt-{os.geteuid()}"
     monkeypatch.setenv("ECKPT_LOCAL_DIR", "/mnt/ram")
     assert config.validated().local_dir == "/mnt/ram"
     with pytest.raises(ConfigError, match="local_dir is not set"):

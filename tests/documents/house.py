@@ -29,7 +29,6 @@ FACES = {"CheckpointManager", "CheckpointManagerOptions", "EmergencyCheckpointer
 # Public names that only users call.
 CALLED_BY_USERS = {
     "axlearn/adapter.py": {"checkpoint_paths", "ckpt_dir"},
-    "checkpointer.py": {"failed_saves"},
     "extras/metrics/listeners.py": {"record_for_jax"},
     "extras/pace.py": {"AdaptiveInterval"},
     "maxtext.py": {"create_checkpoint_manager", "from_maxtext"},

@@ -207,7 +207,7 @@ def test_checkpointable_that_ram_cannot_keep_is_said_once(
             for step in range(4)
         ]
     assert saved == [True, False, True, False]
-    assert sum("not saved to RAM" in line for line in caplog.messages) == 1
+    assert sum("saved to storage alone" in line for line in caplog.messages) == 1
     assert "'odd'" in caplog.text
 
 

@@ -1,0 +1,531 @@
+"""The RAM tier beside an object of Orbax's that keeps storage: for both faces of plain Orbax.
+
+Orbax's object never sees a step of RAM. This class keeps RAM's steps, and answers for one question:
+whether a step comes from RAM (``choose``). An error of RAM takes nothing from storage: it is one
+warning and one event, and from then on there is no RAM tier (``_give_up``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Collection, Generator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import msgspec
+from absl import logging
+
+from emergency_ckpt.checkpointer import EmergencyCheckpointer
+from emergency_ckpt.cluster.coordination import decode_each, decode_message
+from emergency_ckpt.cluster.left_processes import leaving
+from emergency_ckpt.cluster.round import Round, agree
+from emergency_ckpt.config import Config, run_id_of
+from emergency_ckpt.config.settings import default_local_dir
+from emergency_ckpt.config.validation import listeners_of
+from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
+from emergency_ckpt.errors import (
+    CheckpointError,
+    HostStateError,
+    InvalidState,
+    LocalTierError,
+    PeerLeft,
+    StateMismatch,
+    StepNotFound,
+    Unrecoverable,
+)
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.json_decoders import decoder_of
+from emergency_ckpt.observer import Observer
+from emergency_ckpt.restore.request import CompleteSteps
+from emergency_ckpt.types import LOCAL
+
+_STOP_TIMEOUT_S = 10.0
+_NONE = -1
+"""No step, in what processes say to each other."""
+_OF_STEP = (StateMismatch, HostStateError, InvalidState, StepNotFound, Unrecoverable, ValueError)
+"""Errors of a restore about one step, or about what was asked for: RAM is as good as before."""
+
+
+class Items(NamedTuple):
+    """The items of one call, as the RAM tier keeps them.
+
+    Attributes:
+      trees: of arrays and numbers, by name.
+      iterators: objects with ``get_state`` and ``set_state``, by name.
+      values: of JSON, by name.
+      metadata: JSON values of the step, which ``metadata_of`` returns.
+      unfit: why the RAM tier cannot keep all items; empty when it can.
+    """
+
+    trees: Mapping[str, Any] = {}
+    iterators: Mapping[str, Any] = {}
+    values: Mapping[str, Any] = {}
+    metadata: Mapping[str, Any] = {}
+    unfit: str = ""
+
+
+class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A description of a step in RAM, which the step's host states have.
+
+    Attributes:
+      follows: the newest step of storage when this one was saved; -1 without any.
+      processes: the number of processes that saved it.
+      trees, iterators, values: the names of its items.
+    """
+
+    follows: int
+    processes: int
+    trees: tuple[str, ...]
+    iterators: tuple[str, ...]
+    values: tuple[str, ...]
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all items."""
+        return {*self.trees, *self.iterators, *self.values}
+
+
+class RamChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The decision about where a step comes from; the same on all processes.
+
+    Attributes:
+      step: RAM's, which is to be restored; None: storage has it, or nobody.
+      stored: the step that storage would give: its newest, or the requested one. None without.
+      kept: of ``step``.
+    """
+
+    step: int | None = None
+    stored: int | None = None
+    kept: Kept | None = None
+
+
+class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The word of one process on a choice.
+
+    Attributes:
+      stored: the steps that storage would give, and its newest one; -1 for none.
+    """
+
+    stored: int
+    newest_stored: int
+    kept: Kept | None
+
+
+class _Ignored:
+    """Takes the state of an iterator that nobody asks for."""
+
+    def get_state(self) -> None:
+        return None
+
+    def set_state(self, state: object, /) -> None:
+        del state
+
+
+class RamBeside:
+    """The RAM tier of one object of Orbax's. For the training thread.
+
+    All processes must call the constructor, ``choose``, ``restore``, ``agreed``, ``survey``,
+    ``forget`` and ``stop`` in the same order, and ``save`` at the same steps.
+
+    Attributes:
+      newest: RAM's newest step, where that is whole and newer than storage's: as of the last
+        ``survey``, ``restore`` or ``wait``.
+    """
+
+    def __init__(
+        self,
+        directory: os.PathLike[str],
+        stored: Callable[[], Collection[int]],
+        *,
+        local_directory: str | os.PathLike[str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        is_off: bool = False,
+    ) -> None:
+        """Open the RAM tier; it is off in a job of one process that asks for nothing of it.
+
+        Args:
+          directory: of storage.
+          stored: the steps of storage that Orbax's object knows. Not collective; no IO.
+          local_directory: on this host's ramdisk; None: ``default_local_dir``.
+          settings: further settings of ``Config``, by name, without ``dir``.
+
+        Raises:
+          ConfigError: a setting is wrong, on this process.
+          ValueError: the settings have ``dir``.
+        """
+        given = dict(settings or {})
+        if "dir" in given:
+            raise ValueError("settings without 'dir': Orbax has the directory")
+        self._stored = stored
+        self._ram: EmergencyCheckpointer | None = None
+        self.newest: int | None = None
+        self._found: tuple[int, ...] = ()
+        self._left_behind: int | None = None
+        self._failures = 0
+        self._has_warned = False
+        self._numbers = itertools.count()
+        if is_off or not (jax.process_count() > 1 or local_directory is not None or given):
+            return
+        local = os.path.abspath(os.fspath(local_directory or default_local_dir(os.environ)))
+        base: dict[str, Any] = {
+            "local_dir": local,
+            "run_id": run_id_of(os.fspath(directory)),
+            # Orbax's policy saves at a preemption, to storage.
+            "save_on_preemption": False,
+        }
+        config = Config().set(**{**base, **given})
+        config.validated()
+        try:
+            self._ram = EmergencyCheckpointer(config)
+        except Exception as error:  # noqa: BLE001 - of RAM: storage goes on
+            listeners = listeners_of(config.on_event)
+            plain = [each for each in listeners if not isinstance(each, Observer | str)]
+            _tell_given_up(EventSink(*plain, process_index=jax.process_index()), "start", error)
+            return
+        self.survey()
+
+    @property
+    def is_on(self) -> bool:
+        """True where there is a RAM tier."""
+        return self._ram is not None
+
+    # Saving.
+
+    def save(self, step: int, items_of: Callable[[], Items], *, force: bool = False) -> bool:
+        """Save to RAM if a save is due there; return whether it was. Not collective.
+
+        Call it after Orbax's object has begun its own save of ``step``, whatever that decided.
+
+        ``items_of`` is asked when a save is due.
+
+        Raises:
+          PeerLeft: a process has died, so that the arrays of the state will never be computed.
+        """
+        if self._ram is None:
+            return False
+        try:
+            return self._save(self._ram, step, items_of, force=force)
+        except PeerLeft:
+            raise
+        except InvalidState as error:
+            self._leave_out(step, str(error))
+        except Exception as error:  # noqa: BLE001 - of RAM: storage goes on
+            self._give_up("save", error)
+        return False
+
+    def _save(
+        self,
+        ram: EmergencyCheckpointer,
+        step: int,
+        items_of: Callable[[], Items],
+        *,
+        force: bool,
+    ) -> bool:
+        self._go_back(ram)
+        if not (force or ram.takes_every_step or ram.should_save(step)):
+            return False
+        self._look_at_failures(ram)
+        items = items_of()
+        if items.unfit:
+            self._leave_out(step, items.unfit)
+            return False
+        kept = Kept(
+            max(self._stored(), default=_NONE),
+            jax.process_count(),
+            tuple(items.trees),
+            tuple(items.iterators),
+            tuple(items.values),
+        )
+        host_state = {
+            "iterators": dict(items.iterators),
+            "values": dict(items.values),
+            "kept": msgspec.json.encode(kept),
+            "metadata": dict(items.metadata),
+        }
+        return ram.save(step=step, state=dict(items.trees), host_state=host_state, force=force)
+
+    def _look_at_failures(self, ram: EmergencyCheckpointer) -> None:
+        """Raise what ends the RAM tier: a ramdisk without room, another process without RAM."""
+        if ram.failed_saves == self._failures:
+            return
+        self._failures = ram.failed_saves
+        try:
+            ram.check_for_errors()
+        except CheckpointError as error:
+            cause = error.__cause__
+            if isinstance(cause, LocalTierError) and not cause.retryable:
+                raise cause from error
+        left = leaving(ram.steps.parts.coordinator)
+        if left:
+            raise CheckpointError("save to", "RAM", "; ".join(list(left.values())[:4]))
+
+    def _leave_out(self, step: int, reason: str) -> None:
+        """Leave a step to storage, which the job is told once."""
+        if self._ram is not None and not self._has_warned:
+            self._has_warned = True
+            text = f"steps of this kind are saved to storage alone: {reason}"
+            self._ram.steps.parts.events.emit(
+                "save.skipped", step=step, tier=LOCAL, cause="unfit", reason=text
+            )
+
+    # Choosing a step.
+
+    def choose(self, wanted: int | None = None) -> RamChoice:
+        """Return whether ``wanted``, or the newest step, comes from RAM. Collective; blocks.
+
+        The newest comes from RAM where RAM has a whole step that is no older than storage's newest.
+        A step of storage that is newer than what RAM's step follows is another job's work, such as
+        a week's with plain Orbax: then RAM's step does not count.
+        """
+        known = self._stored()
+        stored = max(known, default=None) if wanted is None else wanted
+        choice = RamChoice(stored=stored if stored in known else None)
+        with self._guarded("list steps in"):
+            if self._ram is not None:
+                return self._agree(self._ram, wanted)
+        return choice
+
+    def _agree(self, ram: EmergencyCheckpointer, wanted: int | None) -> RamChoice:
+        ram.wait_until_finished()
+        self._found = found = ram.steps.survey(()).local
+        known, step = self._stored(), max(found, default=None) if wanted is None else wanted
+        newest = max(known, default=_NONE)
+        asked = newest if wanted is None else wanted if wanted in known else _NONE
+        kept = None if step is None or step not in found else _kept(ram, step)
+        parts, name = ram.steps.parts, f"choice/{next(self._numbers)}"
+        may_remap = parts.config.host_state_remap is not None
+
+        def rule(words: Mapping[int, bytes]) -> bytes:
+            said = decode_each(words, _Said, name, lambda _: _Said(_NONE, _NONE, None))
+            return msgspec.json.encode(_chosen(step, said, wanted=wanted, may_remap=may_remap))
+
+        held = Round(
+            parts.coordinator,
+            name,
+            parts.config.restore_limits.patience_s,
+            prompt=True,
+            series=parts.series,
+        )
+        own = msgspec.json.encode(_Said(asked, newest, kept))
+        data = held.hold(own, held.when_all(rule))
+        return decode_message(data, RamChoice, f"{name}.told", limit_bytes=MAX_MESSAGE_BYTES)
+
+    def survey(self) -> None:
+        """Learn which steps RAM has, on all processes together. Collective; blocks."""
+        step = self.choose().step
+        self.newest = step if step is not None and step > self._newest_stored() else None
+
+    def _newest_stored(self) -> int:
+        return max(self._stored(), default=_NONE)
+
+    def agreed(self, problem: str) -> str:
+        """Return the problems of all processes, the same on all; empty without. Collective."""
+        told = problem
+        with self._guarded("agree beside"):
+            if self._ram is not None:
+                parts, name = self._ram.steps.parts, f"problem/{next(self._numbers)}"
+                limit_s = parts.config.restore_limits.patience_s
+                told = agree(parts.coordinator, name, problem, limit_s, parts.series)
+        return told
+
+    # Restoring.
+
+    def restore(self, choice: RamChoice, wanted: int | None, items: Items) -> dict[str, Any] | None:
+        """Return the items of the step that was chosen, by name; None: it is storage's turn.
+
+        Collective; blocks.
+
+        Args:
+          wanted: as given to ``choose``.
+          items: what to restore into, the same on all processes.
+
+        Raises:
+          ValueError, CheckpointError: the step cannot be restored, or not into ``items``, and
+            storage has no step in its place.
+        """
+        ram, kept = self._ram, choice.kept
+        if ram is None or choice.step is None or kept is None:
+            return None
+        failure: Exception
+        try:
+            if items.unfit:
+                problem = f"step {choice.step} is in RAM alone, and cannot be loaded from there"
+                raise ValueError(f"{problem}: {items.unfit}")
+            restored = _restored(ram, choice.step, kept, items)
+        except _OF_STEP as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 - of RAM: storage goes on
+            failure = error
+            self._give_up("restore", error)
+        else:
+            self._left_behind = None
+            self.newest = choice.step if choice.step > self._newest_stored() else None
+            return restored
+        if choice.stored is None:
+            raise failure
+        if choice.stored != choice.step:
+            self.newest = None
+            logging.warning(
+                "step %d of RAM is left out, and step %d is taken from storage: %s",
+                choice.step,
+                choice.stored,
+                failure,
+            )
+        return None
+
+    def go_on_from(self, step: int | None) -> None:
+        """Let saves go on from a step that was restored from storage. On all processes.
+
+        Steps of RAM that are newer count until the next call of ``save``, which removes them.
+        """
+        if self._ram is None or step is None:
+            return
+        known = self._known(self._ram)
+        self._left_behind = step if any(each > step for each in known) else None
+        if self._left_behind is None:
+            self._ram.go_on_after(CompleteSteps(tuple(sorted(known))))
+
+    def _go_back(self, ram: EmergencyCheckpointer) -> None:
+        """Remove the steps that are newer than the one that was restored. Collective."""
+        if self._left_behind is None:
+            return
+        step, self._left_behind, self.newest = self._left_behind, None, None
+        ram.wait_until_finished()
+        for newer in sorted(each for each in self._known(ram) if each > step):
+            ram.steps.remove(newer)
+        self._found = tuple(each for each in self._found if each <= step)
+        ram.go_on_after(CompleteSteps((step,)))
+
+    def _known(self, ram: EmergencyCheckpointer) -> set[int]:
+        return {*self._found, *ram.known_steps.local}
+
+    def metadata_of(self, step: int) -> tuple[Any, Mapping[str, Any]] | None:
+        """Return the leaves of RAM's ``newest`` step and its JSON values; None of another step.
+
+        Not collective. StepNotFound: this process holds no part of the step.
+        """
+        if self._ram is None or step != self.newest:
+            return None
+        found = self._ram.steps.describe(step)
+        kept: Any = found.host_state if isinstance(found.host_state, dict) else {}
+        return found.leaves, kept.get("metadata") or {}
+
+    def forget(self, step: int) -> bool:
+        """Remove ``step`` from RAM; return whether RAM had it. Collective; blocks.
+
+        Call ``survey`` when storage has removed the step as well.
+        """
+        with self._guarded("remove from"):
+            if self._ram is not None:
+                self._ram.wait_until_finished()
+                was_there = step in self._ram.steps.survey(()).local
+                if was_there:
+                    self._ram.steps.remove(step)
+                return was_there
+        return False
+
+    # Waiting and ending.
+
+    def wait(self) -> None:
+        """Wait for the save to RAM in progress. A failed save is in the log and in the events."""
+        with self._guarded("wait for"):
+            if self._ram is not None:
+                self._ram.wait_until_finished()
+                self._note_saved(self._ram)
+
+    def has_saved(self, step: int, timeout_s: float | None = None) -> bool:
+        """Wait for the save in progress; return whether ``step`` is in RAM. DeadlineExceeded."""
+        if self._ram is None:
+            return False
+        self._ram.wait_until_finished(timeout_s)
+        self._note_saved(self._ram)
+        return step in self._ram.known_steps.local
+
+    def _note_saved(self, ram: EmergencyCheckpointer) -> None:
+        step = max(ram.known_steps.local, default=None)
+        if step is not None and self._left_behind is None:
+            self.newest = step if step > self._newest_stored() else None
+
+    def stop(self, *, after_error: bool = False) -> None:
+        """Finish the save in progress and release everything. All processes should call it."""
+        ram, self._ram, self.newest = self._ram, None, None
+        if ram is None:
+            return
+        try:
+            ram.stop(after_error=after_error)
+        except Exception as error:  # noqa: BLE001 - of RAM: storage goes on
+            _tell_given_up(ram.steps.parts.events, "stop", error)
+
+    @contextlib.contextmanager
+    def _guarded(self, operation: str) -> Generator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - of RAM: storage goes on
+            self._give_up(operation, error)
+
+    def _give_up(self, operation: str, error: Exception) -> None:
+        """Go on without a RAM tier; the others learn that this process has none."""
+        ram, self._ram, self.newest = self._ram, None, None
+        if ram is None:
+            return
+        _tell_given_up(ram.steps.parts.events, operation, error)
+        try:
+            ram.stop(_STOP_TIMEOUT_S, after_error=True)
+        except Exception as failure:  # noqa: BLE001 - as above
+            logging.info("the RAM tier could not be stopped: %s", failure)
+
+
+def _tell_given_up(events: EventSink, operation: str, error: Exception) -> None:
+    reason = f"there is no RAM tier from now on, and storage goes on alone: {error}"
+    events.emit("ram.given_up", operation=operation, reason=reason[:500])
+
+
+def _kept(ram: EmergencyCheckpointer, step: int) -> Kept | None:
+    """Return what RAM has of a step; None where this process cannot tell, or another class did."""
+    try:
+        return decoder_of(Kept).decode(ram.steps.describe(step).host_state["kept"])
+    except (CheckpointError, msgspec.MsgspecError, KeyError, TypeError):
+        return None
+
+
+def _chosen(
+    step: int | None, said: Mapping[int, _Said], *, wanted: int | None, may_remap: bool
+) -> RamChoice:
+    """Return the choice for all processes, by the storage of the first one.
+
+    ``step``: RAM's, which RAM may not have.
+    """
+    first = said[0]
+    stored = None if first.stored == _NONE else first.stored
+    told = [each.kept for each in said.values() if each.kept is not None]
+    if step is None or not told:
+        return RamChoice(stored=stored)
+    kept = max(told, key=lambda each: each.follows)
+    is_of_each = bool(kept.iterators or kept.values) and not may_remap
+    counts = kept.processes == len(said) or not is_of_each
+    if wanted is None:
+        counts = counts and first.newest_stored <= kept.follows
+    elif stored is not None:
+        counts = counts and wanted <= kept.follows
+    return RamChoice(step, stored, kept) if counts else RamChoice(stored=stored)
+
+
+def _restored(ram: EmergencyCheckpointer, step: int, kept: Kept, items: Items) -> dict[str, Any]:
+    """Return the items of a step in RAM by name. Collective."""
+    missing = sorted({*items.iterators, *items.values} - {*kept.iterators, *kept.values})
+    if missing:
+        hint = "do not ask for them"
+        raise HostStateError(
+            "restore", f"items {missing} of step {step}", "none were saved", hint=hint
+        )
+    host_state: dict[str, Any] | None = None
+    if items.iterators or items.values:
+        iterators = {name: items.iterators.get(name) or _Ignored() for name in kept.iterators}
+        host_state = {"iterators": iterators, "values": {}, "kept": {}, "metadata": {}}
+    _, trees = ram.restore(
+        step, state=dict(items.trees), host_state=host_state, tensors_only=host_state is None
+    )
+    values = {name: host_state["values"][name] for name in items.values} if host_state else {}
+    return {**trees, **items.iterators, **values}

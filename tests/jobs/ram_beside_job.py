@@ -1,0 +1,167 @@
+"""Both faces of plain Orbax in a job: processes without a RAM tier, and lost RAM."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from job_process import JobProcess, mesh_of, run_program
+from orbax_faces import FACES
+
+from emergency_ckpt.errors import RamdiskFull
+from emergency_ckpt.ram.tier import LocalTier
+
+WITHOUT_ROOM = 1
+
+
+def state_at(step: int, slices: int) -> dict[str, Any]:
+    mesh = mesh_of(slices)
+
+    def put(value: np.ndarray, *spec: Any) -> jax.Array:
+        sharding = NamedSharding(mesh, P(*spec))
+        return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+    return {
+        "w": put(np.arange(32, dtype=np.float32).reshape(8, 4) + step, "fsdp"),
+        "step": put(np.array(step, np.int32)),
+    }
+
+
+def opened(world: JobProcess, kind: str, name: str, stores: int = 2) -> Any:
+    settings = {
+        "local_save_every": 1,
+        "mesh": mesh_of(world.slices),
+        "save_timeout_s": 60.0,
+        "on_event": lambda event: world.events.append((event.name, dict(event.fields))),
+    }
+    directory = world.root / f"{name}_{kind}"
+    return FACES[kind](
+        directory, stores, ram=world.ramdisk(f"ram_{name}_{kind}"), settings=settings
+    )
+
+
+def load(face: Any, step: int | None, world: JobProcess) -> int:
+    """Load a step; return which one it was."""
+    like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+        state_at(0, world.slices),
+    )
+    found = face.load(step, like)
+    number = int(found["step"])
+    right = state_at(number, world.slices)
+    for mine, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(right), strict=True):
+        for a, b in zip(mine.addressable_shards, wanted.addressable_shards, strict=True):
+            assert np.asarray(a.data).tobytes() == np.asarray(b.data).tobytes()
+    return number
+
+
+def given_up(world: JobProcess) -> list[str]:
+    return [fields["operation"] for fields in world.named("ram.given_up")]
+
+
+def full_at_one(kind: str, *, loads_at_once: bool) -> Callable[[JobProcess], Any]:
+    """One process has no room in its ramdisk: nobody has a RAM tier, and storage goes on."""
+
+    def program(world: JobProcess) -> Any:
+        check = LocalTier.check_reservable
+
+        def full(tier: LocalTier, slot_bytes: int) -> None:
+            raise RamdiskFull("reserve", "slots", f"{slot_bytes} bytes have no room")
+
+        if world.process == WITHOUT_ROOM:
+            LocalTier.check_reservable = full
+        try:
+            with opened(world, kind, f"full_{loads_at_once}") as face:
+                face.save(0, state_at(0, world.slices))
+                first = load(face, None, world) if loads_at_once else 0
+                for step in range(1, 6):
+                    face.save(step, state_at(step, world.slices))
+                    face.wait()
+                found = [face.stored(), face.latest(), first, load(face, None, world)]
+        finally:
+            LocalTier.check_reservable = check
+        return [*found, len(given_up(world))]
+
+    return program
+
+
+def refused_at_one(kind: str) -> Callable[[JobProcess], Any]:
+    """One process cannot open its ramdisk at the start."""
+
+    def program(world: JobProcess) -> Any:
+        ram = world.ramdisk(f"ram_refused_{kind}")
+        if world.process == WITHOUT_ROOM:
+            ram.parent.mkdir(parents=True, exist_ok=True)
+            ram.write_text("no directory")
+        with opened(world, kind, "refused") as face:
+            for step in range(4):
+                face.save(step, state_at(step, world.slices))
+            face.wait()
+            return [face.stored(), face.latest(), load(face, None, world), given_up(world)]
+
+    return program
+
+
+def lost_ram(kind: str, victims: tuple[int, ...]) -> Callable[[JobProcess], Any]:
+    """The victims have lost their RAM between two lives; then the loop goes on."""
+
+    def program(world: JobProcess) -> Any:
+        name = f"lost_{'_'.join(map(str, victims))}"
+        with opened(world, kind, name, 4) as face:
+            for step in range(7):
+                face.save(step, state_at(step, world.slices))
+            face.wait()
+        world.meet()
+        if world.process in victims:
+            shutil.rmtree(world.ramdisk(f"ram_{name}_{kind}"))
+        world.meet()
+        with opened(world, kind, name, 4) as face:
+            found = [face.latest(), load(face, face.latest(), world)]
+            face.save(7, state_at(7, world.slices))
+            face.wait()
+            return [*found, face.latest(), face.stored(), given_up(world)]
+
+    return program
+
+
+def rolled_back(kind: str) -> Callable[[JobProcess], Any]:
+    """The loop goes back to a step of storage; RAM's newer steps are gone with the next save."""
+
+    def program(world: JobProcess) -> Any:
+        with opened(world, kind, "back", 100) as face:
+            for step in range(6):
+                face.save(step, state_at(step, world.slices))
+            face.wait()
+            found = [face.latest(), load(face, 0, world)]
+            for step in (1, 2):
+                face.save(step, state_at(step, world.slices))
+            face.wait()
+            found.append(face.latest())
+        world.meet()
+        with opened(world, kind, "back", 100) as face:
+            return [*found, face.latest(), load(face, None, world)]
+
+    return program
+
+
+PROGRAMS: dict[str, Callable[[JobProcess], Any]] = {
+    name: program
+    for kind in FACES
+    for name, program in {
+        f"full, {kind}": full_at_one(kind, loads_at_once=False),
+        f"full and load, {kind}": full_at_one(kind, loads_at_once=True),
+        f"refused, {kind}": refused_at_one(kind),
+        f"one lost, {kind}": lost_ram(kind, (1,)),
+        f"slice lost, {kind}": lost_ram(kind, (0, 1)),
+        f"both copies lost, {kind}": lost_ram(kind, (1, 3)),
+        f"rolled back, {kind}": rolled_back(kind),
+    }.items()
+}
+
+if __name__ == "__main__":
+    run_program(PROGRAMS)

@@ -1,0 +1,57 @@
+"""RAM beside Orbax's own object in a job of two slices of two hosts, at both faces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from orbax_faces import FACES
+from running_jobs import ByProgram, job_root, run_life, spec_of
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[ByProgram]:
+    with job_root() as root:
+        yield ByProgram(run_life(spec_of(root, "ram_beside_job.py"), root))
+
+
+@pytest.fixture(params=list(FACES))
+def kind(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def test_one_full_ramdisk_leaves_storage_to_all(job: ByProgram, kind: str) -> None:
+    stored, latest, first, found, events = zip(*job[f"full, {kind}"], strict=True)
+    assert stored == ([0, 2, 4],) * 4
+    assert latest == found == (4,) * 4
+    assert first == (0,) * 4
+    assert events == (1,) * 4
+
+
+def test_restore_beside_one_full_ramdisk_comes_from_storage(job: ByProgram, kind: str) -> None:
+    stored, latest, first, found, events = zip(*job[f"full and load, {kind}"], strict=True)
+    assert stored == ([0, 2, 4],) * 4
+    assert latest == found == (4,) * 4
+    assert first == (0,) * 4
+    assert events == (1,) * 4
+
+
+def test_one_refused_ramdisk_leaves_storage_to_all(job: ByProgram, kind: str) -> None:
+    assert job[f"refused, {kind}"] == [[[0, 2], 2, 2, ["start"]]] * 4
+
+
+@pytest.mark.parametrize("lost", ["one", "slice"])
+def test_lost_copy_comes_from_the_other_slice(job: ByProgram, kind: str, lost: str) -> None:
+    assert job[f"{lost} lost, {kind}"] == [[6, 6, 7, [0, 4], []]] * 4
+
+
+def test_lost_copies_leave_the_step_of_storage(job: ByProgram, kind: str) -> None:
+    """RAM has parts of step 6, which is not whole."""
+    assert job[f"both copies lost, {kind}"] == [[4, 4, 7, [0, 4], []]] * 4
+
+
+def test_rollback_forgets_newer_steps_of_ram(job: ByProgram, kind: str) -> None:
+    assert job[f"rolled back, {kind}"] == [[5, 0, 2, 2, 2]] * 4

@@ -1,0 +1,69 @@
+"""The two faces of plain Orbax by one name for each call, for what holds for both."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint.experimental.v1 as plain_v1
+
+import emergency_ckpt.orbax.v1 as our_v1
+
+
+class V1:
+    """Of Orbax v1; ``is_ours`` False is Orbax's own class."""
+
+    def __init__(
+        self,
+        directory: Path,
+        stores: int = 100,
+        *,
+        ram: str | os.PathLike[str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        is_ours: bool = True,
+    ) -> None:
+        policy = plain_v1.training.save_decision_policies.FixedIntervalPolicy(stores)
+        given: dict[str, Any] = {"local_directory": ram, "settings": settings} if is_ours else {}
+        training: Any = our_v1.training if is_ours else plain_v1.training
+        self.own: Any = training.Checkpointer(directory, save_decision_policy=policy, **given)
+
+    def save(self, step: int, state: Any, data: Any = None, *, force: bool = False) -> bool:
+        items = {"state": state} if data is None else {"state": state, "data": data}
+        return self.own.save_checkpointables(step, items, force=force)
+
+    def load(self, step: int | None, target: Any, data: Any = None) -> Any:
+        items = {"state": target} if data is None else {"state": target, "data": data}
+        return self.own.load_checkpointables(step, items)["state"]
+
+    def latest(self) -> int | None:
+        newest = self.own.latest
+        return None if newest is None else newest.step
+
+    def stored(self) -> list[int]:
+        """Return the steps of storage."""
+        newest = self.latest()
+        ours = set() if newest is None or self._is_in_storage(newest) else {newest}
+        return [each.step for each in self.own.checkpoints if each.step not in ours]
+
+    def _is_in_storage(self, step: int) -> bool:
+        return (Path(self.own.directory) / str(step)).exists()
+
+    def wait(self) -> None:
+        self.own.wait()
+
+    def reload(self) -> None:
+        self.own.reload()
+
+    def delete(self, step: int) -> None:
+        self.own.delete(step)
+
+    def __enter__(self) -> V1:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.own.close()
+
+
+FACES: dict[str, Any] = {"v1": V1}
