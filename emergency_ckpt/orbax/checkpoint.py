@@ -12,8 +12,7 @@ from typing import Any
 import orbax.checkpoint as _ocp
 from orbax.checkpoint import PyTreeCheckpointer, args
 
-from emergency_ckpt.orbax.plain_manager import CheckpointManager
-from emergency_ckpt.orbax.plain_options import CheckpointManagerOptions
+from emergency_ckpt.orbax.plain_manager import CheckpointManager, CheckpointManagerOptions
 
 __all__ = ["CheckpointManager", "CheckpointManagerOptions", "PyTreeCheckpointer", "args"]
 

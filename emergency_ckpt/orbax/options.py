@@ -8,7 +8,6 @@ from typing import Any, Literal, cast, get_origin
 
 import jax
 import orbax.checkpoint as ocp
-from etils import epath
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt.config import Config
@@ -20,7 +19,7 @@ from emergency_ckpt.config.policies import (
     parts_of,
 )
 from emergency_ckpt.config.table import Setting, settings_table
-from emergency_ckpt.core.step_names import folders_of, is_format, name_of, steps_by_kind
+from emergency_ckpt.core.step_names import is_format, name_of
 from emergency_ckpt.errors import ConfigError
 
 ShouldSave = Callable[[int, int | None], bool]
@@ -180,33 +179,6 @@ class ShouldSaveFunction:
         """Return the function's answer for the step and the newest saved step."""
         del context
         return bool(self.function(step.step, previous_steps[-1].step if previous_steps else None))
-
-
-class StepNames:
-    """Orbax's ``NameFormat`` that writes as ``own`` does, and finds steps under other names too."""
-
-    def __init__(self, own: Any) -> None:
-        self._own = own
-        self.single_host_load_and_broadcast = getattr(own, "single_host_load_and_broadcast", False)
-
-    def build_name(self, step: int) -> str:
-        """Return the name of the folder into which ``step`` is written."""
-        return self._own.build_name(step)
-
-    def find_all(self, base_path: epath.PathLike) -> Any:
-        """Return Orbax's metadata of the steps under names of ``own``. Blocks for storage."""
-        return self._own.find_all(base_path)
-
-    def find_step(self, base_path: epath.PathLike, step: int) -> Any:
-        """Return Orbax's metadata of a step; ValueError when it is not there. Blocks."""
-        try:
-            return self._own.find_step(base_path, step)
-        except ValueError:
-            paths = {path.name: path for path in epath.Path(base_path).iterdir()}
-            for name in folders_of(steps_by_kind(paths)).get(step, ()):
-                if ocp.path.step.is_path_finalized(paths[name]):
-                    return ocp.path.step.Metadata(step=step, path=paths[name])
-            raise
 
 
 def step_name_of(step_name_format: Any) -> str:

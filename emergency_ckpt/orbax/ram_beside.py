@@ -25,6 +25,7 @@ from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.config.settings import default_local_dir
 from emergency_ckpt.config.validation import listeners_of
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
+from emergency_ckpt.core.save.save_rules import plain_metrics
 from emergency_ckpt.errors import (
     CheckpointError,
     HostStateError,
@@ -38,8 +39,9 @@ from emergency_ckpt.errors import (
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.json_decoders import decoder_of
 from emergency_ckpt.observer import Observer
+from emergency_ckpt.orbax.saved_tree import nested
 from emergency_ckpt.restore.request import CompleteSteps
-from emergency_ckpt.types import LOCAL
+from emergency_ckpt.types import LOCAL, OrbaxStep
 
 _STOP_TIMEOUT_S = 10.0
 _NONE = -1
@@ -55,7 +57,7 @@ class Items(NamedTuple):
       trees: of arrays and numbers, by name.
       iterators: objects with ``get_state`` and ``set_state``, by name.
       values: of JSON, by name.
-      metadata: JSON values of the step, which ``metadata_of`` returns.
+      metadata: the step's ``metrics`` and ``custom_metadata``, as JSON.
       unfit: why the RAM tier cannot keep all items; empty when it can.
     """
 
@@ -64,6 +66,14 @@ class Items(NamedTuple):
     values: Mapping[str, Any] = {}
     metadata: Mapping[str, Any] = {}
     unfit: str = ""
+
+
+def metadata_of(metrics: Any, custom_metadata: Any) -> dict[str, Any]:
+    """Return the metadata of a step. InvalidState: a value is no JSON."""
+    return {
+        "metrics": plain_metrics(metrics),
+        "custom_metadata": plain_metrics(custom_metadata or {}, "custom_metadata"),
+    }
 
 
 class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,10 +138,6 @@ class RamBeside:
 
     All processes must call the constructor, ``choose``, ``restore``, ``agreed``, ``survey``,
     ``forget`` and ``stop`` in the same order, and ``save`` at the same steps.
-
-    Attributes:
-      newest: RAM's newest step, where that is whole and newer than storage's: as of the last
-        ``survey``, ``restore`` or ``wait``.
     """
 
     def __init__(
@@ -160,7 +166,7 @@ class RamBeside:
             raise ValueError("settings without 'dir': Orbax has the directory")
         self._stored = stored
         self._ram: EmergencyCheckpointer | None = None
-        self.newest: int | None = None
+        self._newest: int | None = None
         self._found: tuple[int, ...] = ()
         self._left_behind: int | None = None
         self._failures = 0
@@ -191,18 +197,30 @@ class RamBeside:
         """True where there is a RAM tier."""
         return self._ram is not None
 
+    @property
+    def newest(self) -> int | None:
+        """RAM's newest step, where that is whole and newer than storage's; no IO.
+
+        As of the last ``survey``, ``restore`` or ``wait``.
+        """
+        step = self._newest
+        return step if step is not None and step > self._newest_stored() else None
+
     # Saving.
 
     def save(self, step: int, items_of: Callable[[], Items], *, force: bool = False) -> bool:
         """Save to RAM if a save is due there; return whether it was. Not collective.
 
-        Call it after Orbax's object has begun its own save of ``step``, whatever that decided.
-
-        ``items_of`` is asked when a save is due.
+        Call it after Orbax's object has begun its own save of ``step``, whatever that decided. The
+        first call after a rollback is collective, and blocks. ``items_of``: asked when a save is
+        due.
 
         Raises:
           PeerLeft: a process has died, so that the arrays of the state will never be computed.
         """
+        with self._guarded("go back in"):
+            if self._ram is not None:
+                self._go_back(self._ram)
         if self._ram is None:
             return False
         try:
@@ -223,7 +241,6 @@ class RamBeside:
         *,
         force: bool,
     ) -> bool:
-        self._go_back(ram)
         if not (force or ram.takes_every_step or ram.should_save(step)):
             return False
         self._look_at_failures(ram)
@@ -244,7 +261,9 @@ class RamBeside:
             "kept": msgspec.json.encode(kept),
             "metadata": dict(items.metadata),
         }
-        return ram.save(step=step, state=dict(items.trees), host_state=host_state, force=force)
+        state, names = _state_of(items.trees), tuple(items.trees)
+        orbax = OrbaxStep(items=names, **items.metadata)  # for a step that is drained
+        return ram.save(step=step, state=state, host_state=host_state, force=force, orbax=orbax)
 
     def _look_at_failures(self, ram: EmergencyCheckpointer) -> None:
         """Raise what ends the RAM tier: a ramdisk without room, another process without RAM."""
@@ -279,6 +298,7 @@ class RamBeside:
         A step of storage that is newer than what RAM's step follows is another job's work, such as
         a week's with plain Orbax: then RAM's step does not count.
         """
+        wanted = None if wanted is None else int(wanted)
         known = self._stored()
         stored = max(known, default=None) if wanted is None else wanted
         choice = RamChoice(stored=stored if stored in known else None)
@@ -314,8 +334,7 @@ class RamBeside:
 
     def survey(self) -> None:
         """Learn which steps RAM has, on all processes together. Collective; blocks."""
-        step = self.choose().step
-        self.newest = step if step is not None and step > self._newest_stored() else None
+        self._newest = self.choose().step
 
     def _newest_stored(self) -> int:
         return max(self._stored(), default=_NONE)
@@ -361,12 +380,12 @@ class RamBeside:
             self._give_up("restore", error)
         else:
             self._left_behind = None
-            self.newest = choice.step if choice.step > self._newest_stored() else None
+            self._newest = choice.step
             return restored
         if choice.stored is None:
             raise failure
         if choice.stored != choice.step:
-            self.newest = None
+            self._newest = None
             logging.warning(
                 "step %d of RAM is left out, and step %d is taken from storage: %s",
                 choice.step,
@@ -391,7 +410,7 @@ class RamBeside:
         """Remove the steps that are newer than the one that was restored. Collective."""
         if self._left_behind is None:
             return
-        step, self._left_behind, self.newest = self._left_behind, None, None
+        step, self._left_behind, self._newest = self._left_behind, None, None
         ram.wait_until_finished()
         for newer in sorted(each for each in self._known(ram) if each > step):
             ram.steps.remove(newer)
@@ -401,16 +420,19 @@ class RamBeside:
     def _known(self, ram: EmergencyCheckpointer) -> set[int]:
         return {*self._found, *ram.known_steps.local}
 
-    def metadata_of(self, step: int) -> tuple[Any, Mapping[str, Any]] | None:
-        """Return the leaves of RAM's ``newest`` step and its JSON values; None of another step.
+    def metadata_of(self, step: int) -> tuple[dict[str, Any], Mapping[str, Any]] | None:
+        """Return the trees of RAM's ``newest`` step by name, and its metadata; else None.
 
-        Not collective. StepNotFound: this process holds no part of the step.
+        The trees have ``jax.ShapeDtypeStruct``, in dicts by path. Not collective. StepNotFound:
+        this process holds no part of the step.
         """
         if self._ram is None or step != self.newest:
             return None
         found = self._ram.steps.describe(step)
-        kept: Any = found.host_state if isinstance(found.host_state, dict) else {}
-        return found.leaves, kept.get("metadata") or {}
+        kept: Kept = decoder_of(Kept).decode(found.host_state["kept"])
+        tree = nested({leaf.path: leaf for leaf in found.leaves})
+        trees = tree if len(kept.trees) > 1 else dict.fromkeys(kept.trees, tree)
+        return trees, found.host_state["metadata"]
 
     def forget(self, step: int) -> bool:
         """Remove ``step`` from RAM; return whether RAM had it. Collective; blocks.
@@ -446,11 +468,11 @@ class RamBeside:
     def _note_saved(self, ram: EmergencyCheckpointer) -> None:
         step = max(ram.known_steps.local, default=None)
         if step is not None and self._left_behind is None:
-            self.newest = step if step > self._newest_stored() else None
+            self._newest = step
 
     def stop(self, *, after_error: bool = False) -> None:
         """Finish the save in progress and release everything. All processes should call it."""
-        ram, self._ram, self.newest = self._ram, None, None
+        ram, self._ram, self._newest = self._ram, None, None
         if ram is None:
             return
         try:
@@ -467,7 +489,7 @@ class RamBeside:
 
     def _give_up(self, operation: str, error: Exception) -> None:
         """Go on without a RAM tier; the others learn that this process has none."""
-        ram, self._ram, self.newest = self._ram, None, None
+        ram, self._ram, self._newest = self._ram, None, None
         if ram is None:
             return
         _tell_given_up(ram.steps.parts.events, operation, error)
@@ -512,6 +534,11 @@ def _chosen(
     return RamChoice(step, stored, kept) if counts else RamChoice(stored=stored)
 
 
+def _state_of(trees: Mapping[str, Any]) -> Any:
+    """Return the state that RAM keeps for some items: of the only one its tree, else a dict."""
+    return next(iter(trees.values())) if len(trees) == 1 else dict(trees)
+
+
 def _restored(ram: EmergencyCheckpointer, step: int, kept: Kept, items: Items) -> dict[str, Any]:
     """Return the items of a step in RAM by name. Collective."""
     missing = sorted({*items.iterators, *items.values} - {*kept.iterators, *kept.values})
@@ -524,8 +551,8 @@ def _restored(ram: EmergencyCheckpointer, step: int, kept: Kept, items: Items) -
     if items.iterators or items.values:
         iterators = {name: items.iterators.get(name) or _Ignored() for name in kept.iterators}
         host_state = {"iterators": iterators, "values": {}, "kept": {}, "metadata": {}}
-    _, trees = ram.restore(
-        step, state=dict(items.trees), host_state=host_state, tensors_only=host_state is None
-    )
+    target, wants_none = _state_of(items.trees), host_state is None
+    _, state = ram.restore(step, state=target, host_state=host_state, tensors_only=wants_none)
+    trees = dict.fromkeys(items.trees, state) if len(items.trees) == 1 else state
     values = {name: host_state["values"][name] for name in items.values} if host_state else {}
     return {**trees, **items.iterators, **values}

@@ -22,41 +22,13 @@ PLACEHOLDER = ocp.PLACEHOLDER
 _DIFFERS = "User-provided restore item and on-disk value metadata tree structures do not match"
 
 
-def remembered(tree: PyTree) -> PyTree:
-    """Return ``tree`` without its values, but for Python numbers."""
-
-    def spec_of(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array):
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-        return _host_array(leaf.shape, leaf.dtype) if isinstance(leaf, np.ndarray) else leaf
-
-    return jax.tree.map(spec_of, tree)
-
-
-def paths_of(tree: PyTree) -> set[str]:
-    """Return the paths of a tree's leaves."""
-    return set(by_path(tree)[0])
-
-
-def stored_tree(item: epath.Path, leaves: Mapping[str, LeafSpec]) -> PyTree:
-    """Return the tree of an Orbax item with the leaves and shardings that it was saved with.
+def stored_tree(item: epath.Path) -> PyTree:
+    """Return the tree of an Orbax item with the shapes, dtypes and shardings of its leaves.
 
     Blocks for storage. Errors of Orbax pass through.
-
-    Args:
-      leaves: of the item, by path; those that Orbax does not store have no sharding.
     """
     described = ocp.PyTreeCheckpointHandler().metadata(item).tree
-
-    def leaf_of(keys: Any, found: Any) -> Any:
-        path = path_of(keys)
-        return found if path not in leaves else _leaf(leaves[path], found)
-
-    return jax.tree_util.tree_map_with_path(leaf_of, described, is_leaf=_is_none)
-
-
-def _is_none(node: object) -> bool:
-    return node is None
+    return jax.tree.map(_stored_leaf, described)
 
 
 def _is_placeholder(node: object) -> bool:
@@ -65,26 +37,26 @@ def _is_placeholder(node: object) -> bool:
 
 def nested(leaves: Mapping[str, LeafSpec]) -> PyTree:
     """Return dicts with the leaves at their paths, without shardings: RAM alone has the step."""
-    return tree_of({path: _leaf(leaf, None) for path, leaf in leaves.items()})
+    return tree_of({path: _leaf(leaf) for path, leaf in leaves.items()})
 
 
-def _leaf(spec: LeafSpec, found: Any) -> Any:
+def _leaf(spec: LeafSpec) -> Any:
+    data = jax.ShapeDtypeStruct(spec.global_shape, dtype_named(spec.dtype))
+    if spec.key_impl is None:
+        return data
+    wrap = functools.partial(jax.random.wrap_key_data, impl=spec.key_impl)
+    key: Any = jax.eval_shape(wrap, data)
+    return jax.ShapeDtypeStruct(key.shape, key.dtype)
+
+
+def _stored_leaf(found: Any) -> Any:
     """Return the leaf to restore into, of the kind, dtype and sharding of Orbax's ``found``."""
-    dtype, shape = dtype_named(spec.dtype), spec.global_shape
-    sharding = getattr(found, "sharding", None)
-    sharding: Any = None if sharding is None else sharding.to_jax_sharding()
     if isinstance(found, ocp.metadata.ScalarMetadata):
-        return dtype.type(0).item()
-    if spec.key_impl is not None:
-        data = jax.ShapeDtypeStruct(shape, dtype)
-        wrap = functools.partial(jax.random.wrap_key_data, impl=spec.key_impl)
-        key: Any = jax.eval_shape(wrap, data)
-        if isinstance(sharding, jax.sharding.NamedSharding):
-            sharding = sharding.update(spec=sharding.spec[: len(key.shape)])
-        return jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=sharding)
-    if found is not None and sharding is None:
-        return _host_array(shape, dtype)
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+        return np.dtype(found.dtype).type(0).item()
+    sharding: Any = None if found.sharding is None else found.sharding.to_jax_sharding()
+    if sharding is None:
+        return _host_array(found.shape, found.dtype)
+    return jax.ShapeDtypeStruct(found.shape, found.dtype, sharding=sharding)
 
 
 def _host_array(shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
@@ -195,11 +167,6 @@ def placed(leaf: Any, args: Any) -> Any:
     if sharding is None or not hasattr(leaf, "shape"):
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
-def placed_tree(item: PyTree, restore_args: Any) -> PyTree:
-    """Return ``item`` with the shardings of Orbax's ``restore_args``, if there are any."""
-    return item if restore_args is None else jax.tree.map(placed, item, restore_args)
 
 
 def by_path(tree: PyTree) -> tuple[dict[str, Any], Any]:

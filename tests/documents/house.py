@@ -72,7 +72,6 @@ TIER_LITERALS = {
     "extras/metrics/listeners.py",
     "extras/metrics/metric_table.py",
     "orbax/manager.py",
-    "orbax/plain_options.py",
     "events.py",
     "types.py",
 }

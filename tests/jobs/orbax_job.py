@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 from job_process import Iterator, JobProcess, run_program
 from orbax.checkpoint import checkpoint_managers as ocm
 from orbax_places import (
-    SETTINGS,
     EmptyNode,
     Place,
     abstract,
@@ -29,7 +28,6 @@ from orbax_places import (
 
 from emergency_ckpt import orbax as emergency
 from emergency_ckpt.errors import HostStateError
-from emergency_ckpt.orbax.checkpoint import CheckpointManager, CheckpointManagerOptions
 from emergency_ckpt.storage import DirectoryWriter
 
 
@@ -195,29 +193,25 @@ def older_then_newer(world: JobProcess) -> Any:
         return [wrong, before, manager.all_steps(), manager.latest_step()]
 
 
-def slow_removal(*, plain: bool) -> Callable[[JobProcess], Any]:
+def slow_removal(world: JobProcess) -> Any:
     """Process 0 removes a step only after the others have said which there are; then a rollback."""
-
-    def program(world: JobProcess) -> Any:
-        place, mesh = Place(world, f"slow_removal_{plain}"), mesh_with(0)
-        answers = [place.persistent.with_name(f"{place.name}_{each}") for each in (1, 2, 3)]
-        with late_removals(answers), listing_manager(place, mesh, plain=plain) as manager:
-            for step in range(5):
-                manager.save(step, args=saved(step, mesh))
-            manager.wait_until_finished()
-            found = [manager.all_steps()]
-            if world.process:
-                answers[world.process - 1].touch()
-            like = ocp.args.Composite(state=ocp.args.PyTreeRestore(abstract(mesh)))
-            manager.restore(0, args=like)
-            for step in range(1, 5):
-                found.append(
-                    [step in manager.all_steps(), manager.save(step, args=saved(step, mesh))]
-                )
-                manager.wait_until_finished()  # a slot that storage reads would stay longer
-            return [*found, manager.all_steps(), manager.all_steps(read=True)]
-
-    return program
+    place, mesh = Place(world, "slow_removal"), mesh_with(0)
+    answers = [place.persistent.with_name(f"{place.name}_{each}") for each in (1, 2, 3)]
+    local = {"save_interval_steps": 1}
+    stored: dict[str, Any] = {"save_interval_steps": 2, "max_to_keep": 1, "keep_period": 10}
+    with late_removals(answers), place.open(mesh, local, stored) as manager:
+        for step in range(5):
+            manager.save(step, args=saved(step, mesh))
+        manager.wait_until_finished()
+        found = [manager.all_steps()]
+        if world.process:
+            answers[world.process - 1].touch()
+        like = ocp.args.Composite(state=ocp.args.PyTreeRestore(abstract(mesh)))
+        manager.restore(0, args=like)
+        for step in range(1, 5):
+            found.append([step in manager.all_steps(), manager.save(step, args=saved(step, mesh))])
+            manager.wait_until_finished()  # a slot that storage reads would stay longer
+        return [*found, manager.all_steps(), manager.all_steps(read=True)]
 
 
 @contextlib.contextmanager
@@ -235,21 +229,6 @@ def late_removals(answers: Sequence[Path]) -> Generator[None]:
         yield
     finally:
         DirectoryWriter.remove = remove
-
-
-def listing_manager(place: Place, mesh: Mesh, *, plain: bool) -> Any:
-    """Saves each step to RAM, and keeps one; each other to storage, and keeps 0 and one."""
-    local = {"save_interval_steps": 1}
-    persistent: dict[str, Any] = {"save_interval_steps": 2, "max_to_keep": 1, "keep_period": 10}
-    if not plain:
-        return place.open(mesh, local, persistent)
-    options = CheckpointManagerOptions(
-        local=emergency.LocalCheckpointOptions(**local),
-        local_directory=place.ramdisk,
-        settings={**SETTINGS, "mesh": mesh, "replica_axis": 0},
-        **persistent,
-    )
-    return CheckpointManager(place.persistent, options=options)
 
 
 def swapped(axis: int) -> Callable[[JobProcess], Any]:
@@ -489,8 +468,7 @@ PROGRAMS: dict[str, Callable[[JobProcess], Any]] = {
     "all RAM lost, axis 1": without_ram(1, 3, (0, 1, 2, 3)),
     "a slice's RAM lost, axis 1": without_ram(1, 2, (2, 3)),
     "older then newer": older_then_newer,
-    "slow removal": slow_removal(plain=False),
-    "slow removal, plain": slow_removal(plain=True),
+    "slow removal": slow_removal,
     "swapped, axis 0": swapped(0),
     "swapped, axis 1": swapped(1),
     "one slice (8,) 0": one_slice((8,), 0),

@@ -17,7 +17,6 @@ from world import World
 from emergency_ckpt import orbax as ours
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.orbax import checkpoint as plain
 from emergency_ckpt.orbax.options import settings_of, steps_kept, with_further
 
 OPTIONS = [
@@ -153,10 +152,30 @@ def test_argument_of_the_dataset_alone_is_refused(world: World, name: str) -> No
         ours.CheckpointManager(world.ramdisk, world.persistent, None, (), **{name: object()})
 
 
-def test_wrong_kind_of_plain_options_is_a_config_error(world: World) -> None:
-    wrong: Any = 5
-    with pytest.raises(ConfigError, match="options must be CheckpointManagerOptions, not 5"):
-        plain.CheckpointManager(world.persistent, options=wrong)
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("last", [float("nan"), float("inf"), -float("inf")])
+def test_metric_that_is_no_number_is_of_no_best_step(world: World, mode: Any, last: float) -> None:
+    """A negated one, too, of which the step log has null after a restart."""
+    world.ramdisk.mkdir()
+    options = ours.CheckpointManagerOptions(
+        persistent=ours.PersistentCheckpointOptions(save_interval_steps=1),
+        best_fn=lambda found: -found["loss"],
+        best_mode=mode,
+    )
+    state = world.state(0)
+
+    def opened() -> ours.CheckpointManager:
+        places = world.ramdisk, world.persistent
+        return ours.CheckpointManager(*places, world.mesh, state, options=options)
+
+    with opened() as manager:
+        for step, loss in enumerate((float("nan"), 1.0, 3.0, last)):
+            args = ocp.args.Composite(state=ocp.args.PyTreeSave(state))
+            manager.save(step, args=args, metrics={"loss": loss})
+            manager.wait_until_finished()
+        assert manager.best_step() == {"min": 2, "max": 1}[mode]
+    with opened() as manager:
+        assert manager.best_step() == {"min": 2, "max": 1}[mode]
 
 
 def test_when_to_save_and_what_to_keep() -> None:

@@ -22,18 +22,18 @@ OTHER_USER = 12345
 
 
 class Position:
-    """A data iterator that Orbax v1 and RAM can both keep; it may refuse to tell its state."""
+    """A data iterator that Orbax, v0 and v1, and RAM can keep; it may refuse to tell its state."""
 
     def __init__(self, at: int = 0, *, refuses: bool = False) -> None:
         self.at, self.refuses = at, refuses
 
-    def get_state(self) -> dict[str, int]:
+    def get_state(self) -> bytes:
         if self.refuses:
             raise RuntimeError("no state here")
-        return {"at": self.at}
+        return str(self.at).encode()
 
-    def set_state(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
+    def set_state(self, state: bytes) -> None:
+        self.at = int(state)
 
     async def save(self, directory: Any) -> Any:
         text = str(self.at)

@@ -9,10 +9,11 @@ from typing import Any
 
 import grain.python as grain
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from world import World, check_restored, logged, same, save
 
-import emergency_ckpt.orbax.checkpoint as ocp
+from emergency_ckpt import orbax as emergency
 from emergency_ckpt.errors import CheckpointError, HostStateError
 
 RARE: dict[str, Any] = {"local_save_every": 100, "save_every": 100}
@@ -177,27 +178,29 @@ def test_end_that_lost_nothing_warns_of_nothing(world: World, how: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["close", "with"])
-def test_orbax_manager_saves_the_last_step_at_its_end(
-    world: World, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
-    monkeypatch.setenv("ECKPT_LOCAL_DIR", str(world.ramdisk))
-    options = ocp.CheckpointManagerOptions(save_interval_steps=100, settings={"save_on_stop": True})
+def test_orbax_manager_saves_the_last_step_at_its_end(world: World, end: str) -> None:
+    world.ramdisk.mkdir()
     data = iter(grain.MapDataset.range(100).to_iter_dataset())
-    manager = ocp.CheckpointManager(world.persistent, options=options)
+
+    def opened() -> emergency.CheckpointManager:
+        options = emergency.CheckpointManagerOptions(settings={"save_on_stop": True})
+        places = world.ramdisk, world.persistent
+        return emergency.CheckpointManager(*places, world.mesh, world.state(0), options=options)
+
+    manager = opened()
     with manager if end == "with" else contextlib.nullcontext():
         for step in range(1, LAST + 1):
             next(data)
-            state = ocp.args.StandardSave(world.state(step))
+            state = ocp.args.PyTreeSave(world.state(step))
             kept = grain.PyGrainCheckpointSave(data)
-            manager.save(step, args=ocp.args.Composite(state=state, data=kept))
+            manager.save(step, args=ocp.args.Composite(state=state, dataset=kept))
         next(data)  # one more than the last step had
     manager.close()
     world.lose_ram()
-    again = ocp.CheckpointManager(world.persistent)
+    world.ramdisk.mkdir()
+    again = opened()
     assert again.latest_step() == LAST
-    target = ocp.args.StandardRestore(world.state(0))
-    wanted = grain.PyGrainCheckpointRestore(data)
-    found = again.restore(LAST, args=ocp.args.Composite(state=target, data=wanted))
-    assert same(found.state, world.state(LAST))
+    wanted = ocp.args.Composite(dataset=grain.PyGrainCheckpointRestore(data))
+    assert same(again.restore(LAST, args=wanted).state, world.state(LAST))
     assert next(data) == LAST
     again.close()

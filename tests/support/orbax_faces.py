@@ -7,9 +7,66 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import grain.python as grain
+import orbax.checkpoint as plain_v0
 import orbax.checkpoint.experimental.v1 as plain_v1
 
+import emergency_ckpt.orbax.checkpoint as our_v0
 import emergency_ckpt.orbax.v1 as our_v1
+
+
+class V0:
+    """Of plain Orbax; ``is_ours`` False is Orbax's own class."""
+
+    def __init__(
+        self,
+        directory: Path,
+        stores: int = 100,
+        *,
+        ram: str | os.PathLike[str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        is_ours: bool = True,
+    ) -> None:
+        given: dict[str, Any] = {}
+        if is_ours:
+            given = {"local_directory": ram, "settings": settings or {}}
+        module: Any = our_v0 if is_ours else plain_v0
+        options = module.CheckpointManagerOptions(save_interval_steps=stores, **given)
+        self.own: Any = module.CheckpointManager(directory, options=options)
+
+    def save(self, step: int, state: Any, data: Any = None, *, force: bool = False) -> bool:
+        items = {"state": plain_v0.args.StandardSave(state)}
+        if data is not None:
+            items["data"] = grain.PyGrainCheckpointSave(data)
+        return self.own.save(step, args=plain_v0.args.Composite(**items), force=force)
+
+    def load(self, step: int | None, target: Any, data: Any = None) -> Any:
+        items = {"state": plain_v0.args.StandardRestore(target)}
+        if data is not None:
+            items["data"] = grain.PyGrainCheckpointRestore(data)
+        return self.own.restore(step, args=plain_v0.args.Composite(**items)).state
+
+    def latest(self) -> int | None:
+        return self.own.latest_step()
+
+    def stored(self) -> list[int]:
+        """Return the steps of storage."""
+        return list(self.own.all_steps())
+
+    def wait(self) -> None:
+        self.own.wait_until_finished()
+
+    def reload(self) -> None:
+        self.own.reload()
+
+    def delete(self, step: int) -> None:
+        self.own.delete(step)
+
+    def __enter__(self) -> V0:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.own.close()
 
 
 class V1:
@@ -66,4 +123,4 @@ class V1:
         self.own.close()
 
 
-FACES: dict[str, Any] = {"v1": V1}
+FACES: dict[str, Any] = {"v0": V0, "v1": V1}

@@ -26,10 +26,8 @@ from orbax.checkpoint.experimental.v1.training import (
 )
 
 from emergency_ckpt.cluster.preemption import is_good_end
-from emergency_ckpt.core.save.save_rules import plain_metrics
 from emergency_ckpt.errors import InvalidState, StepNotFound
-from emergency_ckpt.orbax.ram_beside import Items, RamBeside
-from emergency_ckpt.orbax.saved_tree import nested
+from emergency_ckpt.orbax.ram_beside import Items, RamBeside, metadata_of
 from emergency_ckpt.state.host_state_codec import as_stateful
 from emergency_ckpt.state.tree import describe
 
@@ -218,8 +216,7 @@ class Checkpointer:
         number, now_ns = _number(step), time.time_ns()
 
         def items() -> Items:
-            kept = {"metrics": plain_metrics(metrics), "custom_metadata": custom_metadata}
-            return _items(checkpointables)._replace(metadata=kept)
+            return _items(checkpointables)._replace(metadata=metadata_of(metrics, custom_metadata))
 
         if not self._ram.save(number, items, force=force):
             return response
@@ -308,8 +305,7 @@ class Checkpointer:
             raise errors.StepNotFoundError(text) from error
         if found is None:
             return None
-        leaves, kept = found
-        return self._of_ram(newest, nested({leaf.path: leaf for leaf in leaves}), kept)
+        return self._of_ram(newest, *found)
 
     def root_metadata(self) -> RootMetadata:
         """Return the directory and the metadata of the run. As Orbax's."""

@@ -13,7 +13,6 @@ from world import STORAGE, World, same, save_all, storage_lacks
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.orbax import checkpoint as face
 
 STAGES = ["write_document", "write_tensors", "finish", "publish"]
 
@@ -208,20 +207,3 @@ def test_restore_of_an_older_step_rolls_a_replaced_one_back(
         ckpt.check_for_errors()
     world.lose_ram()
     assert restored(world) == (4, 104)
-
-
-@pytest.mark.parametrize("write", [old_life, old_plain_life])
-def test_plain_manager_restores_a_step_being_replaced(
-    world: World, monkeypatch: pytest.MonkeyPatch, write: Callable[..., None]
-) -> None:
-    write(world, 2, 4, run_id=None)
-    with monkeypatch.context() as patch:
-        storage_fails(patch, "publish")
-        fail_to_save(world, 4, run_id=None)
-    world.lose_ram()
-    monkeypatch.setenv("ECKPT_LOCAL_DIR", str(world.ramdisk))
-    with face.CheckpointManager(world.persistent) as manager:
-        assert manager.all_steps() == [2, 4]
-        args: Any = ocp.args.StandardRestore(world.state(0))
-        found = manager.restore(4, args=args)
-        assert same(found, world.state(4))
