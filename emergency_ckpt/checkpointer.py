@@ -57,8 +57,8 @@ class EmergencyCheckpointer:
     _link: ClassVar[Link | None] = None
     """That of this machine; tests have a class with a fake one."""
     _stores_newest: ClassVar[bool] = True
-    """Whether a good end brings RAM's newest step to storage. No setting: the face of plain Orbax,
-    whose options name the steps in storage, has a class without, as tests of what crashes leave."""
+    """True where a good end brings RAM's newest step to storage. No setting: tests of what crashes
+    leave have a class without."""
 
     def __init__(self, config: Config | None = None, **settings: Unpack[Settings]) -> None:
         check_joined(jax.process_count())

@@ -132,21 +132,12 @@ class OrbaxStep(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
       items: names of the items with the arrays. Several: the state is a dict by them, and each has
         an item of its own; none: it is empty. None: the tier's ``orbax_item``, else ``state``.
-      handlers: name of Orbax's handler of each further item.
-      documents: bytes of the files of these items, by their path below the step.
       metrics: JSON values, also stored as Orbax's item ``metrics``; None: there are none.
       custom_metadata: JSON values for the step's metadata.
       step_name: the format of the folder's name, as its name of step 0.
     """
 
     items: tuple[str, ...] | None = None
-    handlers: Mapping[str, str] = {}
-    documents: Mapping[str, bytes] = {}
     metrics: Any = None
     custom_metadata: Mapping[str, Any] = {}
     step_name: str = "0"
-
-    def in_ram(self) -> OrbaxStep:
-        """Return what RAM keeps of it: all but further items, of which the host states say more."""
-        handlers = {n: each for n, each in self.handlers.items() if n in (self.items or ())}
-        return msgspec.structs.replace(self, handlers=handlers, documents={})

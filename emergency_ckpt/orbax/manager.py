@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
@@ -38,14 +38,44 @@ from emergency_ckpt.types import OrbaxStep
 if TYPE_CHECKING:
     from emergency_ckpt.extras.metrics import CheckpointLog
 
-_open: weakref.WeakValueDictionary[str, BothTiersManager] = weakref.WeakValueDictionary()
+_open: weakref.WeakValueDictionary[str, CheckpointManager] = weakref.WeakValueDictionary()
 """The open manager of each run, by run id; a new one replaces it."""
 
 
-class BothTiersManager(ocp.AbstractCheckpointManager):
-    """The base of ``CheckpointManager`` below, and of the one in ``plain_manager``."""
+class CheckpointManager(ocp.AbstractCheckpointManager):
+    """Saves to the RAM of the hosts and to a persistent directory; restores from either.
 
-    _checkpointer_class: ClassVar[type[EmergencyCheckpointer]] = EmergencyCheckpointer
+    All processes must call the constructor, ``restore``, ``reload``, ``delete``, ``best_step``,
+    ``all_steps(read=True)`` and ``close``, in the same order. ``save``, ``should_save`` and
+    ``all_steps()`` are not collective and wait for no peer. Neither process-id initialisers nor
+    parsed flags are needed.
+
+    Improvements over Orbax's manager (0.12.8):
+
+    - All dtypes are restored bit for bit; Orbax's restore from RAM converts int8 and bool to int32
+      and loses -0.0. Zero-size arrays can be saved.
+    - ``dataset`` is kept with the tensors of the same step, in both tiers, for each process, and is
+      copied to other slices; ``persistent_non_replicated_directory`` is not needed. Orbax saves it
+      at persistent steps only, and may restore it with tensors of another step.
+    - Any shard comes from any host that has it; no slice has to be complete.
+    - ``delete``, ``metadata``, ``item_metadata``, ``metrics`` and ``best_step`` work; ``save`` runs
+      no device collective, and nothing at all at steps without a save.
+    - A second manager of the same directories closes the first.
+    - After ``restore(step)`` newer steps in RAM stay until the next save, and are saved again.
+    - ``save(force=True)`` of a step that exists returns False.
+
+    As in Orbax's manager: ``restore`` returns ``abstract_state``, whatever ``args`` say of
+    ``state``, except with ``partial_restore``; with one slice nothing is saved to RAM, unless
+    ``with_one_slice``; the local directory of a job of several slices must exist;
+    ``wait_until_finished`` raises the error of a background save; ``save`` waits for the previous
+    save.
+
+    Raises:
+      FileNotFoundError: the local directory does not exist.
+      ValueError: ``replica_axis_index`` is no axis of the mesh; a custom step name format;
+        handlers, or a directory of the dataset's own.
+      ConfigError, LocalTierError, RestoreFailed, DeadlineExceeded: as ``EmergencyCheckpointer``.
+    """
 
     def __init__(
         self,
@@ -106,7 +136,7 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
         if earlier is not None:
             logging.warning("a new manager of %s replaces the open one", self._directory)
             earlier.close()
-        self._checkpointer = self._checkpointer_class(self._config)
+        self._checkpointer = EmergencyCheckpointer(self._config)
         _open[self._run_id] = self
         self._survey()
 
@@ -203,7 +233,7 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
             return
         logging.warning("a local directory was deleted: opening all of them again")
         self._checkpointer.stop(after_error=True)
-        self._checkpointer = self._checkpointer_class(self._config)
+        self._checkpointer = EmergencyCheckpointer(self._config)
         self._survey()
 
     def delete(self, step: int) -> None:
@@ -261,39 +291,21 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
           InvalidState, HostStateError: a value cannot be saved.
           SaveFailed: without ``enable_async_checkpointing``, the save failed.
         """
-        return self._save_state(
-            step,
-            items.state_of(args),
-            lambda: items.host_state_of(args, custom_metadata, metrics),
-            metrics,
-            lambda: OrbaxStep(
-                items=(self._item,),
-                metrics=plain_metrics(metrics),
-                custom_metadata=plain_metrics(custom_metadata or {}, "custom_metadata"),
-            ),
-            force=force,
-        )
-
-    def _save_state(
-        self,
-        step: int,
-        state: Any,
-        host_state_of: Callable[[], Any],
-        metrics: Any,
-        orbax: Callable[[], OrbaxStep],
-        *,
-        force: bool,
-    ) -> bool:
         running = self._checkpointer
+        state = items.state_of(args)
         if not (force or running.takes_every_step or running.should_save(step)):
             return False
         saved = running.save(
             step=step,
             state=state,
-            host_state=host_state_of(),
+            host_state=items.host_state_of(args, custom_metadata, metrics),
             force=force,
             metrics=metrics if isinstance(metrics, Mapping) else None,
-            orbax=orbax(),
+            orbax=OrbaxStep(
+                items=(self._item,),
+                metrics=plain_metrics(metrics),
+                custom_metadata=plain_metrics(custom_metadata or {}, "custom_metadata"),
+            ),
         )
         if not self._options.enable_async_checkpointing:
             self._checkpointer.check_for_errors()
@@ -318,27 +330,22 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
         """
         target = items.target_for(args)
         wanted = items.restore_target(args, self._abstract_state)
-        found, state = self._restore_into(step, wanted.state, target)
-        state = wanted.part_of(state)
-        if target is None:
-            return ocp.args.Composite(state=state)
-        return ocp.args.Composite(state=state, dataset=items.dataset_in(target, found))
-
-    def _restore_into(self, step: int | None, state: Any, host_state: Any) -> tuple[int, Any]:
-        """Return (step, state), and restore ``host_state``, if given, in place."""
         self._open_again_where_lost()
         try:
-            found, restored = self._checkpointer.restore(
+            found, state = self._checkpointer.restore(
                 step,
-                state=state,
-                host_state=host_state,
-                tensors_only=host_state is None,  # as with Orbax, whose items are asked for
+                state=wanted.state,
+                host_state=target,
+                tensors_only=target is None,  # as with Orbax, whose items are asked for
             )
         except StepNotFound as error:
             raise FileNotFoundError(str(error)) from error
         if found is None:
             raise FileNotFoundError(f"there are no steps in {self._directory} nor in RAM")
-        return found, restored
+        state = wanted.part_of(state)
+        if target is None:
+            return ocp.args.Composite(state=state)
+        return ocp.args.Composite(state=state, dataset=items.dataset_in(target, found))
 
     # Contents of a step.
 
@@ -408,42 +415,6 @@ class BothTiersManager(ocp.AbstractCheckpointManager):
             if kind is None:
                 raise
             logging.error("closing the manager failed: %s", failure)  # the block's matters more
-
-
-class CheckpointManager(BothTiersManager):
-    """Saves to the RAM of the hosts and to a persistent directory; restores from either.
-
-    All processes must call the constructor, ``restore``, ``reload``, ``delete``, ``best_step``,
-    ``all_steps(read=True)`` and ``close``, in the same order. ``save``, ``should_save`` and
-    ``all_steps()`` are not collective and wait for no peer. Neither process-id initialisers nor
-    parsed flags are needed.
-
-    Improvements over Orbax's manager (0.12.8):
-
-    - All dtypes are restored bit for bit; Orbax's restore from RAM converts int8 and bool to int32
-      and loses -0.0. Zero-size arrays can be saved.
-    - ``dataset`` is kept with the tensors of the same step, in both tiers, for each process, and is
-      copied to other slices; ``persistent_non_replicated_directory`` is not needed. Orbax saves it
-      at persistent steps only, and may restore it with tensors of another step.
-    - Any shard comes from any host that has it; no slice has to be complete.
-    - ``delete``, ``metadata``, ``item_metadata``, ``metrics`` and ``best_step`` work; ``save`` runs
-      no device collective, and nothing at all at steps without a save.
-    - A second manager of the same directories closes the first.
-    - After ``restore(step)`` newer steps in RAM stay until the next save, and are saved again.
-    - ``save(force=True)`` of a step that exists returns False.
-
-    As in Orbax's manager: ``restore`` returns ``abstract_state``, whatever ``args`` say of
-    ``state``, except with ``partial_restore``; with one slice nothing is saved to RAM, unless
-    ``with_one_slice``; the local directory of a job of several slices must exist;
-    ``wait_until_finished`` raises the error of a background save; ``save`` waits for the previous
-    save.
-
-    Raises:
-      FileNotFoundError: the local directory does not exist.
-      ValueError: ``replica_axis_index`` is no axis of the mesh; a custom step name format;
-        handlers, or a directory of the dataset's own.
-      ConfigError, LocalTierError, RestoreFailed, DeadlineExceeded: as ``EmergencyCheckpointer``.
-    """
 
 
 def slice_count(mesh: jax.sharding.Mesh, axis: int) -> int:

@@ -97,12 +97,12 @@ def encode(
 ) -> bytes:
     """Return the document of a payload. ``HostStateTooLarge`` above the limit.
 
-    ``orbax``: of the step; kept in the document of the first process alone, without further items.
+    ``orbax``: of the step; kept in the document of the first process alone.
     """
     target = f"of process {owner} of {count} at step {save.step}"
     try:
         encoded = msgspec.json.encode(payload)
-        kept = msgspec.json.encode(orbax.in_ram(), order="sorted")
+        kept = msgspec.json.encode(orbax, order="sorted")
     except UnicodeEncodeError as error:
         raise HostStateError("encode host state", target, "text is not valid Unicode") from error
     if codec.containers_in(encoded) > MAX_HOST_STATE_CONTAINERS:

@@ -201,7 +201,6 @@ class StepWriter:
             text = shardings(tree.arrays)
             if text is not None:
                 yield f"{item}/{SHARDINGS}", text.encode()
-        yield from self._orbax.documents.items()
         if self._orbax.metrics is not None:
             yield f"{METRICS}/{METRICS}", json.dumps(self._orbax.metrics).encode()
 
@@ -217,7 +216,6 @@ class StepWriter:
     def _handlers(self) -> dict[str, str]:
         """Return the name of Orbax's handler of each item."""
         found = dict.fromkeys(self._items, ocp.PyTreeCheckpointHandler.typestr())
-        found |= self._orbax.handlers
         if self._orbax.metrics is not None:
             found[METRICS] = ocp.JsonCheckpointHandler.typestr()
         return found

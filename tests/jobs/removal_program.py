@@ -25,6 +25,7 @@ from state_samples import on_host
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.events import point_of
 from emergency_ckpt.storage import PersistentTier
+from emergency_ckpt.storage.step_writer import StepWriter
 from emergency_ckpt.types import OrbaxStep, SaveId
 
 REMOVED = 20
@@ -104,14 +105,15 @@ def several_items() -> list[dict[str, Any]]:
     tier, writer = tier_of("several"), writer_of(tier_of("several"))
     save_over(tier, 10, 10, life(1), writer=writer)
     save, data = SaveId(REMOVED, life(1), RUN_ID), b"{}"
-    orbax = OrbaxStep(
-        items=("params", "opt"), handlers={"../10/state": "elsewhere"}, metrics={"loss": 1.5}
-    )
+    orbax = OrbaxStep(items=("params", "opt"), metrics={"loss": 1.5})
+    handlers = StepWriter._handlers
+    StepWriter._handlers = lambda writer: {**handlers(writer), "../10/state": "elsewhere"}
     tree, shards = on_host({"params": {"w": np.full(4, 20)}, "opt": np.arange(3)})
     tier.write_document(REMOVED, 0, 1, data)
     tier.write_tensors(save, tree, shards, (0,), orbax=orbax)
     documents = {0: (hashlib.sha256(data).hexdigest(), False)}
     leaves = [leaf.spec for leaf in tree.leaves]
+    StepWriter._handlers = handlers
     writer.publish(tier.finish(save, documents, leaves, {}, orbax=orbax), None)
     found = [look("several")]
     writer = writer_of(tier)

@@ -167,7 +167,7 @@ def check_items(orbax: OrbaxStep, state: object) -> None:
 
     Several items need a ``state`` that is a dict by their names.
     """
-    names = {*(orbax.items or ()), *orbax.handlers}
+    names = set(orbax.items or ())
     wrong = sorted(name for name in names if not is_item_name(name))
     if METRICS in names and orbax.metrics is not None:
         wrong.append(METRICS)
