@@ -18,9 +18,10 @@ import msgspec
 from absl import logging
 
 from emergency_ckpt.checkpointer import EmergencyCheckpointer
-from emergency_ckpt.cluster.coordination import decode_each, decode_message
+from emergency_ckpt.cluster.coordination import connect_start, decode_each, decode_message
 from emergency_ckpt.cluster.left_processes import leaving
 from emergency_ckpt.cluster.round import Round, agree
+from emergency_ckpt.cluster.start_agreement import tell_problem
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.config.settings import default_local_dir
 from emergency_ckpt.config.validation import listeners_of
@@ -28,6 +29,7 @@ from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.save.save_rules import plain_metrics
 from emergency_ckpt.errors import (
     CheckpointError,
+    ConfigError,
     HostStateError,
     InvalidState,
     LocalTierError,
@@ -181,8 +183,7 @@ class RamBeside:
             # Orbax's policy saves at a preemption, to storage.
             "save_on_preemption": False,
         }
-        config = Config().set(**{**base, **given})
-        config.validated()
+        config = _checked({**base, **given})
         try:
             self._ram = EmergencyCheckpointer(config)
         except Exception as error:  # noqa: BLE001 - of RAM: storage goes on
@@ -497,6 +498,17 @@ class RamBeside:
             ram.stop(_STOP_TIMEOUT_S, after_error=True)
         except Exception as failure:  # noqa: BLE001 - as above
             logging.info("the RAM tier could not be stopped: %s", failure)
+
+
+def _checked(settings: Mapping[str, Any]) -> Config:
+    """Return the config. ConfigError, which the others learn, since they wait for this process."""
+    try:
+        config = Config().set(**settings)
+        config.validated()
+    except ConfigError as error:
+        tell_problem(connect_start(), error)
+        raise
+    return config
 
 
 def _tell_given_up(events: EventSink, operation: str, error: Exception) -> None:

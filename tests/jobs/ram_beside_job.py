@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from job_process import JobProcess, mesh_of, run_program
 from orbax_faces import FACES
 
-from emergency_ckpt.errors import RamdiskFull
+from emergency_ckpt.errors import ConfigError, RamdiskFull
 from emergency_ckpt.ram.tier import LocalTier
 
 WITHOUT_ROOM = 1
@@ -32,12 +32,13 @@ def state_at(step: int, slices: int) -> dict[str, Any]:
     }
 
 
-def opened(world: JobProcess, kind: str, name: str, stores: int = 2) -> Any:
+def opened(world: JobProcess, kind: str, name: str, stores: int = 2, **more: Any) -> Any:
     settings = {
         "local_save_every": 1,
         "mesh": mesh_of(world.slices),
         "save_timeout_s": 60.0,
         "on_event": lambda event: world.events.append((event.name, dict(event.fields))),
+        **more,
     }
     directory = world.root / f"{name}_{kind}"
     return FACES[kind](
@@ -107,6 +108,20 @@ def refused_at_one(kind: str) -> Callable[[JobProcess], Any]:
     return program
 
 
+def wrong_at_one(kind: str) -> Callable[[JobProcess], Any]:
+    """One process has a setting that is wrong, and ends; the others learn of it."""
+
+    def program(world: JobProcess) -> Any:
+        wrong = {"save_timeout_s": -1.0} if world.process == WITHOUT_ROOM else {}
+        try:
+            opened(world, kind, "wrong", **wrong)
+        except ConfigError as error:
+            return str(error)
+        return [fields["reason"] for fields in world.named("ram.given_up")]
+
+    return program
+
+
 def lost_ram(kind: str, victims: tuple[int, ...]) -> Callable[[JobProcess], Any]:
     """The victims have lost their RAM between two lives; then the loop goes on."""
 
@@ -156,6 +171,7 @@ PROGRAMS: dict[str, Callable[[JobProcess], Any]] = {
         f"full, {kind}": full_at_one(kind, loads_at_once=False),
         f"full and load, {kind}": full_at_one(kind, loads_at_once=True),
         f"refused, {kind}": refused_at_one(kind),
+        f"wrong, {kind}": wrong_at_one(kind),
         f"one lost, {kind}": lost_ram(kind, (1,)),
         f"slice lost, {kind}": lost_ram(kind, (0, 1)),
         f"both copies lost, {kind}": lost_ram(kind, (1, 3)),

@@ -43,6 +43,13 @@ def test_one_refused_ramdisk_leaves_storage_to_all(job: ByProgram, kind: str) ->
     assert job[f"refused, {kind}"] == [[[0, 2], 2, 2, ["start"]]] * 4
 
 
+def test_wrong_setting_at_one_process_is_told_to_all(job: ByProgram, kind: str) -> None:
+    found = job[f"wrong, {kind}"]
+    assert "save_timeout_s" in found.pop(1)
+    for (reason,) in found:
+        assert "process 1: configure EmergencyCheckpointer: save_timeout_s" in reason
+
+
 @pytest.mark.parametrize("lost", ["one", "slice"])
 def test_lost_copy_comes_from_the_other_slice(job: ByProgram, kind: str, lost: str) -> None:
     assert job[f"{lost} lost, {kind}"] == [[6, 6, 7, [0, 4], []]] * 4

@@ -48,6 +48,7 @@ _TROUBLE = frozenset(
         "persistent.unreachable",
         "preemption.not_written",
         "preemption.reached",
+        "ram.given_up",
         "ram.lost",
         "restore.peer_unreachable",
         "restore.quarantined",
