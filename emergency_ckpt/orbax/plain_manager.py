@@ -16,8 +16,9 @@ from absl import logging
 from etils import epath
 
 from emergency_ckpt.cluster.preemption import is_good_end
+from emergency_ckpt.core.step_names import leaves_by_item
 from emergency_ckpt.orbax import plain_items, saved_tree
-from emergency_ckpt.orbax.ram_beside import Items, RamBeside, RamChoice, metadata_of
+from emergency_ckpt.orbax.ram_beside import Items, Kept, RamBeside, RamChoice, metadata_of
 
 
 @dataclasses.dataclass
@@ -198,20 +199,21 @@ class CheckpointManager:
         template: dict[str, Any] = {}
         try:
             if plain_items.needs_template(given, kept):
-                template = self._template(kept.trees)
+                template = self._template(kept)
             return plain_items.target(given, kept, template)
         except ValueError as error:
             return plain_items.RamTarget(Items(unfit=str(error)), {})
 
-    def _template(self, names: Sequence[str]) -> dict[str, Any]:
+    def _template(self, kept: Kept) -> dict[str, Any]:
         """Return the trees of storage's newest step as they were saved. Collective; ValueError."""
         trees: dict[str, Any] = {}
         problem, newest = "", self._orbax.latest_step()
         try:
             if newest is not None:
                 folder = epath.Path(self._step_names.find_step(self._orbax.directory, newest).path)
-                there = [name for name in names if (folder / name).exists()]
-                trees = {name: saved_tree.stored_tree(folder / name) for name in there}
+                keys = leaves_by_item(kept.trees, kept.keys)
+                there = [name for name in kept.trees if (folder / name).exists()]
+                trees = {n: saved_tree.stored_tree(folder / n, keys.get(n, {})) for n in there}
         except Exception as error:  # noqa: BLE001 - the others must learn of it
             problem = f"step {newest} cannot be read: {error}"
         if problem := self._ram.agreed(problem):

@@ -85,6 +85,7 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       follows: the newest step of storage when this one was saved; -1 without any.
       processes: the number of processes that saved it.
       trees, iterators, values: the names of its items.
+      keys: the implementation of each leaf of PRNG keys, by path; of the manifest.
     """
 
     follows: int
@@ -92,6 +93,7 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trees: tuple[str, ...]
     iterators: tuple[str, ...]
     values: tuple[str, ...]
+    keys: Mapping[str, str] = {}
 
     @property
     def names(self) -> set[str]:
@@ -519,7 +521,10 @@ def _tell_given_up(events: EventSink, operation: str, error: Exception) -> None:
 def _kept(ram: EmergencyCheckpointer, step: int) -> Kept | None:
     """Return what RAM has of a step; None where this process cannot tell, or another class did."""
     try:
-        return decoder_of(Kept).decode(ram.steps.describe(step).host_state["kept"])
+        found = ram.steps.describe(step)
+        kept: Kept = decoder_of(Kept).decode(found.host_state["kept"])
+        keys = {leaf.path: leaf.key_impl for leaf in found.leaves if leaf.key_impl is not None}
+        return msgspec.structs.replace(kept, keys=keys)
     except (CheckpointError, msgspec.MsgspecError, KeyError, TypeError):
         return None
 

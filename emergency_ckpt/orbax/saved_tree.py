@@ -22,13 +22,19 @@ PLACEHOLDER = ocp.PLACEHOLDER
 _DIFFERS = "User-provided restore item and on-disk value metadata tree structures do not match"
 
 
-def stored_tree(item: epath.Path) -> PyTree:
+def stored_tree(item: epath.Path, keys: Mapping[str, str]) -> PyTree:
     """Return the tree of an Orbax item with the shapes, dtypes and shardings of its leaves.
 
-    Blocks for storage. Errors of Orbax pass through.
+    ``keys``: the implementation of each leaf of PRNG keys, by path. Blocks for storage. Errors of
+    Orbax pass through.
     """
     described = ocp.PyTreeCheckpointHandler().metadata(item).tree
-    return jax.tree.map(_stored_leaf, described)
+
+    def leaf_of(path: Any, found: Any) -> Any:
+        leaf, impl = _stored_leaf(found), keys.get(path_of(path))
+        return leaf if impl is None else _key_of(leaf, impl)
+
+    return jax.tree_util.tree_map_with_path(leaf_of, described)
 
 
 def _is_placeholder(node: object) -> bool:
@@ -42,11 +48,17 @@ def nested(leaves: Mapping[str, LeafSpec]) -> PyTree:
 
 def _leaf(spec: LeafSpec) -> Any:
     data = jax.ShapeDtypeStruct(spec.global_shape, dtype_named(spec.dtype))
-    if spec.key_impl is None:
-        return data
-    wrap = functools.partial(jax.random.wrap_key_data, impl=spec.key_impl)
-    key: Any = jax.eval_shape(wrap, data)
-    return jax.ShapeDtypeStruct(key.shape, key.dtype)
+    return data if spec.key_impl is None else _key_of(data, spec.key_impl)
+
+
+def _key_of(data: Any, impl: str) -> Any:
+    """Return the PRNG keys whose data ``data`` describes."""
+    bare = jax.ShapeDtypeStruct(data.shape, data.dtype)
+    key: Any = jax.eval_shape(functools.partial(jax.random.wrap_key_data, impl=impl), bare)
+    sharding: Any = getattr(data, "sharding", None)
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        sharding = sharding.update(spec=sharding.spec[: len(key.shape)])
+    return jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=sharding)
 
 
 def _stored_leaf(found: Any) -> Any:

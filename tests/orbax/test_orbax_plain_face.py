@@ -305,7 +305,8 @@ def lose(request: pytest.FixtureRequest, world: World) -> Any:
 
 
 def test_restore_without_a_state_is_as_it_was_saved(world: World, lose: Any) -> None:
-    state = state_of(world, 3)
+    keys = jax.device_put(jax.random.key(7), state_of(world, 3)["step"].sharding)
+    state = {**state_of(world, 3), "keys": keys}
     step = lose(lambda m, n: m.save(n, args=ocp.args.PyTreeSave(state)))
     with manager_of(world) as manager:
         for args in (None, ocp.args.PyTreeRestore()):
