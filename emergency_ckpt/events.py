@@ -140,12 +140,13 @@ def line_of(name: str, fields: Fields) -> tuple[int, str] | None:
 
 
 def _start(fields: Fields) -> str:
+    # Without ``dir`` a face may have given storage to an object of Orbax's.
+    storage = f"; storage: {fields['persistent']} in {fields['dir']}" if fields["dir"] else ""
     return (
         f"{count_text(fields['processes'], 'process', 'processes')}"
         f" in {count_text(fields['slices'], 'slice', 'slices')};"
         f" RAM: {fields['local']}, {count_text(fields['copies'], 'copy', 'copies')},"
-        f" {size_text(fields['ram_bytes'])} reserved by this process;"
-        f" storage: {fields['persistent']}" + (f" in {fields['dir']}" if fields["dir"] else "")
+        f" {size_text(fields['ram_bytes'])} reserved by this process{storage}"
     )
 
 

@@ -249,11 +249,14 @@ def single_copy_text(config: Config, placement: ProcessPlacement) -> str:
     is_alone = placement.topology.process_count > 1 and not placement.buddies
     if not single.nbytes and not is_alone:
         return ""
-    back = f"the newest step in {config.dir}" if config.dir else "the beginning: dir is not set"
+    # A face may have given storage to an object of Orbax's.
+    back = f"the job goes back to the newest step in {config.dir}"
+    if config.dir is None:
+        back = "this checkpointer has no other, since dir is not set"
     if placement.topology.process_count == 1:
         return (
             "the job is one process, so each part of the state has one copy in RAM, on this host."
-            f" The loss of the host costs every step in RAM, and the job goes back to {back}"
+            f" The loss of the host costs every step in RAM, and {back}"
         )
     if slices > 1 and config.placement.copies == 1:
         why = "placement keeps one copy"
@@ -269,13 +272,12 @@ def single_copy_text(config: Config, placement: ProcessPlacement) -> str:
             mend = f"With an axis over several hosts as replica_axis, others keep copies{chosen}"
         return (
             "each process's host state has one copy in RAM, on its own host, though tensors have"
-            f" more: {cause}. The loss of a host costs every step in RAM, and the job goes back to"
-            f" {back}. {mend}"
+            f" more: {cause}. The loss of a host costs every step in RAM, and {back}. {mend}"
         )
     part, state = size_text(single.nbytes), size_text(single.total_bytes)
     return (
         f"{part} of the {state} of the state have one copy in RAM, on one host: {why}. The loss of"
-        f" a host with such a part costs every step in RAM, and the job goes back to {back}. With"
+        f" a host with such a part costs every step in RAM, and {back}. With"
         " an axis of the mesh over several hosts that the state is not split on, such as data"
         f" parallelism, each part has a second copy{chosen}"
     )
