@@ -91,7 +91,8 @@ def test_job_of_one_process_is_told_once_of_its_one_copy(world: World, stores: b
         checkpointer.restore(state=world.state(0))
         save_all(checkpointer, world, 3)
     (said,) = [line for line in lines if "one copy in RAM" in line]
-    back = f"the newest step in {world.persistent}" if stores else "the beginning: dir is not set"
+    other = "this checkpointer has no other, since dir is not set"
+    back = f"the newest step in {world.persistent}" if stores else other
     assert "The loss of the host costs every step in RAM" in said
     assert said.endswith(back)
     (event,) = [event for event in world.events if event.name == "start.single_copy"]
