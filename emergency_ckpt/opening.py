@@ -124,7 +124,6 @@ class Opened:
         self.config, self.process, self.buffers, self.link = config, process, buffers, link
         self.failures = Failures()
         self.progress = StepProgress()
-        self._is_over = False
         self._observers: list[Observer] = []
         self._joined: list[tuple[Observer, JobView]] = []
         self.events = _sink(config, process[0], self._observers)
@@ -199,7 +198,6 @@ class Opened:
         self.events.close()
 
     def _leave(self, reason: str) -> None:
-        self._is_over = True
         self.left_processes.gone(reason)
         self.watch.close()
         self.member.leave()
@@ -399,10 +397,10 @@ class Opened:
     def _warn_of_peer(self, peer: int, error: PeerUnreachable) -> None:
         """Warn of a peer that cannot be reached, unless it or this process has ended meanwhile."""
         try:
-            has_ended = bool(have_left(self.member.coordinator, [peer]))
+            has_ended = bool(have_left(self.member.coordinator, [peer, self.process[0]]))
         except CheckpointError:
             return  # the job ends, or says itself that its service is gone
-        if not (has_ended or self._is_over):
+        if not has_ended:
             self.events.emit("start.warning", text=str(error))
 
 

@@ -41,9 +41,9 @@ class CheckpointManager:
     All processes must call the constructor, ``restore``, ``delete``, ``reload`` and ``close``, in
     the same order, and ``save`` at the same steps; from one thread.
 
-    Whatever stands not below is Orbax's own method: ``all_steps``, ``should_save``, ``best_step``,
-    ``metrics`` and the like know storage alone. This class is no subclass of Orbax's, because
-    Orbax's own methods must not see RAM's steps: ``isinstance`` says that both are different.
+    Every method that this class does not define is Orbax's own: ``all_steps``, ``should_save``,
+    ``best_step``, ``metrics`` and the like know storage alone. This class is no subclass of
+    Orbax's, because Orbax's own methods must not see RAM's steps: ``isinstance`` is False.
 
     A save to RAM takes trees of arrays and numbers that are saved by Orbax's handlers, JSON, and
     objects with ``get_state`` and ``set_state``. Where a step has another item, such as a tree with

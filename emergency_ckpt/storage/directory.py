@@ -45,11 +45,9 @@ that a write gives to an object, and to no other."""
 _OBJECTS_AT_ONCE = 64
 _DAMAGED_HINT = "the step cannot be read in full; use another one"
 _UNSATISFIABLE = 416
-_SOUND_BUCKETS: set[str] = set()
-"""Buckets that this process has found to keep preconditions."""
-
-_WITH_FOLDERS: set[str] = set()
-"""Those of them that have a hierarchical namespace."""
+_HAS_FOLDERS: dict[str, bool] = {}
+"""Whether each bucket that this process has found to keep preconditions has a hierarchical
+namespace."""
 
 _STALLED_S = 5.0
 """After this time a read of a small file is begun once more: most take tens of milliseconds."""
@@ -131,9 +129,8 @@ class StorageDirectory:
             problem = f"bucket {self._bucket!r} is zonal (Rapid): it does not keep preconditions"
             hint = "use a regional or multi-region bucket; Rapid Cache makes its reads as fast"
             raise PersistentTierError("use", str(self.path), problem, hint=hint)
-        if (layout.get("hierarchicalNamespace") or {}).get("enabled"):
-            _WITH_FOLDERS.add(self._bucket)
-        _SOUND_BUCKETS.add(self._bucket)
+        namespace = layout.get("hierarchicalNamespace") or {}
+        _HAS_FOLDERS[self._bucket] = bool(namespace.get("enabled"))
 
     def names_in(self, below: str = "", deadline_s: float | None = None) -> set[str]:
         """Return the names in the folder ``below``; none when there is no such folder.
@@ -231,7 +228,7 @@ class StorageDirectory:
         refuses to delete stays, and misleads nobody: no listing here has it. For use inside ``do``.
         https://cloud.google.com/storage/docs/json_api/v1/folders/delete
         """
-        if self._bucket not in _WITH_FOLDERS:
+        if not _HAS_FOLDERS.get(self._bucket):
             return
         client = self._client()
         above = {parent for name in names for parent in PurePosixPath(name).parents if parent.name}
@@ -385,7 +382,7 @@ class StorageDirectory:
         deadline_s = self.deadline_s(deadline_s) if progress is None else progress.deadline_s
         target = f"{self.path}{below}"
         try:
-            if self._is_gcs and self._bucket not in _SOUND_BUCKETS:
+            if self._is_gcs and self._bucket not in _HAS_FOLDERS:
                 call_with_retries(target, self._refuse_zonal, deadline_s=deadline_s)
             if changes is not None:
                 LATE_CHANGES.wait(str(self.path), changes, deadline_s)

@@ -15,6 +15,7 @@ import orbax.checkpoint.experimental.v1 as plain
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from orbax_faces import Positioned
 from readme_blocks import readme_block
 from world import World, same
 
@@ -32,7 +33,7 @@ USES_PRIVATE_PARTS = {
 """Tests of Orbax's that look into ``_manager`` of its class."""
 
 
-class Iterator10:
+class Iterator10(Positioned):
     """A data iterator: Orbax v1 asks for ``save`` and ``load``, the RAM tier for its state."""
 
     def __init__(self) -> None:
@@ -43,21 +44,6 @@ class Iterator10:
 
     def set_state(self, state: dict[str, int]) -> None:
         self.at = state["at"]
-
-    async def save(self, directory: Any) -> Any:
-        text = str(self.at)
-
-        async def write() -> None:
-            folder = await directory.await_creation()
-            (folder / "at").write_text(text)
-
-        return write()
-
-    async def load(self, directory: Any) -> Any:
-        async def read() -> None:
-            self.at = int((directory / "at").read_text())
-
-        return read()
 
 
 def opened(world: World, *, every: int = 1, stores: int = 100, **more: Any) -> Any:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from damage import flip
-from orbax_faces import FACES
+from orbax_faces import FACES, Positioned
 from world import World, same, small_tmpfs
 
 from emergency_ckpt import EmergencyCheckpointer
@@ -21,7 +21,7 @@ from emergency_ckpt.errors import ConfigError, RestoreFailed
 OTHER_USER = 12345
 
 
-class Position:
+class Position(Positioned):
     """A data iterator that Orbax, v0 and v1, and RAM can keep; it may refuse to tell its state."""
 
     def __init__(self, at: int = 0, *, refuses: bool = False) -> None:
@@ -34,21 +34,6 @@ class Position:
 
     def set_state(self, state: bytes) -> None:
         self.at = int(state)
-
-    async def save(self, directory: Any) -> Any:
-        text = str(self.at)
-
-        async def write() -> None:
-            folder = await directory.await_creation()
-            (folder / "at").write_text(text)
-
-        return write()
-
-    async def load(self, directory: Any) -> Any:
-        async def read() -> None:
-            self.at = int((directory / "at").read_text())
-
-        return read()
 
 
 @pytest.fixture(params=list(FACES))
@@ -165,6 +150,15 @@ def test_damaged_step_of_ram_leaves_the_older_one_of_storage(world: World, face:
         assert same(opened.load(3, target(world)), state(world, 103))
 
 
+def let_restores_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each restore from RAM end as one whose peers are silent."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RestoreFailed("restore", "step 3", "a peer is silent")
+
+    monkeypatch.setattr(EmergencyCheckpointer, "restore", fail)
+
+
 def test_restore_that_fails_in_ram_goes_on_from_storage(
     world: World, face: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,10 +166,7 @@ def test_restore_that_fails_in_ram_goes_on_from_storage(
         for step in range(4):
             opened.save(step, state(world, step))
 
-    def fail(*_: object, **__: object) -> None:
-        raise RestoreFailed("restore", "step 3", "a peer is silent")
-
-    monkeypatch.setattr(EmergencyCheckpointer, "restore", fail)
+    let_restores_fail(monkeypatch)
     with face(stores=2) as opened:
         assert opened.latest() == 3
         assert same(opened.load(None, target(world)), state(world, 2))
@@ -195,10 +186,7 @@ def test_step_in_ram_alone_that_fails_there_is_an_error(
         for step in range(4):
             opened.save(step, state(world, step))
 
-    def fail(*_: object, **__: object) -> None:
-        raise RestoreFailed("restore", "step 3", "a peer is silent")
-
-    monkeypatch.setattr(EmergencyCheckpointer, "restore", fail)
+    let_restores_fail(monkeypatch)
     with face(stores=100) as opened:
         with pytest.raises(RestoreFailed, match="a peer is silent"):
             opened.load(3, target(world))

@@ -132,10 +132,8 @@ def test_step_written_again_by_another_program_is_not_ours(world: World) -> None
     assert restored(world) == (4, 40.0), "what is newer and whole needs no adoption"
 
 
-def test_adopted_steps_can_be_rolled_back(world: World) -> None:
-    save(world, 2)
-    plain(world.persistent, 4, 6)
-    assert adopted(world) == ["step 4", "step 6"]
+def save_3_from_2(world: World) -> None:
+    """Restore step 2 by its number and save step 3, which leaves every other step behind."""
     with world.open_both(**STORAGE) as ckpt:
         assert ckpt.restore(2, state=LIKE)[0] == 2
         assert ckpt.save(step=3, state={"w": np.full(4, 3, np.float32)})
@@ -143,18 +141,19 @@ def test_adopted_steps_can_be_rolled_back(world: World) -> None:
     world.lose_ram()
     assert complete_steps(str(world.persistent)) == [2, 3]
     assert restored(world) == (3, 3.0)
+
+
+def test_adopted_steps_can_be_rolled_back(world: World) -> None:
+    save(world, 2)
+    plain(world.persistent, 4, 6)
+    assert adopted(world) == ["step 4", "step 6"]
+    save_3_from_2(world)
     assert restored(world, 6) == (6, 6.0)
 
 
 def test_adopted_steps_are_rolled_back_by_an_older_restore(world: World) -> None:
     plain(world.persistent, 2, 4)
-    with world.open_both(**STORAGE) as ckpt:
-        assert ckpt.restore(2, state=LIKE)[0] == 2
-        assert ckpt.save(step=3, state={"w": np.full(4, 3, np.float32)})
-        finish(ckpt)
-    world.lose_ram()
-    assert complete_steps(str(world.persistent)) == [2, 3]
-    assert restored(world) == (3, 3.0)
+    save_3_from_2(world)
     assert restored(world, 4) == (4, 4.0)
 
 

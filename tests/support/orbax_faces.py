@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grain.python as grain
 import orbax.checkpoint as plain_v0
@@ -15,7 +15,46 @@ import emergency_ckpt.orbax.checkpoint as our_v0
 import emergency_ckpt.orbax.v1 as our_v1
 
 
-class V0:
+class Positioned:
+    """The part of a data iterator that Orbax v1 asks for: it keeps ``at`` in a file of its own."""
+
+    at: int
+
+    async def save(self, directory: Any) -> Any:
+        text = str(self.at)
+
+        async def write() -> None:
+            folder = await directory.await_creation()
+            (folder / "at").write_text(text)
+
+        return write()
+
+    async def load(self, directory: Any) -> Any:
+        async def read() -> None:
+            self.at = int((directory / "at").read_text())
+
+        return read()
+
+
+class _Face:
+    """The calls that have one name in both."""
+
+    own: Any
+
+    def reload(self) -> None:
+        self.own.reload()
+
+    def delete(self, step: int) -> None:
+        self.own.delete(step)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.own.close()
+
+
+class V0(_Face):
     """Of plain Orbax; ``is_ours`` False is Orbax's own class."""
 
     def __init__(
@@ -32,7 +71,7 @@ class V0:
             given = {"local_directory": ram, "settings": settings or {}}
         module: Any = our_v0 if is_ours else plain_v0
         options = module.CheckpointManagerOptions(save_interval_steps=stores, **given)
-        self.own: Any = module.CheckpointManager(directory, options=options)
+        self.own = module.CheckpointManager(directory, options=options)
 
     def save(self, step: int, state: Any, data: Any = None, *, force: bool = False) -> bool:
         items = {"state": plain_v0.args.StandardSave(state)}
@@ -56,20 +95,8 @@ class V0:
     def wait(self) -> None:
         self.own.wait_until_finished()
 
-    def reload(self) -> None:
-        self.own.reload()
 
-    def delete(self, step: int) -> None:
-        self.own.delete(step)
-
-    def __enter__(self) -> V0:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.own.close()
-
-
-class V1:
+class V1(_Face):
     """Of Orbax v1; ``is_ours`` False is Orbax's own class."""
 
     def __init__(
@@ -84,7 +111,7 @@ class V1:
         policy = plain_v1.training.save_decision_policies.FixedIntervalPolicy(stores)
         given: dict[str, Any] = {"local_directory": ram, "settings": settings} if is_ours else {}
         training: Any = our_v1.training if is_ours else plain_v1.training
-        self.own: Any = training.Checkpointer(directory, save_decision_policy=policy, **given)
+        self.own = training.Checkpointer(directory, save_decision_policy=policy, **given)
 
     def save(self, step: int, state: Any, data: Any = None, *, force: bool = False) -> bool:
         items = {"state": state} if data is None else {"state": state, "data": data}
@@ -109,18 +136,6 @@ class V1:
 
     def wait(self) -> None:
         self.own.wait()
-
-    def reload(self) -> None:
-        self.own.reload()
-
-    def delete(self, step: int) -> None:
-        self.own.delete(step)
-
-    def __enter__(self) -> V1:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.own.close()
 
 
 FACES: dict[str, Any] = {"v0": V0, "v1": V1}

@@ -150,17 +150,6 @@ class Client:
         path = objects.path_of(name)
         return _look(path, path.is_dir)
 
-    def listdir(self, name: Any, *, detail: bool) -> list[str]:
-        del detail
-        path = objects.path_of(name)
-
-        def names() -> list[str]:
-            if not path.is_dir():
-                raise FileNotFoundError(str(name))
-            return sorted(str(each) for each in path.iterdir())
-
-        return _look(path, names)
-
     def cat_file(self, name: str, *, start: int, end: int) -> bytes:
         path = objects.path_of(name)
 
