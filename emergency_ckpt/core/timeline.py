@@ -67,19 +67,10 @@ def plain_incarnation(number: int, digest: str) -> str:
 
     Args:
       number: of the newest life on record when the step was first seen: it sorts after that life.
+        0: before every life.
       digest: hexadecimal digits of what it is; of the same step number, another step has another.
     """
     return f"{number:012d}{_ORBAX}{digest}"
-
-
-def seen_before(incarnation: str, life: str) -> str:
-    """Return a step of plain Orbax as one that was there before a ``life``, whose chain judges it.
-
-    Another ``incarnation`` is returned as given.
-    """
-    if not is_plain(incarnation):
-        return incarnation
-    return plain_incarnation(number_of(life) - 1, incarnation.partition(_ORBAX)[2])
 
 
 def is_same_save(incarnation: str, other: str) -> bool:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from faults import storage_fails
+from faults import call_fails, storage_fails
 from looks import eckpt, eckpt_json
 from persistent_steps import complete_steps
 from world import STORAGE, World, finish
 
 from emergency_ckpt.errors import ForeignStep, SaveFailed
 from emergency_ckpt.storage.steps.stored import StoredSteps
+from emergency_ckpt.storage.steps.writer import DirectoryWriter
 
 LIKE = {"w": np.zeros(4, np.float32)}
 
@@ -155,6 +156,37 @@ def test_adopted_steps_are_rolled_back_by_an_older_restore(world: World) -> None
     plain(world.persistent, 2, 4)
     save_3_from_2(world)
     assert restored(world, 4) == (4, 4.0)
+
+
+@pytest.mark.parametrize("tier", ["both", "ram"])
+def test_save_without_restore_leaves_adopted_steps_behind(world: World, tier: str) -> None:
+    """As it leaves those of earlier lives: with a warning that names the newest."""
+    plain(world.persistent, 2, 4)
+    with world.open_both(save_every=1 if tier == "both" else 1000, local_save_every=1) as ckpt:
+        assert ckpt.save(step=3, state={"w": np.full(4, 3, np.float32)})
+        finish(ckpt)
+    (warning,) = world.named("save.without_restore")
+    assert (warning.fields["step"], warning.fields["newest"]) == (3, 4)
+    if tier == "both":
+        world.lose_ram()
+    assert restored(world, save_every=0) == (3, 3.0)
+    assert restored(world, 4) == (4, 4.0)
+
+
+def test_rollback_in_ram_leaves_adopted_steps_behind(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storage fails, so its log learns of a later start, and of no chain and no step."""
+    plain(world.persistent, 2, 4)
+    with monkeypatch.context() as failing:
+        call_fails(failing, DirectoryWriter, "begin")
+        with world.open_both(save_every=1000, local_save_every=1) as ckpt:
+            assert ckpt.restore(2, state=LIKE)[0] == 2
+            assert ckpt.save(step=3, state={"w": np.full(4, 3, np.float32)})
+            finish(ckpt)
+    with world.open_both(save_every=1000):
+        pass
+    assert restored(world, save_every=0) == (3, 3.0)
 
 
 def test_restore_of_an_adopted_step_keeps_older_steps(world: World) -> None:

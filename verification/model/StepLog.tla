@@ -137,9 +137,10 @@ IsAfter(l, m) == IF late THEN l < m ELSE l > m
 \* The chain on record among the hosts H, or in storage, by its life; 0: none.
 ChainOf(H, reach) == Max({bound[p] : p \in H} \cup {IF reach THEN table.ch ELSE 0})
 
-\* The number of the other program's step: as in its entry. While the log has none, each start takes
-\* a greater number, which the step has until it is adopted.
-PlainNumber == IF table.e[Plain][other.n] = "none" THEN LastLife + 1 ELSE table.num
+\* The number of the other program's step: as in its entry. While the log names no step, it was there
+\* before every life. Beside entries, it is later than each: a start may have taken any number.
+PlainNumber == IF table.e[Plain][other.n] # "none" THEN table.num
+               ELSE IF HasEntries(table) THEN LastLife + 1 ELSE 0
 
 \* The chain of life c lets a save count.
 OnChain(s, c) ==
@@ -447,7 +448,7 @@ Claim(w) ==
                      ELSE tab.e[l][n]]]]
          found == IF Adopts(tab)
                   THEN [marked EXCEPT !.e[Plain][other.n] = "complete",
-                                      !.num = IF AdoptsAsOwn THEN w ELSE w - 1]
+                                      !.num = IF AdoptsAsOwn THEN w ELSE 0]
                   ELSE marked
      IN /\ Create(w, IF w > 1 /\ IsBinding(w) THEN Following(found, w) ELSE found)
         /\ other' = IF other.st = "whole" /\ ~HasEntries(tab) THEN [other EXCEPT !.how = "first"]

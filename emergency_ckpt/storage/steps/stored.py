@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from emergency_ckpt.core.restore.inventory import PersistentStep
-from emergency_ckpt.core.step_log import Entry, Table, greatest_number
+from emergency_ckpt.core.step_log import Entry, Table, greatest_number, number_of_plain
 from emergency_ckpt.core.timeline import Timeline, is_same_save
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.storage.directory import StorageDirectory
@@ -50,6 +50,11 @@ class StoredView:
     def greatest(self) -> int:
         """Return the greatest incarnation that the log names. Each look asks for it."""
         return greatest_number(self.table)
+
+    @functools.cached_property
+    def number_of_plain(self) -> int:
+        """Return the number of plain Orbax's steps that the log does not name."""
+        return number_of_plain(self.table)
 
     def entry(self, step: int, incarnation: str) -> Entry | None:
         """Return the entry of the table, in any state."""
@@ -162,7 +167,7 @@ class StoredSteps:
                 return found
         if not names:
             return FoundStep(item, None, str(item.step))
-        found = self.inspection.unlisted(item.step, names, view.greatest, deadline_s)
+        found = self.inspection.unlisted(item.step, names, view.number_of_plain, deadline_s)
         if found is None:
             return None
         if found.is_plain and view.table is not None and view.table.steps:

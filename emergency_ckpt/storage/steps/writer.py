@@ -28,13 +28,14 @@ from emergency_ckpt.core.step_log import (
     greatest_number,
     in_state,
     listing,
+    number_of_plain,
     reserved,
     with_lives,
     without,
     without_lives,
 )
 from emergency_ckpt.core.step_names import folders_of, is_name_of, steps_by_kind
-from emergency_ckpt.core.timeline import Timeline, life_of, number_of, seen_before
+from emergency_ckpt.core.timeline import Timeline, life_of, number_of
 from emergency_ckpt.errors import (
     DirectoryInUse,
     PersistentTierError,
@@ -139,8 +140,8 @@ class DirectoryWriter:
     def known(self, deadline_s: float | None = None) -> tuple[int, int]:
         """Return the greatest incarnation on record, and the newest step; (0, -1) without any.
 
-        Of the log that ``find`` read; of the newest markers where it names no complete step, as
-        when another program has removed it.
+        Of the log that ``find`` read. Where it names no complete step, of the newest markers, as
+        when another program has removed it, else of the steps that the first save adopts.
         """
         with self._lock:
             table = self._read.table
@@ -149,7 +150,7 @@ class DirectoryWriter:
                 return greatest_number(table), counting[-1].step
             marked = self._newest_marked(deadline_s)
             numbers = [number_of(each.incarnation) for each in marked]
-            newest = marked[0].step if marked else -1
+            newest = marked[0].step if marked else self._newest_plain(deadline_s)
             return max(greatest_number(table), *numbers, 0), newest
 
     def hold(self, incarnation: str, deadline_s: float | None = None) -> None:
@@ -330,6 +331,18 @@ class DirectoryWriter:
             saves = list(pool.map(inspect, numbers[:INSPECTED_AT_ONCE]))
         return [save for save in saves if save is not None]
 
+    def _newest_plain(self, deadline_s: float | None) -> int:
+        """Return the newest complete step that the first save adopts; -1 without any."""
+        if self._entries():
+            return -1
+        names = self._storage.names_in(deadline_s=deadline_s)
+        folders = self._found.folders.steps(names, (), deadline_s)
+        for step in sorted(folders, reverse=True):
+            found = self._found.inspection.unlisted(step, folders[step], 0, deadline_s)
+            if found is not None and not found.is_junk and not found.step.problem:
+                return step
+        return -1
+
     def _decide(self, there: Table | None, mine: LogWriter) -> str:
         what, reason = decide_claim(there, mine, held=self._is_held, take_over=self._may_take_over)
         if what == "refuse":
@@ -485,7 +498,7 @@ class DirectoryWriter:
 
     def _unlisted(self, step: int) -> FoundStep | None:
         """Return the complete step that is in the place of ``step`` and that no entry names."""
-        number = greatest_number(self._read.table)
+        number = number_of_plain(self._read.table)
         found = self._found.inspection.unlisted(step, (self._storage.name_of(step),), number, None)
         return None if found is None or found.is_junk or found.step.problem else found
 
@@ -512,10 +525,7 @@ class DirectoryWriter:
             elif found.step.problem and not found.is_junk:
                 self._damaged.add(each.step)
             elif not found.is_junk:
-                entry, life = self._entry_for(found), self._mine.incarnation
-                # A rollback leaves behind what this life adopts, as it does its parent's steps.
-                incarnation = seen_before(entry.incarnation, life)
-                kept.append(msgspec.structs.replace(entry, incarnation=incarnation))
+                kept.append(self._entry_for(found))
         return kept, garbage
 
     @staticmethod
