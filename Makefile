@@ -36,6 +36,7 @@ help:
 	@echo "make test-image   build deploy/Dockerfile with buildah and run it as a pod; needs root (five minutes)"
 	@echo "make test-report test-monitoring   the report in a browser (chromium, chromedriver); the rules and"
 	@echo "             the dashboard in Prometheus (prometheus, promtool); 77 where these are missing"
+	@echo "make test-device   what every link keeps, on the link of the accelerator that is there"
 	@echo "make test-slow   run the slow tests: more faults, more preemption notices"
 	@echo "make soak    random faults in jobs of real processes for MINUTES (60), from SEED (1)"
 	@echo "make explore   each operation on storage beside each second actor, stopped at each change (an hour); EXPLORE_FLAGS"
@@ -151,6 +152,11 @@ test-dist: $(INSTALLED)
 .PHONY: test-image
 test-image: $(INSTALLED)
 	$(BIN)/python tests/deploy/image_check.py $(CANNOT)
+
+# What every link keeps, on the link of the accelerator that is there.
+.PHONY: test-device
+test-device: $(INSTALLED)
+	EMERGENCY_CKPT_TEST_PLATFORM= $(BIN)/python -m pytest -k machine tests/state/test_link.py $(TEST_FLAGS)
 
 # One case again, or a bucket: EXPLORE_FLAGS='--place bucket --operation remove --actor newer_life --k 5'.
 .PHONY: explore

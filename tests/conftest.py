@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 # Before any backend exists; JAX raises otherwise, and then the order of imports is to be mended.
 # By configuration and not by environment: processes that tests start choose for themselves.
-jax.config.update("jax_platforms", "cpu")
+# `make test-device` gives an empty platform: JAX takes what is there.
+jax.config.update("jax_platforms", os.environ.get("EMERGENCY_CKPT_TEST_PLATFORM", "cpu") or None)
 jax.config.update("jax_num_cpu_devices", 8)
 
 # How long an example takes is the machine's affair: no test asserts a time. Without an explanation,
