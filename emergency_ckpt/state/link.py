@@ -31,6 +31,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, Protocol
 
 import jax
@@ -38,6 +39,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.experimental.layout import Layout
 
+from emergency_ckpt.background import copy_threads
 from emergency_ckpt.core.save.snapshot_plan import DeviceReads
 from emergency_ckpt.errors import CheckpointError, MappingRefused
 from emergency_ckpt.state.cuda_driver import cuda_dma
@@ -52,6 +54,8 @@ _MATRIX = 2
 """Dimensions from which on arrays have more than one layout."""
 _PROBE_BYTES = 8 << 20
 _RELEASE_TRIES, _RELEASE_PAUSE_S = 100, 0.0002
+_PIECE_BYTES = 16 << 20
+"""The most of an array that one thread copies at a time."""
 _ALIGNMENT_BYTES = 64
 """Of memory that JAX takes for an array's own on CPU."""
 _MAP_HINT = (
@@ -156,10 +160,10 @@ class Link:
         (``jax.block_until_ready``), and then no result refers to it, on CPU either. Views of mapped
         memory that lie within one mapped piece are sent from where they are.
         """
-        own = [
-            view if _leaves_the_host(target) else _private_copy(view)
-            for view, target in zip(views, targets, strict=True)
-        ]
+        own = list(views)
+        kept = [n for n, target in enumerate(targets) if not _leaves_the_host(target)]
+        for number, copy in zip(kept, _private_copies([views[n] for n in kept]), strict=True):
+            own[number] = copy
         with jax.enable_x64(True), jax.transfer_guard("allow"):
             return jax.device_put(own, list(targets))
 
@@ -238,16 +242,32 @@ def _leaves_the_host(target: jax.sharding.Sharding | None) -> bool:
     return device.platform != "cpu" and kind in (None, device.default_memory().kind)
 
 
-def _private_copy(view: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a copy that JAX may take for the array's own memory: nobody else has it.
+def _private_copies(views: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+    """Return copies that JAX may take for the arrays' own memory: nobody else has them.
 
-    Not by ``may_alias=False``: jax 0.10 takes numpy's memory on CPU all the same.
+    Not by ``may_alias=False``: jax 0.10 takes numpy's memory on CPU all the same. Several threads
+    copy, since new memory costs more than its bytes: the system makes its pages meanwhile.
     """
-    memory = np.empty(view.nbytes + _ALIGNMENT_BYTES, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT_BYTES
-    copy = memory[start : start + view.nbytes].view(view.dtype).reshape(view.shape)
-    np.copyto(copy, view)
-    return copy
+    copies: list[npt.NDArray[Any]] = []
+    pieces: list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]] = []
+    for view in views:
+        memory = np.empty(view.nbytes + _ALIGNMENT_BYTES, np.uint8)
+        start = -memory.ctypes.data % _ALIGNMENT_BYTES
+        into, source = memory[start : start + view.nbytes], view.reshape(-1).view(np.uint8)
+        copies.append(into.view(view.dtype).reshape(view.shape))
+        for at in range(0, view.nbytes, _PIECE_BYTES):
+            pieces.append((into[at : at + _PIECE_BYTES], source[at : at + _PIECE_BYTES]))
+    remaining = iter(pieces)
+
+    def copy_remaining() -> None:
+        for into, source in remaining:  # the threads share it
+            np.copyto(into, source)
+
+    threads = min(copy_threads(), 1 + sum(view.nbytes for view in views) // _PIECE_BYTES)
+    with ThreadPoolExecutor(threads, "eckpt-copy") as pool:
+        for copied in [pool.submit(copy_remaining) for _ in range(threads)]:
+            copied.result()
+    return copies
 
 
 class ClientMapper:

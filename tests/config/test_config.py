@@ -325,6 +325,13 @@ def test_environment_observers_are_checked_with_the_settings(
     assert isinstance(added, HangWatch)
 
 
+def test_event_log_without_a_directory_names_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ECKPT_EVENT_LOG", raising=False)
+    monkeypatch.setenv("ECKPT_OBSERVERS", "event_log")
+    with pytest.raises(ConfigError, match=r"'event_log\(/logs/run7\)', or set ECKPT_EVENT_LOG"):
+        valid().validated()
+
+
 def test_all_faults_are_reported_at_once() -> None:
     settings = {
         "local_dir": "relative",

@@ -199,6 +199,7 @@ def train(pod: Pod, address: str) -> list[str]:
         "ECKPT_BIND_HOST": "127.0.0.1",
         "ECKPT_PEER_PORT": "0",
         "ECKPT_PREEMPTION_GRACE_S": "20",
+        "ECKPT_EVENT_LOG": "/mnt/ramdisk/events",
         "ECKPT_OBSERVERS": "event_log prometheus(0) hang(60)",
         "ECKPT_LOCAL_KEEP_LAST_N": "1",
         "ECKPT_PLACEMENT": "all_but_primary",

@@ -103,6 +103,20 @@ def test_direct_reads_bring_any_part_of_an_array(make: Callable[[], Link]) -> No
         assert memory.bytes[64 : value.nbytes - 192].tobytes() == value.tobytes()[256:]
 
 
+@each_link
+def test_large_arrays_are_written_whole(make: Callable[[], Link]) -> None:
+    """Several threads copy pieces of 16 MiB, of arrays of which some are no multiple of that."""
+    link = make()
+    sizes = [40 << 20, (16 << 20) + 3, 0, 5]
+    memory = Memory(link, sum(sizes) // mmap.PAGESIZE * mmap.PAGESIZE + mmap.PAGESIZE)
+    memory.bytes[:] = random_bits(memory.bytes.shape, "uint8", 7)
+    places = np.cumsum([0, *sizes])
+    views = [memory.bytes[at : at + size] for at, size in zip(places, sizes, strict=False)]
+    there = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    written = jax.block_until_ready(link.write(views, [there] * len(views)))
+    assert [bits(array) for array in written] == [view.tobytes() for view in views]
+
+
 def test_probe_says_what_it_found() -> None:
     cpu, fake, refused = LINKS["cpu"]().facts, LINKS["fake"]().facts, refusing().facts
     assert (cpu.way, cpu.maps, cpu.gb_s) == ("views", False, 0.0)

@@ -330,7 +330,7 @@ def copied_crc_not_compared() -> None:
 @_mutant("tests/state/test_materialize.py", simulated=False)
 def restored_arrays_are_the_slot() -> None:
     """P1: on CPU an array that is restored takes the memory of the slot, which a save writes."""
-    _module("state.link")._private_copy = lambda view: view
+    _module("state.link")._private_copies = lambda views: views
 
 
 @_mutant("tests/restore/test_host_state_sources.py", simulated=False)

@@ -48,5 +48,13 @@ def from_text(argument: str) -> EventLogObserver:
     """Return the log of the text ``"event_log(<directory>)"``.
 
     Without a directory it is that of the variable ECKPT_EVENT_LOG, which ``eckpt launch`` sets.
+
+    Raises:
+      ConfigError: there is no directory, or it is no absolute path.
     """
-    return EventLogObserver(argument or os.environ.get(LOG_VARIABLE, ""))
+    directory = argument or os.environ.get(LOG_VARIABLE, "")
+    if not directory:
+        example = "event_log(/logs/run7)"
+        problem = f"the observer event_log has no directory: name one, as in {example!r}, or set"
+        raise ConfigError([f"{problem} {LOG_VARIABLE}"])
+    return EventLogObserver(directory)
