@@ -382,6 +382,46 @@ def closing(resource: Closeable, work: Callable[[], object]) -> Callable[[], Non
     return work_and_close
 
 
+class FinalCalls:
+    """Calls of finalisers, one after the other, in a thread of their own.
+
+    A finaliser runs at any instant, in a thread that may have any lock. So it may neither wait nor
+    start a thread.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread, unless it runs. A forked child has none of its parent's threads."""
+        if self._thread is None or not self._thread.is_alive():
+            self._calls = queue.SimpleQueue()  # the parent's may be locked for ever
+            work = functools.partial(_call_all, self._calls)
+            self._thread = threading.Thread(target=work, name="eckpt-final", daemon=True)
+            self._thread.start()
+
+    def put(self, call: Callable[[], object]) -> None:
+        """Make ``call`` soon; an error is logged. For finalisers."""
+        self._calls.put(call)  # reentrant, as documented
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the calls that were put before; return whether all have been made."""
+        made = SignalFlag()
+        self._calls.put(made.set)
+        return made.wait(timeout_s)
+
+
+def _call_all(calls: queue.SimpleQueue[Callable[[], object]]) -> None:
+    while True:
+        call = calls.get()
+        try:
+            call()
+        except Exception:  # noqa: BLE001 - the others must be called in any case
+            logging.exception("in the end of an object that nothing refers to")
+        del call
+
+
 _at_end: collections.deque[tuple[threading.Thread, Callable[[], object]]] = collections.deque()
 
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
+import threading
+import weakref
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Unpack
 
 import jax
 from absl import logging
 
-from emergency_ckpt.background import at_program_end, not_at_program_end
+from emergency_ckpt.background import (
+    Failures,
+    FinalCalls,
+    at_program_end,
+    not_at_program_end,
+)
 from emergency_ckpt.cluster.preemption import is_good_end, is_success, second_signal_ends
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.save.save_rules import step_number, wanted_step
@@ -32,6 +41,87 @@ if TYPE_CHECKING:
 _State = TypeVar("_State")
 _STOPPED = "its checkpointer was stopped"
 _ENDED = "its program ended"
+_DROPPED = "nothing in its program refers to its checkpointer any more"
+_REPLACED = "another checkpointer of its run took its place after a restore that failed"
+
+_alive: weakref.WeakSet[EmergencyCheckpointer] = weakref.WeakSet()
+_final_calls = FinalCalls()
+"""The ends of dropped checkpointers."""
+
+
+class _End:
+    """The end of a checkpointer: it comes once, by ``stop``, by its program or when it is dropped.
+
+    This object refers to no checkpointer, so one that nobody refers to any more is collected.
+
+    Attributes:
+      has_come: the end has begun.
+      why: for who calls the checkpointer after its end.
+    """
+
+    def __init__(self, opened: Opened) -> None:
+        self._opened = opened
+        self._ending = threading.Lock()
+        self.has_come, self.why = False, "the checkpointer was stopped"
+        at_program_end(self._with_program)
+        drop_in_child(self, _End.leave_to_parent)
+
+    def begin(self) -> None:
+        """Leave the rest to the caller."""
+        self.has_come = True
+        not_at_program_end(self._with_program)
+
+    def leave_to_parent(self) -> None:
+        """Do nothing in a forked child: threads, locks and the end are the parent's."""
+        self.begin()
+        self.why = "the checkpointer belongs to the parent process"
+
+    def come(self, why: str) -> None:
+        """End the checkpointer once saves in progress are finished. It was not stopped."""
+        self.why = why
+        self._come(why, self._opened.config.longest_wait_s)
+        not_at_program_end(self._with_program)
+
+    def _with_program(self) -> None:
+        """Stop at exit; a thread inside native code at the interpreter's end would abort it.
+
+        Saves in progress have the time that they have in ``stop``, and after an error that ended
+        the program the time that they have after one that leaves the ``with`` block.
+        """
+        config = self._opened.config
+        failed = getattr(sys, "last_value", None) is not None  # the interpreter has printed it
+        with second_signal_ends():
+            self._come(_ENDED, config.exit_timeout_s if failed else config.longest_wait_s)
+
+    def _come(self, reason: str, limit_s: float) -> None:
+        opened = self._opened
+        # The program's end waits for an end that has begun.
+        if not self._ending.acquire(timeout=limit_s):
+            return
+        try:
+            if self.has_come:
+                return
+            self.has_come = True
+            opened.left_processes.leave(reason, opened.saver.begun)
+            opened.saver.abandon(limit_s)
+            opened.release(reason)
+            _tell_lost_step(opened.failures, raises=False)
+        finally:
+            self._ending.release()
+
+
+def _tell_lost_step(failures: Failures, *, raises: bool) -> None:
+    """Raise the error of the last save to storage, if that failed, or log it."""
+    lost = failures.take_lost()
+    if lost is None:
+        return
+    step, failure = lost
+    problem = f"the save of step {step} to storage failed: {failure.problem}"
+    hint = "no later save has made it good; `eckpt ls` lists the steps that each tier has"
+    told = SaveFailed("end", "training", problem, hint=hint)
+    if raises:
+        raise told from failure
+    logging.error("%s", told)
 
 
 class EmergencyCheckpointer:
@@ -41,7 +131,8 @@ class EmergencyCheckpointer:
     from keywords (``EmergencyCheckpointer(dir=..., local_dir=...)``); ``config.Config`` lists the
     settings. Construction, ``restore`` and ``stop`` must be called by all processes
     of the job, in the same order; ``save`` must be called by all at the same steps. After
-    ``jax.distributed.initialize``, from one thread.
+    ``jax.distributed.initialize``, from one thread. One that nothing refers to any more ends by
+    itself, without the last step of RAM in storage.
 
     Raises:
       ConfigError: invalid settings, or settings that differ between processes.
@@ -65,16 +156,39 @@ class EmergencyCheckpointer:
         self._config, start = agreed_config(config or Config(), settings)
         process = (jax.process_index(), jax.process_count())
         link = (self._link or find_link()).reading(self._config.device_reads)
+        self._end_others()
         self._opened = opened = Opened(self._config, start, process, self._buffers, link)
         self._left_processes, self._failures = opened.left_processes, opened.failures
         self._saver, self._steps = opened.saver, opened.steps
         self._resume = Resume(opened)
-        self._stopped, self._why_stopped = False, "the checkpointer was stopped"
         self._progress = opened.progress
         self.last_restore: RestoreReport | None = None
         self._restored_host_state = False
-        at_program_end(self._at_exit)
-        drop_in_child(self, EmergencyCheckpointer._forget)
+        self.makes_way = False
+        """The newest restore failed: the next checkpointer of the run in this process ends this
+        one, which a variable or the error's traceback may still refer to."""
+        self._end = end = _End(opened)
+        weakref.finalize(self, _final_calls.put, partial(end.come, _DROPPED)).atexit = False
+        _alive.add(self)
+
+    def _end_others(self) -> None:
+        """End the others of this process that make way, and wait for those that were dropped."""
+        _final_calls.start()
+        if self._replace_others():
+            gc.collect()  # what only its own parts refer to has been dropped as well
+        _final_calls.wait(self._config.start_timeout_s / 2)
+
+    def _replace_others(self) -> bool:
+        """End the others that make way; return whether there are any others."""
+        config = self._config
+        place = (config.run_name, config.local_dir)
+        others = [each for each in _alive if not each._end.has_come]
+        for each in others:
+            theirs = each._config
+            if each.makes_way and (theirs.run_name, theirs.local_dir) == place:
+                logging.warning("run %r: %s", config.run_name, _REPLACED)
+                each._end.come(_REPLACED)
+        return bool(others)
 
     @classmethod
     def default_config(cls) -> CheckpointerConfig:
@@ -132,6 +246,7 @@ class EmergencyCheckpointer:
             begun = self._saver.save(
                 step, state, host_state, force=force, metrics=metrics, orbax=orbax
             )
+        self.makes_way = self.makes_way and not begun
         if begun and host_state is None and self._restored_host_state:
             self._restored_host_state = False  # once is enough
             self._opened.events.emit("save.without_host_state", step=step)
@@ -157,9 +272,9 @@ class EmergencyCheckpointer:
         return self._saver.should_save(step_number("ask about", step))
 
     def _check_running(self, operation: str) -> None:
-        if self._stopped:
+        if self._end.has_come:
             hint = "build another one; it finds what this one saved"
-            raise CheckpointError(operation, "state", self._why_stopped, hint=hint)
+            raise CheckpointError(operation, "state", self._end.why, hint=hint)
 
     def reached_preemption(self, step: int) -> bool:
         """Return whether the job is being preempted and all processes act on it at ``step``.
@@ -223,7 +338,9 @@ class EmergencyCheckpointer:
         self.wait_until_finished()
         self._progress.restart()
         self._restored_host_state = host_state is not None
+        self.makes_way = True
         found = self._resume.restore(state, host_state, wanted, tensors_only=tensors_only)
+        self.makes_way = False
         if found is None:
             return None, state
         restored, self.last_restore = found
@@ -309,12 +426,11 @@ class EmergencyCheckpointer:
             training has ended, storage is what stays.
           DeadlineExceeded: see above.
         """
-        if self._stopped:
+        if self._end.has_come:
             return
         is_normal_end = not after_error and is_success(sys.exc_info()[1])
         stores_newest = is_normal_end and self._stores_newest
-        self._stopped = True
-        not_at_program_end(self._at_exit)
+        self._end.begin()
         self._opened.expect_no_step()
         try:
             with contextlib.ExitStack() as ends:  # in reverse order, and all of it despite errors
@@ -334,29 +450,16 @@ class EmergencyCheckpointer:
                 if not after_error:
                     self._saver.save_last(timeout_s)
         except BaseException:
-            self._tell_lost_step(raises=False)
+            _tell_lost_step(self._failures, raises=False)
             raise
-        self._tell_lost_step(raises=is_normal_end)
-
-    def _tell_lost_step(self, *, raises: bool) -> None:
-        """Raise the error of the last save to storage, if that failed, or log it."""
-        lost = self._failures.take_lost()
-        if lost is None:
-            return
-        step, failure = lost
-        problem = f"the save of step {step} to storage failed: {failure.problem}"
-        hint = "no later save has made it good; `eckpt ls` lists the steps that each tier has"
-        told = SaveFailed("end", "training", problem, hint=hint)
-        if raises:
-            raise told from failure
-        logging.error("%s", told)
+        _tell_lost_step(self._failures, raises=is_normal_end)
 
     def _leave_after(self, error: BaseException) -> None:
         """Tell the others at once that ``error`` ended training, and wait only a short time."""
         self._left_processes.leave(text_of(error), self._saver.begun)
         self._opened.expect_no_step()
-        self._stopped, limit_s = True, self._config.exit_timeout_s
-        not_at_program_end(self._at_exit)
+        self._end.begin()
+        limit_s = self._config.exit_timeout_s
         try:
             with second_signal_ends():
                 text = "training ended by %s; saves in progress have %g s to finish"
@@ -364,28 +467,7 @@ class EmergencyCheckpointer:
                 self._saver.abandon(limit_s)
         finally:
             self._opened.release(text_of(error))
-            self._tell_lost_step(raises=False)
-
-    def _forget(self) -> None:
-        """Disable this copy in a forked child; threads, locks and exit work are the parent's."""
-        self._stopped, self._why_stopped = True, "the checkpointer belongs to the parent process"
-        not_at_program_end(self._at_exit)
-
-    def _at_exit(self) -> None:
-        """Stop at exit; a thread inside native code at the interpreter's end would abort it.
-
-        Saves in progress have the time that they have in ``stop``, and after an error that ended
-        the program the time that they have after one that leaves the ``with`` block.
-        """
-        self._stopped = True
-        failed = getattr(sys, "last_value", None) is not None  # the interpreter has printed it
-        self._left_processes.leave(_ENDED, self._saver.begun)
-        with second_signal_ends():
-            self._saver.abandon(
-                self._config.exit_timeout_s if failed else self._config.longest_wait_s
-            )
-        self._opened.release(_ENDED)
-        self._tell_lost_step(raises=False)
+            _tell_lost_step(self._failures, raises=False)
 
     def __enter__(self) -> EmergencyCheckpointer:
         return self
@@ -395,7 +477,7 @@ class EmergencyCheckpointer:
     ) -> None:
         if is_good_end(error):
             self.stop()
-        elif error is not None and not self._stopped:
+        elif error is not None and not self._end.has_come:
             self._leave_after(error)
 
 

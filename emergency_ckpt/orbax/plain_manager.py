@@ -176,19 +176,20 @@ class CheckpointManager:
         is_elsewhere = directory is not None and epath.Path(directory) != self._orbax.directory
         if is_elsewhere or not self._ram.is_on:
             return self._orbax.restore(step, items, restore_kwargs, directory, args)
-        choice = self._ram.choose(step)
-        if choice.kept is not None:
-            given = self._handlers.given(items, restore_kwargs, args)
-            target = self._target(given, choice)
-            restored = self._ram.restore(choice, step, target.items)
-            if restored is not None:
-                found = {name: part(restored[name]) for name, part in target.parts.items()}
-                is_alone = set(found) == {plain_items.ONLY}
-                return found[plain_items.ONLY] if is_alone else ocp.args.Composite(**found)
-        step = choice.stored if step is None else step
-        loaded = self._orbax.restore(step, items, restore_kwargs, directory, args)
-        self._ram.go_on_from(step)
-        return loaded
+        with self._ram.restoring():
+            choice = self._ram.choose(step)
+            if choice.kept is not None:
+                given = self._handlers.given(items, restore_kwargs, args)
+                target = self._target(given, choice)
+                restored = self._ram.restore(choice, step, target.items)
+                if restored is not None:
+                    found = {name: part(restored[name]) for name, part in target.parts.items()}
+                    is_alone = set(found) == {plain_items.ONLY}
+                    return found[plain_items.ONLY] if is_alone else ocp.args.Composite(**found)
+            step = choice.stored if step is None else step
+            loaded = self._orbax.restore(step, items, restore_kwargs, directory, args)
+            self._ram.go_on_from(step)
+            return loaded
 
     def _target(
         self, given: Mapping[str, plain_items.Given], choice: RamChoice

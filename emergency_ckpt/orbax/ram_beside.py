@@ -354,6 +354,21 @@ class RamBeside:
 
     # Restoring.
 
+    @contextlib.contextmanager
+    def restoring(self) -> Generator[None]:
+        """Let the next manager of this process have the RAM tier where the block fails.
+
+        Until this manager saves or restores something.
+        """
+        try:
+            yield
+        except BaseException:
+            if self._ram is not None:
+                self._ram.makes_way = True
+            raise
+        if self._ram is not None:
+            self._ram.makes_way = False
+
     def restore(self, choice: RamChoice, wanted: int | None, items: Items) -> dict[str, Any] | None:
         """Return the items of the step that was chosen, by name; None: it is storage's turn.
 

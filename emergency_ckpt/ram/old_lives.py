@@ -57,7 +57,7 @@ def _error(holder: Holder, run_id: str, waited_s: float) -> LocalTierError:
             "start",
             f"run {run_id!r} in {holder.path}",
             f"this process has a checkpointer of that run already ({holder.describe()})",
-            hint="stop it before you make another one",
+            hint="stop or close it first",
         )
     step = _newest_step(holder)
     held = "no step" if step is None else f"step {step}"

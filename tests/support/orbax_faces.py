@@ -47,11 +47,14 @@ class _Face:
     def delete(self, step: int) -> None:
         self.own.delete(step)
 
+    def close(self) -> None:
+        self.own.close()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.own.close()
+        self.close()
 
 
 class V0(_Face):

@@ -110,7 +110,7 @@ class Checkpointer:
         local_directory: str | os.PathLike[str] | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        self._storage = OrbaxsCheckpointer(
+        self._storage = storage = OrbaxsCheckpointer(
             cast("Any", directory),
             context=context,
             save_decision_policy=save_decision_policy,
@@ -123,7 +123,7 @@ class Checkpointer:
         )
         self._ram = RamBeside(
             self.directory,
-            lambda: [each.step for each in self._storage.checkpoints],
+            lambda: [each.step for each in storage.checkpoints],
             local_directory=local_directory,
             settings=settings,
         )
@@ -254,15 +254,17 @@ class Checkpointer:
             restored into what is given, or not at all. Otherwise as Orbax's.
         """
         wanted: Any = None if step is None else _number(step)
-        if self._ram.is_on:
-            choice = self._ram.choose(wanted)
-            restored = self._ram.restore(choice, wanted, _targets(abstract_checkpointables))
-            if restored is not None:
-                return restored
-            wanted = choice.stored if wanted is None else wanted
-        loaded = self._storage.load_checkpointables(wanted, cast("Any", abstract_checkpointables))
-        self._ram.go_on_from(wanted)
-        return loaded
+        with self._ram.restoring():
+            if self._ram.is_on:
+                choice = self._ram.choose(wanted)
+                restored = self._ram.restore(choice, wanted, _targets(abstract_checkpointables))
+                if restored is not None:
+                    return restored
+                wanted = choice.stored if wanted is None else wanted
+            given = cast("Any", abstract_checkpointables)
+            loaded = self._storage.load_checkpointables(wanted, given)
+            self._ram.go_on_from(wanted)
+            return loaded
 
     def load_async(self, step: Any = None, abstract_state: Any = None) -> Any:
         """Orbax has no such load yet: NotImplementedError."""
