@@ -182,10 +182,11 @@ class EmergencyCheckpointer:
         """End the others that make way; return whether there are any others."""
         config = self._config
         place = (config.run_name, config.local_dir)
-        others = [each for each in _alive if not each._end.has_come]
+        others = [] if config.only_reads else [e for e in _alive if not e._end.has_come]
         for each in others:
             theirs = each._config
-            if each.makes_way and (theirs.run_name, theirs.local_dir) == place:
+            is_here = (theirs.run_name, theirs.local_dir) == place
+            if each.makes_way and is_here and not theirs.only_reads:
                 logging.warning("run %r: %s", config.run_name, _REPLACED)
                 each._end.come(_REPLACED)
         return bool(others)

@@ -171,7 +171,7 @@ class Opened:
     def tell_begins_anew(self) -> None:
         """Warn where a job begins from nothing although its run is on record. At the leader."""
         config, lives = self.config, number_of(self.member.incarnation) - 1
-        if self.process[0] != 0 or lives < 1:
+        if self.process[0] != 0 or lives < 1 or config.only_reads:
             return
         text = (
             f"training begins anew although run {config.run_name} has been started before (its"
@@ -252,10 +252,12 @@ class Opened:
         if storage is None or storage.claim is None:
             return Known()
         # The probe makes the directory where it must be there.
-        is_probed = self._saves_to_storage and "storage" in self.config.require
+        is_made = self.config.only_reads or (
+            self._saves_to_storage and "storage" in self.config.require
+        )
 
         def create(deadline_s: float) -> None:
-            if not is_probed:
+            if not is_made:
                 storage.tier.create(deadline_s)
 
         return storage.claim.inspect(storage.tier.directory, create)

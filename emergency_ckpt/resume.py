@@ -125,7 +125,7 @@ class Resume:
             if restored is None:
                 raise
             lack = str(error)
-        if restored is not None and lack:
+        if restored is not None and lack and not self._parts.config.only_reads:
             step, reason = restored.save.step, lack[:500]
             self._parts.events.emit("ramdisk.full", step=step, reason=reason)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +91,7 @@ class Membership:
         )
         self._server: TransferServer | None = None
         self._tier: LocalTier | None = None
+        self._scratch_dir: Path | None = None
         self.coordinator = connect(run_id)
         self._secret = share_secret(self.coordinator, start.secret, config.start_timeout_s)
         if start.secret is None and count > 1 and me == 0:
@@ -135,7 +138,7 @@ class Membership:
 
     def _start_serving(self) -> tuple[str, Known]:
         """Claim the ramdisk and serve it; return this process's address, and what RAM knows."""
-        config, local_dir = self._config, Path(resolved(self._config.local_dir))
+        config, local_dir = self._config, self._ensure_local_dir()
         routes = [(host, route_to(host)) for host in self._start.outside]
         is_given = config.bind_host is not None
         bind_host = reachable_host(self._start.host, routes, is_given=is_given)
@@ -170,6 +173,17 @@ class Membership:
         self.known = Known(max(held.greatest, nearby), held.newest_step, held.known_complete)
         return self._server.contact, self.known
 
+    def _ensure_local_dir(self) -> Path:
+        """Return the directory of runs in RAM, of which this process claims its part.
+
+        A job that only reads has a directory of its own elsewhere, with small files alone: it keeps
+        no step in RAM, and the directories of its run belong to the job that saves.
+        """
+        if not self._config.only_reads:
+            return Path(resolved(self._config.local_dir))
+        self._scratch_dir = Path(tempfile.mkdtemp(prefix="eckpt-reading-"))
+        return self._scratch_dir
+
     def _tell_refused(self, reason: str) -> None:
         text = f"saves and restores are slower, since slots are not mapped for DMA: {reason}"
         self._events.emit("start.warning", text=text)
@@ -188,3 +202,5 @@ class Membership:
         self.client.close()
         if self._tier is not None:
             self._tier.close()
+        if self._scratch_dir is not None:
+            shutil.rmtree(self._scratch_dir, ignore_errors=True)

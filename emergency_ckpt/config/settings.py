@@ -126,7 +126,9 @@ class Config:
     is due is enough. 0: the tier is off. What depends on clocks or on a save in progress is decided
     by the leader, and the processes agree on the step in the background."""
     save_every: SaveEvery = setting(1000, tier="persistent", needs="dir", basic=True)
-    """The same for the persistent tier."""
+    """The same for the persistent tier. With 0 here and in ``local_save_every`` the job only reads
+    ``dir``, as an evaluator: it claims nothing on the ramdisk, and may run beside the job that
+    saves."""
     local_keep_last_n: int = setting(1, tier="local", least=1, most=64, basic=True)
     """Number of complete steps that the local tier keeps, besides the one being written. Each needs
     the same amount of RAM."""
@@ -339,6 +341,14 @@ class Config:
         if self.dir is not None:
             plans["persistent"] = plan_saves(self.save_every)
         return {name: plan for name, plan in plans.items() if plan.is_on}
+
+    @property
+    def only_reads(self) -> bool:
+        """True of an evaluator: no tier saves, and there is storage to read.
+
+        Such a job claims nothing on the ramdisk, and may run beside the job that saves.
+        """
+        return self.dir is not None and not self.save_plans()
 
     @property
     def restore_limits(self) -> TimeLimits:

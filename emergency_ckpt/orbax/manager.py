@@ -60,7 +60,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     - Any shard comes from any host that has it; no slice has to be complete.
     - ``delete``, ``metadata``, ``item_metadata``, ``metrics`` and ``best_step`` work; ``save`` runs
       no device collective, and nothing at all at steps without a save.
-    - A second manager of the same directories closes the first.
+    - A second manager of the same directories closes the first. One with ``read_only`` in the
+      options of both tiers is an evaluator's, and may run beside the process that trains.
     - After ``restore(step)`` newer steps in RAM stay until the next save, and are saved again.
     - ``save(force=True)`` of a step that exists returns False.
 
@@ -132,12 +133,13 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             )
         self._run_id = run_id_of(str(self._directory))
         self._closed = False
-        earlier = _open.get(self._run_id)
+        earlier = None if self._config.only_reads else _open.get(self._run_id)
         if earlier is not None:
             logging.warning("a new manager of %s replaces the open one", self._directory)
             earlier.close()
         self._checkpointer = EmergencyCheckpointer(self._config)
-        _open[self._run_id] = self
+        if not self._config.only_reads:
+            _open[self._run_id] = self
         self._survey()
 
     def _config_of(self, local: Path, logger: Any) -> Config:

@@ -65,6 +65,8 @@ class PersistentCheckpointOptions:
     """Save schedule and retention of the persistent tier.
 
     Attributes:
+      read_only: the persistent tier saves nothing. With ``read_only`` of the local tier too the
+        manager is an evaluator's: it claims nothing, and may run beside the job that saves.
       save_interval_steps, should_save_fn, save_decision_policy: as in the local tier.
       max_to_keep: number of newest steps kept; None keeps all. The last complete step always stays.
       keep_period: with ``max_to_keep``: steps that are multiples of it are kept too.
@@ -77,6 +79,7 @@ class PersistentCheckpointOptions:
     should_save_fn: ShouldSave | None = None
     save_decision_policy: SavePolicy | None = None
     preservation_policy: PreservationPolicy | None = None
+    read_only: bool = False
 
     def __post_init__(self) -> None:
         _check_one_rule(self)
@@ -210,7 +213,8 @@ def settings_of(options: CheckpointManagerOptions, *, one_slice: bool) -> dict[s
         row.name: _counterpart(options, row) for row in settings_table(Config) if row.orbax
     }
     settings["step_name"] = step_name_of(options.step_name_format)
-    settings["save_every"] = save_policy_of(persistent)
+    is_read = getattr(persistent, "read_only", False)
+    settings["save_every"] = 0 if is_read else save_policy_of(persistent)
     settings["save_on_preemption"] = False  # the policies decide it
     # Orbax waits for the previous save, and skips none.
     settings["storage_wait_timeout_s"] = settings["persistent_timeout_s"]

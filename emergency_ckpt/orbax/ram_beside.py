@@ -153,7 +153,9 @@ class RamBeside:
         settings: Mapping[str, Any] | None = None,
         is_off: bool = False,
     ) -> None:
-        """Open the RAM tier; it is off in a job of one process that asks for nothing of it.
+        """Open the RAM tier.
+
+        It is off with ``local_save_every=0``, and in a job of one process that asks for nothing.
 
         Args:
           directory: of storage.
@@ -186,6 +188,8 @@ class RamBeside:
             "save_on_preemption": False,
         }
         config = _checked({**base, **given})
+        if not config.save_plans():
+            return
         try:
             self._ram = EmergencyCheckpointer(config)
         except Exception as error:  # noqa: BLE001 - of RAM: storage goes on

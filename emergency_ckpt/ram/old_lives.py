@@ -18,6 +18,10 @@ from emergency_ckpt.ram.process_files import NUMBERS, ProcessFiles
 SETTLE_S = 5.0
 """Time for the writer of an invalid record to replace it, in seconds."""
 _INSPECTION_S = 0.05
+_READS = (
+    "A job that only reads, beside the one that saves, has local_save_every=0 and save_every=0, or"
+    " read_only=True in Orbax's options"
+)
 
 T = TypeVar("T")
 
@@ -42,11 +46,12 @@ def claim_or_wait(claim: Callable[[], T | Holder], run_id: str, wait_s: float) -
         if found.is_certain and not told:
             told = True
             logging.warning(
-                "waiting up to %.3g s for an earlier life of run %r to end: %s holds %s",
+                "waiting up to %.3g s for an earlier life of run %r to end: %s holds %s. %s",
                 limit_s,
                 run_id,
                 found.describe(),
                 found.path,
+                _READS,
             )
         time.sleep(_INSPECTION_S)
 
@@ -57,7 +62,7 @@ def _error(holder: Holder, run_id: str, waited_s: float) -> LocalTierError:
             "start",
             f"run {run_id!r} in {holder.path}",
             f"this process has a checkpointer of that run already ({holder.describe()})",
-            hint="stop or close it first",
+            hint=f"stop or close it first. {_READS}",
         )
     step = _newest_step(holder)
     held = "no step" if step is None else f"step {step}"
@@ -66,7 +71,7 @@ def _error(holder: Holder, run_id: str, waited_s: float) -> LocalTierError:
         f"run {run_id!r} in {holder.path}",
         f"an earlier life of the run is not over: {holder.describe()} holds the directory, with"
         f" {held}, after {waited_s:.3g} s",
-        hint="end that process; a start waits for it for most of start_timeout_s",
+        hint=f"end that process; a start waits for it for most of start_timeout_s. {_READS}",
     )
 
 

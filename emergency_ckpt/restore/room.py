@@ -16,6 +16,9 @@ from emergency_ckpt.errors import LocalTierError, RamdiskFull, SlotBusy
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
 from emergency_ckpt.types import SaveId
 
+READS_ALONE = "this job only reads"
+"""The lack of room in a job that keeps nothing in RAM."""
+
 _T = TypeVar("_T")
 
 
@@ -34,9 +37,9 @@ class RestoreRoom:
       lack: why something is not in the ramdisk; empty while there was room for all.
     """
 
-    def __init__(self, tier: LocalTier) -> None:
+    def __init__(self, tier: LocalTier, lack: str = "") -> None:
         self._tier = tier
-        self.lack = ""
+        self.lack = lack
 
     def note_full(self, reason: str) -> None:
         """Use the ramdisk no more: it has no room, or became full while it was written."""

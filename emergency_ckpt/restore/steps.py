@@ -138,8 +138,11 @@ class StepCatalog:
 
         Raises:
           RestoreFailed, PersistentTierError, LocalTierError: it may be gone in part then, and is
-          complete nowhere.
+          complete nowhere. CheckpointError: this job only reads.
         """
+        if self.parts.config.only_reads:
+            problem = "this checkpointer only reads: local_save_every and save_every are 0"
+            raise CheckpointError("remove", f"step {step}", problem)
         number = self.removals
         self.removals += 1
         try:
