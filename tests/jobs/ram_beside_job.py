@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from job_process import JobProcess, mesh_of, run_program
+from job_process import JobProcess, finish, mesh_of, run_program
 from orbax_faces import FACES
 
 from emergency_ckpt.errors import ConfigError, RamdiskFull
@@ -164,6 +164,60 @@ def rolled_back(kind: str) -> Callable[[JobProcess], Any]:
     return program
 
 
+def dropped(kind: str) -> Callable[[JobProcess], Any]:
+    """Two managers restore, one after the other, and nobody closes them."""
+
+    def program(world: JobProcess) -> Any:
+        with opened(world, kind, "dropped", 100) as face:
+            for step in range(4):
+                face.save(step, state_at(step, world.slices))
+            face.wait()
+        world.meet()
+        found = [load(opened(world, kind, "dropped", 100), 3, world) for _ in range(2)]
+        return [*found, given_up(world)]
+
+    return program
+
+
+def two_at_once(kind: str) -> Callable[[JobProcess], Any]:
+    """Two managers are in use at once."""
+
+    def program(world: JobProcess) -> Any:
+        with (
+            opened(world, kind, "two", 100) as first,
+            opened(world, kind, "two", 100) as second,
+        ):
+            for step in range(2):
+                first.save(step, state_at(step, world.slices))
+                first.wait()
+            second.reload()
+            found = [load(first, 1, world), load(second, 0, world)]
+            return [*found, first.latest(), second.latest(), given_up(world)]
+
+    return program
+
+
+def evaluated(world: JobProcess) -> Any:
+    """Evaluators of all processes read beside the processes that train."""
+    settings = {"dir": str(world.root / "stored"), "mesh": mesh_of(world.slices)}
+    found: list[Any] = []
+    with world.config("evaluated", local_save_every=1, save_every=2, **settings).instantiate() as t:
+        for newest in (3, 5):
+            for step in (newest - 1, newest):
+                t.save(step=step, state=state_at(step, world.slices), host_state={"at": step})
+                finish(t)
+            world.meet()
+            off = {"local_save_every": 0, "save_every": 0}
+            with world.config("evaluated", **settings, **off).instantiate() as evaluator:
+                host_state: dict[str, int] = {}
+                step, state = evaluator.restore(
+                    state=state_at(0, world.slices), host_state=host_state
+                )
+                found += [step, int(state["step"]), host_state["at"], evaluator.all_steps()]
+        found.append(t.restore(5, state=state_at(0, world.slices))[0])
+    return [*found, len(world.named("ramdisk.full"))]
+
+
 PROGRAMS: dict[str, Callable[[JobProcess], Any]] = {
     name: program
     for kind in FACES
@@ -176,8 +230,11 @@ PROGRAMS: dict[str, Callable[[JobProcess], Any]] = {
         f"slice lost, {kind}": lost_ram(kind, (0, 1)),
         f"both copies lost, {kind}": lost_ram(kind, (1, 3)),
         f"rolled back, {kind}": rolled_back(kind),
+        f"dropped, {kind}": dropped(kind),
+        f"two at once, {kind}": two_at_once(kind),
     }.items()
 }
+PROGRAMS["evaluated"] = evaluated
 
 if __name__ == "__main__":
     run_program(PROGRAMS)

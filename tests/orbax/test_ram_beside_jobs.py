@@ -62,3 +62,15 @@ def test_lost_copies_leave_the_step_of_storage(job: ByProgram, kind: str) -> Non
 
 def test_rollback_forgets_newer_steps_of_ram(job: ByProgram, kind: str) -> None:
     assert job[f"rolled back, {kind}"] == [[5, 0, 2, 2, 2]] * 4
+
+
+def test_dropped_managers_leave_ram_to_the_next(job: ByProgram, kind: str) -> None:
+    assert job[f"dropped, {kind}"] == [[3, 3, []]] * 4
+
+
+def test_second_manager_at_once_has_no_ram_on_all_processes(job: ByProgram, kind: str) -> None:
+    assert job[f"two at once, {kind}"] == [[1, 0, 1, 0, ["start"]]] * 4
+
+
+def test_evaluators_read_storage_beside_those_that_train(job: ByProgram) -> None:
+    assert job["evaluated"] == [[2, 2, 2, [2], 4, 4, 4, [2, 4], 5, 0]] * 4
