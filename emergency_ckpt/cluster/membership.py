@@ -162,7 +162,7 @@ class Membership:
             run_id=self._run_id,
             secret=self._secret,
             bind_host=bind_host,
-            port=config.bind_port,
+            port=0 if config.only_reads else config.bind_port,
             io_timeout_s=config.transfer_timeout_s,
         )
         self.holdings.address = self._server.contact

@@ -220,7 +220,8 @@ class Config:
     reached over a loopback address; 127.0.0.1 in a job on one machine. A loopback address beside
     processes on other hosts is an error at the start."""
     bind_port: int = setting(0, tier="local", may_differ=True, most=65535)
-    """Port on which this process serves its shards; 0: a free one."""
+    """Port on which this process serves its shards; 0: a free one, which a job that only reads
+    always takes."""
     secret_file: str | None = setting(None, may_differ=True, least=1, basic=True)
     """File with the run's secret: 32 to 4096 bytes, not readable by other users. None: the
     environment variable ECKPT_SECRET, else the secret of `eckpt launch`; without either, the

@@ -11,9 +11,10 @@ from typing import Any
 import orbax.checkpoint as ocp
 import pytest
 from every_face import opener, state, target
+from launch_support import free_port
 from places import JOBS
 from programs import Program, started
-from world import World, logged, same
+from world import World, logged, same, save_all
 
 import emergency_ckpt.orbax.checkpoint as our_v0
 import emergency_ckpt.orbax.v1 as our_v1
@@ -225,6 +226,15 @@ def test_evaluators_in_the_process_that_trains(world: World, kind: str) -> None:
     assert same(trainer.load(3, target(world)), state(world, 3))
     trainer.close()
     assert not world.named("ram.given_up")
+
+
+def test_evaluator_has_the_settings_of_the_trainer(world: World) -> None:
+    """Its address and its directory in RAM too, and both keep their places."""
+    port = free_port()
+    with world.open_both(bind_port=port) as trainer:
+        save_all(trainer, world, 1, 2, 3)
+        world.restores(2, local_save_every=0, save_every=0, bind_port=port)
+        world.restores(3, by=trainer)
 
 
 def test_killed_evaluator_leaves_nothing_to_the_trainer(world: World, tmp_path: Path) -> None:
