@@ -55,7 +55,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     - All dtypes are restored bit for bit; Orbax's restore from RAM converts int8 and bool to int32
       and loses -0.0. Zero-size arrays can be saved.
     - ``dataset`` is kept with the tensors of the same step, in both tiers, for each process, and is
-      copied to other slices; ``persistent_non_replicated_directory`` is not needed. Orbax saves it
+      copied to other slices; ``persistent_non_replicated_directory`` has no effect. Orbax saves it
       at persistent steps only, and may restore it with tensors of another step.
     - Any shard comes from any host that has it; no slice has to be complete.
     - ``delete``, ``metadata``, ``item_metadata``, ``metrics`` and ``best_step`` work; ``save`` runs
@@ -74,7 +74,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     Raises:
       FileNotFoundError: the local directory does not exist.
       ValueError: ``replica_axis_index`` is no axis of the mesh; a custom step name format;
-        handlers, or a directory of the dataset's own.
+        handlers.
       ConfigError, LocalTierError, RestoreFailed, DeadlineExceeded: as ``EmergencyCheckpointer``.
     """
 
@@ -95,13 +95,18 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         for name, given in (
             ("item_handlers", item_handlers),
             ("handler_registry", handler_registry),
-            ("persistent_non_replicated_directory", persistent_non_replicated_directory),
         ):
             if given is not None:
                 raise ValueError(
-                    f"{name} is not supported: leave it out; the items are state, and dataset,"
-                    " which is kept with it"
+                    f"{name} is not supported: leave it out; dataset is kept with the state, by its"
+                    " get_state and set_state"
                 )
+        if persistent_non_replicated_directory is not None:
+            logging.warning(
+                "nothing is written to %s: dataset is kept with the state, in both tiers."
+                " Orbax's CheckpointManager of this directory restores what Orbax saved there",
+                persistent_non_replicated_directory,
+            )
         self._options = options = CheckpointManagerOptions() if options is None else options
         check_kinds(options, global_mesh)
         self._directory = epath.Path(persistent_directory)

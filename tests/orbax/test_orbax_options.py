@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import inspect
 import re
 from typing import Any
 
+import grain.python as grain
 import orbax.checkpoint as ocp
 import pytest
 from orbax.checkpoint import checkpoint_managers as ocm
 from orbax.checkpoint.experimental.emergency import checkpoint_manager as orbaxs
-from world import World
+from world import World, same
 
 from emergency_ckpt import orbax as ours
 from emergency_ckpt.config import Config
-from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.errors import ConfigError, HostStateError
 from emergency_ckpt.orbax.options import settings_of, steps_kept, with_further
 
 OPTIONS = [
@@ -144,12 +146,78 @@ def test_wrong_kind_of_option_or_mesh_is_a_config_error(
         ours.CheckpointManager(world.ramdisk, world.persistent, mesh, (), options=options)
 
 
-@pytest.mark.parametrize(
-    "name", ["item_handlers", "handler_registry", "persistent_non_replicated_directory"]
-)
-def test_argument_of_the_dataset_alone_is_refused(world: World, name: str) -> None:
+@pytest.mark.parametrize("name", ["item_handlers", "handler_registry"])
+def test_handlers_of_the_dataset_are_refused(world: World, name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is not supported: leave it out"):
         ours.CheckpointManager(world.ramdisk, world.persistent, None, (), **{name: object()})
+
+
+def test_dataset_needs_no_directory_of_its_own(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Orbax's manager saves a dataset only where the caller names such a directory."""
+    world.ramdisk.mkdir()
+    apart, state = world.persistent.with_name("apart"), world.state(0)
+    options = ours.CheckpointManagerOptions(
+        persistent=ours.PersistentCheckpointOptions(save_interval_steps=1)
+    )
+
+    def opened() -> ours.CheckpointManager:
+        places = world.ramdisk, world.persistent, world.mesh, state
+        return ours.CheckpointManager(
+            *places, options=options, persistent_non_replicated_directory=apart
+        )
+
+    def items(kind: Any, data: Any) -> Any:
+        dataset = getattr(grain, f"PyGrainCheckpoint{kind}")(data)
+        arrays = getattr(ocp.args, f"PyTree{kind}")(state)
+        return ocp.args.Composite(state=arrays, dataset=dataset)
+
+    batches = grain.MapDataset.range(100).shuffle(seed=1).to_iter_dataset()
+    data, again = iter(batches), iter(batches)
+    next(data)
+    with opened() as manager:
+        manager.save(0, items("Save", data))
+    world.lose_ram()
+    world.ramdisk.mkdir()
+    with opened() as manager:
+        manager.restore(0, items("Restore", again))
+    assert next(again) == next(data)
+    assert not apart.exists()
+    assert f"nothing is written to {apart}" in caplog.text
+
+
+def test_dataset_of_a_step_of_orbaxs_is_left_to_orbax(world: World) -> None:
+    world.ramdisk.mkdir()
+    state = {"w": world.state(0)["w"]}
+    apart = world.persistent.with_name("apart")
+
+    def opened(module: Any) -> Any:
+        persistent = module.PersistentCheckpointOptions(save_interval_steps=1)
+        options = module.CheckpointManagerOptions(persistent=persistent)
+        ram = world.ramdisk / module.__name__
+        ram.mkdir()
+        places = ram, world.persistent, world.mesh, state
+        return module.CheckpointManager(
+            *places, options=options, persistent_non_replicated_directory=apart
+        )
+
+    batches = grain.MapDataset.range(100).shuffle(seed=1).to_iter_dataset()
+    data, again = iter(batches), iter(batches)
+    next(data)
+    arrays = ocp.args.PyTreeSave(state)
+    with contextlib.closing(opened(orbaxs)) as manager:
+        dataset = grain.PyGrainCheckpointSave(data)
+        manager.save(0, ocp.args.Composite(state=arrays, dataset=dataset))
+        manager.wait_until_finished()
+    dataset = grain.PyGrainCheckpointRestore(again)
+    with opened(ours) as manager:
+        with pytest.raises(HostStateError, match="it has tensors only"):
+            manager.restore(0, ocp.args.Composite(dataset=dataset))
+        assert same(manager.restore(0).state, state)
+    with ocp.CheckpointManager(apart) as manager:
+        manager.restore(0, args=dataset)
+    assert next(again) == next(data)
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
