@@ -1,4 +1,7 @@
-"""MaxText's checkpointing flags, with their names and meaning, as settings or as a manager."""
+"""MaxText's checkpointing flags, with their names and meaning, as settings or as a manager.
+
+``with_data`` adds the data iterator to MaxText's emergency mode.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
+import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt.checkpointer import CheckpointerConfig
@@ -19,6 +23,7 @@ from emergency_ckpt.orbax import (
     LocalCheckpointOptions,
     PersistentCheckpointOptions,
 )
+from emergency_ckpt.state.host_state_codec import Stateful, as_stateful
 
 if TYPE_CHECKING:
     from emergency_ckpt.config.policies import PreservationPolicy, SavePolicy
@@ -144,6 +149,38 @@ def create_checkpoint_manager(
         ),
         logger=logger,
     )
+
+
+def with_data(manager: Any, data_iterator: Any) -> Any:
+    """Return ``manager`` with MaxText's data iterator as the item ``dataset`` of its steps.
+
+    MaxText's emergency mode saves the state alone. ``save`` and ``restore`` of the returned object
+    keep and reposition the iterator too.
+
+    Args:
+      data_iterator: MaxText's, or a list of these. If one has no ``get_state`` and ``set_state``,
+        as only Grain's iterators have, or is a placeholder, ``manager`` itself is returned.
+    """
+    loaders: list[Any] = data_iterator if isinstance(data_iterator, list) else [data_iterator]
+    iterators = [as_stateful(getattr(each, "local_iterator", None)) for each in loaders]
+    return manager if None in iterators else _WithData(manager, iterators)
+
+
+class _WithData:
+    """The two calls of MaxText's emergency mode, with the iterators of this process."""
+
+    def __init__(self, manager: CheckpointManager, iterators: list[Stateful]) -> None:
+        self._manager = manager
+        self._iterators = iterators
+
+    def save(self, step: int, args: Any, **further: Any) -> bool:
+        return self._manager.save(step, self._with_dataset(args), **further)
+
+    def restore(self, step: int | None, args: Any) -> Any:
+        return self._manager.restore(step, self._with_dataset(args))
+
+    def _with_dataset(self, args: Any) -> Any:
+        return ocp.args.Composite(**dict(args.items()), dataset=self._iterators)
 
 
 def _backup_interval(values: Mapping[str, Any]) -> datetime.timedelta | int | None:

@@ -31,7 +31,7 @@ CALLED_BY_USERS = {
     "axlearn/adapter.py": {"checkpoint_paths", "ckpt_dir"},
     "extras/metrics/listeners.py": {"record_for_jax"},
     "extras/pace.py": {"AdaptiveInterval"},
-    "maxtext.py": {"create_checkpoint_manager", "from_maxtext"},
+    "maxtext.py": {"create_checkpoint_manager", "from_maxtext", "with_data"},
     "orbax/manager.py": {"best_step", "in_primary_slice"},
     "orbax/v1/training.py": {
         *("save_checkpointables", "save_pytree", "save_pytree_async"),

@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import grain.python as grain
 import orbax.checkpoint as ocp
 import pytest
 from orbax.checkpoint import checkpoint_managers as ocm
@@ -15,7 +16,7 @@ from world import World, same
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.save.timing import Continuous
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.maxtext import create_checkpoint_manager, from_maxtext
+from emergency_ckpt.maxtext import create_checkpoint_manager, from_maxtext, with_data
 from emergency_ckpt.orbax import CheckpointManager
 
 PLACES = {"dir": "/persistent/run", "local_dir": "/dev/shm/eckpt"}
@@ -156,3 +157,41 @@ def test_no_manager_when_checkpointing_is_off(world: World) -> None:
 def test_manager_needs_both_directories(world: World) -> None:
     with pytest.raises(ConfigError, match="local_checkpoint_directory"):
         manager_of(world, local_checkpoint_directory="")
+
+
+def loaders(count: int) -> list[Any]:
+    """Return MaxText's objects around Grain's iterators, at the beginning."""
+    batches = grain.MapDataset.range(100).shuffle(seed=count).to_iter_dataset()
+    return [SimpleNamespace(local_iterator=iter(batches)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["one iterator", "a list of them"])
+def test_data_goes_on_after_the_restored_step(world: World, count: int) -> None:
+    def given(loaders: list[Any]) -> Any:
+        return loaders if count > 1 else loaders[0]
+
+    data, again = loaders(count), loaders(count)
+    for number, loader in enumerate(data, 1):
+        for _ in range(number):
+            next(loader.local_iterator)
+    manager = manager_of(world, local_checkpoint_period=1)
+    assert manager is not None
+    with manager:
+        state = ocp.args.PyTreeSave(world.state(3))
+        with_data(manager, given(data)).save(3, args=ocp.args.Composite(state=state), force=True)
+    following = [next(loader.local_iterator) for loader in data]
+    manager = manager_of(world, local_checkpoint_period=1)
+    assert manager is not None
+    with manager:
+        args = ocp.args.Composite(state=ocp.args.PyTreeRestore(world.state(0)))
+        restored = with_data(manager, given(again)).restore(3, args=args)
+    assert same(restored.state, world.state(3))
+    assert [next(loader.local_iterator) for loader in again] == following
+
+
+@pytest.mark.parametrize(
+    "data", [None, SimpleNamespace(), SimpleNamespace(local_iterator=iter([1]))]
+)
+def test_data_without_a_state_is_left_out(data: Any) -> None:
+    manager: Any = object()
+    assert with_data(manager, data) is manager
