@@ -31,6 +31,8 @@ RUNBOOK = (DOCS / "runbook.md").read_text("utf-8")
 OPERATIONS = (DOCS / "operations.md").read_text("utf-8")
 SHORTEST_MEANING_CHARS = 10
 LEAST_SETTINGS_IN_RUNBOOK = 10
+NOTICED = "What you will notice"
+MOST_ROWS_NOTICED = 10
 
 
 def errors_of_package() -> list[str]:
@@ -60,16 +62,33 @@ def check_runbook_has_a_section_for_each_error() -> Iterator[str]:
             yield f"{name}: its points are {labels}"
 
 
-def check_links_of_the_runbook_lead_somewhere() -> Iterator[str]:
-    for place in re.findall(r"\]\(([^)]+)\)", RUNBOOK):
-        path, _, fragment = place.partition("#")
-        target = DOCS / path if path else DOCS / "runbook.md"
-        if not target.exists():
-            yield place
-        elif fragment:
-            headings = re.findall(r"^#+ (.+)$", target.read_text("utf-8"), re.M)
-            if fragment not in {anchor(heading) for heading in headings}:
-                yield place
+def check_links_of_the_pages_lead_somewhere() -> Iterator[str]:
+    for page in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
+        for place in re.findall(r"\]\(([^):\s]+)\)", page.read_text("utf-8")):
+            path, _, fragment = place.partition("#")
+            target = page.parent / path if path else page
+            if not target.exists():
+                yield f"{page.name}: {place}"
+            elif fragment:
+                headings = re.findall(r"^#+ (.+)$", target.read_text("utf-8"), re.M)
+                if fragment not in {anchor(heading) for heading in headings}:
+                    yield f"{page.name}: {place}"
+
+
+def check_pages_of_migrations_are_alike() -> Iterator[str]:
+    """Each says what a user will notice, in a table of at most ten rows, and how to go back."""
+    pages = sorted(DOCS.glob("migrating_*.md"))
+    linked = re.findall(r"\]\((migrating_\w+\.md)\)", (DOCS / "migrating.md").read_text("utf-8"))
+    yield from differing([page.name for page in pages], linked, "docs/migrating.md")
+    for page in pages:
+        parts = re.split(r"^## (.+)$", page.read_text("utf-8"), flags=re.M)[1:]
+        sections = dict(zip(parts[::2], parts[1::2], strict=True))
+        rows = [line for line in sections.get(NOTICED, "").splitlines() if line.startswith("|")]
+        count = len(rows) - 2  # without the heads and the line below these
+        if not 1 <= count <= MOST_ROWS_NOTICED:
+            yield f"{page.name}: {NOTICED!r} has {count} rows"
+        if not any(title.lower().endswith("how to go back") for title in sections):
+            yield f"{page.name}: no section says how to go back"
 
 
 def check_settings_that_the_runbook_names_exist() -> Iterator[str]:

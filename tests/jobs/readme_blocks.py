@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "plain_jax.py"
 _DOCUMENTS = (
     ROOT / "README.md",
-    ROOT / "docs" / "migrating.md",
+    *sorted((ROOT / "docs").glob("migrating_*.md")),
     ROOT / "docs" / "policies.md",
 )
 

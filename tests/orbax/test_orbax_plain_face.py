@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import grain.python as grain
@@ -13,12 +15,15 @@ import orbax.checkpoint as plain
 import pytest
 from drains import Drains
 from jax.experimental.layout import Format, Layout
+from orbax.checkpoint.experimental.emergency import checkpoint_manager as orbaxs_emergency
+from places import ROOT
 from state_samples import assert_same
 from world import World, same
 
 import emergency_ckpt.orbax.checkpoint as ocp
 from emergency_ckpt import orbax as emergency
 from emergency_ckpt.config import run_id_of
+from emergency_ckpt.orbax import v1
 
 
 @pytest.fixture(autouse=True)
@@ -46,11 +51,41 @@ def state_of(world: World, step: int) -> dict[str, Any]:
 
 def test_every_other_name_is_orbaxs_own() -> None:
     ours = {"CheckpointManager", "CheckpointManagerOptions"}
-    names = {name for name in dir(plain) if not name.startswith("_")} - ours
+    modules = {"checkpoint_manager", "checkpoint_managers", "v1"}
+    names = {name for name in dir(plain) if not name.startswith("_")} - ours - modules
     assert names >= {"args", "PyTreeCheckpointer", "utils", "AsyncOptions"}
     assert [name for name in names if getattr(ocp, name) is not getattr(plain, name)] == []
     with pytest.raises(AttributeError):
         ocp.no_such_name  # noqa: B018
+
+
+def places_of_class(kind: type, module: ModuleType, name: str = "") -> Iterator[str]:
+    """Yield the dotted names below ``module`` by which ``kind`` can be had."""
+    for key in (key for key in dir(module) if not key.startswith("_")):
+        value = getattr(module, key, None)
+        if value is kind:
+            yield name + key
+        if isinstance(value, ModuleType) and value.__name__.startswith(f"{module.__name__}."):
+            yield from places_of_class(kind, value, f"{name}{key}.")
+
+
+@pytest.mark.parametrize(
+    ("orbaxs", "ours"),
+    [
+        (plain.CheckpointManager, ocp.CheckpointManager),
+        (plain.CheckpointManagerOptions, ocp.CheckpointManagerOptions),
+        (plain.v1.training.Checkpointer, v1.training.Checkpointer),
+        (orbaxs_emergency.CheckpointManager, None),
+    ],
+)
+def test_class_of_orbaxs_is_had_where_the_page_says(orbaxs: type, ours: type | None) -> None:
+    page = (ROOT / "docs" / "migrating_orbax.md").read_text()
+    places = list(places_of_class(orbaxs, plain))
+    assert places
+    for place in places:
+        found = operator.attrgetter(place)(ocp)
+        is_named = f"`{place.rsplit('.', 1)[0]}`" in page
+        assert found is ours or is_named, place
 
 
 def test_manager_has_orbaxs_methods_and_arguments(world: World) -> None:
@@ -406,6 +441,18 @@ def test_metadata_of_a_step_in_ram_is_as_in_storage(world: World) -> None:
         assert manager.metadata(10).custom_metadata == {}
         assert manager.metadata(0).custom_metadata == {"note": 0}
         assert manager.metadata().custom_metadata == {"run": 7}
+
+
+def test_item_metadata_after_a_restore_from_ram_waits_for_orbax(world: World) -> None:
+    """Orbax takes a handler without a name from the arguments of its own saves and restores."""
+    state = state_of(world, 0)
+    with manager_of(world) as manager:
+        manager.save(0, args=ocp.args.StandardSave(state))
+    with manager_of(world) as manager:
+        assert same(manager.restore(0, args=ocp.args.StandardRestore(state)), state)
+        assert manager.item_metadata(0) is None
+        manager.save(20, args=ocp.args.StandardSave(state))
+        assert set(manager.item_metadata(0).keys()) == set(state)
 
 
 def test_ram_is_saved_whatever_storage_decides(world: World) -> None:

@@ -1,4 +1,4 @@
-"""The changes in docs/migrating.md for users of Orbax and MaxText, carried out and run."""
+"""The changes in the pages of docs for users of Orbax and MaxText, carried out and run."""
 
 from __future__ import annotations
 
@@ -18,17 +18,12 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from places import MAXTEXT_DOUBLE, ROOT
+from places import MAXTEXT_DOUBLE
+from readme_blocks import readme_block
 
 from emergency_ckpt import orbax as emergency
 
-DOCUMENT = (ROOT / "docs" / "migrating.md").read_text()
-
-
-def block(name: str) -> list[str]:
-    found = re.search(rf"```diff {name}\n(.*?)```", DOCUMENT, re.DOTALL)
-    assert found is not None
-    return found.group(1).splitlines()
+MAXTEXT_VERSIONS = ("0.2.5", "e591f30c")
 
 
 @pytest.fixture
@@ -97,7 +92,8 @@ def life(training: Training, root: Path, program: str, last_step: int) -> dict[s
 
 @pytest.mark.dear
 def test_loop_for_users_of_orbax(root: Path) -> None:
-    lines = [line for line in block("orbax") if not line.startswith("-")]
+    lines = readme_block("orbax", "diff").splitlines()
+    lines = [line for line in lines if not line.startswith("-")]
     program = "\n".join(line[1:] for line in lines)
     undisturbed = Training()
     (root / "a").mkdir()
@@ -111,21 +107,25 @@ def test_loop_for_users_of_orbax(root: Path) -> None:
     assert np.array_equal(state["sum"], wanted["sum"])
 
 
-MAXTEXT = MAXTEXT_DOUBLE
+def double_of(version: str, path: str) -> Path:
+    """Return the module that stands for MaxText's at ``path`` in its sources."""
+    own = MAXTEXT_DOUBLE / version / Path(path).name
+    return own if own.exists() else MAXTEXT_DOUBLE / own.name
 
 
-def maxtext_sources() -> dict[str, str]:
-    """The modules that stand for MaxText's, by their paths there, with the README's change made."""
-    parts = re.split(r"^@@ (.*)$\n", "\n".join(block("maxtext")) + "\n", flags=re.MULTILINE)[1:]
+def maxtext_sources(version: str) -> dict[str, str]:
+    """The modules that stand for MaxText's, by their paths there, with the page's change made."""
+    lines = readme_block(f"maxtext-{re.escape(version)}", "diff")
+    parts = re.split(r"^@@ (.*)$\n", lines, flags=re.MULTILINE)[1:]
     hunks = list(zip(parts[::2], parts[1::2], strict=True))
-    assert len(hunks) == 3
+    assert len(hunks) == 4
     sources: dict[str, str] = {}
     for where, text in hunks:
         match = re.fullmatch(r"((?:\n?-.*)+)\n((?:\n?\+.*)+)\n", text)
         assert match is not None, text
         old, new = ([line[1:].strip() for line in side.split("\n")] for side in match.groups())
         for path in re.findall(r"src/\S+\.py", where):
-            source = sources.get(path) or (MAXTEXT / Path(path).name).read_text()
+            source = sources.get(path) or double_of(version, path).read_text()
             found = re.search(
                 r"^( *)" + r"\n *".join(map(re.escape, old)) + "$", source, re.MULTILINE
             )
@@ -135,12 +135,11 @@ def maxtext_sources() -> dict[str, str]:
     return sources
 
 
-@pytest.fixture
-def maxtext(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    sources = maxtext_sources()
-    assert sorted(Path(path).stem for path in sources) == sorted(
-        p.stem for p in MAXTEXT.glob("*.py")
-    )
+@pytest.fixture(params=MAXTEXT_VERSIONS)
+def maxtext(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    sources = maxtext_sources(request.param)
+    doubles = [*MAXTEXT_DOUBLE.glob("*.py"), *(MAXTEXT_DOUBLE / request.param).glob("*.py")]
+    assert sorted(Path(path).stem for path in sources) == sorted(each.stem for each in doubles)
     modules: dict[str, ModuleType] = {}
     for path in sorted(sources, key=lambda path: "emergency" not in path):
         module = modules[Path(path).stem] = ModuleType(Path(path).stem)

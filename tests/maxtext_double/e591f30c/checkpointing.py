@@ -1,21 +1,15 @@
 """Double of ``src/maxtext/common/checkpointing.py``: it passes the manager's class on."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import emergency_checkpointing
-import grain.python as grain
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 
 Composite = ocp.args.Composite
 EmergencyCheckpointManager = emergency_checkpointing.CheckpointManager
-
-# MaxText's own kinds of arguments have the iterator as ``item``, as Grain's have.
-grain_utility = SimpleNamespace(
-    GrainCheckpointSave=grain.PyGrainCheckpointSave,
-    GrainCheckpointRestore=grain.PyGrainCheckpointRestore,
-)
+Path = epath.Path
 
 
 def load_state_if_possible(
