@@ -7,7 +7,6 @@ INSTALLED = $(VENV)/installed
 EXTRAS ?= demo,test,check
 TF_VENV ?= .venv-tf
 RAY_VENV ?= .venv-ray
-LOWEST_VENV ?= .venv-lowest
 # Rooms that meet the versions of others: dtypes, Orbax, JAX, storage.
 VERSION_TESTS ?= tests/state tests/config tests/checkpointer tests/orbax tests/storage tests/maxtext tests/axlearn
 # Twice the cores of a small machine: tests of jobs wait a good part of their time.
@@ -28,7 +27,8 @@ help:
 	@echo "make test    what to run at each change: tests that start no process, and a chosen few that do (five minutes)"
 	@echo "make test-all   all but the slow ones, and the C++ tests under sanitizers (25 minutes)"
 	@echo "make test-night   what takes long: slow tests, soak, fuzzing, the model, clusters, images, packages, mutants"
-	@echo "make test-lowest run VERSION_TESTS with the lowest versions that pyproject.toml admits"
+	@echo "make test-versions   run VERSION_TESTS with the lowest versions that pyproject.toml admits, and with the newest"
+	@echo "             on each Python; test-lowest and test-newest-3.13 are two of them"
 	@echo "make test-tf run the tests of tf.data iterators, with TensorFlow in its own venv"
 	@echo "make test-ray  run deploy/ray on Ray's local cluster, in its own venv (five minutes)"
 	@echo "make test-slurm   run deploy/slurm on five real slurmd; needs root and Debian (ten minutes)"
@@ -93,19 +93,22 @@ test-but-slow: $(INSTALLED)
 
 # All of them, whichever fail. One that ends with 77 cannot run here, and has said why. `test-dist` is in `test-slow`.
 NIGHT = test-slow soak soak-kill fuzz native-fuzz model simulate simulate-mutants kill-matrix \
-	test-slurm test-ray test-image test-lowest test-tf test-report test-monitoring check-history
+	test-slurm test-ray test-image test-versions test-tf test-report test-monitoring check-history
 test-night: $(INSTALLED)
 	$(MAKE) --keep-going --no-print-directory SEEDS=20000 KILL_FLAGS="--sample 10" \
 		CANNOT='|| { test $$$$? -eq 77 && echo "$$@: cannot run here, for the reason above"; }' $(NIGHT)
 
-# Those of direct requirements; what they need themselves is the newest that fits.
-.PHONY: test-lowest
-test-lowest:
-	test -x $(LOWEST_VENV)/bin/python || $(PYTHON) -m venv $(LOWEST_VENV)
-	$(LOWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv
-	$(LOWEST_VENV)/bin/uv pip install --quiet --python $(LOWEST_VENV)/bin/python \
-		--resolution lowest-direct --editable '.[demo,test]'
-	$(LOWEST_VENV)/bin/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(VERSION_TESTS) $(TEST_FLAGS)
+# Each with VERSION_TESTS. Lowest: of direct requirements; what they need themselves is the newest that fits.
+VERSIONS = lowest-3.11 newest-3.11 newest-3.12 newest-3.13
+.PHONY: test-lowest test-versions $(VERSIONS:%=test-%)
+test-lowest: test-lowest-3.11
+test-versions: $(VERSIONS:%=test-%)
+$(VERSIONS:%=test-%): test-%:
+	test -x .venv-$*/bin/python || python$(lastword $(subst -, ,$*)) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check uv
+	.venv-$*/bin/uv pip install --quiet --python .venv-$*/bin/python \
+		--resolution $(if $(findstring lowest,$*),lowest-direct,highest) --editable '.[demo,test]'
+	.venv-$*/bin/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(VERSION_TESTS) $(TEST_FLAGS)
 
 # TensorFlow is large, and with it etils.epath uses another client for gs://.
 test-tf:
