@@ -162,8 +162,9 @@ def with_data(manager: Any, data_iterator: Any) -> Any:
         as only Grain's iterators have, or is a placeholder, ``manager`` itself is returned.
     """
     loaders: list[Any] = data_iterator if isinstance(data_iterator, list) else [data_iterator]
-    iterators = [as_stateful(getattr(each, "local_iterator", None)) for each in loaders]
-    return manager if None in iterators else _WithData(manager, iterators)
+    known = [as_stateful(getattr(each, "local_iterator", None)) for each in loaders]
+    iterators = [each for each in known if each is not None]
+    return _WithData(manager, iterators) if len(iterators) == len(loaders) else manager
 
 
 class _WithData:
