@@ -100,7 +100,8 @@ def _seen_by_plain_orbax(url: str, seen: Seen) -> dict[int, Any]:
             seen.problems.append(f"plain Orbax lists {step} and cannot read it: {found[step]}")
     for name in seen.files:  # Orbax reads an item in a bucket alone, too, by its own commit
         folder, _, end = name.rpartition("/")
-        if end == "commit_success.txt" and folder.endswith("/state") and folder[0] != "h":
+        is_item = folder.endswith("/state") and "checkpoint-tmp" not in folder  # no removal's
+        if end == "commit_success.txt" and is_item and folder[0] != "h":
             key = _digest(seen.files, f"{folder}/")
             if key not in _MEMO:
                 _MEMO[key] = _item_value(f"{url}/{folder}")
