@@ -134,8 +134,8 @@ def line_of(name: str, fields: Fields) -> tuple[int, str] | None:
         return None if fields["process"] else (level, _LEADERS_LINES[point](fields))
     if point in _WARNINGS:
         words = [str(fields[key]) for key in _WORDS if fields.get(key)]
-        words += [f"{k}={v}" for k, v in fields.items() if k not in ("process", *_WORDS)]
-        return logging.WARNING, f"{name}: {' '.join(words)}"
+        words += [f"{k}={v}" for k, v in fields.items() if k not in _UNNAMED]
+        return logging.WARNING, f"{point}: {' '.join(words)}"
     return None
 
 
@@ -225,7 +225,7 @@ _LINES: dict[str, Callable[[Fields], str]] = {
     "restore.finished": _restore,
     "restore.nothing": _nothing,
     "restore.note": lambda fields: f"restore: {fields['text']}",
-    "persistent.waiting": lambda fields: str(fields["text"]),
+    "persistent.problem.waiting": lambda fields: str(fields["text"]),
 }
 _LEADERS_LINES: dict[str, Callable[[Fields], str]] = {
     "restore.progress": _progress("restore"),
@@ -241,6 +241,8 @@ _LEADERS_LINES: dict[str, Callable[[Fields], str]] = {
 }
 _WORDS = ("text", "reason")
 """Fields that are sentences: a warning has them first, and without their names."""
+_UNNAMED = frozenset({"process", "stage", "cause", *_WORDS})
+"""Fields that a warning does not name: its point has the stage or the cause."""
 _WARNINGS = frozenset(
     {
         "start.warning",
@@ -261,12 +263,13 @@ _WARNINGS = frozenset(
         "restore.replanned",
         "restore.suspect",
         "restore.without_host_state",
-        "persistent.in_use",
-        "persistent.log_problem",
+        "persistent.problem.in_use",
+        "persistent.problem.log_damaged",
+        "persistent.problem.log_lost",
+        "persistent.problem.log_missing",
+        "persistent.problem.unreachable",
         "persistent.removal.failed",
         "persistent.removal.missing",
-        "persistent.unreachable",
-        "persistent.waiting",
         "divergence",
     }
 )

@@ -185,7 +185,7 @@ class ClaimAtStart:
                 known = Known(*self._writer.known(self._deadline_s))
         except (PersistentTierError, CorruptData) as error:
             # Storage may be down just when RAM is needed; saves try it again.
-            self._events.emit("persistent.unreachable", reason=str(error))
+            self._events.emit("persistent.problem", cause="unreachable", reason=str(error))
             self._failures.record(error)
             return Known()
         self.has_read = True
@@ -219,4 +219,6 @@ class ClaimAtStart:
             except DirectoryInUse:
                 raise
             except (PersistentTierError, CorruptData) as error:
-                self._events.emit("persistent.unreachable", reason=str(error)[:500])
+                self._events.emit(
+                    "persistent.problem", cause="unreachable", reason=str(error)[:500]
+                )

@@ -86,11 +86,16 @@ def test_line_of_a_save_is_the_leaders_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["persistent.in_use", "persistent.log_problem", "persistent.unreachable"]
+    "cause", ["in_use", "unreachable", "log_damaged", "log_lost", "log_missing"]
 )
-def test_trouble_in_storage_is_a_warning_of_any_process(name: str) -> None:
-    line = line_of(name, {"process": 3, "reason": "the bucket refuses"})
-    assert line == (logging.WARNING, f"{name}: the bucket refuses")
+def test_trouble_in_storage_is_a_warning_of_any_process(cause: str) -> None:
+    line = line_of("persistent.problem", {"process": 3, "cause": cause, "reason": "it refuses"})
+    assert line == (logging.WARNING, f"persistent.problem.{cause}: it refuses")
+
+
+def test_wait_for_storage_is_a_plain_line_of_any_process() -> None:
+    fields = {"process": 3, "cause": "waiting", "text": "no answer yet", "seconds_left": 7.5}
+    assert line_of("persistent.problem", fields) == (logging.INFO, "no answer yet")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +104,7 @@ def test_trouble_in_storage_is_a_warning_of_any_process(name: str) -> None:
 )
 def test_removal_is_a_warning_where_it_is_not_as_asked(stage: str, is_told: bool) -> None:
     fields = {"process": 3, "step": 7, "stage": stage, "reason": "the bucket refuses"}
-    warning = f"persistent.removal: the bucket refuses step=7 stage={stage}"
+    warning = f"persistent.removal.{stage}: the bucket refuses step=7"
     expected = (logging.WARNING, warning) if is_told else None
     assert line_of("persistent.removal", fields) == expected
 

@@ -175,7 +175,7 @@ def told_of_wait(
             f"{directory} has not answered yet: it is asked for its step log and its steps, for"
             f" {left_s:.0f} s more at most"
         )
-        events.emit("persistent.waiting", text=text, seconds_left=left_s)
+        events.emit("persistent.problem", cause="waiting", text=text, seconds_left=left_s)
 
     return told_while(tell, deadline_s)
 
@@ -258,7 +258,7 @@ class StoredChain:
             self.begin(save)
         except DirectoryInUse as error:
             text = f"rolled-back steps are not hidden: {error}"
-            self._events.emit("persistent.in_use", reason=text[:500])
+            self._events.emit("persistent.problem", cause="in_use", reason=text[:500])
         except CheckpointError as error:
             text = f"rolled-back steps are not hidden yet: {error}"
-            self._events.emit("persistent.unreachable", reason=text[:500])
+            self._events.emit("persistent.problem", cause="unreachable", reason=text[:500])

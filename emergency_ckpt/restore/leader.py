@@ -391,7 +391,7 @@ class RestoreLeader:
         except (PersistentTierError, CorruptData) as error:
             # RAM may well be enough. When it is not, this error is the answer: see plan().
             self._persistent_error = error
-            self._events.emit("persistent.unreachable", reason=str(error))
+            self._events.emit("persistent.problem", cause="unreachable", reason=str(error))
             return in_ram
         if in_ram is not None and self._inventory.timeline != known:
             return None  # the log has a newer chain
@@ -403,7 +403,7 @@ class RestoreLeader:
         """Read the step log and one listing. PersistentTierError, CorruptData."""
         view = tier.found.view(deadline_s)
         for fault in view.log.faults:
-            self._tell_log_problem("damaged", str(fault))
+            self._tell_log_problem("log_damaged", str(fault))
         holders, known = self._inventory.holders, self._inventory.timeline
         self._replace(timeline=newest_timeline(holders, known, view.table))
         steps = {each.step: each for each in view.steps}
@@ -466,10 +466,10 @@ class RestoreLeader:
         if not self._has_told_loss:
             self._has_told_loss = True
             text = "the step log is gone: steps in storage count by their markers"
-            self._tell_log_problem("missing", text)
+            self._tell_log_problem("log_missing", text)
 
-    def _tell_log_problem(self, problem: str, reason: str) -> None:
-        self._events.emit("persistent.log_problem", problem=problem, reason=reason[:500])
+    def _tell_log_problem(self, cause: str, reason: str) -> None:
+        self._events.emit("persistent.problem", cause=cause, reason=reason[:500])
 
     def _plan_stored(self, answer: RestorePlan, tier: PersistentTier) -> LoadPlan | NoPlan | None:
         """Return the plan to load the chosen step; None when its files are another's, or none.

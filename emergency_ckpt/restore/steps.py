@@ -91,7 +91,7 @@ class StepCatalog:
             if not steps:
                 raise error
             text = f"a tier cannot be listed, others have {sorted(steps)}: {error}"
-            self.parts.events.emit("persistent.unreachable", reason=text[:500])
+            self.parts.events.emit("persistent.problem", cause="unreachable", reason=text[:500])
         return sorted(steps)
 
     def survey(self, state: PyTree) -> CompleteSteps:

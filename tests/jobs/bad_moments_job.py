@@ -21,7 +21,6 @@ from job_process import Iterator, JobProcess
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.cluster.coordination import connect
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
-from emergency_ckpt.events import point_of
 from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.simulated_job import initialize_job
 
@@ -64,10 +63,7 @@ class Moment:
             self._signal_in(0.05)
 
     def listen(self, event: Any) -> None:
-        if (
-            self._name == "twice"
-            and point_of(event.name, event.fields) == "persistent.stage.started"
-        ):
+        if self._name == "twice" and event.point == "persistent.stage.started":
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _signal_in(self, delay_s: float) -> None:

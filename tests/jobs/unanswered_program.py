@@ -11,17 +11,17 @@ from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import PersistentTierError
 
 logging.basicConfig(level=logging.INFO)
-names: list[str] = []
+points: list[str] = []
 with EmergencyCheckpointer(
     dir="gs://bucket/run",
     local_dir=sys.argv[1],
     start_timeout_s=8,
-    on_event=lambda event: names.append(event.name),
+    on_event=lambda event: points.append(event.point),
 ) as ckpt:
-    started, names[:] = list(names), []
+    started, points[:] = list(points), []
     try:
         ckpt.restore(state={"w": np.zeros(3)})
     except PersistentTierError as error:
         print("error", error)
     print("start", *started)
-    print("restore", *names)
+    print("restore", *points)

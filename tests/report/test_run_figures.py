@@ -241,8 +241,12 @@ def test_marks_failures_and_deaths_are_told() -> None:
     death = logged(5, "process.exited", process=3, returncode=-9)
     good = logged(6, "process.exited", process=3, returncode=0)
     failed = logged(4, "persistent.failed", step=25, reason="bucket is gone")
-    found = [(mark.name, mark.step, mark.label) for mark in marks_of([death, good, failed])]
+    silent = logged(3, "persistent.problem", cause="unreachable", reason="no route")
+    waiting = logged(2, "persistent.problem", cause="waiting", text="no answer yet")
+    events = [death, good, failed, silent, waiting]
+    found = [(mark.name, mark.step, mark.label) for mark in marks_of(events)]
     assert found == [
+        ("persistent.problem.unreachable", None, "reason no route"),
         ("persistent.failed", 25, "reason bucket is gone"),
         ("process.exited", None, "exit status -9"),
     ]

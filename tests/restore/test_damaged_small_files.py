@@ -237,13 +237,13 @@ def test_damaged_versions_are_named_and_mended(world: World, damage: bytes, vers
     world.events.clear()
     with world.open_both(save_every=0) as ckpt:  # which mends nothing
         assert ckpt.restore(state=world.state(0))[0] == 4
-        missing = world.named("persistent.log_problem", problem="missing")
+        missing = world.named("persistent.problem", cause="log_missing")
         assert bool(missing) == (versions == "all")
     world.lose_ram()
     world.events.clear()
     with world.open_both(save_every=1, local_save_every=0) as ckpt:
         _held = world.restores(4, by=ckpt)
-        damaged = world.named("persistent.log_problem", problem="damaged")
+        damaged = world.named("persistent.problem", cause="log_damaged")
         assert any(paths[-1].name in str(e.fields["reason"]) for e in damaged)
         save_all(ckpt, world, 5)
     assert PersistentTier(str(world.persistent)).found.log.read().faults == ()

@@ -48,7 +48,7 @@ def add(world: World, change: Callable[[Version], None] = lambda _: None, **fiel
 
 
 def damage_named(world: World) -> list[str]:
-    damaged = world.named("persistent.log_problem", problem="damaged")
+    damaged = world.named("persistent.problem", cause="log_damaged")
     return [str(event.fields["reason"]) for event in damaged]
 
 

@@ -151,7 +151,7 @@ def test_removal_that_never_succeeds_is_said_once(world: World) -> None:
                 ckpt.wait_until_finished()
             ckpt.check_for_errors()
     said = [line for line in lines if "Device or resource busy" in line]
-    events = [line for line in said if line.startswith("persistent.removal: ")]
+    events = [line for line in said if line.startswith("persistent.removal.failed: ")]
     assert (len(events), len(said)) == (1, 1), "the event's warning, once"
     assert plain_steps(world)[-1] == 6
     world.lose_ram()

@@ -35,7 +35,7 @@ def test_steps_of_silent_storage_are_those_of_ram(
     with world.open_both(persistent_timeout_s=1800.0) as checkpointer:
         monkeypatch.setattr(StorageDirectory, "forget_listings", unreachable)
         assert (checkpointer.all_steps(), checkpointer.latest_step()) == ([3], 3)
-        assert "persistent.unreachable" in world.names()
+        assert world.named("persistent.problem", cause="unreachable")
     monkeypatch.undo()
     listings_give_up_soon(monkeypatch)
     world.lose_ram()

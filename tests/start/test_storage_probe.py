@@ -101,8 +101,8 @@ def test_bucket_that_never_answers_ends_by_the_starts_timeout(ramdisk: Path) -> 
     said = {line.split()[0]: line for line in done.stdout.splitlines()}
     assert "gs://bucket/run" in said["error"]
     for part in ("start", "restore"):
-        assert "persistent.waiting" in said[part]
-        assert "unreachable" in said[part]
+        assert "persistent.problem.waiting" in said[part]
+        assert "persistent.problem.unreachable" in said[part]
     told = "gs://bucket/run has not answered yet: it is asked for its step log and its steps"
     assert done.stderr.count(told) >= 2
 

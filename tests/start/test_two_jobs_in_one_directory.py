@@ -141,8 +141,8 @@ def test_refusal_at_a_rollback_is_named_as_what_it_is(world: World) -> None:
         world.events.clear()
         assert older.restore(3, state=world.state(0))[0] == 3
         save_all(older, world, 5)
-    assert "persistent.in_use" in world.names()
-    assert "persistent.unreachable" not in world.names()
+    assert world.named("persistent.problem", cause="in_use")
+    assert not world.named("persistent.problem", cause="unreachable")
     assert whole(world) == [4, 6]
 
 
@@ -258,7 +258,7 @@ def test_damaged_version_stops_no_restart_of_its_run(world: World, data: bytes, 
         path.write_bytes(data)
     with pytest.raises(DirectoryInUse, match="'run' saves there"):
         world.open_both(**STORAGE, run_id="other")
-    assert world.named("persistent.log_problem", problem="damaged")
+    assert world.named("persistent.problem", cause="log_damaged")
     persist(world, 2)
     assert whole(world) == [1, 2]
     assert on_record(world).run_id == "run"

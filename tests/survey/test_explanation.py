@@ -90,11 +90,14 @@ def test_story_keeps_remarks_in_order() -> None:
     events = one(0, 10)
     events[3:3] = [
         event(11.5, "restore.quarantined", step=41, holder="process/1", shard=3, detail="CRC"),
+        event(11.75, "persistent.problem", cause="unreachable", reason="no route"),
+        event(11.875, "persistent.problem", cause="waiting", text="no answer yet"),
         event(12, "restore.replanned", attempt=1, reason="a copy failed"),
     ]
     remarks = story_of(events).remarks
     assert [(each.after_s, each.name) for each in remarks] == [
         (1.5, "restore.quarantined"),
+        (1.75, "persistent.problem.unreachable"),
         (2, "restore.replanned"),
     ]
     assert remarks[0].text == "step 41, holder process/1, shard 3, detail CRC"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from emergency_ckpt.core.limits import MAX_LINE_BYTES, MAX_TIME_S
-from emergency_ckpt.events import Event
+from emergency_ckpt.events import Event, point_of
 from emergency_ckpt.json_decoders import decoder_of
 
 LAUNCHER_FILE: Final = "events_launcher"
@@ -43,6 +43,11 @@ class LoggedEvent(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: _Id = ""
     fields: dict[str, Any] = {}
     life: _Index = 0
+
+    @property
+    def point(self) -> str:
+        """Return the name, with the stage or the cause if there is one, as ``Event.point``."""
+        return point_of(self.name, self.fields)
 
 
 def logged(event: Event, life: int = 0) -> LoggedEvent:

@@ -269,7 +269,7 @@ METRICS = (
         "counter",
         "failed calls: storage, holder (a peer of a restore), buddy (a copy of the host state)",
         (
-            Source("persistent.unreachable", label="storage"),
+            Source("persistent.problem.unreachable", label="storage"),
             Source("restore.peer_unreachable", label="{role}"),
         ),
         "target",

@@ -299,17 +299,17 @@ class DirectoryWriter:
             self._read = self._log.read(deadline_s)
         except StorageLost as error:
             if not self._is_lost:
-                self._tell_log_problem("lost", str(error))
+                self._tell_log_problem("log_lost", str(error))
             self._is_lost = True
             raise
         self._is_lost = False
         for fault in self._read.faults:
-            self._tell_log_problem("damaged", str(fault))
+            self._tell_log_problem("log_damaged", str(fault))
         if self._read.faults and self._read.table is None:
             self._read = self._read._replace(table=self._by_markers(deadline_s))
 
-    def _tell_log_problem(self, problem: str, reason: str) -> None:
-        self._emit("persistent.log_problem", problem=problem, reason=reason[:500])
+    def _tell_log_problem(self, cause: str, reason: str) -> None:
+        self._emit("persistent.problem", cause=cause, reason=reason[:500])
 
     def _by_markers(self, deadline_s: float | None) -> Table | None:
         """Return who saved the newest step, where no version can be used; None without a step.

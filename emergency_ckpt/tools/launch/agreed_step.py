@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from emergency_ckpt.events import point_of
 from emergency_ckpt.extras.event_log.reader import LogTail
 from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.event_fields import text, whole
@@ -62,7 +61,7 @@ class AgreedStep:
         step, tier = whole(event, "step"), text(event, "tier")
         if event.name in _SAVED:
             self._tiers[step, _SAVED[event.name]] = True
-        elif point_of(event.name, event.fields) == "save.skipped.kept" and tier:
+        elif event.point == "save.skipped.kept" and tier:
             self._tiers[step, tier] = True
         elif event.name in ("save.started", "preemption.not_written") and tier:
             self._tiers.setdefault((step, tier), False)

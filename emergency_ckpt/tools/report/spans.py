@@ -6,7 +6,6 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from emergency_ckpt.events import point_of
 from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.event_fields import bounded_text, number, text, whole
 from emergency_ckpt.types import LOCAL, PERSISTENT
@@ -45,7 +44,7 @@ _TROUBLE = frozenset(
         "fault.fired",
         "job.failed",
         "persistent.failed",
-        "persistent.unreachable",
+        "persistent.problem.unreachable",
         "preemption.not_written",
         "preemption.reached",
         "ram.given_up",
@@ -182,7 +181,7 @@ def marks_of(events: Iterable[LoggedEvent]) -> list[Mark]:
             0,
             None,
         )
-        if point_of(event.name, event.fields) not in _TROUBLE and not is_death:
+        if event.point not in _TROUBLE and not is_death:
             continue
         details = [f"{field} {text(event, field)}" for field in _DETAILS if text(event, field)]
         if is_death:
@@ -190,7 +189,7 @@ def marks_of(events: Iterable[LoggedEvent]) -> list[Mark]:
         found.append(
             Mark(
                 process=whole(event, "process") if event.process is None else event.process,
-                name=event.name,
+                name=bounded_text(event.point),
                 time_s=event.time_s,
                 step=whole(event, "step"),
                 label=bounded_text(", ".join(details)),

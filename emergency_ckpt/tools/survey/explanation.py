@@ -19,7 +19,7 @@ _REMARKS: Mapping[str, tuple[str, ...]] = {
     "restore.quarantined": ("step", "holder", "shard", "detail"),
     "restore.suspect": ("text",),
     "restore.peer_unreachable": ("role", "peer", "address", "reason"),
-    "persistent.unreachable": ("reason",),
+    "persistent.problem.unreachable": ("reason",),
     "restore.note": ("text",),
     "divergence": ("step", "leaf", "holders", "text"),
 }
@@ -169,7 +169,7 @@ def _restore_of(events: Sequence[LoggedEvent]) -> list[LoggedEvent]:
 
 
 def _belongs(event: LoggedEvent) -> bool:
-    return event.name.startswith("restore.") or event.name in _REMARKS
+    return event.name.startswith("restore.") or event.point in _REMARKS
 
 
 def _process(part: Sequence[LoggedEvent], started_s: float) -> RestoredProcess:
@@ -251,12 +251,12 @@ def _remarks(parts: Iterable[Sequence[LoggedEvent]], started_s: float) -> tuple[
     found: list[RestoreRemark] = []
     for part in parts:
         for each in part:
-            fields = _REMARKS.get(each.name)
+            fields = _REMARKS.get(each.point)
             if fields is not None:
                 texts = [f"{name} {_text(each, name)}" for name in fields if name in each.fields]
                 process = each.process or 0
                 after_s = each.time_s - started_s
-                found.append(RestoreRemark(after_s, process, each.name, ", ".join(texts)))
+                found.append(RestoreRemark(after_s, process, each.point, ", ".join(texts)))
     return tuple(sorted(found, key=lambda remark: remark.after_s)[:_MAX_REMARKS])
 
 

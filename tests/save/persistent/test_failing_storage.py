@@ -155,7 +155,7 @@ def test_failures_repeated_are_logged_once(world: World, refused: str) -> None:
         assert checkpointer.failed_saves == 41, "and one at the start"
     failures = [line for line in lines if "Not a directory" in line]
     assert [line.split(":", maxsplit=1)[0] for line in failures] == [
-        "persistent.unreachable",
+        "persistent.problem.unreachable",
         f"create {refused}",
         "save step 1 to the persistent tier",
     ]

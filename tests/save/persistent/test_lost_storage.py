@@ -70,8 +70,8 @@ def test_loss_of_storage_is_told_and_nothing_begins_anew(world: World, loss: Los
             with pytest.raises(SaveFailed, match=r"has seen version .* bring it back"):
                 finish(ckpt)
         assert tree_of(loss.path.parent) == left
-        (lost,) = world.named("persistent.log_problem", problem="lost")
-        (line,) = [line for line in lines if line.startswith("persistent.log_problem: ")]
+        (lost,) = world.named("persistent.problem", cause="log_lost")
+        (line,) = [line for line in lines if line.startswith("persistent.problem.log_lost: ")]
         assert str(lost.fields["reason"]) in line
         assert [e.fields["step"] for e in world.events if e.name == "persistent.failed"] == [8, 10]
         with pytest.raises(PersistentTierError, match="has seen version"):
@@ -83,7 +83,7 @@ def test_loss_of_storage_is_told_and_nothing_begins_anew(world: World, loss: Los
         finish(ckpt)
     world.lose_ram()
     world.restores(12, host=True)
-    assert len(world.named("persistent.log_problem", problem="lost")) == 1
+    assert len(world.named("persistent.problem", cause="log_lost")) == 1
 
 
 def test_loss_before_the_first_save_of_a_life_is_told(world: World) -> None:
