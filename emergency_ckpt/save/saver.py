@@ -567,7 +567,7 @@ class Saver:
         raise SystemExit(PREEMPTED_EXIT_CODE)
 
     def _say_not_written(self, name: TierName, step: int, why: str) -> None:
-        self._parts.events.emit("preemption.not_written", step=step, tier=name)
+        self._parts.events.emit("preemption.missed", cause="not_written", step=step, tier=name)
         logging.error("preempted: step %d is not in the %s tier, %s", step, name, why)
 
     @property
@@ -607,7 +607,7 @@ class Saver:
     def _tell_missed(self, text: str) -> None:
         logging.error("%s", text)
         # An observer of this event may end the process.
-        self._parts.events.emit("preemption.missed", text=text)
+        self._parts.events.emit("preemption.missed", cause="no_save", text=text)
 
     # Waiting and ending.
 

@@ -342,7 +342,7 @@ def test_signal_that_is_named_is_a_notice_to_a_job(world: World, name: str) -> N
         assert save(ckpt, world, step)
         ckpt.wait_until_finished()
     assert signal.getsignal(signal.SIGUSR1) == before
-    assert "preemption.not_written" not in world.names()
+    assert not world.named("preemption.missed", cause="not_written")
     world.restores(step)
 
 

@@ -85,7 +85,7 @@ def main(root: Path, slices: int, name: str, settings: dict[str, Any]) -> None:
 
     def listen(event: Any) -> None:
         if event.name.startswith(("save.", "persistent.", "preemption.", "stop.")):
-            note(event=event.name, **event.fields)
+            note(event=event.point, **event.fields)
         moment.listen(event)
 
     training, iterator = Training(slices), Iterator(world.process)

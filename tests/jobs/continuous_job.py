@@ -279,7 +279,7 @@ def train_until(
 
     def listen(event: Any) -> None:
         if event.name.startswith(("save.", "persistent.", "preemption.")):
-            note(event=event.name, **event.fields)
+            note(event=event.point, **event.fields)
         hooks.strike(event.point, event.fields.get("step"))
 
     config = EmergencyCheckpointer.default_config().set(

@@ -29,7 +29,7 @@ def test_stop_saves_the_last_step_in_both_tiers(world: World, is_noticed: bool) 
             os.kill(os.getpid(), signal.SIGTERM)
     assert checkpointer.failed_saves == 0
     assert world.names().count("preemption.reached") == is_noticed
-    assert "preemption.not_written" not in world.names()
+    assert not world.named("preemption.missed", cause="not_written")
     check_restored(world, LAST)
 
 
@@ -123,7 +123,7 @@ def test_notice_after_the_last_save_names_what_is_lost(world: World) -> None:
         save(checkpointer, world, 4, force=True)
         save(checkpointer, world, LAST)
         os.kill(os.getpid(), signal.SIGTERM)
-    lost = [e.fields for e in world.events if e.name == "preemption.not_written"]
+    lost = [e.fields for e in world.named("preemption.missed", cause="not_written")]
     assert [(each["step"], each["tier"]) for each in lost] == [
         (LAST, "local"),
         (LAST, "persistent"),

@@ -70,7 +70,7 @@ def test_notice_behind_the_restored_step_claims_no_save(
     assert not save(resumed, world, 4)
     assert resumed.reached_preemption(4)
     resumed.wait_until_finished()
-    lost = [event.fields for event in world.events if event.name == "preemption.not_written"]
+    lost = [e.fields for e in world.named("preemption.missed", cause="not_written")]
     assert [(each["step"], each["tier"]) for each in lost] == [(4, "local"), (4, "persistent")]
     errors = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
     assert sum("step 4 is not in the" in text and "step 10" in text for text in errors) == 2

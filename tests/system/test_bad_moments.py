@@ -63,7 +63,7 @@ def restored(root: Path) -> list[Any]:
 
 
 def has_missed(lines: Lines) -> bool:
-    return any(line.get("event") == "preemption.missed" for line in lines)
+    return any(line.get("event") == "preemption.missed.no_save" for line in lines)
 
 
 def test_long_evaluation_brings_the_step_of_ram_to_storage() -> None:
@@ -89,7 +89,7 @@ def test_loop_that_comes_after_the_grace_saves_all_the_same() -> None:
         assert ends == dict.fromkeys(range(2), PREEMPTED_EXIT_CODE)
         assert [steps(each, "preemption.reached") for each in lines] == [[AT + 1]] * 2
         assert [steps(each, "persistent.complete")[-1] for each in lines] == [AT + 1] * 2
-        assert [steps(each, "preemption.not_written") for each in lines] == [[]] * 2
+        assert [steps(each, "preemption.missed.not_written") for each in lines] == [[]] * 2
         assert restored(root) == [(AT + 1, True)] * 2
 
 

@@ -108,7 +108,7 @@ def test_all_save_one_step_in_both_tiers_and_resume_there(exits_by_itself: bool)
         assert lives.values(0, "left_at") == [None if exits_by_itself else at] * COUNT
         assert all(at in steps for steps in lives.steps(0, "save.complete"))
         assert lives.steps(0, "persistent.complete") == [{at}] * COUNT
-        assert lives.steps(0, "preemption.not_written") == [set()] * COUNT
+        assert lives.steps(0, "preemption.missed.not_written") == [set()] * COUNT
         lives.check_resumed(1, at)
 
 
@@ -241,7 +241,7 @@ def test_when_time_is_short_ram_comes_first_and_rest_is_named() -> None:
         )
         (at,) = lives.steps(0, "preemption.reached")[0]
         assert all(at in steps for steps in lives.steps(0, "save.complete"))
-        assert lives.steps(0, "preemption.not_written")[0] == {at}
+        assert lives.steps(0, "preemption.missed.not_written")[0] == {at}
         lives.check_resumed(1, at)
 
 

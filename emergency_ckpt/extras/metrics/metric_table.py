@@ -103,7 +103,7 @@ METRICS = (
         (
             Source("save.incomplete", label="incomplete"),
             Source("persistent.failed", label="storage"),
-            Source("preemption.not_written", label="preempted"),
+            Source("preemption.missed.not_written", label="preempted"),
             Source("stop.not_saved", label="stop"),
         ),
         "reason",

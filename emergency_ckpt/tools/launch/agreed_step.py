@@ -63,7 +63,7 @@ class AgreedStep:
             self._tiers[step, _SAVED[event.name]] = True
         elif event.point == "save.skipped.kept" and tier:
             self._tiers[step, tier] = True
-        elif event.name in ("save.started", "preemption.not_written") and tier:
+        elif event.point in ("save.started", "preemption.missed.not_written") and tier:
             self._tiers.setdefault((step, tier), False)
         elif event.name == "preemption.reached" and step is not None:
             grace_s = event.fields.get("grace_s")

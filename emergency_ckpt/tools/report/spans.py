@@ -45,7 +45,7 @@ _TROUBLE = frozenset(
         "job.failed",
         "persistent.failed",
         "persistent.problem.unreachable",
-        "preemption.not_written",
+        "preemption.missed.not_written",
         "preemption.reached",
         "ram.given_up",
         "ram.lost",
