@@ -250,7 +250,7 @@ class EmergencyCheckpointer:
         self.makes_way = self.makes_way and not begun
         if begun and host_state is None and self._restored_host_state:
             self._restored_host_state = False  # once is enough
-            self._opened.events.emit("save.without_host_state", step=step)
+            self._opened.events.emit("warning", cause="save_without_host_state", step=step)
         return begun
 
     @property

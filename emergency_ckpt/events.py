@@ -230,14 +230,14 @@ _LINES: dict[str, Callable[[Fields], str]] = {
 _LEADERS_LINES: dict[str, Callable[[Fields], str]] = {
     "restore.progress": _progress("restore"),
     "persistent.progress": _progress("save to storage"),
-    "start.single_copy": lambda fields: str(fields["text"]),
     "save.complete": _saved("RAM"),
     "persistent.complete": _saved("storage"),
     "save.skipped.older": _ignored,
-    "save.without_restore": _unrestored,
-    "restore.without_host_state": _without_host_state,
-    "save.without_host_state": _saved_without_host_state,
     "preemption.reached": _preempted,
+    "warning.single_copy": lambda fields: str(fields["text"]),
+    "warning.without_restore": _unrestored,
+    "warning.restore_without_host_state": _without_host_state,
+    "warning.save_without_host_state": _saved_without_host_state,
 }
 _WORDS = ("text", "reason")
 """Fields that are sentences: a warning has them first, and without their names."""
@@ -245,14 +245,10 @@ _UNNAMED = frozenset({"process", "stage", "cause", *_WORDS})
 """Fields that a warning does not name: its point has the stage or the cause."""
 _WARNINGS = frozenset(
     {
-        "start.warning",
-        "start.single_copy",
         "preemption.notice",
         "preemption.unheard",
         "save.skipped.older",
         "save.skipped.unfit",
-        "save.without_host_state",
-        "save.without_restore",
         "save.non_finite",
         "save.unchanged",
         "stop.not_saved",
@@ -262,7 +258,6 @@ _WARNINGS = frozenset(
         "restore.quarantined",
         "restore.replanned",
         "restore.suspect",
-        "restore.without_host_state",
         "persistent.problem.in_use",
         "persistent.problem.log_damaged",
         "persistent.problem.log_lost",
@@ -271,5 +266,10 @@ _WARNINGS = frozenset(
         "persistent.removal.failed",
         "persistent.removal.missing",
         "divergence",
+        "warning.restore_without_host_state",
+        "warning.save_without_host_state",
+        "warning.setting",
+        "warning.single_copy",
+        "warning.without_restore",
     }
 )

@@ -136,7 +136,7 @@ class Opened:
     def _open(self, start: JobStart) -> None:
         config, process, events = self.config, self.process, self.events
         for text in config_warnings(config) if process[0] == 0 else ():
-            events.emit("start.warning", text=text)
+            events.emit("warning", cause="setting", text=text)
         events.emit("start.link", **dataclasses.asdict(self.link.facts))
         self._storage: _Storage | None = None
         self.member = member = Membership(
@@ -179,7 +179,7 @@ class Opened:
             f" {config.dir or config.local_dir}. A run that ends by an error before its first save"
             " leaves none"
         )
-        self.events.emit("start.warning", text=text)
+        self.events.emit("warning", cause="setting", text=text)
 
     def note_orderly_end(self) -> None:
         """Record that nothing ended this life. Not collective; blocks for storage for a moment."""
@@ -403,7 +403,7 @@ class Opened:
         except CheckpointError:
             return  # the job ends, or says itself that its service is gone
         if not has_ended:
-            self.events.emit("start.warning", text=str(error))
+            self.events.emit("warning", cause="setting", text=str(error))
 
 
 def _sink(config: Config, me: int, observers: list[Observer]) -> EventSink:

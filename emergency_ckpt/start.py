@@ -200,7 +200,7 @@ class ClaimAtStart:
                 f" {self._writer.run_id!r}, for which what is in RAM under that name does not"
                 f" count; set run_id={there.run_id!r} to restore it"
             )
-            self._events.emit("start.warning", text=text)
+            self._events.emit("warning", cause="setting", text=text)
 
     def check(self) -> None:
         """Raise DirectoryInUse when another run has the claim."""

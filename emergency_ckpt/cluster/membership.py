@@ -95,7 +95,7 @@ class Membership:
         self.coordinator = connect(run_id)
         self._secret = share_secret(self.coordinator, start.secret, config.start_timeout_s)
         if start.secret is None and count > 1 and me == 0:
-            events.emit("start.warning", text=MADE_UP)
+            events.emit("warning", cause="setting", text=MADE_UP)
         self.client = TransferClient(
             run_id=run_id,
             secret=self._secret,
@@ -186,7 +186,7 @@ class Membership:
 
     def _tell_refused(self, reason: str) -> None:
         text = f"saves and restores are slower, since slots are not mapped for DMA: {reason}"
-        self._events.emit("start.warning", text=text)
+        self._events.emit("warning", cause="setting", text=text)
 
     def _tell_removed(self, run: LeftRun) -> None:
         age_s = round(run.age_s(time.time()))

@@ -126,7 +126,7 @@ class Timelines:
         if left < 0:
             self._on_nothing()
             return
-        self._events.emit("save.without_restore", step=save.step, newest=left)
+        self._events.emit("warning", cause="without_restore", step=save.step, newest=left)
 
     def bind(self) -> None:
         """Make the timeline binding: rolled-back saves stop counting. Idempotent; never raises."""

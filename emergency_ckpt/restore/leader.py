@@ -573,7 +573,7 @@ class RestoreLeader:
         if self._wants_host_state or self._leaves_out:
             return
         self._leaves_out = True
-        self._events.emit("restore.without_host_state", step=step)
+        self._events.emit("warning", cause="restore_without_host_state", step=step)
 
 
 def _may_precede(stored: PersistentStep, ready: RestorePlan) -> bool:

@@ -390,7 +390,8 @@ class SaveWork:
             if text and LOCAL in self._schedules and self._parts.process[0] == 0:
                 single_bytes, state_bytes, _ = placement.single
                 self._parts.events.emit(
-                    "start.single_copy",
+                    "warning",
+                    cause="single_copy",
                     text=text,
                     single_bytes=single_bytes,
                     state_bytes=state_bytes,

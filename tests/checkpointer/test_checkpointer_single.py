@@ -454,7 +454,7 @@ def test_restore_without_the_host_state_of_the_step_warns_once(world: World) -> 
     assert len(said) == 1
     assert "step 1 has a host_state" in said[0]
     assert "from the beginning" in said[0]
-    assert world.names().count("restore.without_host_state") == 1
+    assert len(world.named("warning", cause="restore_without_host_state")) == 1
 
 
 @pytest.mark.dear
@@ -464,7 +464,7 @@ def test_restore_from_storage_without_its_host_state_warns_once(world: World) ->
     world.lose_ram()
     with world.open_both() as checkpointer:
         assert checkpointer.restore(state=world.state(0))[0] == 2
-    assert world.names().count("restore.without_host_state") == 1
+    assert len(world.named("warning", cause="restore_without_host_state")) == 1
 
 
 def test_save_without_the_host_state_given_to_restore_warns_once(world: World) -> None:
@@ -475,7 +475,9 @@ def test_save_without_the_host_state_given_to_restore_warns_once(world: World) -
             for step in (1, 2):
                 assert checkpointer.save(step=step, state=world.state(step))
     assert sum("saved without a host_state" in line for line in lines) == 1
-    assert [e.fields["step"] for e in world.events if e.name == "save.without_host_state"] == [1]
+    assert [e.fields["step"] for e in world.named("warning", cause="save_without_host_state")] == [
+        1
+    ]
 
 
 @pytest.mark.parametrize("given", [{"at": 0}, None])
@@ -485,7 +487,7 @@ def test_save_with_the_host_state_given_to_restore_says_nothing(
     with world.open() as checkpointer:
         checkpointer.restore(state=world.state(0), host_state=given)
         assert checkpointer.save(step=1, state=world.state(1), host_state=given)
-    assert "save.without_host_state" not in world.names()
+    assert not world.named("warning", cause="save_without_host_state")
 
 
 def test_restore_of_a_step_without_host_state_says_nothing(world: World) -> None:
@@ -493,4 +495,4 @@ def test_restore_of_a_step_without_host_state_says_nothing(world: World) -> None
         assert checkpointer.save(step=1, state=world.state(1))
     with world.open() as checkpointer:
         assert checkpointer.restore(state=world.state(0))[0] == 1
-    assert "restore.without_host_state" not in world.names()
+    assert not world.named("warning", cause="restore_without_host_state")

@@ -105,7 +105,7 @@ def chosen(
                 ckpt.wait_until_finished()
             ckpt.check_for_errors()
         (ready,) = [event.fields for event in events if event.name == "start.ready"]
-        single = [e.fields["single_bytes"] for e in events if e.name == "start.single_copy"]
+        single = [e.fields["single_bytes"] for e in events if e.point == "warning.single_copy"]
         of_saves = {e.origin.slice_index for e in events if e.point == "save.stage.published"}
         found = {
             "slices": ready["slices"],

@@ -88,7 +88,7 @@ def launched(world: JobProcess) -> Any:
 
 def _warnings(world: JobProcess, name: str, **settings: Any) -> Any:
     with world.config(name, **settings).instantiate():
-        return {"warnings": [fields["text"] for fields in world.named("start.warning")]}
+        return {"warnings": [fields["text"] for fields in world.named("warning.setting")]}
 
 
 @contextlib.contextmanager
@@ -120,9 +120,9 @@ def closed_port(world: JobProcess) -> Any:
 def closed_port_told(world: JobProcess) -> Any:
     with _without_server(world.process == 1), world.config("told").instantiate():
         if world.process == 0:
-            wait_until(lambda: bool(world.named("start.warning")), "a warning of the port")
+            wait_until(lambda: bool(world.named("warning.setting")), "a warning of the port")
         world.meet()
-        return [fields["text"] for fields in world.named("start.warning")]
+        return [fields["text"] for fields in world.named("warning.setting")]
 
 
 @contextlib.contextmanager

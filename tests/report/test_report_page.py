@@ -45,12 +45,13 @@ def page(events: list[LoggedEvent], **changes: object) -> Elements:
 
 
 def events_that_say(words: str) -> list[LoggedEvent]:
-    names = ("restore.quarantined", "save.incomplete", "start.warning", words)
+    names = ("restore.quarantined", "save.incomplete", words)
     fields = dict.fromkeys(("holder", "detail", "reason", "text", "tier", words), words)
     received = {"step": 20, "holder": words, "size_bytes": 7}
     return [
         *failed_run(),
         *(logged(1060, name, 1, 1, step=20, **fields) for name in names),
+        logged(1060, "warning", 1, 1, step=20, cause="setting", **fields),
         logged(1056, "restore.received", 1, 1, **received),
         restored_at(1057.3, 1, bytes_peer=7),
     ]

@@ -160,9 +160,9 @@ def test_number_lives_process_without_first_life_joins() -> None:
 
 def test_number_lives_restart_before_a_restore_splits() -> None:
     events = [msgspec.structs.replace(event, incarnation="") for event in failed_run()]
-    crashed = logged(1040, "start.warning", 0, 1)
+    crashed = logged(1040, "warning", 0, 1, cause="setting")
     found = number_lives([*events, msgspec.structs.replace(crashed, incarnation="")])
-    assert [e.life for e in found if e.name == "start.warning"] == [1]
+    assert [e.life for e in found if e.name == "warning"] == [1]
 
 
 def test_number_lives_job_events_follow_the_clock() -> None:

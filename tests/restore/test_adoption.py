@@ -165,7 +165,7 @@ def test_save_without_restore_leaves_adopted_steps_behind(world: World, tier: st
     with world.open_both(save_every=1 if tier == "both" else 1000, local_save_every=1) as ckpt:
         assert ckpt.save(step=3, state={"w": np.full(4, 3, np.float32)})
         finish(ckpt)
-    (warning,) = world.named("save.without_restore")
+    (warning,) = world.named("warning", cause="without_restore")
     assert (warning.fields["step"], warning.fields["newest"]) == (3, 4)
     if tier == "both":
         world.lose_ram()

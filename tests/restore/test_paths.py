@@ -184,7 +184,7 @@ def test_moved_directory_names_the_run_whose_ram_does_not_count(world: World) ->
     world.persistent = world.persistent.rename(world.persistent.with_name("moved"))
     world.events.clear()
     with world.open_both(**settings) as ckpt:
-        told = [e.fields["text"] for e in world.events if e.name == "start.warning"]
+        told = [e.fields["text"] for e in world.named("warning", cause="setting")]
         assert [f"set run_id={name!r}" in str(text) for text in told].count(True) == 1, told
         assert world.restores(5, by=ckpt) is not None
     world.events.clear()

@@ -43,7 +43,7 @@ NOT_UNICODE = "\udcff"
 
 def said(world: World) -> list[object]:
     """The newest step that each start left behind which said so."""
-    return [e.fields["newest"] for e in world.events if e.name == "save.without_restore"]
+    return [e.fields["newest"] for e in world.named("warning", cause="without_restore")]
 
 
 def test_next_restore_takes_the_new_life_and_the_old_by_number(world: World) -> None:
@@ -168,7 +168,7 @@ def test_start_anew_of_a_run_on_record_warns_once(world: World) -> None:
             for _ in range(2):
                 assert ckpt.restore(state=world.state(0)) == (None, ANY)
         shutil.rmtree(world.ramdisk)
-        warnings = [e.fields["text"] for e in world.events if e.name == "start.warning"]
+        warnings = [e.fields["text"] for e in world.named("warning", cause="setting")]
         told.append(len(warnings))
     assert told == [0, 1, 2]
     begin = "training begins anew although run run has been started before (its lives up to 1 are"
@@ -179,8 +179,8 @@ def test_start_anew_of_a_run_on_record_warns_once(world: World) -> None:
 def warned(world: World) -> list[str]:
     return [
         e.fields["text"]
-        for e in world.events
-        if e.name == "start.warning" and "begins anew" in e.fields["text"]
+        for e in world.named("warning", cause="setting")
+        if "begins anew" in e.fields["text"]
     ]
 
 

@@ -44,7 +44,7 @@ def test_checkpointer_says_warnings_at_start(world: World) -> None:
     with logged() as lines, world.open(local_save_every=0):
         pass
     assert [line for line in lines if "neither tier saves" in line]
-    assert [e.name for e in world.events if e.name == "start.warning"] == ["start.warning"]
+    assert [e.point for e in world.events if e.name == "warning"] == ["warning.setting"]
 
 
 @pytest.mark.parametrize(
@@ -95,11 +95,11 @@ def test_job_of_one_process_is_told_once_of_its_one_copy(world: World, stores: b
     back = f"the newest step in {world.persistent}" if stores else other
     assert "The loss of the host costs every step in RAM" in said
     assert said.endswith(back)
-    (event,) = [event for event in world.events if event.name == "start.single_copy"]
+    (event,) = world.named("warning", cause="single_copy")
     assert event.fields["single_bytes"] == event.fields["state_bytes"]
 
 
 def test_job_of_one_process_without_ram_tier_is_told_nothing(world: World) -> None:
     with world.open_both(local_save_every=0) as checkpointer:
         save_all(checkpointer, world, 2)
-    assert "start.single_copy" not in world.names()
+    assert not world.named("warning", cause="single_copy")

@@ -32,7 +32,7 @@ def refusing(world: World) -> Path:
 
 
 def warnings_of(world: World) -> list[str]:
-    return [str(e.fields["text"]) for e in world.events if e.name == "start.warning"]
+    return [str(e.fields["text"]) for e in world.named("warning", cause="setting")]
 
 
 def test_start_required_storage_that_refuses_is_an_error(world: World, refusing: Path) -> None:

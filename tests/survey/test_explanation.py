@@ -86,6 +86,14 @@ def test_story_of_killed_process_is_unfinished() -> None:
     assert explanation.processes[1].last_event == "restore.planned"
 
 
+def test_story_unfinished_goes_on_after_a_warning_of_the_restore() -> None:
+    started, planned, *_ = one(0, 10)
+    warning = event(12, "warning", cause="restore_without_host_state", step=40)
+    fetched = event(13, "restore.fetched", step=40, bytes_local=7, bytes_peer=0)
+    (process,) = story_of([started, planned, warning, fetched]).processes
+    assert (process.outcome, process.bytes_local) == ("unfinished", 7)
+
+
 def test_story_keeps_remarks_in_order() -> None:
     events = one(0, 10)
     events[3:3] = [

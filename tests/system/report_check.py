@@ -122,7 +122,7 @@ def main() -> int:
         moved = {"step": 20, "holder": HOSTILE, "size_bytes": 1 << 20}
         hostile = [
             logged(1060, "restore.quarantined", 1, 1, step=20, holder=HOSTILE, detail=LINK),
-            logged(1061, "start.warning", 0, 1, text=HOSTILE),
+            logged(1061, "warning", 0, 1, cause="setting", text=HOSTILE),
             logged(1056, "restore.received", 1, 1, **moved),
             restored_at(1057.3, 1, bytes_peer=1 << 20),
         ]

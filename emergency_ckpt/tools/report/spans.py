@@ -58,8 +58,8 @@ _TROUBLE = frozenset(
         "save.non_finite",
         "save.skipped.dropped",
         "save.unchanged",
-        "start.warning",
         "stop.not_saved",
+        "warning.setting",
     }
 )
 _DETAILS = ("hosts", "tier", "role", "peer", "holder", "shard", "leaf", "reason", "detail", "text")

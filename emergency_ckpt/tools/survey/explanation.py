@@ -24,6 +24,8 @@ _REMARKS: Mapping[str, tuple[str, ...]] = {
     "divergence": ("step", "leaf", "holders", "text"),
 }
 """Events that a person should know of, and the fields that say why."""
+_WARNING = "warning.restore_without_host_state"
+"""The event of a restore whose name does not begin with "restore."."""
 
 _ENDS = {
     "restore.finished": "finished",
@@ -169,7 +171,7 @@ def _restore_of(events: Sequence[LoggedEvent]) -> list[LoggedEvent]:
 
 
 def _belongs(event: LoggedEvent) -> bool:
-    return event.name.startswith("restore.") or event.point in _REMARKS
+    return event.name.startswith("restore.") or event.point in _REMARKS or event.point == _WARNING
 
 
 def _process(part: Sequence[LoggedEvent], started_s: float) -> RestoredProcess:
