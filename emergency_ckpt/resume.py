@@ -127,7 +127,7 @@ class Resume:
             lack = str(error)
         if restored is not None and lack and not self._parts.config.only_reads:
             step, reason = restored.save.step, lack[:500]
-            self._parts.events.emit("ramdisk.full", step=step, reason=reason)
+            self._parts.events.emit("ram.off", cause="full", step=step, reason=reason)
 
     def _continue_from(self, restored: RestoredState, *, is_requested: bool) -> None:
         parts = self._parts

@@ -50,7 +50,7 @@ class CheckpointManager:
     a text, the step is saved to storage alone, with one warning. The RAM tier is on in jobs of
     several processes, and where ``local_directory`` or ``settings`` of our
     ``CheckpointManagerOptions`` are given; never with ``read_only``. An error of the RAM tier is a
-    warning and the event ``ram.given_up``; from then on this class is Orbax's alone.
+    warning and the event ``ram.off``; from then on this class is Orbax's alone.
 
     Differences from Orbax's: ``save`` says True also for a step that was saved to RAM alone, and
     ``latest_step`` names the newest step in RAM, where that is whole and newer than storage's: as

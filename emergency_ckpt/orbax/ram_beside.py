@@ -534,7 +534,7 @@ def _checked(settings: Mapping[str, Any]) -> Config:
 
 def _tell_given_up(events: EventSink, operation: str, error: Exception) -> None:
     reason = f"there is no RAM tier from now on, and storage goes on alone: {error}"
-    events.emit("ram.given_up", operation=operation, reason=reason[:500])
+    events.emit("ram.off", cause="given_up", operation=operation, reason=reason[:500])
 
 
 def _kept(ram: EmergencyCheckpointer, step: int) -> Kept | None:

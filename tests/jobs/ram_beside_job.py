@@ -62,7 +62,7 @@ def load(face: Any, step: int | None, world: JobProcess) -> int:
 
 
 def given_up(world: JobProcess) -> list[str]:
-    return [fields["operation"] for fields in world.named("ram.given_up")]
+    return [fields["operation"] for fields in world.named("ram.off.given_up")]
 
 
 def full_at_one(kind: str, *, loads_at_once: bool) -> Callable[[JobProcess], Any]:
@@ -117,7 +117,7 @@ def wrong_at_one(kind: str) -> Callable[[JobProcess], Any]:
             opened(world, kind, "wrong", **wrong)
         except ConfigError as error:
             return str(error)
-        return [fields["reason"] for fields in world.named("ram.given_up")]
+        return [fields["reason"] for fields in world.named("ram.off.given_up")]
 
     return program
 

@@ -65,7 +65,7 @@ def target(world: World) -> Any:
 
 def given_up(world: World) -> list[str]:
     """The operations in which the RAM tier was given up."""
-    return [str(each.fields["operation"]) for each in world.named("ram.given_up")]
+    return [str(each.fields["operation"]) for each in world.named("ram.off", cause="given_up")]
 
 
 def check_storage_alone(world: World, face: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -80,7 +80,7 @@ def check_storage_alone(world: World, face: Any, caplog: pytest.LogCaptureFixtur
         opened.reload()
         assert opened.latest() == 2
     assert len(given_up(world)) == 1
-    assert sum(line.startswith("ram.given_up: ") for line in caplog.messages) == 1
+    assert sum(line.startswith("ram.off.given_up: ") for line in caplog.messages) == 1
 
 
 # RAM never takes storage away.
@@ -128,7 +128,7 @@ def test_iterator_without_a_state_leaves_storage(
         opened.wait()
         assert opened.stored() == [0, 3]
     assert given_up(world) == ["save"]
-    assert sum(line.startswith("ram.given_up: ") for line in caplog.messages) == 1
+    assert sum(line.startswith("ram.off.given_up: ") for line in caplog.messages) == 1
 
 
 def test_damaged_step_of_ram_leaves_the_older_one_of_storage(world: World, face: Any) -> None:

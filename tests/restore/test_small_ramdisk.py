@@ -63,7 +63,7 @@ def one_life(world: World, first: int | None, *, saves: int = 5) -> list[int]:
 
 
 def full_events(world: World) -> list[int]:
-    return [int(str(e.fields["step"])) for e in world.events if e.name == "ramdisk.full"]
+    return [int(str(e.fields["step"])) for e in world.named("ram.off", cause="full")]
 
 
 @pytest.mark.dear
@@ -74,7 +74,7 @@ def test_ramdisk_too_small_for_host_states_stops_no_restart(world: World, size_m
         with logged() as lines:
             one_life(world, 4)
         assert full_events(world) == [4]
-        told = [line for line in lines if line.startswith("ramdisk.full: ")]
+        told = [line for line in lines if line.startswith("ram.off.full: ")]
         assert any("step=4" in line and "no room" in line for line in told), lines
         one_life(world, 8)
 

@@ -61,7 +61,7 @@ def test_ramdisk_full_between_chunks_sends_all_by_memory(
     with small_tmpfs(world.ramdisk, DISK_BYTES), world.open_both() as checkpointer:
         make_room = disk_fills_up_between_chunks(monkeypatch, world.ramdisk)
         _held = world.restores(4, host=True, by=checkpointer)
-        full = [str(e.fields["reason"]) for e in world.events if e.name == "ramdisk.full"]
+        full = [str(e.fields["reason"]) for e in world.named("ram.off", cause="full")]
         assert len(full) == 1
         make_room()
         save_all(checkpointer, world, 5, 6)

@@ -225,7 +225,7 @@ METRICS = (
         "counter",
         "restores after which this process's ramdisk had no room, for the step or for the saves to"
         " come",
-        (Source("ramdisk.full"),),
+        (Source("ram.off.full"),),
     ),
     Metric(
         "eckpt_passed_over_steps_total",

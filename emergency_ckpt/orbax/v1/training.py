@@ -76,7 +76,7 @@ class Checkpointer:
     together, no older than the newest of storage, and asked for as it was saved, with abstract
     trees that have shardings; otherwise Orbax loads from storage. The RAM tier is on in jobs of
     several processes, and where ``local_directory`` or ``settings`` are given. An error of the RAM
-    tier is a warning and the event ``ram.given_up``; from then on this class is Orbax's alone.
+    tier is a warning and the event ``ram.off``; from then on this class is Orbax's alone.
 
     Differences from Orbax's: ``save`` and ``save_async`` say True also for a step that was saved to
     RAM alone, and ``checkpoints`` and ``latest`` name the newest step in RAM, where that is newer

@@ -47,7 +47,7 @@ _TROUBLE = frozenset(
         "persistent.problem.unreachable",
         "preemption.missed.not_written",
         "preemption.reached",
-        "ram.given_up",
+        "ram.off.given_up",
         "ram.lost",
         "restore.peer_unreachable",
         "restore.quarantined",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from emergency_ckpt.extras.metrics import METRICS, samples_of
 
 
@@ -38,6 +40,24 @@ def test_samples_of_a_restore() -> None:
         ("eckpt_last_restore_seconds", ""): 0.5,
         ("eckpt_restored_step", ""): 20,
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "counted"),
+    [
+        ("persistent.problem", "unreachable", [("eckpt_unreachable_total", "storage")]),
+        ("persistent.problem", "waiting", []),
+        ("preemption.missed", "not_written", [("eckpt_failed_saves_total", "preempted")]),
+        ("preemption.missed", "no_save", []),
+        ("ram.off", "full", [("eckpt_ramdisk_full_total", "")]),
+        ("ram.off", "given_up", []),
+    ],
+)
+def test_events_of_one_name_count_by_cause(
+    name: str, cause: str, counted: list[tuple[str, str]]
+) -> None:
+    samples = samples_of(name, {"cause": cause, "reason": "no route", "step": 3}, 1.0)
+    assert [(sample.metric.name, sample.label) for sample in samples] == counted
 
 
 def test_samples_of_odd_fields_are_none() -> None:
