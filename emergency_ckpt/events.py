@@ -256,7 +256,7 @@ _WARNINGS = frozenset(
         "ram.off.full",
         "ram.off.given_up",
         "restore.quarantined",
-        "restore.replanned",
+        "restore.stage.replanned",
         "restore.suspect",
         "persistent.problem.in_use",
         "persistent.problem.log_damaged",

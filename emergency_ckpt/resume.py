@@ -55,7 +55,7 @@ class Resume:
         parts.saver.begin_restore()
         try:
             with parts.held_steps():
-                parts.events.emit("restore.started", requested_step=step)
+                parts.events.emit("restore.stage", stage="started", requested_step=step)
                 restore = Restore(
                     parts.restore_parts,
                     request,

@@ -213,7 +213,9 @@ class RestoreLeader:
         if self._persistent is not None and any(each.holder == PERSISTENT for each in new):
             self._has_news(self._persistent)
         self._replace(quarantined=self._inventory.quarantined | new)
-        self._events.emit("restore.replanned", attempt=self._attempts, reason=text[:500])
+        self._events.emit(
+            "restore.stage", stage="replanned", attempt=self._attempts, reason=text[:500]
+        )
         return Verdict()
 
     def complete_steps(self) -> CompleteSteps:
@@ -559,7 +561,9 @@ class RestoreLeader:
         self._last_failure = reason
         unusable = persistent_unusable(step)
         self._replace(quarantined=self._inventory.quarantined | {unusable})
-        self._events.emit("restore.replanned", attempt=self._attempts, reason=reason[:500])
+        self._events.emit(
+            "restore.stage", stage="replanned", attempt=self._attempts, reason=reason[:500]
+        )
 
     # What is told.
 

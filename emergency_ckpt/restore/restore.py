@@ -187,7 +187,7 @@ class Restore:
         if self._loaded is not None and plan.step == self._loaded.step:
             return  # it was told when it was loaded
         self._parts.events.emit(
-            "restore.planned", step=plan.step, tier=tier, rejected=len(plan.rejected)
+            "restore.stage", stage="planned", step=plan.step, tier=tier, rejected=len(plan.rejected)
         )
         self._tell_rejected(plan.rejected)
 
@@ -208,7 +208,8 @@ class Restore:
             load.into_ram()
         self._loaded_bytes += load.nbytes
         parts.events.emit(
-            "restore.loaded",
+            "restore.stage",
+            stage="loaded",
             step=plan.step,
             bytes_persistent=self._loaded_bytes,
             seconds=time.monotonic() - now_s,
@@ -294,10 +295,16 @@ class Restore:
             )
         events, tally, tier = self._parts.events, shards.tally, LOCAL
         events.emit(
-            "restore.fetched", step=save.step, bytes_local=tally.local, bytes_peer=tally.peer
+            "restore.stage",
+            stage="fetched",
+            step=save.step,
+            bytes_local=tally.local,
+            bytes_peer=tally.peer,
         )
         for holder, nbytes in sorted(tally.by_holder.items()):
-            events.emit("restore.received", step=save.step, holder=holder, size_bytes=nbytes)
+            events.emit(
+                "restore.stage", stage="received", step=save.step, holder=holder, size_bytes=nbytes
+            )
         if self._loaded == save:
             # Bytes that this process just read from storage do not count as found in its RAM.
             tally.local = max(0, tally.local - self._loaded_bytes)

@@ -79,7 +79,7 @@ class Killer:
 
 
 class RestoreKiller(Killer):
-    ALONE = "restore.fetched"
+    ALONE = "restore.stage.fetched"
 
     def concerns(self, event: Event) -> bool:
         return True

@@ -100,7 +100,7 @@ def loaded(world: JobProcess) -> Any:
     lose_all(world, "loaded")
     with answering(resetting()):
         seen = restore(world, "loaded", **settings)
-    return {**seen, "loads": [event["step"] for event in world.named("restore.loaded")]}
+    return {**seen, "loads": [event["step"] for event in world.named("restore.stage.loaded")]}
 
 
 def small_state(step: int, mesh: Any) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def small_ramdisk(world: JobProcess) -> Any:
         for later in range(11, 21):
             ckpt.save(step=later, state=small_state(later, mesh))
         finish(ckpt)
-        return {"step": step, "same": same, "loads": len(world.named("restore.loaded"))}
+        return {"step": step, "same": same, "loads": len(world.named("restore.stage.loaded"))}
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def events_that_say(words: str) -> list[LoggedEvent]:
         *failed_run(),
         *(logged(1060, name, 1, 1, step=20, **fields) for name in names),
         logged(1060, "warning", 1, 1, step=20, cause="setting", **fields),
-        logged(1056, "restore.received", 1, 1, **received),
+        logged(1056, "restore.stage", 1, 1, stage="received", **received),
         restored_at(1057.3, 1, bytes_peer=7),
     ]
 

@@ -84,7 +84,10 @@ def test_recoveries_disagreeing_processes_are_unknown() -> None:
 
 
 def test_recoveries_life_that_never_trained_is_passed() -> None:
-    crashed = [logged(1040, "start.link", 0, 1), logged(1041, "restore.started", 0, 1)]
+    crashed = [
+        logged(1040, "start.link", 0, 1),
+        logged(1041, "restore.stage", 0, 1, stage="started"),
+    ]
     later = [msgspec.structs.replace(e, life=2) if e.life else e for e in failed_run()]
     first, second = recoveries(sorted([*crashed, *later], key=lambda e: e.time_s))
     assert (first.steps_lost, first.recovery_s) == (None, None)
@@ -94,7 +97,7 @@ def test_recoveries_life_that_never_trained_is_passed() -> None:
 def test_recoveries_rollback_over_two_lives_adds_both() -> None:
     events = failed_run()  # ends at step 30, 1067.25
     events += [
-        logged(1080, "restore.started", 0, 2),
+        logged(1080, "restore.stage", 0, 2, stage="started"),
         msgspec.structs.replace(restored_at(1081, 0, 10), life=2),
         logged(1082, "train.step", 0, 2, step=11),
     ]
@@ -183,7 +186,16 @@ def test_number_lives_demanded_save_stays_in_its_life() -> None:
 
 def test_byte_sources_name_peers_and_storage() -> None:
     events = [
-        logged(1056, "restore.received", 1, 1, step=20, holder="process/0", size_bytes=900),
+        logged(
+            1056,
+            "restore.stage",
+            1,
+            1,
+            stage="received",
+            step=20,
+            holder="process/0",
+            size_bytes=900,
+        ),
         restored_at(1057, 0, bytes_local=1000),
         restored_at(1057, 1, bytes_peer=1000, bytes_persistent=5),
     ]
@@ -198,8 +210,26 @@ def test_byte_sources_name_peers_and_storage() -> None:
 
 def test_byte_sources_of_another_attempt_are_not_summed() -> None:
     events = [
-        logged(1055, "restore.received", 1, 1, step=20, holder="process/2", size_bytes=1000),
-        logged(1056, "restore.received", 1, 1, step=20, holder="process/0", size_bytes=1000),
+        logged(
+            1055,
+            "restore.stage",
+            1,
+            1,
+            stage="received",
+            step=20,
+            holder="process/2",
+            size_bytes=1000,
+        ),
+        logged(
+            1056,
+            "restore.stage",
+            1,
+            1,
+            stage="received",
+            step=20,
+            holder="process/0",
+            size_bytes=1000,
+        ),
         restored_at(1057, 1, bytes_peer=1000),
     ]
     (found,) = byte_sources_of(events)

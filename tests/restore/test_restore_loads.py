@@ -24,7 +24,7 @@ def stored(world: World) -> World:
 
 
 def loads(world: World) -> list[object]:
-    return [event.fields["step"] for event in world.events if event.name == "restore.loaded"]
+    return [event.fields["step"] for event in world.named("restore.stage", stage="loaded")]
 
 
 def test_step_that_failed_in_ram_is_loaded_once_more(

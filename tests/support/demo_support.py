@@ -61,7 +61,7 @@ def faulty_events(restores: Sequence[LoggedEvent]) -> list[LoggedEvent]:
         job_event(27, "ram.lost", hosts=[1]),
         job_event(28, "job.restarting", reason="process 1 died"),
         job_event(100, "life.started", life=1, host_of_process=[0, 1]),
-        event(150, "restore.started", life=1),
+        event(150, "restore.stage", stage="started", life=1),
         *restores,
         *steps(1, 21, 30, start_s=200),
         job_event(300, "job.finished", life=1, reason="all processes finished"),

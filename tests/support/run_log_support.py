@@ -47,11 +47,11 @@ def failed_run(*, every_step: bool = True) -> list[LoggedEvent]:
     for process in (0, 1):
         events += [
             logged(1000, "start.link", process, platform="gpu"),
-            logged(1001, "restore.started", process),
+            logged(1001, "restore.stage", process, stage="started"),
             logged(1010, "restore.nothing", process),
             logged(1053, "start.link", process, 1, platform="gpu"),
-            logged(1054, "restore.started", process, 1),
-            logged(1055, "restore.planned", process, 1, step=20, tier="local"),
+            logged(1054, "restore.stage", process, 1, stage="started"),
+            logged(1055, "restore.stage", process, 1, stage="planned", step=20, tier="local"),
             restored_at(1057.25, process),
         ]
         for life, first, last, at_s in ((0, 1, 23, 1010), (1, 21, 30, 1057.25)):

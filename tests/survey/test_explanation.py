@@ -31,12 +31,14 @@ def one(
     def at(after_s: float, name: str, **fields: object) -> LoggedEvent:
         return event(begin_s + after_s, name, process, incarnation, **fields)
 
-    received = [at(3, "restore.received", step=40, holder="process/0", size_bytes=peer)]
+    received = [
+        at(3, "restore.stage", stage="received", step=40, holder="process/0", size_bytes=peer)
+    ]
     return [
-        at(0, "restore.started", requested_step=None),
-        at(1, "restore.planned", step=40, tier="local", rejected=1),
+        at(0, "restore.stage", stage="started", requested_step=None),
+        at(1, "restore.stage", stage="planned", step=40, tier="local", rejected=1),
         at(1, "restore.rejected", step=41, tier="local", reason="held nowhere: w[0:4]"),
-        at(3, "restore.fetched", step=40, bytes_local=100 - peer, bytes_peer=peer),
+        at(3, "restore.stage", stage="fetched", step=40, bytes_local=100 - peer, bytes_peer=peer),
         *(received if peer else []),
         at(
             3.5,
@@ -83,13 +85,13 @@ def test_story_of_killed_process_is_unfinished() -> None:
     explanation = story_of(one(0, 10), one(1, 10)[:2])
     assert explanation.outcome == "unfinished"
     assert [each.outcome for each in explanation.processes] == ["finished", "unfinished"]
-    assert explanation.processes[1].last_event == "restore.planned"
+    assert explanation.processes[1].last_event == "restore.stage.planned"
 
 
 def test_story_unfinished_goes_on_after_a_warning_of_the_restore() -> None:
     started, planned, *_ = one(0, 10)
     warning = event(12, "warning", cause="restore_without_host_state", step=40)
-    fetched = event(13, "restore.fetched", step=40, bytes_local=7, bytes_peer=0)
+    fetched = event(13, "restore.stage", stage="fetched", step=40, bytes_local=7, bytes_peer=0)
     (process,) = story_of([started, planned, warning, fetched]).processes
     assert (process.outcome, process.bytes_local) == ("unfinished", 7)
 
@@ -100,22 +102,22 @@ def test_story_keeps_remarks_in_order() -> None:
         event(11.5, "restore.quarantined", step=41, holder="process/1", shard=3, detail="CRC"),
         event(11.75, "persistent.problem", cause="unreachable", reason="no route"),
         event(11.875, "persistent.problem", cause="waiting", text="no answer yet"),
-        event(12, "restore.replanned", attempt=1, reason="a copy failed"),
+        event(12, "restore.stage", stage="replanned", attempt=1, reason="a copy failed"),
     ]
     remarks = story_of(events).remarks
     assert [(each.after_s, each.name) for each in remarks] == [
         (1.5, "restore.quarantined"),
         (1.75, "persistent.problem.unreachable"),
-        (2, "restore.replanned"),
+        (2, "restore.stage.replanned"),
     ]
     assert remarks[0].text == "step 41, holder process/1, shard 3, detail CRC"
 
 
 def test_story_of_foreign_fields_is_told_without_them() -> None:
     events = [
-        event(10, "restore.started", requested_step="x"),
+        event(10, "restore.stage", stage="started", requested_step="x"),
         event(11, "restore.rejected", step=[], tier={}, reason=None),
-        event(11, "restore.received", holder={}, size_bytes="many"),
+        event(11, "restore.stage", stage="received", holder={}, size_bytes="many"),
         event(12, "restore.finished", step=True, tier=7, bytes_local="x"),
     ]
     explanation = story_of(events)

@@ -123,7 +123,7 @@ def main() -> int:
         hostile = [
             logged(1060, "restore.quarantined", 1, 1, step=20, holder=HOSTILE, detail=LINK),
             logged(1061, "warning", 0, 1, cause="setting", text=HOSTILE),
-            logged(1056, "restore.received", 1, 1, **moved),
+            logged(1056, "restore.stage", 1, 1, stage="received", **moved),
             restored_at(1057.3, 1, bytes_peer=1 << 20),
         ]
         for name, events in (("run", []), ("hostile", hostile)):

@@ -42,7 +42,12 @@ AFTER_SAVE = {
     ("save.stage.host_state_published", "behind"): (OLD, OLD, OLD),
     ("save.stage.pushed", "behind"): (OLD, OLD, OLD),
 }
-IN_RESTORE = ("restore.planned", "restore.fetched", "restore.finished", RESTORE_RETURNED)
+IN_RESTORE = (
+    "restore.stage.planned",
+    "restore.stage.fetched",
+    "restore.finished",
+    RESTORE_RETURNED,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +81,11 @@ def restore_case(point: str, victim: int) -> Case:
     return Case(kill, {name: OLD, last: OLD} if kept else {name: OLD}, {last: 0} if kept else {})
 
 
-IN_MAKE_TEST = {"save.stage.copying-ahead-0", "save.stage.pushed-ahead-0", "restore.planned-0"}
+IN_MAKE_TEST = {
+    "save.stage.copying-ahead-0",
+    "save.stage.pushed-ahead-0",
+    "restore.stage.planned-0",
+}
 
 
 def of_both(cases: list[Case]) -> list[Any]:

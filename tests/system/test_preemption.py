@@ -200,7 +200,13 @@ def test_notice_after_the_last_save_costs_no_step() -> None:
 def test_notice_while_restoring_is_acted_upon_at_the_first_step() -> None:
     with job_root() as root:
         hooks = [
-            {"life": 1, "process": 2, "event": "restore.planned", "signal": "TERM", "sleep_s": 2.5}
+            {
+                "life": 1,
+                "process": 2,
+                "event": "restore.stage.planned",
+                "signal": "TERM",
+                "sleep_s": 2.5,
+            }
         ]
         # Each save is over when ``save`` returns: nothing else holds this training back.
         lives = run(root, 60, "step=45 kill=all exact", hooks=hooks, async_save=False)
@@ -255,7 +261,7 @@ def test_notices_by_several_ways_are_one_save_of_all() -> None:
         hooks: list[dict[str, Any]] = [
             {"life": 0, "process": 1, "event": "start.ready", "touch": str(flag)},
             {"life": 0, "process": 3, "event": "save.started", "signal": "TERM"},
-            {"life": 1, "process": 2, "event": "restore.started", "request": True},
+            {"life": 1, "process": 2, "event": "restore.stage.started", "request": True},
         ]
         lives = run(
             root,

@@ -97,8 +97,8 @@ LIFE_EVENTS = (
     *("persistent.removal.begun", "persistent.removal.removed", "persistent.removal.hidden"),
 )
 RESTORE_EVENTS = (
-    *("start.ready", "restore.started", "restore.planned", "restore.loaded"),
-    *("restore.fetched", "restore.phases", "restore.received", "restore.finished"),
+    *("start.ready", "restore.stage.started", "restore.stage.planned", "restore.stage.loaded"),
+    *("restore.stage.fetched", "restore.phases", "restore.stage.received", "restore.finished"),
     *("restore.rejected", "restore.quarantined", "save.started", "save.stage.published"),
 )
 

@@ -238,7 +238,7 @@ METRICS = (
         "eckpt_replanned_restores_total",
         "counter",
         "further plans of restores, after a copy failed (leader)",
-        (Source("restore.replanned"),),
+        (Source("restore.stage.replanned"),),
     ),
     Metric(
         "eckpt_quarantined_copies_total",

@@ -68,9 +68,9 @@ def show(
                     life, life_step = event.life, 0
                 elif event.name == "train.step":
                     life_step = max(life_step, _step(event))
-                style, once, line_of = _LINES.get(event.name, (_PLAIN, False, _no_line))
+                style, once, line_of = _LINES.get(event.point, (_PLAIN, False, _no_line))
                 line = line_of(event)
-                mark = (event.life, event.name, line)
+                mark = (event.life, event.point, line)
                 if line and not (once and mark in said):
                     said.add(mark)
                     print_line(f"[{event.time_s - start_s:6.1f} s] {line}", style)
@@ -151,12 +151,12 @@ _LINES: dict[str, tuple[str, bool, Callable[[LoggedEvent], str]]] = {
     "train.step": (_PLAIN, True, _trained),
     "save.complete": (_SAVE, True, _complete),
     "persistent.complete": (_SAVE, True, _complete),
-    "restore.started": (
+    "restore.stage.started": (
         _GOOD,
         True,
         lambda e: "restoring: collecting the inventories" if e.life else "",
     ),
-    "restore.planned": (
+    "restore.stage.planned": (
         _GOOD,
         True,
         lambda e: f"plan: step {_step(e)} is complete in the {text(e, 'tier')} tier",

@@ -271,8 +271,8 @@ class RestoreBytes:
 def byte_sources_of(events: Iterable[LoggedEvent]) -> tuple[RestoreBytes, ...]:
     """Return the restores in order of their lives, from the newest that each process finished.
 
-    Peers are named where the log has an event for each (``restore.received``); what such events do
-    not account for is under ``UNNAMED_PEERS``.
+    Peers are named where the log has an event for each (``restore.stage.received``); what such
+    events do not account for is under ``UNNAMED_PEERS``.
     """
     finished: dict[tuple[int, int], LoggedEvent] = {}
     received: dict[tuple[int, int, int | None], dict[str, int]] = defaultdict(dict)
@@ -282,7 +282,7 @@ def byte_sources_of(events: Iterable[LoggedEvent]) -> tuple[RestoreBytes, ...]:
         key = (event.life, event.process)
         if event.name == "restore.finished":
             finished[key] = event
-        elif event.name == "restore.received":
+        elif event.point == "restore.stage.received":
             holder, size_bytes = text(event, "holder"), whole(event, "size_bytes")
             if holder and size_bytes:
                 received[*key, whole(event, "step")][holder] = size_bytes  # of the last attempt

@@ -15,7 +15,7 @@ from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.event_fields import whole
 from emergency_ckpt.types import LOCAL, PERSISTENT
 
-_BEGINNINGS = frozenset({"start.link", "restore.started", "train.launched"})
+_BEGINNINGS = frozenset({"start.link", "restore.stage.started", "train.launched"})
 _BEGUN = frozenset({"restore.finished", "restore.nothing"})
 _STEP = "train.step"
 _DUE = "save.started"
@@ -134,7 +134,7 @@ def _segments(events: Iterable[LoggedEvent]) -> list[tuple[str, list[LoggedEvent
         for event in of_process:
             is_other = bool(trains_in and event.incarnation and _life_name(event) != trains_in)
             is_other = is_other or bool(parts[-1] and parts[-1][-1].life != event.life)
-            if is_other or (event.name in _BEGINNINGS and has_begun):
+            if is_other or (event.point in _BEGINNINGS and has_begun):
                 parts.append([])
                 has_begun, trains_in = False, ""
             has_begun = has_begun or event.name in _BEGUN

@@ -34,9 +34,9 @@ _ENDS = {
 }
 _RESTORE_ENDS = {"restore.finished", "restore.nothing"}
 _PHASES = {
-    "restore.planned": "planning",
-    "restore.loaded": "reading storage",
-    "restore.fetched": "reading RAM and peers",
+    "restore.stage.planned": "planning",
+    "restore.stage.loaded": "reading storage",
+    "restore.stage.fetched": "reading RAM and peers",
 }
 _TROUBLE = frozenset(
     {
@@ -52,7 +52,7 @@ _TROUBLE = frozenset(
         "restore.peer_unreachable",
         "restore.quarantined",
         "restore.rejected",
-        "restore.replanned",
+        "restore.stage.replanned",
         "restore.suspect",
         "save.incomplete",
         "save.non_finite",
@@ -152,10 +152,10 @@ def _restores(process: int, part: Sequence[LoggedEvent]) -> list[Span]:
     step: int | None = None
     for event in part:
         step = whole(event, "step") if whole(event, "step") is not None else step
-        if event.name == "restore.started":
+        if event.point == "restore.stage.started":
             begun_s = phase_s = event.time_s
-        elif event.name in _PHASES and phase_s is not None:
-            found.append(_span(process, _PHASES[event.name], phase_s, event.time_s, step))
+        elif event.point in _PHASES and phase_s is not None:
+            found.append(_span(process, _PHASES[event.point], phase_s, event.time_s, step))
             phase_s = event.time_s
         elif event.name in _RESTORE_ENDS:
             if begun_s is not None:

@@ -15,7 +15,7 @@ FORMAT = 1
 _MAX_REMARKS = 200
 _TEXT_CHARS = 1000
 _REMARKS: Mapping[str, tuple[str, ...]] = {
-    "restore.replanned": ("reason",),
+    "restore.stage.replanned": ("reason",),
     "restore.quarantined": ("step", "holder", "shard", "detail"),
     "restore.suspect": ("text",),
     "restore.peer_unreachable": ("role", "peer", "address", "reason"),
@@ -121,7 +121,7 @@ class RestoreExplanation(msgspec.Struct, frozen=True):
 
 def last_restore(events: Sequence[LoggedEvent]) -> RestoreExplanation | None:
     """Return the explanation of the newest restore in ``events``, in order of time; or None."""
-    starts = [each for each in events if each.name == "restore.started"]
+    starts = [each for each in events if each.point == "restore.stage.started"]
     if not starts:
         return None
     newest = starts[-1]
@@ -145,7 +145,7 @@ def last_restore(events: Sequence[LoggedEvent]) -> RestoreExplanation | None:
         outcome=_outcome(each.outcome for each in processes),
         step=_first(parts.values(), "restore.finished", "step"),
         tier=_tier(parts.values()),
-        requested_step=_first(parts.values(), "restore.started", "requested_step"),
+        requested_step=_first(parts.values(), "restore.stage.started", "requested_step"),
         passed_over=_passed_over(parts.values()),
         remarks=_remarks(parts.values(), started_s),
         processes=processes,
@@ -158,7 +158,7 @@ def _life(event: LoggedEvent) -> tuple[str, int, str]:
 
 def _restore_of(events: Sequence[LoggedEvent]) -> list[LoggedEvent]:
     """Return a process's events of its last restore; none when it began none."""
-    starts = [n for n, each in enumerate(events) if each.name == "restore.started"]
+    starts = [n for n, each in enumerate(events) if each.point == "restore.stage.started"]
     if not starts:
         return []
     begin = starts[-1]
@@ -175,13 +175,13 @@ def _belongs(event: LoggedEvent) -> bool:
 
 
 def _process(part: Sequence[LoggedEvent], started_s: float) -> RestoredProcess:
-    ends = {each.name: each for each in part}
+    ends = {each.point: each for each in part}
     last = part[-1]
-    fetched = ends.get("restore.fetched")
+    fetched = ends.get("restore.stage.fetched")
     finished = ends.get("restore.finished")
     received: dict[str, int] = {}
     for each in part:
-        if each.name == "restore.received":
+        if each.point == "restore.stage.received":
             # A later attempt counts anew: its bytes replace those of the attempt that failed.
             received[_text(each, "holder")] = whole(each, "size_bytes") or 0
     return RestoredProcess(
@@ -193,10 +193,10 @@ def _process(part: Sequence[LoggedEvent], started_s: float) -> RestoredProcess:
         phases=_phases(part),
         bytes_local=_bytes(finished or fetched, "bytes_local"),
         bytes_peer=_bytes(finished or fetched, "bytes_peer"),
-        bytes_persistent=_bytes(finished or ends.get("restore.loaded"), "bytes_persistent"),
+        bytes_persistent=_bytes(finished or ends.get("restore.stage.loaded"), "bytes_persistent"),
         received=received,
         reason=_text(last, "reason") if last.name == "restore.failed" else "",
-        last_event=last.name,
+        last_event=last.point[:_TEXT_CHARS],
     )
 
 
@@ -206,12 +206,16 @@ def _bytes(event: LoggedEvent | None, field: str) -> int:
 
 def _phases(part: Sequence[LoggedEvent]) -> RestorePhases:
     """Return the phases: each lasts until the event that ends it, over all attempts together."""
-    ends = {"restore.planned": "plan", "restore.loaded": "load", "restore.fetched": "fetch"}
+    ends = {
+        "restore.stage.planned": "plan",
+        "restore.stage.loaded": "load",
+        "restore.stage.fetched": "fetch",
+    }
     ends |= dict.fromkeys(_ENDS, "settle")
     spent: dict[str, float] = dict.fromkeys(["plan", "load", "fetch", "settle"], 0.0)
     before_s = part[0].time_s
     for each in part:
-        if (phase := ends.get(each.name)) is not None:
+        if (phase := ends.get(each.point)) is not None:
             spent[phase] += each.time_s - before_s
             before_s = each.time_s
     return RestorePhases(**spent)
@@ -224,10 +228,10 @@ def _outcome(outcomes: Iterable[Outcome]) -> Outcome:
     return next(each for each in order if each in found)
 
 
-def _first(parts: Iterable[Sequence[LoggedEvent]], name: str, field: str) -> int | None:
+def _first(parts: Iterable[Sequence[LoggedEvent]], point: str, field: str) -> int | None:
     for part in parts:
         for each in part:
-            if each.name == name and (value := whole(each, field)) is not None:
+            if each.point == point and (value := whole(each, field)) is not None:
                 return value
     return None
 

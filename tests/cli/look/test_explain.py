@@ -22,10 +22,10 @@ def write(directory: Path, *events: tuple[float, str, dict[str, object]]) -> Non
 def test_explain_of_finished_restore_tells_it(tmp_path: Path) -> None:
     write(
         tmp_path,
-        (1, "restore.started", {"requested_step": None}),
-        (2, "restore.planned", {"step": 40, "tier": "local"}),
+        (1, "restore.stage", {"stage": "started", "requested_step": None}),
+        (2, "restore.stage", {"stage": "planned", "step": 40, "tier": "local"}),
         (2, "restore.rejected", {"step": 41, "tier": "local", "reason": "held nowhere: w\x1b[2J"}),
-        (4, "restore.fetched", {"step": 40, "bytes_local": 7, "bytes_peer": 0}),
+        (4, "restore.stage", {"stage": "fetched", "step": 40, "bytes_local": 7, "bytes_peer": 0}),
         (5, "restore.finished", {"step": 40, "tier": "local", "bytes_local": 7}),
     )
     before = tree_of(tmp_path)
@@ -39,7 +39,11 @@ def test_explain_of_finished_restore_tells_it(tmp_path: Path) -> None:
 
 
 def test_explain_of_failed_restore_is_status_1(tmp_path: Path) -> None:
-    write(tmp_path, (1, "restore.started", {}), (2, "restore.failed", {"reason": "all is lost"}))
+    write(
+        tmp_path,
+        (1, "restore.stage", {"stage": "started"}),
+        (2, "restore.failed", {"reason": "all is lost"}),
+    )
     done = eckpt("ls", "--explain", tmp_path)
     assert done.returncode == 1
     assert "the restore failed" in done.stdout
