@@ -76,8 +76,20 @@ TIER_LITERALS = {
     "types.py",
 }
 
+# Tables whose keys are points of events.
+POINT_TABLES = {
+    "events.py",
+    "extras/metrics/metric_table.py",
+    "tools/launch/agreed_step.py",
+    "tools/report/lives.py",
+    "tools/report/spans.py",
+    "tools/survey/explanation.py",
+}
+
+OPERATIONS = ROOT / "docs" / "operations.md"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 SIZE = re.compile(r"(MAX|MIN)_.*(BYTES|CHARS|DEPTH|LENGTH)$|(.*_)?(LIMIT|MOST)_(BYTES|CHARS)$")
+POINT = re.compile(r"[a-z]+(\.[a-z_]+){1,2}")
 PRIVATE_MODULE = re.compile(r"\w+(\.\w+)*\._\w+(\.\w+)*")
 TEST = re.compile(r"^\s*(?:async )?def (test_\w+)\(", re.M)
 
@@ -282,11 +294,35 @@ def check_events_are_those_of_the_operations_page() -> Iterator[str]:
                 emitted |= literals(name)
             case _:
                 pass
-    text = (ROOT / "docs" / "operations.md").read_text("utf-8")
-    table = text.split("| event | fields | meaning |")[1]
-    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    listed = {name for cell in rows for name in re.findall(r"`([a-z_.]+)`", cell)}
+    listed = {name for names, _ in listed_events() for name in names}
     yield from differing(emitted, listed, "docs/operations.md")
+
+
+def check_points_in_tables_are_those_of_the_operations_page() -> Iterator[str]:
+    """A point that no event has counts nothing, warns of nothing, and is not missed."""
+    rows = list(listed_events())
+    kinds = {name.partition(".")[0] for names, _ in rows for name in names}
+    points = {f"{name}.{word}" for names, words in rows for name in names for word in words}
+    # The page names the events of a launcher outside of the table.
+    points |= set(re.findall(r"`([a-z_.]+)`", OPERATIONS.read_text("utf-8")))
+    for path, node in nodes():
+        match node:
+            case ast.Constant(value=str(text)) if path in POINT_TABLES and POINT.fullmatch(text):
+                if text.partition(".")[0] in kinds and text not in points:
+                    yield f"{path}: line {node.lineno}: no event has the point {text}"
+            case _:
+                pass
+
+
+def listed_events() -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the names in each row of the table of events, and its stages and causes."""
+    table = OPERATIONS.read_text("utf-8").split("| event | fields | meaning |")[1]
+    for line in table.splitlines():
+        if line.startswith("| `"):
+            yield (
+                re.findall(r"`([a-z_.]+)`", line.split("|")[1]),
+                re.findall(r'"([a-z_]+)"', line),
+            )
 
 
 def literals(name: ast.expr) -> set[str]:
