@@ -56,7 +56,7 @@ def saved(world: World, opened: Any) -> None:
 def test_step_of_ram_is_restored_twice(world: World, opened: Any) -> None:
     for _ in range(2):
         assert same(opened().load(3, target(world)), state(world, 3))
-    assert not world.named("ram.given_up")
+    assert not world.named("ram.off", cause="given_up")
 
 
 @pytest.mark.usefixtures("saved")
@@ -68,7 +68,7 @@ def test_restore_after_one_that_raised(world: World, opened: Any) -> None:
         assert same(opened().load(3, target(world)), state(world, 3))
     else:
         pytest.fail("step 77 was restored")
-    assert not world.named("ram.given_up")
+    assert not world.named("ram.off", cause="given_up")
 
 
 @pytest.mark.usefixtures("saved")
@@ -81,7 +81,7 @@ def test_restore_beside_one_in_a_cycle(world: World, opened: Any) -> None:
         assert same(opened().load(3, target(world)), state(world, 3))
     finally:
         gc.enable()
-    assert not world.named("ram.given_up")
+    assert not world.named("ram.off", cause="given_up")
 
 
 def test_save_in_progress_is_finished(world: World) -> None:

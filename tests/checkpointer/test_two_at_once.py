@@ -21,7 +21,7 @@ def test_second_manager_beside_orbax_has_no_ram(
 ) -> None:
     opened = opener(kind, world)
     with caplog.at_level(logging.WARNING), opened() as first, opened() as second:
-        (event,) = world.named("ram.given_up", operation="start")
+        (event,) = world.named("ram.off", cause="given_up", operation="start")
         assert first.save(0, state(world, 0))
         assert first.save(1, state(world, 1))
         assert second.save(100, state(world, 100))
@@ -31,8 +31,8 @@ def test_second_manager_beside_orbax_has_no_ram(
         assert same(second.load(100, target(world)), state(world, 100))
         second.reload()
         assert (first.latest(), second.latest()) == (1, 100)
-    assert world.named("ram.given_up") == [event]
-    (line,) = [line for line in caplog.messages if line.startswith("ram.given_up: ")]
+    assert world.named("ram.off", cause="given_up") == [event]
+    (line,) = [line for line in caplog.messages if line.startswith("ram.off.given_up: ")]
     assert "this process has a checkpointer of that run already" in line
     assert "stop or close it first" in line
 
@@ -71,13 +71,13 @@ def test_one_whose_restore_failed_makes_way(world: World, kind: str) -> None:
         first.load(7, target(world))
     second = opened()
     assert same(second.load(1, target(world)), state(world, 1))
-    assert not world.named("ram.given_up")
+    assert not world.named("ram.off", cause="given_up")
     if kind == "native":
         with pytest.raises(CheckpointError, match=REPLACED):
             first.save(2, state(world, 2))
     else:
         assert not first.save(2, state(world, 2))
-        (event,) = world.named("ram.given_up")
+        (event,) = world.named("ram.off", cause="given_up")
         assert REPLACED in str(event.fields["reason"])
         first.own.close()
     assert second.save(3, state(world, 3))
@@ -100,6 +100,6 @@ def test_one_that_goes_on_after_a_failed_restore_keeps_its_place(world: World, k
             opened()
     else:
         opened()
-        assert world.named("ram.given_up", operation="start")
+        assert world.named("ram.off", cause="given_up", operation="start")
     first.wait()
     assert same(first.load(2, target(world)), state(world, 2))

@@ -151,7 +151,7 @@ def test_evaluator_reads_storage_and_changes_nothing(world: World, kind: str) ->
         trainer.save(6, stores=True)
         trainer.end()
     assert not [line for line in lines if "waiting" in line or "full" in line]
-    assert not world.named("ram.given_up") + world.named("ramdisk.full")
+    assert not world.named("ram.off")
 
 
 def test_trainer_starts_again_beside_an_evaluator(world: World, kind: str) -> None:
@@ -225,7 +225,7 @@ def test_evaluators_in_the_process_that_trains(world: World, kind: str) -> None:
     trainer.wait()
     assert same(trainer.load(3, target(world)), state(world, 3))
     trainer.close()
-    assert not world.named("ram.given_up")
+    assert not world.named("ram.off", cause="given_up")
 
 
 def test_evaluator_has_the_settings_of_the_trainer(world: World) -> None:
@@ -265,4 +265,4 @@ def test_second_trainer_is_told_how_an_evaluator_is_made(world: World) -> None:
 
 
 def texts(world: World) -> list[str]:
-    return [str(event.fields["text"]) for event in world.named("start.warning")]
+    return [str(event.fields["text"]) for event in world.named("warning", cause="setting")]
