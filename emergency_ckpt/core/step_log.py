@@ -251,15 +251,6 @@ def greatest_number(table: Table | None) -> int:
     return max(table.greatest, *map(number_of, lives))
 
 
-def number_of_plain(table: Table | None) -> int:
-    """Return the number of plain Orbax's steps that no entry names: see ``plain_incarnation``.
-
-    It is the greatest incarnation that the log names. While the log names no step, it is 0: such a
-    step was there before every life, so the chain of each life judges it.
-    """
-    return greatest_number(table) if table is not None and table.steps else 0
-
-
 def problem_of(table: Table) -> str:
     """Return the fault of a table from outside; empty when it has none."""
     names = (_RUN_ID, table.run_id), (_WRITER, table.writer), (_INCARNATION, table.incarnation)

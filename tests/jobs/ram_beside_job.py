@@ -215,7 +215,10 @@ def evaluated(world: JobProcess) -> Any:
                 )
                 found += [step, int(state["step"]), host_state["at"], evaluator.all_steps()]
         found.append(t.restore(5, state=state_at(0, world.slices))[0])
-    return [*found, len(world.named("ram.off", cause="full"))]
+    return [
+        *found,
+        len(world.named("ram.off.full")),
+    ]
 
 
 PROGRAMS: dict[str, Callable[[JobProcess], Any]] = {

@@ -99,7 +99,9 @@ class World:
         return state
 
     def lose_ram(self) -> None:
-        shutil.rmtree(self.ramdisk)
+        """Remove what RAM has; a life that only reads has left nothing there."""
+        if self.ramdisk.exists():
+            shutil.rmtree(self.ramdisk)
 
     def each_tier(self) -> Iterator[str]:
         """Name the tier that a restore reads; all RAM is lost before the second."""

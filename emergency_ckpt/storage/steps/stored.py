@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from emergency_ckpt.core.restore.inventory import PersistentStep
-from emergency_ckpt.core.step_log import Entry, Table, greatest_number, number_of_plain
+from emergency_ckpt.core.step_log import Entry, Table, greatest_number
 from emergency_ckpt.core.timeline import Timeline, is_same_save
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.storage.directory import StorageDirectory
@@ -29,12 +29,14 @@ class StoredView:
       steps: at most one a step, oldest first: the complete ones of the table, and the unlisted
         ones, which nobody has seen (``is_seen``). Those of the table without a folder have a
         problem; so have markers without tensors, where there is nothing else.
+      is_before_saves: there are steps, and none of them is in the log or has a marker.
     """
 
     log: LogRead
     names: frozenset[str]
     unlisted: Mapping[int, tuple[str, ...]]
     steps: tuple[PersistentStep, ...]
+    is_before_saves: bool
 
     @property
     def table(self) -> Table | None:
@@ -51,10 +53,13 @@ class StoredView:
         """Return the greatest incarnation that the log names. Each look asks for it."""
         return greatest_number(self.table)
 
-    @functools.cached_property
+    @property
     def number_of_plain(self) -> int:
-        """Return the number of plain Orbax's steps that the log does not name."""
-        return number_of_plain(self.table)
+        """Return the number of plain Orbax's steps that the log does not name.
+
+        Before the first save of the run they were there before every life, whose chain judges them.
+        """
+        return 0 if self.is_before_saves else self.greatest
 
     def entry(self, step: int, incarnation: str) -> Entry | None:
         """Return the entry of the table, in any state."""
@@ -112,8 +117,12 @@ class StoredSteps:
         numbers = {e.step for e in entries} - replaced
         items += [_unseen(step) for step in unlisted if step not in numbers]
         if not items:
-            items = self._traces(deadline_s)
-        return StoredView(log, names, unlisted, tuple(sorted(items)))
+            # This is no fresh start.
+            items = [
+                PersistentStep(step, 0, False, problem=GONE) for step in self._marked(deadline_s)
+            ]
+        is_new = bool(unlisted) and not entries and not self._marked(deadline_s)
+        return StoredView(log, names, unlisted, tuple(sorted(items)), is_new)
 
     def _named(self, entries: Iterable[Entry]) -> set[str]:
         """Return the folders that entries have as their own places."""
@@ -134,15 +143,14 @@ class StoredSteps:
             there = list(pool.map(is_there, missing))
         return {e.step for e, found in zip(missing, there, strict=True) if not found}
 
-    def _traces(self, deadline_s: float) -> list[PersistentStep]:
-        """Return the steps of which only a marker is left: this is no fresh start."""
+    def _marked(self, deadline_s: float) -> list[int]:
+        """Return the newest steps that have a marker."""
         numbers = sorted(self._storage.numbers_in(HOST_STATE, deadline_s), reverse=True)
-        marked = [
+        return [
             step
             for step in numbers[:INSPECTED_AT_ONCE]
             if self._storage.has_file(f"{HOST_STATE}/{step}/{MARKER_NAME}", deadline_s)
         ]
-        return [PersistentStep(step, 0, False, problem=GONE) for step in marked]
 
     def inspect(
         self, view: StoredView, item: PersistentStep, deadline_s: float | None = None

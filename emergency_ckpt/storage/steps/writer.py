@@ -28,7 +28,6 @@ from emergency_ckpt.core.step_log import (
     greatest_number,
     in_state,
     listing,
-    number_of_plain,
     reserved,
     with_lives,
     without,
@@ -498,7 +497,7 @@ class DirectoryWriter:
 
     def _unlisted(self, step: int) -> FoundStep | None:
         """Return the complete step that is in the place of ``step`` and that no entry names."""
-        number = number_of_plain(self._read.table)
+        number = greatest_number(self._read.table)
         found = self._found.inspection.unlisted(step, (self._storage.name_of(step),), number, None)
         return None if found is None or found.is_junk or found.step.problem else found
 
