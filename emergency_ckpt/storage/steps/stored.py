@@ -116,11 +116,8 @@ class StoredSteps:
         items = [_item(e, GONE if e.step in gone else "") for e in found]
         numbers = {e.step for e in entries} - replaced
         items += [_unseen(step) for step in unlisted if step not in numbers]
-        if not items:
-            # This is no fresh start.
-            items = [
-                PersistentStep(step, 0, False, problem=GONE) for step in self._marked(deadline_s)
-            ]
+        if not items:  # markers alone are no fresh start
+            items = [_trace(step) for step in self._marked(deadline_s)]
         is_new = bool(unlisted) and not entries and not self._marked(deadline_s)
         return StoredView(log, names, unlisted, tuple(sorted(items)), is_new)
 
@@ -255,6 +252,10 @@ def _folders_of(entry: Entry) -> frozenset[str]:
 
 def _item(entry: Entry, problem: str) -> PersistentStep:
     return PersistentStep(entry.step, entry.processes, entry.stateful, entry.incarnation, problem)
+
+
+def _trace(step: int) -> PersistentStep:
+    return PersistentStep(step, 0, False, problem=GONE)
 
 
 def _unseen(step: int) -> PersistentStep:
