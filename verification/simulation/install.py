@@ -14,7 +14,7 @@ import importlib
 import logging
 import pkgutil
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import arrays
@@ -245,9 +245,11 @@ def _connect() -> None:
     native: Any = native_sockets.NativeSockets()
     for name in ("transfer.stream", "transfer.security.sealing"):
         vars(sys.modules[f"emergency_ckpt.{name}"])["_native"] = native
-    # A collector ends what nothing refers to at any instant, so no history would come twice.
+    # A collector ends what nothing refers to at any instant, so no history would come twice. And
+    # a finaliser would keep what a killed process had open.
     made = vars(sys.modules["emergency_ckpt.checkpointer"])
     made["EmergencyCheckpointer"]._end_others = made["_final_calls"].put = lambda *_: None
+    made["weakref"] = SimpleNamespace(finalize=lambda *_: SimpleNamespace())
     # Its lock would be a point in the first history of a process and in no later one.
     # No handler of the simulation's own process is set.
     vars(sys.modules["emergency_ckpt.cluster.preemption"])["_in_main_thread"] = lambda: False
