@@ -126,8 +126,8 @@ class Config:
     is due is enough. 0: the tier is off. What depends on clocks or on a save in progress is decided
     by the leader, and the processes agree on the step in the background."""
     save_every: SaveEvery = setting(1000, tier="persistent", needs="dir", basic=True)
-    """The same for the persistent tier. With 0 here and in ``local_save_every`` the job only reads
-    ``dir``, as an evaluator: it claims nothing on the ramdisk, and may run beside the job that
+    """The same for the persistent tier. A job with 0 here and in ``local_save_every`` only reads
+    ``dir``. Such a job, an evaluator, claims nothing on the ramdisk and may run beside the job that
     saves."""
     local_keep_last_n: int = setting(1, tier="local", least=1, most=64, basic=True)
     """Number of complete steps that the local tier keeps, besides the one being written. Each needs
@@ -220,8 +220,8 @@ class Config:
     reached over a loopback address; 127.0.0.1 in a job on one machine. A loopback address beside
     processes on other hosts is an error at the start."""
     bind_port: int = setting(0, tier="local", may_differ=True, most=65535)
-    """Port on which this process serves its shards; 0: a free one, which a job that only reads
-    always takes."""
+    """Port on which this process serves its shards; 0: a free port. A job that only reads always
+    takes a free port."""
     secret_file: str | None = setting(None, may_differ=True, least=1, basic=True)
     """File with the run's secret: 32 to 4096 bytes, not readable by other users. None: the
     environment variable ECKPT_SECRET, else the secret of `eckpt launch`; without either, the

@@ -50,7 +50,7 @@ from emergency_ckpt.restore.holders import (
     passed_over_unread,
 )
 from emergency_ckpt.restore.request import CompleteSteps, RestoreParts, RestoreRequest
-from emergency_ckpt.restore.room import READS_ALONE
+from emergency_ckpt.restore.room import lack_in
 from emergency_ckpt.restore.storage_load import (
     LoadPlan,
     loaded_copies,
@@ -119,7 +119,7 @@ class RestoreLeader:
         self._inspected_at_once = INSPECTED_AT_ONCE
         self._attempts = 0
         # Why nothing can be loaded into the RAM of some process.
-        self._no_room = READS_ALONE if parts.config.only_reads else ""
+        self._no_room = lack_in(parts.config)
         self._last_failure = ""
         self._restored: tuple[RestoredSave, ...] = ()
         self._judged: set[SaveId] = set()

@@ -53,7 +53,7 @@ from emergency_ckpt.restore.request import (
     Tally,
     no_plan_error,
 )
-from emergency_ckpt.restore.room import READS_ALONE, RestoreRoom
+from emergency_ckpt.restore.room import RestoreRoom, lack_in
 from emergency_ckpt.restore.shards import CopiesFailed, ShardCollection
 from emergency_ckpt.restore.storage_load import (
     LoadPlan,
@@ -114,7 +114,7 @@ class Restore:
             deadline_s=self._total_end_s,
             check=self._beats.check,
         )
-        self._room = RestoreRoom(parts.tier, READS_ALONE if parts.config.only_reads else "")
+        self._room = RestoreRoom(parts.tier, lack_in(parts.config))
         self._spent_s: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
         self._attempt = -1
         self._loaded: SaveId | None = None  # the step that all processes have loaded into RAM

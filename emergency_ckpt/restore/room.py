@@ -11,15 +11,18 @@ from typing import TypeVar
 
 from absl import logging
 
+from emergency_ckpt.config import Config
 from emergency_ckpt.core.shard_layout import Layout
 from emergency_ckpt.errors import LocalTierError, RamdiskFull, SlotBusy
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
 from emergency_ckpt.types import SaveId
 
-READS_ALONE = "this job only reads"
-"""The lack of room in a job that keeps nothing in RAM."""
-
 _T = TypeVar("_T")
+
+
+def lack_in(config: Config) -> str:
+    """Return why a job keeps nothing in RAM; empty where it may."""
+    return "this job only reads" if config.only_reads else ""
 
 
 class RestoreRoom:
@@ -37,7 +40,8 @@ class RestoreRoom:
       lack: why something is not in the ramdisk; empty while there was room for all.
     """
 
-    def __init__(self, tier: LocalTier, lack: str = "") -> None:
+    def __init__(self, tier: LocalTier, lack: str) -> None:
+        """``lack``: why there is no room from the start, as of ``lack_in``."""
         self._tier = tier
         self.lack = lack
 

@@ -138,7 +138,8 @@ class StepCatalog:
 
         Raises:
           RestoreFailed, PersistentTierError, LocalTierError: it may be gone in part then, and is
-          complete nowhere. CheckpointError: this job only reads.
+          complete nowhere.
+          CheckpointError: this job only reads.
         """
         if self.parts.config.only_reads:
             problem = "this checkpointer only reads: local_save_every and save_every are 0"

@@ -263,10 +263,13 @@ def _private_copies(views: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]
         for into, source in remaining:  # the threads share it
             np.copyto(into, source)
 
-    threads = min(copy_threads(), 1 + sum(view.nbytes for view in views) // _PIECE_BYTES)
-    with ThreadPoolExecutor(threads, "eckpt-copy") as pool:
-        for copied in [pool.submit(copy_remaining) for _ in range(threads)]:
-            copied.result()
+    whole_pieces = sum(view.nbytes for view in views) // _PIECE_BYTES
+    helpers = min(whole_pieces, copy_threads() - 1) if whole_pieces else 0
+    with ThreadPoolExecutor(helpers or 1, "eckpt-copy") as pool:  # of threads that are asked for
+        copied = [pool.submit(copy_remaining) for _ in range(helpers)]
+        copy_remaining()
+        for each in copied:
+            each.result()
     return copies
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from every_face import KINDS, opener, state, target
+from every_face import KINDS, opener
+from orbax_faces import state, target
 from programs import started
 from world import World, same, save_all
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from every_face import opener, state, target
-from orbax_faces import FACES
+from every_face import opener
+from orbax_faces import FACES, state, target
 from world import World, same, save_all
 
 from emergency_ckpt.errors import CheckpointError, LocalTierError
@@ -59,16 +61,22 @@ def test_second_emergency_manager_takes_the_place_of_the_first(world: World) -> 
     second.own.close()
 
 
+def one_whose_restore_failed(opened: Callable[[], Any], world: World) -> Any:
+    """Return a face that has saved two steps, and that was asked for one that is not there."""
+    face = opened()
+    for step in range(2):
+        face.save(step, state(world, step))
+        face.wait()
+    with pytest.raises(Exception, match="7"):  # each face has its own
+        face.load(7, target(world))
+    return face
+
+
 @pytest.mark.parametrize("kind", ["native", *FACES])
 def test_one_whose_restore_failed_makes_way(world: World, kind: str) -> None:
     """A variable of a notebook refers to the first until the second one is made."""
     opened = opener(kind, world)
-    first = opened()
-    for step in range(2):
-        first.save(step, state(world, step))
-        first.wait()
-    with pytest.raises(Exception, match="7"):  # each face has its own
-        first.load(7, target(world))
+    first = one_whose_restore_failed(opened, world)
     second = opened()
     assert same(second.load(1, target(world)), state(world, 1))
     assert not world.named("ram.off", cause="given_up")
@@ -88,12 +96,7 @@ def test_one_whose_restore_failed_makes_way(world: World, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["native", *FACES])
 def test_one_that_goes_on_after_a_failed_restore_keeps_its_place(world: World, kind: str) -> None:
     opened = opener(kind, world)
-    first = opened()
-    for step in range(2):
-        first.save(step, state(world, step))
-        first.wait()
-    with pytest.raises(Exception, match="7"):
-        first.load(7, target(world))
+    first = one_whose_restore_failed(opened, world)
     assert first.save(2, state(world, 2))
     if kind == "native":
         with pytest.raises(LocalTierError, match=ALREADY):

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import jax
-from every_face import opener, state
+from every_face import opener
+from orbax_faces import state
 from world import World
 
 jax.config.update("jax_platforms", "cpu")

@@ -15,7 +15,8 @@ import orbax.checkpoint.experimental.v1 as plain
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from orbax_faces import Positioned
+from orbax_faces import Positioned, state
+from orbax_faces import target as abstract
 from readme_blocks import readme_block
 from world import World, same
 
@@ -55,22 +56,6 @@ def opened(world: World, *, every: int = 1, stores: int = 100, **more: Any) -> A
         settings={"local_save_every": every, "mesh": world.mesh, "on_event": world.events.append},
         **more,
     )
-
-
-def state(world: World, step: int) -> dict[str, Any]:
-    """The state of a step, without the array that Orbax cannot write."""
-    return {name: leaf for name, leaf in world.state(step).items() if name != "empty"}
-
-
-def abstract(world: World) -> Any:
-    """What a loop knows of its state before it has one."""
-
-    def spec(leaf: Any) -> Any:
-        if not isinstance(leaf, jax.Array):
-            return leaf
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-
-    return jax.tree.map(spec, state(world, 0))
 
 
 @pytest.fixture

@@ -7,11 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from damage import flip
-from orbax_faces import FACES, Positioned
+from orbax_faces import FACES, Positioned, state, target
 from world import World, same, small_tmpfs
 
 from emergency_ckpt import EmergencyCheckpointer
@@ -47,20 +46,6 @@ def face(request: pytest.FixtureRequest, world: World) -> Any:
         return FACES[request.param](world.persistent, stores, ram=place, settings=settings)
 
     return opened
-
-
-def state(world: World, step: int) -> dict[str, Any]:
-    """The state of a step, without the array that Orbax cannot write."""
-    return {name: leaf for name, leaf in world.state(step).items() if name != "empty"}
-
-
-def target(world: World) -> Any:
-    def spec(leaf: Any) -> Any:
-        if not isinstance(leaf, jax.Array):
-            return leaf
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-
-    return jax.tree.map(spec, state(world, 0))
 
 
 def given_up(world: World) -> list[str]:

@@ -184,18 +184,14 @@ def test_number_lives_demanded_save_stays_in_its_life() -> None:
     assert {e.life for e in found if e.time_s < 1040} == {0}
 
 
+def received(time_s: float, holder: str, size_bytes: int) -> LoggedEvent:
+    fields = {"stage": "received", "step": 20, "holder": holder, "size_bytes": size_bytes}
+    return logged(time_s, "restore.stage", 1, 1, **fields)
+
+
 def test_byte_sources_name_peers_and_storage() -> None:
     events = [
-        logged(
-            1056,
-            "restore.stage",
-            1,
-            1,
-            stage="received",
-            step=20,
-            holder="process/0",
-            size_bytes=900,
-        ),
+        received(1056, "process/0", 900),
         restored_at(1057, 0, bytes_local=1000),
         restored_at(1057, 1, bytes_peer=1000, bytes_persistent=5),
     ]
@@ -210,26 +206,8 @@ def test_byte_sources_name_peers_and_storage() -> None:
 
 def test_byte_sources_of_another_attempt_are_not_summed() -> None:
     events = [
-        logged(
-            1055,
-            "restore.stage",
-            1,
-            1,
-            stage="received",
-            step=20,
-            holder="process/2",
-            size_bytes=1000,
-        ),
-        logged(
-            1056,
-            "restore.stage",
-            1,
-            1,
-            stage="received",
-            step=20,
-            holder="process/0",
-            size_bytes=1000,
-        ),
+        received(1055, "process/2", 1000),
+        received(1056, "process/0", 1000),
         restored_at(1057, 1, bytes_peer=1000),
     ]
     (found,) = byte_sources_of(events)

@@ -10,8 +10,9 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 import pytest
-from every_face import opener, state, target
+from every_face import opener
 from launch_support import free_port
+from orbax_faces import state, target
 from places import JOBS
 from programs import Program, started
 from world import World, logged, same, save_all
@@ -30,7 +31,7 @@ import jax
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 from pathlib import Path
-from every_face import target
+from orbax_faces import target
 from world import World
 
 world = World(Path(sys.argv[1]).parent)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import orbax.checkpoint as ocp
-from orbax_faces import FACES
+from orbax_faces import FACES, target
 from world import World
 
 from emergency_ckpt import orbax as emergency
@@ -63,20 +62,6 @@ class Emergency:
 
     def wait(self) -> None:
         self.own.wait_until_finished()
-
-
-def state(world: World, step: int) -> dict[str, Any]:
-    """The state of a step, without the array that Orbax cannot write."""
-    return {name: leaf for name, leaf in world.state(step).items() if name != "empty"}
-
-
-def target(world: World) -> Any:
-    def spec(leaf: Any) -> Any:
-        if not isinstance(leaf, jax.Array):
-            return leaf
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-
-    return jax.tree.map(spec, state(world, 0))
 
 
 def opener(kind: str, world: World) -> Callable[[], Any]:

@@ -8,11 +8,29 @@ from pathlib import Path
 from typing import Any, Self
 
 import grain.python as grain
+import jax
 import orbax.checkpoint as plain_v0
 import orbax.checkpoint.experimental.v1 as plain_v1
+from world import World
 
 import emergency_ckpt.orbax.checkpoint as our_v0
 import emergency_ckpt.orbax.v1 as our_v1
+
+
+def state(world: World, step: int) -> dict[str, Any]:
+    """The state of a step, without the array that Orbax cannot write."""
+    return {name: leaf for name, leaf in world.state(step).items() if name != "empty"}
+
+
+def target(world: World) -> Any:
+    """What a loop knows of its state before it has one."""
+
+    def spec(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+    return jax.tree.map(spec, state(world, 0))
 
 
 class Positioned:

@@ -248,7 +248,7 @@ def _connect() -> None:
     # A collector ends what nothing refers to at any instant, so no history would come twice. And
     # a finaliser would keep what a killed process had open.
     made = vars(sys.modules["emergency_ckpt.checkpointer"])
-    made["EmergencyCheckpointer"]._end_others = made["_final_calls"].put = lambda *_: None
+    made["EmergencyCheckpointer"]._end_others = lambda _: None
     made["weakref"] = SimpleNamespace(finalize=lambda *_: SimpleNamespace())
     # Its lock would be a point in the first history of a process and in no later one.
     # No handler of the simulation's own process is set.

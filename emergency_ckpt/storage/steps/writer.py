@@ -337,8 +337,7 @@ class DirectoryWriter:
         names = self._storage.names_in(deadline_s=deadline_s)
         folders = self._found.folders.steps(names, (), deadline_s)
         for step in sorted(folders, reverse=True):
-            found = self._found.inspection.unlisted(step, folders[step], 0, deadline_s)
-            if found is not None and not found.is_junk and not found.step.problem:
+            if self._unlisted(step, folders[step], deadline_s) is not None:
                 return step
         return -1
 
@@ -495,10 +494,12 @@ class DirectoryWriter:
         self._clear(step)
         self._tell_removal("removed", step)
 
-    def _unlisted(self, step: int) -> FoundStep | None:
-        """Return the complete step that is in the place of ``step`` and that no entry names."""
-        number = greatest_number(self._read.table)
-        found = self._found.inspection.unlisted(step, (self._storage.name_of(step),), number, None)
+    def _unlisted(
+        self, step: int, names: Sequence[str] = (), deadline_s: float | None = None
+    ) -> FoundStep | None:
+        """Return the complete step that no entry names; in its own place unless ``names`` says."""
+        number, names = greatest_number(self._read.table), names or (self._storage.name_of(step),)
+        found = self._found.inspection.unlisted(step, names, number, deadline_s)
         return None if found is None or found.is_junk or found.step.problem else found
 
     def _is_there(self, step: int) -> bool:
