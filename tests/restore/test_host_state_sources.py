@@ -41,7 +41,9 @@ def fetch(data: bytes, wanted: str) -> list[Any]:
     calls = HolderCalls(EventSink(None, process_index=0), WorkProgress.until(time.monotonic() + 5))
     tier: Any = Ram(data)
     client: Any = None
-    return fetch_documents(tier, client, calls, RestoreRoom(tier), plan, SAVE, 1, "process/0")
+    return fetch_documents(
+        tier, client, calls, RestoreRoom(tier, lack=""), plan, SAVE, 1, "process/0"
+    )
 
 
 def test_document_that_the_plan_names_is_taken() -> None:

@@ -126,7 +126,7 @@ def collected(host: Host, plan: ProcessPlan, wanted: Sequence[ShardId]) -> dict[
             me=holder_name(0),
             retained=None,
             calls=HolderCalls(sink, WorkProgress.until(time.monotonic() + 60)),
-            room=RestoreRoom(host.tier),
+            room=RestoreRoom(host.tier, lack=""),
         )
         with shards.collecting(plan) as arrivals:
             for _ in arrivals:

@@ -61,7 +61,7 @@ def _fetching(
             me="process/0",
             retained=None,
             calls=HolderCalls(sink, WorkProgress.until(time.monotonic() + 30)),
-            room=RestoreRoom(tier),
+            room=RestoreRoom(tier, lack=""),
         )
         group = FetchGroup(digest, None, ("server",))
         yield shards, ProcessPlan(fetch=(group,), addresses={"server": server.address})
@@ -164,7 +164,7 @@ def _fetch_from(addresses: dict[str, str], tier: LocalTier, digest: str, deadlin
             me="process/0",
             retained=None,
             calls=HolderCalls(sink, WorkProgress.until(time.monotonic() + deadline_s)),
-            room=RestoreRoom(tier),
+            room=RestoreRoom(tier, lack=""),
         )
         plan = ProcessPlan(fetch=(FetchGroup(digest, None, tuple(addresses)),), addresses=addresses)
         with shards.collecting(plan) as arrivals:
