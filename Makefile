@@ -49,6 +49,7 @@ help:
 	@echo "make fuzz    fuzz every decoder for FUZZ_SECONDS (60) each"
 	@echo "make size    count lines, classes, settings, commands, calls of a save and a restore; AGAINST=REVISION"
 	@echo "make check   format, lint, types, import layers, documents, mutants that still apply"
+	@echo "make docs    build the documentation as a site, in build/site, in its own venv; a dead link ends it"
 	@echo "make bench   compare with Orbax in 15 minutes, BENCH_FLAGS=--quick in one (needs an idle machine)"
 	@echo "make bench-continuous bench-goodput   continuous saving measured; large jobs simulated"
 	@echo "make bench-faults   the same faults for this checkpointer and Orbax's emergency manager, counted"
@@ -205,6 +206,13 @@ check: $(INSTALLED)
 .PHONY: check-history
 check-history: $(INSTALLED)
 	$(BIN)/python tests/documents/run.py --history
+
+# The packages of the site have nothing to do with those of the library, whose source the site reads.
+.PHONY: docs
+docs:
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r docs/site/requirements.txt
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.compare --minutes 10 $(BENCH_FLAGS)

@@ -217,7 +217,8 @@ class EmergencyCheckpointer:
         the previous save to storage as well, at most ``save_timeout_s`` and the grace period; every
         save does so with ``storage_wait_timeout_s`` or without ``async_save``. When it returns, the
         state may be donated and the iterator may move on. Until the save is complete on all
-        processes, the previous one survives any crash.
+        processes, the previous one survives any crash. Errors of the background part are logged,
+        counted, and raised by ``check_for_errors``.
 
         Args:
           state: pytree of arrays (jax, numpy, PRNG keys) and Python numbers, also complex.
@@ -238,7 +239,6 @@ class EmergencyCheckpointer:
           SystemExit: with ``exit_on_preemption``, at the sync point.
           PeerLeft: a process has died, so that the arrays of ``state`` will never be computed.
           CheckpointError: after ``stop``.
-          Errors of the background part are logged, counted, and raised by ``check_for_errors``.
         """
         self._check_running("save")
         step = step_number("save", step)
