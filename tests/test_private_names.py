@@ -47,4 +47,4 @@ def test_checkpointer_without_jax_client_fails_at_import() -> None:
     assert done.returncode == 1
     start = "emergency_ckpt.errors.MissingDependency: import jax._src.distributed"
     (told,) = [line for line in done.stderr.splitlines() if line.startswith(start)]
-    assert "jax<0.13,>=0.10" in told
+    assert "jax<0.13,>=0.10.2" in told

@@ -19,6 +19,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
@@ -603,8 +604,20 @@ def _rows(source: DeviceShard, bound_bytes: int) -> tuple[int, int, int]:
     return max(most_bytes // row_bytes, 1), lead, row_bytes
 
 
+_FULL_FLOAT_BITS = 32
+
+
 @partial(jax.jit, static_argnames=("rows", "lead"))
 def _part(array: jax.Array, start: int, *, rows: int, lead: int) -> jax.Array:
+    """Return the bits of some rows, as unsigned integers where the values are narrow floats.
+
+    A program may move a narrow float by way of a wider one, which changes the bits of some NaNs:
+    XLA of jax 0.12 does so on CPU, with float8 and float4.
+    """
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        bits = jnp.finfo(array.dtype).bits
+        if bits < _FULL_FLOAT_BITS:
+            array = jax.lax.bitcast_convert_type(array, f"uint{bits}")
     in_rows = array.reshape((-1, *array.shape[lead:]))
     return jax.lax.dynamic_slice_in_dim(in_rows, start, rows)
 

@@ -240,6 +240,11 @@ def test_user_arrays_keep_no_copy_on_the_host(
     case = Case(state, MODES[name]._replace(bound_bytes=bound_bytes))
     case.memory.read(case.take(packed_state()))
     more_bytes = trace_host_memory()
+    copies = [np.asarray(array) for array in packed_state().values()]
+    if more_bytes() < sum(copy.nbytes for copy in copies):
+        pytest.skip("this JAX makes its copies outside of the memory that Python counts")
+    del copies
+    gc.collect()
     objects_bytes = PACKED_BYTES // 2  # of Python, at most
     for number in range(saves):
         snapshot = case.take(state)
