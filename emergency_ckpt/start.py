@@ -6,6 +6,7 @@ The step log of the persistent directory is read, and a free directory is claime
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -47,9 +48,20 @@ def check_joined(process_count: int) -> None:
     )
 
 
+_NO_THREADS_AT_THE_END = (3, 12), (3, 12, 3)
+"""Python from the first to before the second starts no thread once the program has ended."""
+
+
 def config_warnings(config: Config) -> list[str]:
     """Return a line for each setting of the job that is probably a mistake. Not collective."""
     warnings: list[str] = []
+    first, fixed = _NO_THREADS_AT_THE_END
+    if first <= tuple(sys.version_info[:3]) < fixed:
+        warnings.append(
+            "Python 3.12.0 to 3.12.2 starts no thread at the end of a program (CPython's issue"
+            " 113964): end the checkpointer by `stop` or a `with` block, or a save that is still"
+            " under way at the end is lost"
+        )
     if not config.save_plans():
         warnings.append(
             "neither tier saves: no interval and no policy is set; this job can only restore"

@@ -25,6 +25,7 @@ from state_samples import on_host
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.events import point_of
 from emergency_ckpt.storage import PersistentTier
+from emergency_ckpt.storage.orbax_names import STEP_METADATA
 from emergency_ckpt.storage.step_writer import StepWriter
 from emergency_ckpt.types import OrbaxStep, SaveId
 
@@ -130,6 +131,24 @@ def several_items() -> list[dict[str, Any]]:
     return [*found, look("several")]
 
 
+def late_claims() -> dict[str, Any]:
+    """Save a step whose place was claimed late, by a life that hung, and leave another program's.
+
+    The life before asked for the claim in time, and a newer life had cleared the place by then.
+    """
+    two_saves("source")
+    claim = control().object_bytes("bucket", f"source/{REMOVED}/{STEP_METADATA}")
+    theirs = json.dumps({**json.loads(claim), "custom_metadata": {}}).encode()
+    tier = tier_of("late")
+    save_over(tier, 10, 10, life(1))
+    control().put_objects(
+        "bucket", {f"late/{REMOVED}/{STEP_METADATA}": claim, f"late/30/{STEP_METADATA}": theirs}
+    )
+    save_over(tier, REMOVED, 21, life(2))
+    return {**look("late"), "value": value_of(tier, REMOVED), "theirs": below("late", "30/")}
+
+
 if __name__ == "__main__":
-    result = {program.__name__: program for program in (hidden, several_items)}[sys.argv[1]]()
+    programs = hidden, several_items, late_claims
+    result = {program.__name__: program for program in programs}[sys.argv[1]]()
     print(json.dumps(result))

@@ -25,6 +25,20 @@ def config(**settings: Any) -> Config:
     return Config().set(**{**defaults, **settings}).validated()
 
 
+@pytest.fixture
+def with_threads_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.version_info", (3, 12, 3, "final", 0))
+
+
+@pytest.mark.parametrize(("patch", "count"), [(0, 1), (2, 1), (3, 0)])
+def test_python_that_ends_without_threads_is_said(
+    monkeypatch: pytest.MonkeyPatch, patch: int, count: int
+) -> None:
+    monkeypatch.setattr("sys.version_info", (3, 12, patch, "final", 0))
+    assert sum("`stop`" in text for text in config_warnings(config())) == count
+
+
+@pytest.mark.usefixtures("with_threads_at_the_end")
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -226,6 +226,10 @@ class StepInspection:
             return None
         return self.plain(step, names, number, deadline_s)
 
+    def is_begun_by_us(self, names: Iterable[str], deadline_s: float | None) -> bool:
+        """Return whether this package began the save of a step in one of its folders ``names``."""
+        return any(ours_of(self._metadata_of(name, deadline_s)) is not None for name in names)
+
     def marked(self, step: int, deadline_s: float | None) -> SaveId | None:
         """Return the save that the marker of ``step`` names; None without one that counts."""
         below = f"{HOST_STATE}/{step}/{MARKER_NAME}"

@@ -423,8 +423,14 @@ class DirectoryWriter:
             reason = f"another program has removed it from {self._directory}"
             self._tell_removal("missing", entry.step, reason=reason)
         known = {entry.step for entry in self._entries()}
-        # A folder of plain Orbax alone may be of a save that is under way.
-        remains = (unfinished & beside) - known
+        # A folder of plain Orbax alone may be of a save that is under way. One of this package is
+        # of a life that claimed the place late, after a newer one had cleared what lay beside it.
+        began = self._found.inspection.is_begun_by_us
+        remains = {
+            step
+            for step in unfinished - known
+            if step in beside or began(view.unlisted.get(step, ()), deadline_s)
+        }
         remains |= {entry.step for entry in gone} - known
         remains |= {s for s in beside - known - view.unlisted.keys() if not self._is_there(s)}
         for step in sorted(remains):

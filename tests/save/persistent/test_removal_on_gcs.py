@@ -48,3 +48,10 @@ def test_step_of_several_items_is_hidden_and_removed_whole() -> None:
     assert hidden["leaves"] == ["opt", "params/w"]
     assert "by incarnation" in hidden["other"], "as the other step's writer wrote it"
     assert (removed["objects"], removed["beside"], removed["manager"]) == ([], [], [10])
+
+
+def test_late_claim_of_an_earlier_life_is_in_the_way_of_no_save() -> None:
+    seen = run("late_claims")
+    assert seen["ours"] == seen["whole"] == [10, 20]
+    assert seen["value"] == 21
+    assert seen["theirs"] == ["_CHECKPOINT_METADATA"], "its save may be under way"
