@@ -29,7 +29,8 @@ from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.cluster.round import Series, run_on_all
 from emergency_ckpt.config.settings import Config
 from emergency_ckpt.core.placement.placement_policies import place
-from emergency_ckpt.core.restore.plan_types import RestorePlan, selected
+from emergency_ckpt.core.restore.part import fetch_groups, missing_shards, own_shards
+from emergency_ckpt.core.restore.plan_types import RestorePlan
 from emergency_ckpt.core.stall import time_limits
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.extensions import parse_placement
@@ -267,7 +268,7 @@ def _restore(shape: Shape, digests: list[str], lost: str, peers: Peers) -> dict[
         "manifest_bytes": peers.read_bytes,
         "restore_bytes_per_process": max(per_process),
         "restore_bytes": service.bytes_of.total(),
-        "busiest_to_mean": _busiest_to_mean(plan, leader),
+        "busiest_to_mean": _busiest_to_mean(plan, leader, shape),
     }
 
 
@@ -295,15 +296,20 @@ def _finish(service: Service, dialogues: list[RestoreDialogue]) -> None:
     )
 
 
-def _busiest_to_mean(plan: RestorePlan, leader: TimedLeader) -> float | None:
+def _busiest_to_mean(plan: RestorePlan, leader: TimedLeader, shape: Shape) -> float | None:
     """Return the busiest source's bytes as a multiple of the mean of all sources, or None."""
     sent: Counter[str] = Counter()
-    for part in plan.processes.values():
-        for group in part.fetch:
-            contents = leader.manifests[group.digest]
-            sent[group.sources[0]] += sum(
-                contents.shards[index].nbytes for index in selected(group.shards, contents)
-            )
+    manifests, targets = leader.manifests, shape.targets()
+    for process, copies in plan.copies.items():
+        own = own_shards(copies, targets[process], manifests)
+        present = {manifests[g.digest].shard_id(index) for g in own for index in g.shards}
+        missing = set(missing_shards(copies, targets[process], present))
+        me = f"process/{process}"
+        for group in fetch_groups(
+            copies, targets[process], missing, me, lambda digest, _: manifests[digest]
+        ):
+            shards = manifests[group.digest].shards
+            sent[group.sources[0]] += sum(shards[index].nbytes for index in group.shards)
     return max(sent.values()) * len(sent) / sent.total() if sent else None
 
 

@@ -3,15 +3,16 @@
 ``restore`` is the protocol: read it first. ``resume``, above this folder, calls it.
 
 1. ``request`` has the parts, the request and the result; ``dialogue`` what processes tell others.
-2. ``leader`` gathers, plans and decides in process 0, with ``core.restore``. What RAM holds it asks
-   by ``holders``.
+2. ``leader`` gathers, chooses the step and decides in process 0, with ``core.restore``. What RAM
+   holds it asks by ``holders``.
 3. ``storage_load`` brings a step in storage into RAM: each stored chunk is read by one process,
    checked against the CRCs of capture time, and published. Then it is restored as one in RAM.
-4. ``shards`` verifies a process's own shards in place and hands their memory to JAX; nothing is
-   copied on CPU. If anything must be fetched, all that the process keeps goes into one free slot:
-   own shards copied, others received with their CRC on the way. The slot is published under the
-   identity of its origin, so the host is a holder again. What is written finds its place by
-   ``room``. A shard goes to the devices as soon as its own CRC is checked.
+4. ``shards`` verifies a process's own shards in place and hands their memory to JAX. The process
+   itself chooses among the holders of what it lacks. If anything must be fetched, all that the
+   process keeps goes into one free slot: own shards copied, others received with their CRC on the
+   way. The slot is published under the identity of its origin, so the host is a holder again. What
+   is written finds its place by ``room``. A shard goes to the devices as soon as its own CRC is
+   checked.
 5. ``host_state`` fetches, pushes and applies the non-tensor state.
 6. ``steps`` lists, describes and removes the steps of both tiers.
 

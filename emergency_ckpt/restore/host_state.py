@@ -11,7 +11,7 @@ from emergency_ckpt.background import run_in_thread
 from emergency_ckpt.cluster.shard_source import holder_name
 from emergency_ckpt.config import HostStateRemap
 from emergency_ckpt.core.restore.inventory import Quarantined
-from emergency_ckpt.core.restore.plan_types import HostStateFetch, ProcessPlan
+from emergency_ckpt.core.restore.plan_types import Copies, HostStateFetch
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -34,12 +34,12 @@ def fetch_documents(
     client: TransferClient,
     calls: HolderCalls,
     room: RestoreRoom,
-    plan: ProcessPlan,
+    copies: Copies,
     save: SaveId,
     count: int,
     me: str,
 ) -> list[host_states.HostStateDocument]:
-    """The documents that the plan gives this process, from its own RAM or from peers.
+    """The documents that this process needs, from its own RAM or from peers.
 
     A fetched document is published here too, so that it has as many holders as before the loss.
     CopiesFailed when no source has one, HolderUnreachable.
@@ -53,7 +53,7 @@ def fetch_documents(
             if source == me:
                 data = tier.host_state_bytes(save, wanted.owner, count)
             else:
-                address = plan.addresses[source]
+                address = copies.addresses[source]
                 data = client.fetch_host_state(address, save, wanted.owner, count)
             if data is None:
                 raise NotHeld("read", name, "not here any more")
@@ -75,7 +75,7 @@ def fetch_documents(
             room.publish_host_state(save, wanted.owner, count, data)
         return document
 
-    return [fetch(wanted) for wanted in plan.host_states]
+    return [fetch(wanted) for wanted in copies.host_states]
 
 
 class HostStateRestore:

@@ -1,12 +1,12 @@
 """The protocol of a restore, as every process carries it out. Read this file first.
 
 1. Report. Each process tells the leader, process 0, what its RAM holds and which state it wants.
-2. Plan. The leader chooses step and sources (``leader``), and tells each process its part.
+2. Choose. The leader chooses the step, and tells all where its copies are (``leader``).
 3. Load. Where the step is in storage, all load it into RAM (``storage_load``), each byte once over
    the job, and report again: from here on it is a step in RAM. Where a ramdisk has no room, each
    process brings its part from storage to its devices, and 4 is left out.
-4. Place. Each process verifies its own shards, fetches lost ones from peers (``shards``), and hands
-   their memory to JAX.
+4. Place. Each process verifies its own shards, chooses among the copies of lost ones and fetches
+   them from peers (``shards``), and hands their memory to JAX.
 5. Host state. The documents are fetched, pushed to the buddies, and applied (``host_state``).
 6. Agree. Each tells how 3, or 4 and 5, went. The leader's verdict is everyone's: done, and the
    incarnation that begins; once more from 2, without the copies that failed; or the end.
@@ -31,7 +31,7 @@ from absl import logging
 from emergency_ckpt.cluster.beats import Beats
 from emergency_ckpt.cluster.coordination import ERROR_LIMIT_CHARS
 from emergency_ckpt.core.restore.inventory import RestoredSave, persistent_unusable
-from emergency_ckpt.core.restore.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan
+from emergency_ckpt.core.restore.plan_types import Copies, NoPlan, Rejection, RestorePlan
 from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.core.wording import TIER_WORDS
 from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
@@ -261,7 +261,7 @@ class Restore:
         """Bring this process's part of a step in RAM onto its devices, and apply its host state."""
         assert plan.save is not None, "a persistent step is loaded into RAM first"
         parts, save, me = self._parts, plan.save, self._parts.holdings.name
-        part = plan.processes.get(parts.process[0], ProcessPlan())
+        copies = plan.copies.get(parts.process[0], Copies())
         self._tell_plan(plan, LOCAL)
         parts.tier.protect([held.save for held in parts.tier.held()[0]])
         shards = ShardCollection(
@@ -270,20 +270,21 @@ class Restore:
             parts.events,
             save=save,
             me=me,
+            targets=BoxTable(self._request.tree, parts.process[1]).shards_of(parts.process[0]),
             retained=self._request.retained,
             calls=self._calls,
             room=self._room,
             expendable=passed_over(save, plan.rejected) - {save},
         )
         with self._phase("shards"):
-            restored = self._place(part, save, shards)
+            restored = self._place(copies, save, shards)
         with self._phase("host_state"):
-            return self._with_host_state(restored, plan, part, save, me)
+            return self._with_host_state(restored, plan, copies, save, me)
 
-    def _place(self, part: ProcessPlan, save: SaveId, shards: ShardCollection) -> RestoredState:
+    def _place(self, copies: Copies, save: SaveId, shards: ShardCollection) -> RestoredState:
         """Return the state on the devices: verified, fetched, placed."""
         request = self._request
-        with shards.collecting(part) as arrivals:
+        with shards.collecting(copies) as arrivals:
             held = shards.held
             state = materialize(
                 request.tree,
@@ -314,12 +315,12 @@ class Restore:
     # 5: host state.
 
     def _with_host_state(
-        self, restored: RestoredState, plan: RestorePlan, part: ProcessPlan, save: SaveId, me: str
+        self, restored: RestoredState, plan: RestorePlan, copies: Copies, save: SaveId, me: str
     ) -> RestoredState:
         """Fetch and apply the host state; return all that this process has of the step."""
         parts, count = self._parts, plan.host_state_count or 0
         documents = fetch_documents(
-            parts.tier, parts.client, self._calls, self._room, part, save, count, me
+            parts.tier, parts.client, self._calls, self._room, copies, save, count, me
         )
         self._host_state.apply(save, documents)
         return dataclasses.replace(

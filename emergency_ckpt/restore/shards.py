@@ -1,10 +1,10 @@
-"""One process's part of a plan from RAM: every shard that it needs, verified, in a slot of its own.
+"""One process's part of a step in RAM: every shard that it needs, verified, in a slot of its own.
 
 1. Own shards are verified where they are (``ShardCollection._verify_own``).
-2. Lost ones are fetched, each checked as it comes (``ShardFetcher``). All that this process keeps
-   goes into one slot; what it does not keep, or has no room for, into memory (``Scratch``). A
-   fetch in which nothing moves for ``transfer_timeout_s`` ends, and another holder is asked for
-   the rest.
+2. Missing and damaged ones are fetched, each checked as it comes (``ShardFetcher``). The process
+   divides them over the holders itself (``core.restore.part``). All that this process keeps goes
+   into one slot; what it does not keep, or has no room for, into memory (``Scratch``). A fetch in
+   which nothing moves for ``transfer_timeout_s`` ends, and another holder is asked for the rest.
 3. A shard goes to the devices as soon as it is checked (``Arrivals``, ``bytes_of``), from where
    it is. Nobody writes there before the restore is over.
 """
@@ -30,7 +30,12 @@ from emergency_ckpt.cluster.peers import fetch_contents
 from emergency_ckpt.core.boxes import describe, divide, relative, shape_of, slices, volume
 from emergency_ckpt.core.placement.placement_policies import RetainedShards
 from emergency_ckpt.core.restore.inventory import Quarantined
-from emergency_ckpt.core.restore.plan_types import FetchGroup, ProcessPlan, selected
+from emergency_ckpt.core.restore.part import (
+    fetch_groups,
+    missing_shards,
+    own_shards,
+)
+from emergency_ckpt.core.restore.plan_types import Copies, FetchGroup, TargetSet
 from emergency_ckpt.core.shard_layout import Layout, lay_out
 from emergency_ckpt.errors import (
     CheckpointError,
@@ -158,20 +163,22 @@ class ShardCollection:
         *,
         save: SaveId,
         me: str,
+        targets: TargetSet,
         retained: RetainedShards | None,
         calls: HolderCalls,
         room: RestoreRoom,
         expendable: Collection[SaveId] = (),
     ) -> None:
-        """``retained``: what stays in this process's RAM; None: all that it needs.
+        """``targets``: what this process needs. ``expendable``: as in ``RestoreRoom``.
 
-        ``expendable``: as in ``RestoreRoom``.
+        ``retained``: what stays in this process's RAM; None: all that it needs.
         """
         self._tier = tier
         self._room = room
         self._fetcher = ShardFetcher(client, events, calls, save=save)
         self._save = save
         self._me = me
+        self._targets = targets
         self._retained = retained
         self._expendable = expendable
         self.gathered: str | None = None
@@ -188,7 +195,7 @@ class ShardCollection:
         return self._fetcher.tally
 
     @contextmanager
-    def collecting(self, plan: ProcessPlan) -> Generator[Iterable[Sequence[ShardId]]]:
+    def collecting(self, copies: Copies) -> Generator[Iterable[Sequence[ShardId]]]:
         """Verify what is here and fetch what is not, in a thread of its own, while inside.
 
         Gives the shards whose boxes are as in the save, as they become usable: then ``held`` has
@@ -197,7 +204,7 @@ class ShardCollection:
         out, and HolderUnreachable.
         """
         with self._readings, ThreadPoolExecutor(1, "eckpt-collect") as pool:
-            collected = pool.submit(self._collect, plan)
+            collected = pool.submit(self._collect, copies)
 
             def arrivals() -> Generator[Sequence[ShardId]]:
                 yield from self._arrivals
@@ -212,43 +219,53 @@ class ShardCollection:
                 raise
             collected.result()
 
-    def _collect(self, plan: ProcessPlan) -> None:
+    def _collect(self, copies: Copies) -> None:
         try:
-            self._bring(plan)
+            self._bring(copies)
         finally:
             self._arrivals.end()
 
-    def _bring(self, plan: ProcessPlan) -> None:
-        for read in plan.local:
-            self.held.know(self._own_contents(read.digest).leaves)
-        self._progress.begin("shards", self._own_bytes(plan))
-        own, lost = self._verify_own(plan, in_place=not plan.fetch)
-        groups = [*plan.fetch, *lost]
-        contents = {group.digest: self._own_contents(group.digest) for group in own}
-        for group in groups:
-            if group.digest not in contents:
-                contents[group.digest] = self._contents_of(group, plan)
-                self.held.know(contents[group.digest].leaves)
-            of = contents[group.digest]
-            self._progress.expect(sum(of.shards[i].nbytes for i in selected(group.shards, of)))
+    def _bring(self, copies: Copies) -> None:
+        contents = {own.digest: self._own_contents(own.digest) for own in copies.own}
+        own = own_shards(copies, self._targets, contents)
+        for group in own:
+            self.held.know(contents[group.digest].leaves)
+        present = {contents[g.digest].shard_id(index) for g in own for index in g.shards}
+        missing = missing_shards(copies, self._targets, present)
+        self._progress.begin("shards", _size_bytes(own, contents))
+        own, damaged = self._verify_own(own, contents, in_place=not missing)
+
+        def contents_of(digest: str, holders: Sequence[str]) -> Contents:
+            if digest not in contents:
+                contents[digest] = self._contents_from(digest, holders, copies.addresses)
+                self.held.know(contents[digest].leaves)
+            return contents[digest]
+
+        lost = {*missing, *damaged}
+        groups = fetch_groups(copies, self._targets, lost, self._me, contents_of) if lost else []
+        if sum(len(group.shards) for group in groups) < len(lost):
+            raise CopiesFailed(self._save.step, self._fetcher.unusable)
+        self._progress.expect(_size_bytes(groups, contents))
         kept, used = self._divide(groups, contents)
         if kept:
             # What is kept goes into one slot, so that the old ones are free.
             own_kept, own_used = self._divide(own, contents)
-            if self._gather_into_slot(own_kept, kept, contents, plan.addresses):
+            if self._gather_into_slot(own_kept, kept, contents, copies.addresses):
                 own = own_used
             else:
                 used = [*kept, *used]
         for group in own:
-            self._locate(group.digest, group.shards or ())
+            self._locate(group.digest, group.shards)
         if used:
-            self._fetch_into_scratch(used, contents, plan.addresses)
+            self._fetch_into_scratch(used, contents, copies.addresses)
 
-    def _contents_of(self, group: FetchGroup, plan: ProcessPlan) -> Contents:
-        if group.digest not in self._fetched:
-            found = self._fetcher.contents_from(group, plan.addresses)
-            self._fetched[group.digest] = found
-        return self._fetched[group.digest]
+    def _contents_from(
+        self, digest: str, holders: Sequence[str], addresses: Mapping[str, str]
+    ) -> Contents:
+        if digest not in self._fetched:
+            found = self._fetcher.contents_from(digest, holders, addresses)
+            self._fetched[digest] = found
+        return self._fetched[digest]
 
     def _divide(
         self, groups: Sequence[FetchGroup], contents: Mapping[str, Contents]
@@ -263,7 +280,7 @@ class ShardCollection:
             for keep, into in ((True, kept), (False, used)):
                 shards = [
                     shard
-                    for shard in selected(group.shards, of)
+                    for shard in group.shards
                     if (of.shard_id(shard) in self._retained) == keep
                 ]
                 if shards:
@@ -271,43 +288,31 @@ class ShardCollection:
         return kept, used
 
     def _verify_own(
-        self, plan: ProcessPlan, *, in_place: bool
-    ) -> tuple[list[FetchGroup], list[FetchGroup]]:
-        """The plan's own shards that are intact, and groups to fetch for those that are not.
+        self, groups: Sequence[FetchGroup], contents: Mapping[str, Contents], *, in_place: bool
+    ) -> tuple[list[FetchGroup], list[ShardId]]:
+        """Return the own shards that are intact, and those that are not.
 
         With ``in_place`` the intact ones can be used at once, where they are.
         """
         own: list[FetchGroup] = []
-        lost: list[FetchGroup] = []
-        for read in plan.local:
-            contents = self._own_contents(read.digest)
-            bad: dict[int, int] = {}
-            intact: list[int] = []
-            for batch in _batches(list(selected(read.shards, contents)), contents):
-                found = dict(self._tier.verify(read.digest, batch))
-                self._progress.add(sum(contents.shards[shard].nbytes for shard in batch))
-                good = [shard for shard in batch if shard not in found]
-                bad.update(found)
+        lost: list[ShardId] = []
+        for group in groups:
+            of, intact = contents[group.digest], list[int]()
+            for batch in _batches(group.shards, of):
+                bad = dict(self._tier.verify(group.digest, batch))
+                self._progress.add(sum(of.shards[shard].nbytes for shard in batch))
+                good = [shard for shard in batch if shard not in bad]
                 intact += good
                 if in_place:
-                    self._locate(read.digest, good)
-            for shard, actual in bad.items():
-                expected = contents.shards[shard].crc32c
-                detail = f"CRC32C {actual:08x}, expected {expected:08x}"
-                self._tier.quarantine(read.digest, shard, detail)
-                self._fetcher.mark_failed(
-                    Quarantined(self._me, read.digest, shard), contents, detail
-                )
-            if bad and not read.alternates:
-                raise CopiesFailed(self._save.step, self._fetcher.unusable)
-            if bad:
-                lost.append(FetchGroup(read.digest, tuple(bad), read.alternates))
-            own.append(FetchGroup(read.digest, tuple(intact), ()))
+                    self._locate(group.digest, good)
+                for shard, actual in bad.items():
+                    detail = f"CRC32C {actual:08x}, expected {of.shards[shard].crc32c:08x}"
+                    self._tier.quarantine(group.digest, shard, detail)
+                    copy = Quarantined(self._me, group.digest, shard)
+                    self._fetcher.mark_failed(copy, of, detail)
+                    lost.append(of.shard_id(shard))
+            own.append(FetchGroup(group.digest, tuple(intact), ()))
         return own, lost
-
-    def _own_bytes(self, plan: ProcessPlan) -> int:
-        held = ((read, self._own_contents(read.digest)) for read in plan.local)
-        return sum(of.shards[i].nbytes for read, of in held for i in selected(read.shards, of))
 
     def _own_contents(self, digest: str) -> Contents:
         contents = self._tier.contents(digest)
@@ -404,7 +409,7 @@ class ShardCollection:
     ) -> dict[ShardId, int]:
         crcs: dict[ShardId, int] = {}
         for group in own:
-            of, shards = contents[group.digest], group.shards or ()
+            of, shards = contents[group.digest], group.shards
             for batch in _batches(shards, of):
                 ids = [of.shard_id(shard) for shard in batch]
                 entries = [of.shards[shard] for shard in batch]
@@ -443,15 +448,19 @@ def _layout(
     sizes: dict[ShardId, int] = {}
     for group in groups:
         of = contents[group.digest]
-        sizes.update((of.shard_id(i), of.shards[i].nbytes) for i in selected(group.shards, of))
+        sizes.update((of.shard_id(i), of.shards[i].nbytes) for i in group.shards)
     return lay_out(leaves, sizes.items())
+
+
+def _size_bytes(groups: Iterable[FetchGroup], contents: Mapping[str, Contents]) -> int:
+    return sum(contents[g.digest].shards[shard].nbytes for g in groups for shard in g.shards)
 
 
 _MAX_SOURCES_AT_ONCE = 8
 
 
 class CopiesFailed(RestoreFailed):
-    """Copies that the plan counted on cannot be used; ``unusable`` names them."""
+    """Copies that this process counted on cannot be used; ``unusable`` names them."""
 
     def __init__(self, step: int, unusable: Iterable[Quarantined]) -> None:
         self.unusable = tuple(unusable)
@@ -490,18 +499,18 @@ class ShardFetcher:
             detail=detail,
         )
 
-    def contents_from(self, group: FetchGroup, addresses: Mapping[str, str]) -> Contents:
-        """The manifest of the group, from the first source that gives it.
+    def contents_from(
+        self, digest: str, holders: Sequence[str], addresses: Mapping[str, str]
+    ) -> Contents:
+        """Return a manifest, from the first holder that gives it.
 
         CopiesFailed when none has it, HolderUnreachable.
         """
         found = self._calls.first(
-            f"manifest {group.digest[:12]} of step {self._save.step}",
-            group.sources,
-            lambda source: fetch_contents(self._client, addresses[source], group.digest),
-            lambda source, error: self.mark_failed(
-                Quarantined(source, group.digest), None, str(error)
-            ),
+            f"manifest {digest[:12]} of step {self._save.step}",
+            holders,
+            lambda holder: fetch_contents(self._client, addresses[holder], digest),
+            lambda holder, error: self.mark_failed(Quarantined(holder, digest), None, str(error)),
         )
         if found is None:
             raise CopiesFailed(self._save.step, self.unusable)
@@ -550,7 +559,7 @@ class ShardFetcher:
 
         Adds to ``crcs``.
         """
-        wanted = list(selected(group.shards, contents))
+        wanted = list(group.shards)
         usable = list(group.sources)
         if not wanted:
             return

@@ -10,13 +10,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import product
 
+from process_parts import Part, parts_of
+
 from emergency_ckpt.core.restore.inventory import (
     HeldHostState,
     HolderInventory,
     Inventory,
     Quarantined,
 )
-from emergency_ckpt.core.restore.plan_types import ProcessPlan, RestorePlan, TargetSet
+from emergency_ckpt.core.restore.plan_types import RestorePlan, TargetSet
 from emergency_ckpt.types import Box, LeafSpec, SaveId
 
 Element = tuple[str, tuple[int, ...]]
@@ -191,24 +193,26 @@ class Oracle:
 
     def check_plan(self, plan: RestorePlan) -> None:
         """Every source has what is asked of it, and all targets are whole."""
-        assert set(plan.processes) == set(self.targets)
+        assert set(plan.copies) == set(self.targets)
         if plan.tier == "persistent":
             assert plan.save is None
             return
         assert plan.save is not None
         own = {h.process_index: h.holder for h in self.holders.values()}
-        for process, part in plan.processes.items():
+        for process, part in parts_of(plan, self.inventory, self.targets).items():
             self.check_process(plan.save, process, part, own.get(process))
             self.check_host_states(plan, process, part)
             named = {n for r in part.local for n in r.alternates}
             named |= {n for g in part.fetch for n in g.sources}
             named |= {n for s in part.host_states for n in s.sources}
             named.discard(own.get(process, ""))
-            assert part.addresses == {n: self.holders[n].address for n in named}
+            assert part.addresses == {n: self.holders[n].address for n in part.addresses}
+            assert named <= part.addresses.keys()
+            assert own.get(process) not in part.addresses
 
-    def check_process(self, save: SaveId, process: int, part: ProcessPlan, own: str | None) -> None:
+    def check_process(self, save: SaveId, process: int, part: Part, own: str | None) -> None:
         given: set[Element] = set()
-        uses: list[tuple[str, tuple[int, ...] | None, tuple[str, ...]]] = []
+        uses: list[tuple[str, tuple[int, ...], tuple[str, ...]]] = []
         for read in part.local:
             assert own is not None
             assert own not in read.alternates
@@ -222,7 +226,7 @@ class Oracle:
         for digest, shards, sources in uses:
             contents = self.inventory.manifests[digest]
             assert self.matches(contents.leaves)
-            for index in range(len(contents.shards)) if shards is None else shards:
+            for index in shards:
                 for source in sources:
                     assert self.has_shard(source, save, digest, index)
                 entry = contents.shards[index]
@@ -243,7 +247,7 @@ class Oracle:
             if exact:
                 assert (target.leaf, target.box) in boxes, "an own copy is not used"
 
-    def check_host_states(self, plan: RestorePlan, process: int, part: ProcessPlan) -> None:
+    def check_host_states(self, plan: RestorePlan, process: int, part: Part) -> None:
         assert plan.save is not None
         if not self.needs_host_state:
             assert part.host_states == ()

@@ -128,7 +128,7 @@ def test_shard_that_was_used_is_not_written_again(holdings: MemoryHoldings) -> N
     ):
         fetcher = fetcher_of(client)
         addresses = {"first": first, "second": second.address}
-        group = FetchGroup(digest, None, ("first", "second"))
+        group = FetchGroup(digest, (0, 1, 2), ("first", "second"))
         crcs = fetcher.fetch_all([group], {digest: contents}, addresses, places, into, use)
     assert arrived == list(places)
     assert crcs == {contents.shard_id(i): contents.shards[i].crc32c for i in range(3)}
@@ -150,7 +150,7 @@ def test_damaged_shard_is_not_told(
     places = {contents.shard_id(0): 0, contents.shard_id(1): 128}
     with pytest.raises(CopiesFailed):
         fetcher.fetch_all(
-            [FetchGroup(digest, None, ("only",))],
+            [FetchGroup(digest, (0, 1), ("only",))],
             {digest: contents},
             {"only": server.address},
             places,

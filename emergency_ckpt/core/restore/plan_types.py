@@ -5,14 +5,13 @@ As in ``types``, values that occur in large numbers are exempt from garbage coll
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
 from emergency_ckpt.core.limits import ProcessIndex
 from emergency_ckpt.core.timeline import Timeline
-from emergency_ckpt.types import Contents, SaveId, ShardId, TierName
+from emergency_ckpt.types import SaveId, ShardId, TierName
 
 TargetSet = tuple[ShardId, ...]
 """The distinct shards that a process needs on its devices after the restore.
@@ -24,42 +23,54 @@ MAX_REASON_CHARS = 400
 MAX_REJECTIONS = 32
 
 
-class LocalRead(
-    msgspec.Struct,
-    frozen=True,
-    array_like=True,
-    omit_defaults=True,
-    forbid_unknown_fields=True,
-    gc=False,
+class ManifestHolders(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False
 ):
-    """Shards that the process reads from its own RAM.
+    """A manifest, and holders that have all shards of a bundle of it intact."""
+
+    digest: str
+    holders: tuple[str, ...]
+
+
+class Bundle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Shards of which the same manifests have a copy.
 
     Attributes:
-      digest: of a manifest that the process itself holds.
-      shards: indices into that manifest's shards; None for all of them.
-      alternates: other holders of the same manifest, to fetch a shard from when the own copy
-        fails verification.
+      targets: their places in the target set of the process; None for the whole target set.
+      others: shards that are no targets. Targets without a copy of their own box are put together
+        from these.
+      sources: each of these has all of the shards.
+    """
+
+    targets: tuple[int, ...] | None
+    others: tuple[ShardId, ...]
+    sources: tuple[ManifestHolders, ...]
+
+
+class OwnManifest(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
+    """A manifest that a process has itself, and the shards of it that the process must not use.
+
+    A shard is unusable that is damaged, or whose content is not the one that all processes take.
     """
 
     digest: str
-    shards: tuple[int, ...] | None = None
-    alternates: tuple[str, ...] = ()
+    unusable: tuple[int, ...]
 
 
 class FetchGroup(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False
 ):
-    """Shards that the process fetches from other holders.
+    """Shards of one manifest that a process fetches, or, without ``sources``, has itself.
 
     Attributes:
-      digest: of a manifest that every source holds.
-      shards: indices into that manifest's shards; None for all of them.
-      sources: holders that have all of these shards intact; the first is used, the others are
-        alternates in order.
+      shards: indices into the manifest's shards.
+      sources: holders that have all of these shards; the first is asked first.
     """
 
     digest: str
-    shards: tuple[int, ...] | None
+    shards: tuple[int, ...]
     sources: tuple[str, ...]
 
 
@@ -79,23 +90,25 @@ class HostStateFetch(
     sources: tuple[str, ...]
 
 
-class ProcessPlan(
-    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False
-):
-    """The plan of one process.
+class Copies(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """The copies of one process's part of a save. What to take from which is up to the process.
 
-    The shards of ``local`` and ``fetch`` together hold every element of the process's targets: a
-    target that has a shard of its own box is that shard; any other is assembled from shards that
-    overlap it and may overlap each other (``boxes.divide``). A target without elements needs none.
+    The shards of ``bundles`` together hold every element of the process's targets: a target that
+    has a shard of its own box is that shard; any other is assembled from shards that overlap it and
+    may overlap each other (``boxes.divide``). A target without elements needs none.
 
     Attributes:
+      bundles: for processes with equal targets the same.
+      own: the manifests that the process has itself.
+      place: where the process begins in each list of sources and holders.
       host_states: the process's own one; those of all former processes when a remap is due;
         none when none is needed or all are empty, and none for the persistent tier.
       addresses: ``"host:port"`` of each holder named above except the process itself.
     """
 
-    local: tuple[LocalRead, ...] = ()
-    fetch: tuple[FetchGroup, ...] = ()
+    bundles: tuple[Bundle, ...] = ()
+    own: tuple[OwnManifest, ...] = ()
+    place: int = 0
     host_states: tuple[HostStateFetch, ...] = ()
     addresses: dict[str, str] = {}
 
@@ -114,7 +127,7 @@ class Rejection(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
 
 
 class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields=True):
-    """A complete step, and the source of each process's part of it.
+    """A complete step, which all processes restore, and the copies of each process's part of it.
 
     Attributes:
       save: identity of the save; None for the persistent tier.
@@ -129,7 +142,7 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
     tier: TierName
     step: int
     save: SaveId | None
-    processes: dict[ProcessIndex, ProcessPlan]
+    copies: dict[ProcessIndex, Copies]
     rejected: tuple[Rejection, ...] = ()
     host_state_count: int | None = None
     notes: tuple[str, ...] = ()
@@ -138,8 +151,8 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
 
     def share_of(self, process: int) -> RestorePlan:
         """Return this plan with the part of one process only, as it is sent to that process."""
-        part = self.processes.get(process, ProcessPlan())
-        return msgspec.structs.replace(self, processes={process: part})
+        copies = self.copies.get(process, Copies())
+        return msgspec.structs.replace(self, copies={process: copies})
 
 
 class NoPlan(msgspec.Struct, frozen=True, tag="no_plan", forbid_unknown_fields=True):
@@ -175,11 +188,6 @@ class NoPlan(msgspec.Struct, frozen=True, tag="no_plan", forbid_unknown_fields=T
     saved_count: int | None = None
     process_count: int | None = None
     notes: tuple[str, ...] = ()
-
-
-def selected(shards: tuple[int, ...] | None, contents: Contents) -> Iterable[int]:
-    """Return the shard indices that ``LocalRead.shards`` or ``FetchGroup.shards`` stands for."""
-    return range(len(contents.shards)) if shards is None else shards
 
 
 def clip(text: str, limit_chars: int = MAX_REASON_CHARS) -> str:

@@ -1,4 +1,4 @@
-"""Choice of the step to restore, and of the source of every part for each process. Pure.
+"""Choice of the step to restore, and the copies of every part of it. Pure.
 
 The newest complete step of both tiers wins; of two complete saves of one step, the one of the
 later incarnation; a save in both tiers is taken from the local one. Parts of different saves are
@@ -7,7 +7,7 @@ that is passed over is reported with what it lacked.
 
 1. ``filter_inventory`` groups the reported inventories by save, and drops what is unusable.
 2. ``plan_restore`` goes through the saves, newest first, down to the first that is complete: in
-   tensors by ``assignment``, in host states by ``choose_host_states``.
+   tensors by ``copies``, in host states by ``choose_host_states``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from itertools import islice
 import msgspec
 
 from emergency_ckpt.core.boxes import covers, whole
-from emergency_ckpt.core.restore.assignment import SaveTensors, TensorPart, assign
+from emergency_ckpt.core.restore.copies import Located, SaveTensors, locate
 from emergency_ckpt.core.restore.divergence import left_out
 from emergency_ckpt.core.restore.inventory import (
     HeldHostState,
@@ -33,9 +33,10 @@ from emergency_ckpt.core.restore.inventory import (
 from emergency_ckpt.core.restore.leaves import compare_leaves
 from emergency_ckpt.core.restore.plan_types import (
     MAX_REJECTIONS,
+    Bundle,
+    Copies,
     HostStateFetch,
     NoPlan,
-    ProcessPlan,
     Rejection,
     RestorePlan,
     TargetSet,
@@ -66,7 +67,7 @@ def plan_restore(
     needs_host_state: bool = True,
     takes_rolled_back: bool = False,
 ) -> RestorePlan | NoPlan:
-    """Choose the step to restore and the source of every shard and host state.
+    """Choose the step to restore, and find the copies of every shard and host state.
 
     Deterministic, independent of the order of the inventory's parts, and total: it never raises
     for values of the right types.
@@ -180,7 +181,7 @@ def _decide_persistent(
         tier=PERSISTENT,
         step=candidate.step,
         save=None,
-        processes={process: ProcessPlan() for process in sorted(request.targets)},
+        copies={process: Copies() for process in sorted(request.targets)},
         host_state_count=candidate.process_count if wanted else None,
     )
 
@@ -197,22 +198,22 @@ def _decide_local(
     matching, foreign = _by_leaves(part, inventory, request.leaves)
     others = left_out(part.save, matching, part.manifests, part.damaged)
     tensors = SaveTensors(matching, part.manifests, _without(part, others))
-    assigned = assign(tensors, request.targets, usable.own) if matching else ["no manifest"]
-    mismatches = _mismatches(foreign, part, request) if isinstance(assigned, list) else ()
+    located = locate(tensors, request.targets, usable.own) if matching else ["no manifest"]
+    mismatches = _mismatches(foreign, part, request) if isinstance(located, list) else ()
     lacks: list[str] = []
-    if isinstance(assigned, list) and not mismatches:
-        lacks.append(_lost_tensors(part, usable, assigned, has_manifest=bool(matching)))
+    if isinstance(located, list) and not mismatches:
+        lacks.append(_lost_tensors(part, usable, located, has_manifest=bool(matching)))
         lacks += ["copies differ, and those that are taken are damaged"] if others else []
     if isinstance(states, str):
         lacks.append(states)
     if lacks or isinstance(states, str):
         return "; ".join([*lacks, *_faults(part)])
-    if isinstance(assigned, list):
+    if isinstance(located, list):
         kind = "state_mismatch"
         return NoPlan(kind, step=part.save.step, mismatches=mismatches)
     if states is not None and not states.all_empty and _count_differs(states.count, request):
         return _count_mismatch(part.save.step, states.count, request)
-    return _plan(part, usable, assigned, states, request)
+    return _plan(part, usable, tensors, located, states, request)
 
 
 def _without(
@@ -313,7 +314,8 @@ def _count_mismatch(step: int, saved_count: int, request: _Request) -> NoPlan:
 def _plan(
     part: SaveParts,
     usable: UsableInventory,
-    assigned: Mapping[int, TensorPart],
+    tensors: SaveTensors,
+    located: Mapping[int, Located],
     states: HostStates | None,
     request: _Request,
 ) -> RestorePlan | str:
@@ -322,32 +324,33 @@ def _plan(
     if strangers and states is not None and not states.all_empty:
         return f"no host state belongs to process {few(strangers)}"
     hand_out = HostStateAssignment(usable, states, remap=remap)
-    processes: dict[int, ProcessPlan] = {}
-    for process, tensors in assigned.items():
-        host_states = hand_out.of(process)
-        named = _named(tensors, host_states)
-        own = usable.own.get(process)
-        processes[process] = ProcessPlan(
-            local=tensors.local,
-            fetch=tensors.fetch,
+    named: dict[int, set[str]] = {}  # by the bundles, which processes with equal needs share
+    copies: dict[int, Copies] = {}
+    for process, (bundles, place) in located.items():
+        own, host_states = usable.own.get(process, ""), hand_out.of(process)
+        if id(bundles) not in named:
+            named[id(bundles)] = _named(bundles)
+        names = named[id(bundles)].union(*(state.sources for state in host_states)) - {own}
+        copies[process] = Copies(
+            bundles=bundles,
+            own=tensors.own_manifests(own),
+            place=place,
             host_states=host_states,
-            addresses={name: usable.holders[name].address for name in named if name != own},
+            addresses={name: usable.holders[name].address for name in sorted(names)},
         )
     return RestorePlan(
         tier=LOCAL,
         step=part.save.step,
         save=part.save,
-        processes=processes,
+        copies=copies,
         host_state_count=None if states is None else states.count,
         notes=() if states is None else states.notes,
     )
 
 
-def _named(tensors: TensorPart, host_states: Iterable[HostStateFetch]) -> list[str]:
-    """Return every holder that one process's part names, each once."""
-    alternates = (read.alternates for read in tensors.local)
-    sources = (group.sources for group in tensors.fetch)
-    return sorted(set[str]().union(*alternates, *sources, *(s.sources for s in host_states)))
+def _named(bundles: Iterable[Bundle]) -> set[str]:
+    """Return every holder that is named in ``bundles``."""
+    return {holder for bundle in bundles for source in bundle.sources for holder in source.holders}
 
 
 def _nothing_left(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_world import Layout, PlannerWorld
+from process_parts import Part, parts_of
 
 from emergency_ckpt.core.restore.inventory import (
     HeldTensors,
@@ -16,7 +17,7 @@ from emergency_ckpt.core.restore.inventory import (
     Inventory,
     Quarantined,
 )
-from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, selected
+from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan
 from emergency_ckpt.core.restore.restore_plan import plan_restore
 from emergency_ckpt.extras.striped import Striped
 from emergency_ckpt.types import SaveId, ShardId
@@ -43,21 +44,23 @@ def alter(world: PlannerWorld, process: int, leaf: str = "w", crc: int = BAD) ->
     return Quarantined(f"process/{process}", digest, index)
 
 
-def planned(world: PlannerWorld, inventory: Inventory) -> RestorePlan:
-    plan = plan_restore(inventory, world.layout.targets(), world.layout.leaves())
+def planned(world: PlannerWorld, inventory: Inventory) -> dict[int, Part]:
+    targets = world.layout.targets()
+    plan = plan_restore(inventory, targets, world.layout.leaves())
     assert isinstance(plan, RestorePlan)
-    return plan
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=RestorePlan) == plan
+    return parts_of(plan, inventory, targets)
 
 
-def crcs_used(plan: RestorePlan, inventory: Inventory, shard: ShardId) -> set[tuple[str, int]]:
+def crcs_used(parts: dict[int, Part], inventory: Inventory, shard: ShardId) -> set[tuple[str, int]]:
     """(holder, CRC) of every copy that some process reads or fetches, alternates included."""
     found: set[tuple[str, int]] = set()
-    for process, part in plan.processes.items():
+    for process, part in parts.items():
         reads = [(g.digest, g.shards, (f"process/{process}", *g.alternates)) for g in part.local]
         reads += [(g.digest, g.shards, g.sources) for g in part.fetch]
         for digest, shards, holders in reads:
             contents = inventory.manifests[digest]
-            for index in selected(shards, contents):
+            for index in shards:
                 if contents.shard_id(index) == shard:
                     found |= {(holder, contents.shards[index].crc32c) for holder in holders}
     return found
@@ -70,9 +73,9 @@ def test_content_that_the_fewest_must_fetch_is_taken(slices: int, altered: list[
     for process in altered:
         alter(world, process)
     inventory = world.inventory()
-    plan = planned(world, inventory)
-    assert {crc for _, crc in crcs_used(plan, inventory, W)} == {GOOD}
-    assert [process for process, part in plan.processes.items() if part.fetch] == altered
+    parts = planned(world, inventory)
+    assert {crc for _, crc in crcs_used(parts, inventory, W)} == {GOOD}
+    assert [process for process, part in parts.items() if part.fetch] == altered
 
 
 @pytest.mark.parametrize("altered", [0, 1])
@@ -95,11 +98,11 @@ def test_whole_replica_is_taken_and_not_leaves_of_two() -> None:
     for leaf in leaves:
         alter(world, 1, leaf)
     inventory = world.inventory()
-    plan = planned(world, inventory)
+    parts = planned(world, inventory)
     holders = {
         holder
         for shard in world.layout.targets()[0]
-        for holder, _ in crcs_used(plan, inventory, shard)
+        for holder, _ in crcs_used(parts, inventory, shard)
     }
     assert len(holders) == 1
 
@@ -144,14 +147,11 @@ def test_copy_with_a_leaf_that_it_lacks_is_compared() -> None:
 def test_plan_replaces_the_survivors_own_copy_that_is_not_taken() -> None:
     world, _ = job(3)
     copy = alter(world, 1)
-    plan = planned(world, world.inventory())
-    part = plan.processes[1]
+    part = planned(world, world.inventory())[1]
     assert [(g.digest, g.shards) for g in part.fetch] == [
         (world.machine(0).tensors[-1].digest, (copy.shard,))
     ]
     assert [read.shards for read in part.local] == [(0,)]
-    encoded = msgspec.json.encode(plan)
-    assert msgspec.json.decode(encoded, type=RestorePlan) == plan
 
 
 @pytest.mark.dear
@@ -185,5 +185,6 @@ def test_plan_takes_one_content_of_each_shard(data: st.DataObject) -> None:
     )
     assert plan_restore(shuffled, targets, leaves, needs_host_state=False) == outcome
     if isinstance(outcome, RestorePlan) and outcome.save == save:
+        parts = parts_of(outcome, inventory, targets)
         for shard in holders:
-            assert len({crc for _, crc in crcs_used(outcome, inventory, shard)}) <= 1
+            assert len({crc for _, crc in crcs_used(parts, inventory, shard)}) <= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from planner_world import Layout, PlannerWorld, contents_of
+from process_parts import parts_of
 
 from emergency_ckpt.core.restore.inventory import (
     HeldHostState,
@@ -42,14 +43,14 @@ def saved(slices: int = 2, hosts: int = 2, life: str = "a") -> PlannerWorld:
     return world
 
 
-def test_process_that_reads_its_own_ram_has_a_tiny_plan() -> None:
+def test_answer_to_a_process_with_its_own_copy_is_tiny() -> None:
     paths = tuple(f"params/layer{i:03}/attention/kernel" for i in range(300))
     world = PlannerWorld(Layout(2, 2, sharded=paths))
     world.save(40, "a", complete=True)
     plan = planned(world)
-    assert len(msgspec.json.encode(plan.processes[3])) < 512
+    assert len(msgspec.json.encode(plan.copies[3])) < 512
     share = plan.share_of(3)
-    assert set(share.processes) == {3}
+    assert set(share.copies) == {3}
     assert len(msgspec.json.encode(share)) < 1024
     assert msgspec.json.decode(msgspec.json.encode(share), type=RestorePlan | NoPlan) == share
 
@@ -60,7 +61,8 @@ def test_two_holders_of_one_name_are_both_ignored_with_a_note() -> None:
     impostor = msgspec.structs.replace(inventory.holders[1], address="10.9.9.9:1", tensors=())
     inventory = msgspec.structs.replace(inventory, holders=(*inventory.holders, impostor))
     plan = planned(world, inventory)
-    assert [group.sources for group in plan.processes[1].fetch] == [("process/3",)]
+    part = parts_of(plan, inventory, world.layout.targets())[1]
+    assert [group.sources for group in part.fetch] == [("process/3",)]
     (note,) = plan.notes
     assert "process/1" in note
 
@@ -81,7 +83,7 @@ def test_smaller_digest_of_two_host_states_is_used(digests: tuple[str, ...]) -> 
     world = saved(slices=3, hosts=1)
     with_host_states(world, dict(enumerate(digests)))
     plan = planned(world)
-    (state,) = plan.processes[0].host_states
+    (state,) = plan.copies[0].host_states
     assert (state.digest, set(state.sources)) == ("x", {f"process/{digests.index('x')}"})
     assert "different host states of process 0" in plan.notes[0]
 
@@ -154,7 +156,7 @@ def test_one_copy_not_empty_is_enough_to_need_host_states() -> None:
     assert (outcome.kind, outcome.saved_count, outcome.process_count) == ("host_state_count", 2, 3)
 
 
-def test_shard_in_different_manifests_comes_from_idler_holder() -> None:
+def test_shard_in_different_manifests_comes_from_each_in_turn() -> None:
     """Only even processes fetch: going round by process index alone would load one holder."""
     layout, save = Layout(1, 1), SaveId(40, "a", "run")
     leaves, (b, w) = layout.leaves(), layout.shards(0)
@@ -166,14 +168,11 @@ def test_shard_in_different_manifests_comes_from_idler_holder() -> None:
         HolderInventory(f"process/{i}", i, f"h:{i}", (HeldTensors(save, f"d{i}"),), ())
         for i in range(2)
     )
-    plan = plan_restore(
-        Inventory(holders, manifests),
-        dict.fromkeys((0, 1, 2, 4, 6, 8), (w,)),
-        leaves,
-        needs_host_state=False,
-    )
+    inventory, targets = Inventory(holders, manifests), dict.fromkeys((0, 1, 2, 4, 6, 8), (w,))
+    plan = plan_restore(inventory, targets, leaves, needs_host_state=False)
     assert isinstance(plan, RestorePlan)
-    sources = [plan.processes[p].fetch[0].sources[0] for p in (2, 4, 6, 8)]
+    parts = parts_of(plan, inventory, targets)
+    sources = [parts[p].fetch[0].sources[0] for p in (2, 4, 6, 8)]
     assert sorted(sources) == ["process/0"] * 2 + ["process/1"] * 2
 
 

@@ -21,11 +21,13 @@ read the difference before you commit it.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import pytest
 from planner_world import Layout, Machine, PlannerWorld
+from process_parts import Part, parts_of, shards_text
 
 from emergency_ckpt.core.restore.inventory import (
     HeldHostState,
@@ -33,7 +35,7 @@ from emergency_ckpt.core.restore.inventory import (
     PersistentStep,
     Quarantined,
 )
-from emergency_ckpt.core.restore.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan
+from emergency_ckpt.core.restore.plan_types import NoPlan, Rejection, RestorePlan
 from emergency_ckpt.core.restore.restore_plan import plan_restore
 from emergency_ckpt.types import LeafSpec
 
@@ -159,28 +161,32 @@ class Scenario:
             host_state_remap="remap" in flags,
             needs_host_state="no-host-state" not in flags,
         )
-        return render(outcome)
+        return self.render(outcome)
 
-
-def render(outcome: RestorePlan | NoPlan) -> list[str]:
-    lines: list[str] = []
-    if isinstance(outcome, RestorePlan):
-        life = f" of incarnation {outcome.save.incarnation}" if outcome.save else ""
-        count = outcome.host_state_count
-        states = "no host states" if count is None else f"host states of {count}"
-        lines.append(f"restore step {outcome.step}{life} from the {outcome.tier} tier, {states}")
-        for process, part in outcome.processes.items():
-            lines += [f"  process {process}: {text}" for text in render_process(part)]
-    else:
-        step = "" if outcome.step is None else f", step {outcome.step}"
-        lines.append(f"no plan: {outcome.kind}{step}")
-        lines += [f"  mismatch {line}" for line in outcome.mismatches]
-        lines += [f"  missing {line}" for line in outcome.missing]
-        if outcome.saved_count is not None:
-            lines.append(f"  saved {outcome.saved_count}, now {outcome.process_count}")
-    lines += [f"  rejected {render_rejection(item)}" for item in outcome.rejected]
-    lines += [f"  note {note}" for note in outcome.notes]
-    return lines
+    def render(self, outcome: RestorePlan | NoPlan) -> list[str]:
+        lines: list[str] = []
+        if isinstance(outcome, RestorePlan):
+            life = f" of incarnation {outcome.save.incarnation}" if outcome.save else ""
+            count = outcome.host_state_count
+            states = "no host states" if count is None else f"host states of {count}"
+            lines.append(
+                f"restore step {outcome.step}{life} from the {outcome.tier} tier, {states}"
+            )
+            inventory = self.world.inventory()
+            parts = parts_of(outcome, inventory, self.world.layout.targets())
+            counts = {d: len(contents.shards) for d, contents in inventory.manifests.items()}
+            for process, part in parts.items():
+                lines += [f"  process {process}: {text}" for text in render_process(part, counts)]
+        else:
+            step = "" if outcome.step is None else f", step {outcome.step}"
+            lines.append(f"no plan: {outcome.kind}{step}")
+            lines += [f"  mismatch {line}" for line in outcome.mismatches]
+            lines += [f"  missing {line}" for line in outcome.missing]
+            if outcome.saved_count is not None:
+                lines.append(f"  saved {outcome.saved_count}, now {outcome.process_count}")
+        lines += [f"  rejected {render_rejection(item)}" for item in outcome.rejected]
+        lines += [f"  note {note}" for note in outcome.notes]
+        return lines
 
 
 def render_rejection(item: Rejection) -> str:
@@ -188,16 +194,15 @@ def render_rejection(item: Rejection) -> str:
     return f"step {item.step}{life}, {item.tier}: {item.reason}"
 
 
-def render_process(part: ProcessPlan) -> list[str]:
-    def shards(indices: tuple[int, ...] | None) -> str:
-        return "all" if indices is None else f"shards {','.join(map(str, indices))}"
-
+def render_process(part: Part, counts: Mapping[str, int]) -> list[str]:
     lines = [
-        f"own {read.digest} {shards(read.shards)}, else {' '.join(read.alternates) or 'nobody'}"
+        f"own {read.digest} {shards_text(read.shards, counts[read.digest])},"
+        f" else {' '.join(read.alternates) or 'nobody'}"
         for read in part.local
     ]
     lines += [
-        f"fetch {group.digest} {shards(group.shards)} from {' else '.join(group.sources)}"
+        f"fetch {group.digest} {shards_text(group.shards, counts[group.digest])}"
+        f" from {' else '.join(group.sources)}"
         for group in part.fetch
     ]
     lines += [

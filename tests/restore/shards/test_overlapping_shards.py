@@ -24,7 +24,7 @@ from tiers_support import publish
 from emergency_ckpt.cluster.shard_source import ProcessHoldings, holder_name
 from emergency_ckpt.core.boxes import shape_of
 from emergency_ckpt.core.restore.inventory import Inventory
-from emergency_ckpt.core.restore.plan_types import ProcessPlan, RestorePlan
+from emergency_ckpt.core.restore.plan_types import Copies, RestorePlan
 from emergency_ckpt.core.restore.restore_plan import plan_restore
 from emergency_ckpt.errors import RestoreFailed
 from emergency_ckpt.events import EventSink
@@ -108,14 +108,23 @@ def restored(found: list[Host], targets: Sequence[Box]) -> dict[Box, np.ndarray]
             manifests[held.digest] = contents
     wanted = tuple(ShardId("w", box) for box in targets)
     plan = plan_restore(
-        Inventory(inventories, manifests), {0: wanted}, {"w": LEAF}, needs_host_state=False
+        Inventory(inventories, manifests),
+        dict.fromkeys(range(len(found)), wanted),
+        {"w": LEAF},
+        needs_host_state=False,
     )
     if not isinstance(plan, RestorePlan):
         return None
-    return collected(found[0], plan.processes[0], wanted)
+    return collected(found[0], plan.copies[0], wanted)
 
 
-def collected(host: Host, plan: ProcessPlan, wanted: Sequence[ShardId]) -> dict[Box, np.ndarray]:
+def collected(
+    host: Host,
+    copies: Copies,
+    wanted: Sequence[ShardId],
+    targets: Sequence[ShardId] | None = None,
+) -> dict[Box, np.ndarray]:
+    """Bring ``targets`` together, or all that is wanted; return the bytes of what is wanted."""
     with TransferClient(run_id="run", secret=SECRET) as client:
         sink = EventSink(None, process_index=0)
         shards = ShardCollection(
@@ -124,11 +133,12 @@ def collected(host: Host, plan: ProcessPlan, wanted: Sequence[ShardId]) -> dict[
             sink,
             save=SAVE,
             me=holder_name(0),
+            targets=tuple(wanted if targets is None else targets),
             retained=None,
             calls=HolderCalls(sink, WorkProgress.until(time.monotonic() + 60)),
             room=RestoreRoom(host.tier, lack=""),
         )
-        with shards.collecting(plan) as arrivals:
+        with shards.collecting(copies) as arrivals:
             for _ in arrivals:
                 pass
             found = {shard.box: shards.held.bytes_of(shard).view(np.int32) for shard in wanted}
@@ -177,20 +187,35 @@ def test_shards_are_usable_after_all_was_gathered() -> None:
         np.testing.assert_array_equal(array, VALUES[_at(box)])
 
 
+def test_damaged_own_shard_comes_from_another_manifest() -> None:
+    """In the same attempt: the only peer that has it published it with other shards."""
+    halves: list[Box] = [((0, 3), (0, 4)), ((3, 6), (0, 4))]
+    with hosts(2) as found:
+        found[0].publish(halves)
+        found[1].publish(halves[:1])
+        with open(found[0].tier.path / "slot_0.bin", "r+b") as file:
+            file.write(b"\xff")
+        got = restored(found, halves)
+    assert got is not None
+    for box, array in got.items():
+        np.testing.assert_array_equal(array, VALUES[_at(box)])
+
+
 def test_bytes_of_what_boxes_do_not_cover_is_refused() -> None:
     """As many elements as the target has, but some of them twice."""
     with hosts(1) as (host,):
         host.publish([((0, 6), (0, 3)), ((2, 4), (0, 3))])
         (held,) = host.tier.held()[0]
+        targets = (ShardId("w", ((0, 6), (0, 3))), ShardId("w", ((2, 4), (0, 3))))
         plan = plan_restore(
             Inventory((host.holdings.inventory(),), {held.digest: _contents(host, held.digest)}),
-            {0: (ShardId("w", ((0, 6), (0, 3))), ShardId("w", ((2, 4), (0, 3))))},
+            {0: targets},
             {"w": LEAF},
             needs_host_state=False,
         )
         assert isinstance(plan, RestorePlan)
         with pytest.raises(RestoreFailed, match=r"\[0:6, 3:4\] is held nowhere \(6 elements\)"):
-            collected(host, plan.processes[0], [ShardId("w", ((0, 6), (0, 4)))])
+            collected(host, plan.copies[0], [ShardId("w", ((0, 6), (0, 4)))], targets)
 
 
 def _contents(host: Host, digest: str) -> Contents:

@@ -14,7 +14,7 @@ from fake_link import FakeMachine
 from memory_holdings import MemoryHoldings
 from world import small_tmpfs
 
-from emergency_ckpt.core.restore.plan_types import FetchGroup, LocalRead, ProcessPlan
+from emergency_ckpt.core.restore.plan_types import Bundle, Copies, ManifestHolders, OwnManifest
 from emergency_ckpt.errors import HolderUnreachable
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.tier import LocalTier
@@ -32,8 +32,8 @@ SECRET = b"s" * 40
 SAVE = SaveId(5, "000000000002-life", "run")
 
 
-def _use_what_comes(shards: ShardCollection, plan: ProcessPlan) -> None:
-    with shards.collecting(plan) as arrivals:
+def _use_what_comes(shards: ShardCollection, copies: Copies) -> None:
+    with shards.collecting(copies) as arrivals:
         for arrived in arrivals:
             shards.held.bytes_of(arrived[0])
 
@@ -46,8 +46,8 @@ def _tier(ramdisk: Path, mapper: Mapper | None = None) -> LocalTier:
 @contextlib.contextmanager
 def _fetching(
     tier: LocalTier, holdings: MemoryHoldings, digest: str
-) -> Iterator[tuple[ShardCollection, ProcessPlan]]:
-    """Serve ``holdings``; yield a collection into ``tier``, and the plan to fetch ``digest``."""
+) -> Iterator[tuple[ShardCollection, Copies]]:
+    """Serve ``holdings``; yield a collection of ``digest`` into ``tier``, and where it is held."""
     sink = EventSink(None, process_index=0)
     with (
         TransferServer(holdings, run_id="run", secret=SECRET) as server,
@@ -59,12 +59,23 @@ def _fetching(
             sink,
             save=SAVE,
             me="process/0",
+            targets=_targets(holdings, digest),
             retained=None,
             calls=HolderCalls(sink, WorkProgress.until(time.monotonic() + 30)),
             room=RestoreRoom(tier, lack=""),
         )
-        group = FetchGroup(digest, None, ("server",))
-        yield shards, ProcessPlan(fetch=(group,), addresses={"server": server.address})
+        yield shards, _held_by(digest, {"server": server.address})
+
+
+def _held_by(digest: str, addresses: dict[str, str]) -> Copies:
+    return Copies(
+        (Bundle(None, (), (ManifestHolders(digest, tuple(addresses)),)),), addresses=addresses
+    )
+
+
+def _targets(holdings: MemoryHoldings, digest: str) -> tuple[ShardId, ...]:
+    with holdings.mapping_for(digest) as (_, contents):
+        return tuple(contents.shard_id(index) for index in range(len(contents.shards)))
 
 
 def _fetched(ramdisk: Path, holdings: MemoryHoldings, digest: str) -> LocalTier:
@@ -72,8 +83,8 @@ def _fetched(ramdisk: Path, holdings: MemoryHoldings, digest: str) -> LocalTier:
     tier = _tier(ramdisk)
     tier.map_newest_in_background()
     with (
-        _fetching(tier, holdings, digest) as (shards, plan),
-        shards.collecting(plan) as arrivals,
+        _fetching(tier, holdings, digest) as (shards, copies),
+        shards.collecting(copies) as arrivals,
     ):
         assert sum(len(arrived) for arrived in arrivals) == 8
     return tier
@@ -106,8 +117,8 @@ def test_fetched_bytes_are_used_from_mapped_memory(ramdisk: Path) -> None:
     machine.map_gate.clear()
     tier = _tier(ramdisk, machine)
     with (
-        _fetching(tier, holdings, digest) as (shards, plan),
-        shards.collecting(plan) as arrivals,
+        _fetching(tier, holdings, digest) as (shards, copies),
+        shards.collecting(copies) as arrivals,
         ThreadPoolExecutor(1) as pool,
     ):
         first = next(iter(arrivals))[0]
@@ -126,9 +137,9 @@ def test_fetched_bytes_without_room_go_into_memory(ramdisk: Path) -> None:
     digest = holdings.add(SAVE, data)
     with small_tmpfs(ramdisk / "small", 2 << 20):
         tier = _tier(ramdisk / "small")
-        with _fetching(tier, holdings, digest) as (shards, plan):
+        with _fetching(tier, holdings, digest) as (shards, copies):
             found: dict[ShardId, bytes] = {}
-            with shards.collecting(plan) as arrivals:
+            with shards.collecting(copies) as arrivals:
                 for shard in (each for arrived in arrivals for each in arrived):
                     found[shard] = shards.held.bytes_of(shard).tobytes()
             assert sorted(found.values()) == data
@@ -153,7 +164,13 @@ class _BreakingLine:
             raise ConnectionResetError("the line broke")
 
 
-def _fetch_from(addresses: dict[str, str], tier: LocalTier, digest: str, deadline_s: float) -> None:
+def _fetch_from(
+    addresses: dict[str, str],
+    tier: LocalTier,
+    holdings: MemoryHoldings,
+    digest: str,
+    deadline_s: float,
+) -> None:
     sink = EventSink(None, process_index=0)
     with TransferClient(run_id="run", secret=SECRET, streams=1) as client:
         shards = ShardCollection(
@@ -162,12 +179,12 @@ def _fetch_from(addresses: dict[str, str], tier: LocalTier, digest: str, deadlin
             sink,
             save=SAVE,
             me="process/0",
+            targets=_targets(holdings, digest),
             retained=None,
             calls=HolderCalls(sink, WorkProgress.until(time.monotonic() + deadline_s)),
             room=RestoreRoom(tier, lack=""),
         )
-        plan = ProcessPlan(fetch=(FetchGroup(digest, None, tuple(addresses)),), addresses=addresses)
-        with shards.collecting(plan) as arrivals:
+        with shards.collecting(_held_by(digest, addresses)) as arrivals:
             assert sum(len(arrived) for arrived in arrivals) == 8
 
 
@@ -185,7 +202,7 @@ def test_peer_lost_in_the_middle_leaves_the_rest_to_another(ramdisk: Path) -> No
         TransferServer(holdings, run_id="run", secret=SECRET) as sound,
     ):
         addresses = {"breaking": breaking.address, "sound": sound.address}
-        _fetch_from(addresses, tier, digest, 60)
+        _fetch_from(addresses, tier, holdings, digest, 60)
     assert line.breaks
     assert tier.verify(digest, range(8)) == []
     with tier.reading(digest) as view:
@@ -205,7 +222,7 @@ def test_slot_of_a_fetch_without_end_holds_nothing(ramdisk: Path) -> None:
         ) as server,
         pytest.raises(HolderUnreachable),
     ):
-        _fetch_from({"breaking": server.address}, tier, digest, 1)
+        _fetch_from({"breaking": server.address}, tier, holdings, digest, 1)
     assert tier.held()[0] == ()
     tier.close()
     again = _tier(ramdisk)
@@ -224,9 +241,9 @@ def test_failed_copy_is_named_also_by_users_of_what_had_come(tmp_path: Path) -> 
     holdings.corrupt(digest, 7)
     tier = _tier(tmp_path)
     try:
-        with _fetching(tier, holdings, digest) as (shards, plan):
+        with _fetching(tier, holdings, digest) as (shards, copies):
             with pytest.raises(CopiesFailed) as failed:
-                _use_what_comes(shards, plan)
+                _use_what_comes(shards, copies)
             assert [(copy.holder, copy.shard) for copy in failed.value.unusable] == [("server", 7)]
     finally:
         tier.close()
@@ -252,11 +269,9 @@ def test_own_shard_that_changes_on_its_way_is_not_published(
         return found
 
     monkeypatch.setattr(tier, "verify", verify_and_flip)
-    own = LocalRead(digest, tuple(range(7)))
     try:
-        with _fetching(tier, holdings, digest) as (shards, plan):
-            part = FetchGroup(digest, (7,), plan.fetch[0].sources)
-            both = msgspec.structs.replace(plan, local=(own,), fetch=(part,))
+        with _fetching(tier, holdings, digest) as (shards, copies):
+            both = msgspec.structs.replace(copies, own=(OwnManifest(digest, (7,)),))
             with pytest.raises(CopiesFailed) as failed, shards.collecting(both) as arrivals:
                 list(arrivals)
             assert [(copy.holder, copy.shard) for copy in failed.value.unusable] == [

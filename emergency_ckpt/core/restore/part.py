@@ -1,0 +1,125 @@
+"""The shards that one process reads itself, and from whom it fetches the others. Pure.
+
+Each process chooses for itself among the ``Copies`` of its part. ``own_shards`` finds what the
+process has in its own RAM; what is missing after the check of these, ``fetch_groups`` divides over
+the holders. Each process begins at its own place in the lists of holders, so that the load spreads
+without a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from emergency_ckpt.core.boxes import volume
+from emergency_ckpt.core.restore.plan_types import Bundle, Copies, FetchGroup, TargetSet
+from emergency_ckpt.types import Contents, ShardId
+
+MAX_FETCHES = 8
+"""A process draws its part from at most about so many holders at once."""
+
+
+def own_shards(
+    copies: Copies, targets: TargetSet, contents: Mapping[str, Contents]
+) -> list[FetchGroup]:
+    """Return the shards that the process has in its own RAM, one group without sources a manifest.
+
+    ``contents``: of each manifest of ``copies.own``.
+    """
+    wanted = {*targets, *(shard for bundle in copies.bundles for shard in bundle.others)}
+    groups: list[FetchGroup] = []
+    for own in copies.own:
+        unusable, indices = set(own.unusable), list[int]()
+        for shard, index in shards_of(contents[own.digest]):
+            if shard in wanted and index not in unusable:
+                wanted.remove(shard)
+                indices.append(index)
+        if indices:
+            groups.append(FetchGroup(own.digest, tuple(indices), ()))
+    return groups
+
+
+def missing_shards(
+    copies: Copies, targets: TargetSet, present: Collection[ShardId]
+) -> list[ShardId]:
+    """Return the shards with elements that the process needs beside those that are ``present``."""
+    return [
+        shard
+        for bundle in copies.bundles
+        for shard in _shards_in(bundle, targets)
+        if shard not in present and volume(shard.box)
+    ]
+
+
+def fetch_groups(
+    copies: Copies,
+    targets: TargetSet,
+    missing: Collection[ShardId],
+    me: str,
+    contents_of: Callable[[str, Sequence[str]], Contents],
+) -> list[FetchGroup]:
+    """Return from whom the process fetches the ``missing`` shards.
+
+    A shard whose only copy is the process's own is in no group.
+
+    Args:
+      me: name of the process as a holder.
+      contents_of: returns the manifest of a digest, which these holders have.
+    """
+    shards: dict[tuple[str, tuple[str, ...]], list[ShardId]] = {}
+    at_hand = {own.digest for own in copies.own}  # each other manifest has to be fetched first
+    for bundle in copies.bundles:
+        wanted = [shard for shard in _shards_in(bundle, targets) if shard in missing]
+        sources = [
+            (source.digest, holders)
+            for source in bundle.sources
+            if (holders := tuple(holder for holder in source.holders if holder != me))
+        ]
+        if not wanted or not sources:
+            continue
+        nearest = sources[copies.place % len(sources)]
+        digest, holders = next((each for each in sources if each[0] in at_hand), nearest)
+        at_hand.add(digest)
+        shards.setdefault((digest, _from(holders, copies.place)), []).extend(wanted)
+    parts = max(1, MAX_FETCHES // max(1, len(shards)))
+    groups: list[FetchGroup] = []
+    for (digest, holders), wanted in sorted(shards.items()):
+        contents = contents_of(digest, holders)
+        index_of = dict(shards_of(contents))
+        indices = sorted(index_of[shard] for shard in wanted)
+        nbytes = [contents.shards[index].nbytes for index in indices]
+        for number, part in enumerate(_even(nbytes, min(parts, len(holders)))):
+            chosen = tuple(sorted(indices[position] for position in part))
+            groups.append(FetchGroup(digest, chosen, _from(holders, number)))
+    return sorted(groups, key=lambda group: (group.digest, group.sources))
+
+
+def shards_of(contents: Contents) -> Iterator[tuple[ShardId, int]]:
+    """Yield each shard of a manifest and its index; a shard of a leaf that is not there is none."""
+    for index, entry in enumerate(contents.shards):
+        if 0 <= entry.leaf < len(contents.leaves):
+            yield contents.shard_id(index), index
+
+
+def _shards_in(bundle: Bundle, targets: TargetSet) -> list[ShardId]:
+    places = range(len(targets)) if bundle.targets is None else bundle.targets
+    return [*(targets[place] for place in places), *bundle.others]
+
+
+def _from(holders: tuple[str, ...], place: int) -> tuple[str, ...]:
+    start = place % len(holders)
+    return holders[start:] + holders[:start]
+
+
+def _even(nbytes: Sequence[int], count: int) -> list[list[int]]:
+    """Return the positions of ``nbytes`` in at most ``count`` parts, the largest part first.
+
+    Each position goes to the part with the fewest bytes so far, the largest shards first.
+    """
+    parts: list[list[int]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for position in sorted(range(len(nbytes)), key=nbytes.__getitem__, reverse=True):
+        least = loads.index(min(loads))
+        parts[least].append(position)
+        loads[least] += nbytes[position]
+    filled = [number for number in range(count) if parts[number]]
+    return [parts[number] for number in sorted(filled, key=loads.__getitem__, reverse=True)]
