@@ -190,7 +190,7 @@ def _text_of_counts(
     for key, name in phases.NAMES.items():
         own = key if key in next(iter(found)).mean_cpu_s else ""
         row(name, _OWNERS[key], own, lambda m, key=key: m.parts[key])
-    for name in ("report", "plan", "load", "shards", "host_state", "agree"):
+    for name in ("plan", "load", "shards", "host_state", "agree"):
         row(f"- of the restore, at the leader: {name}", "ours", "", lambda m, n=name: m.spent_s[n])
     row(phases.SAVE, "ours", phases.SAVE, lambda m: m.save_s)
     row("fault to first step", "", "", lambda m: m.total_s)

@@ -34,10 +34,10 @@ from emergency_ckpt.core.restore.plan_types import RestorePlan
 from emergency_ckpt.core.stall import time_limits
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.extensions import parse_placement
-from emergency_ckpt.restore.dialogue import Answer, RestoreDialogue, Status
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.leader import RestoreLeader
 from emergency_ckpt.restore.request import RestoreRequest
+from emergency_ckpt.restore.rounds import Answer, RestoreRounds, Row
 from emergency_ckpt.save.vote import Ballot, Vote
 from emergency_ckpt.types import SaveId
 from emergency_ckpt.work_progress import WorkProgress
@@ -143,7 +143,7 @@ class TimedLeader(RestoreLeader):
         started_s = time.monotonic()
         self.planned_s, answer = _cpu_s(super().plan)
         self.lasted_s += time.monotonic() - started_s
-        self.answer, self.manifests = answer, self._inventory.manifests
+        self.chosen, self.manifests = answer, self._inventory.manifests
         return answer
 
     def _settled(self, plan: RestorePlan, save: SaveId) -> RestorePlan:
@@ -230,40 +230,44 @@ def leader_of(shape: Shape, peers: Peers) -> TimedLeader:
 def _restore(shape: Shape, digests: list[str], lost: str, peers: Peers) -> dict[str, Any]:
     service, count, gone = Service(), shape.process_count, shape.lost(lost)
     made: list[TimedLeader] = []
-    tree = shape.tree()
 
     def new_leader() -> TimedLeader:
         made.append(leader_of(shape, peers))
         return made[0]
 
-    dialogues = [
-        RestoreDialogue(
+    rounds = [
+        RestoreRounds(
             service.coordinator(process, count),
             "restore/0",
             Series(),
+            shape.specs(),
             new_leader,
             deadline_s=time.monotonic() + DEADLINE_S,
         )
         for process in range(count)
     ]
+
+    def report(process: int) -> Row:
+        held = holder(shape, process, digests[process], gone)
+        return rounds[process].report(held, wants_host_state=True)
+
     for process in range(count - 1, 0, -1):
-        dialogues[process].report(
-            holder(shape, process, digests[process], gone), tree, wants_host_state=True
-        )
-    before_bytes = _resident_bytes()
-    dialogues[0].report(holder(shape, 0, digests[0], gone), tree, wants_host_state=True)
-    (leader,) = made
-    hand_out_s, _ = _cpu_s(dialogues[0].learn_plan)
+        _speak(lambda process=process: rounds[process].hold(report(process)))
+    own, before_bytes = report(0), _resident_bytes()
+    led_s, _ = _cpu_s(lambda: rounds[0].hold(own))
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    plan = leader.answer
+    (leader,) = made
+    plan = leader.chosen
     assert isinstance(plan, RestorePlan), plan
-    _finish(service, dialogues)
+    for process in range(1, count):
+        rounds[process].hold(report(process))
+    _finish(service, rounds)
     per_process = [service.bytes_of[process] for process in range(1, count)]
     return {
         "inventories_s": leader.taken_s,
         "plan_s": leader.planned_s - leader.searched_s,
         "divergence_s": leader.searched_s,
-        "hand_out_s": hand_out_s - leader.planned_s,
+        "hand_out_s": led_s - leader.taken_s - leader.planned_s,
         "leader_bytes": max(0, peak_bytes - before_bytes),
         "manifest_bytes": peers.read_bytes,
         "restore_bytes_per_process": max(per_process),
@@ -272,23 +276,26 @@ def _restore(shape: Shape, digests: list[str], lost: str, peers: Peers) -> dict[
     }
 
 
-def _finish(service: Service, dialogues: list[RestoreDialogue]) -> None:
-    """Finish the restore: the others learn their plans, all report and agree on the result.
+def _speak(work: Callable[[], object]) -> None:
+    """Let a process work until it would wait."""
+    with contextlib.suppress(_NotYet):
+        work()
+
+
+def _finish(service: Service, rounds: list[RestoreRounds]) -> None:
+    """Finish the restore: all have their part, and settle.
 
     The others speak first and learn nothing yet, the leader then answers, and they learn.
     """
-    count, watch = len(dialogues), PreemptionWatch(None, grace_s=1)
-    for dialogue in dialogues[1:]:
-        dialogue.learn_plan()
+    count, watch = len(rounds), PreemptionWatch(None, grace_s=1)
 
     def in_turn(hold: Callable[[int], object]) -> None:
         for process in range(1, count):
-            with contextlib.suppress(_NotYet):
-                hold(process)
+            _speak(lambda process=process: hold(process))
         for process in range(count):
             hold(process)
 
-    in_turn(lambda process: dialogues[process].agree(0, Status()))
+    in_turn(lambda process: rounds[process].hold(Row()))
     in_turn(
         lambda process: run_on_all(
             service.coordinator(process, count), "restore/0/ready", lambda: None, watch, DEADLINE_S

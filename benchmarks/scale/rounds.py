@@ -30,7 +30,7 @@ from emergency_ckpt.cluster.start_agreement import agree_settings
 from emergency_ckpt.config.settings import Config
 from emergency_ckpt.core.restore.plan_types import RestorePlan
 from emergency_ckpt.private_names import private_module
-from emergency_ckpt.restore.dialogue import RestoreDialogue, Status
+from emergency_ckpt.restore.rounds import RestoreRounds, Row
 from emergency_ckpt.start import neighbours
 
 _jax = private_module("jax._src.lib", "_jax", project="jax")._jax
@@ -250,13 +250,14 @@ def restore(
     peers: cells.Peers,
 ) -> cells.TimedLeader:
     """Run the rounds of a restore; return its leader, with the time of its work between them."""
-    count, gone, tree = shape.process_count, shape.lost(lost), shape.tree()
+    count, gone = shape.process_count, shape.lost(lost)
     leader = cells.leader_of(shape, peers)
-    dialogues = [
-        RestoreDialogue(
+    restores = [
+        RestoreRounds(
             coordinators[me],
             "restore/0",
             Series(),
+            shape.specs(),
             lambda: leader,
             deadline_s=time.monotonic() + _DEADLINE_S,
         )
@@ -265,22 +266,14 @@ def restore(
 
     def report(me: int) -> None:
         held = holder(shape, me, digests[me], gone)
-        dialogues[me].report(held, tree, wants_host_state=True)
+        restores[me].hold(restores[me].report(held, wants_host_state=True))
 
-    with rounds.part("report") as part:
-        rounds.speak(report)
-        with rounds.led(part):
-            report(0)
-        part.leader_cpu_s -= leader.taken_s
-        part.leader_s -= (read_s := leader.lasted_s)
-    with rounds.part("answers") as part:
-        with rounds.led(part):
-            dialogues[0].learn_plan()
-        part.leader_cpu_s -= leader.planned_s
-        part.leader_s -= leader.lasted_s - read_s
-        rounds.others(lambda me: dialogues[me].learn_plan())
-    assert isinstance(leader.answer, RestorePlan), leader.answer
-    rounds.hold("agree", lambda me: dialogues[me].agree(0, Status()))
+    rounds.hold("report", report)
+    part = rounds.parts["report"]
+    part.leader_cpu_s -= leader.taken_s + leader.planned_s
+    part.leader_s -= leader.lasted_s
+    assert isinstance(leader.chosen, RestorePlan), leader.chosen
+    rounds.hold("agree", lambda me: restores[me].hold(Row()))
     _on_all(rounds, coordinators, "ready", "restore/0/ready")
     return leader
 

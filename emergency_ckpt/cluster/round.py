@@ -340,7 +340,8 @@ class Round:
                 named = [f"process {p}" for p in missing]
                 raise self._not_all_came(problem, named) from error
             else:
-                ask(is_inspection=False)
+                if answer is None:  # an inspection may have had it just before
+                    ask(is_inspection=False)
         if self._series is not None and not missing:
             self._series.all_came_to(self._name)
         return answer

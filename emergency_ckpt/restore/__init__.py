@@ -2,9 +2,9 @@
 
 ``restore`` is the protocol: read it first. ``resume``, above this folder, calls it.
 
-1. ``request`` has the parts, the request and the result; ``dialogue`` what processes tell others.
-2. ``leader`` gathers, chooses the step and decides in process 0, with ``core.restore``. What RAM
-   holds it asks by ``holders``.
+1. ``request`` has the parts, the request and the result; ``rounds`` what processes tell others.
+2. ``leader`` has the rule of the rounds, in process 0: ``core.restore`` chooses the step, again
+   after each failure, until all are done. What RAM holds the leader asks by ``holders``.
 3. ``storage_load`` brings a step in storage into RAM: each stored chunk is read by one process,
    checked against the CRCs of capture time, and published. Then it is restored as one in RAM.
 4. ``shards`` verifies a process's own shards in place and hands their memory to JAX. The process

@@ -1,10 +1,12 @@
-"""The leader's part of a restore: gather, plan, decide. Everyone's data, no bytes of tensors.
+"""The leader's part of a restore: gather, choose, judge. Everyone's data, no bytes of tensors.
 
-1. ``take_reports``: every process's inventory; the manifests that these name are read, each once
-   over the job, and the step log and one listing of storage.
-2. ``plan``: ``core.restore`` chooses step and sources. A step in storage is looked at before it is
-   taken, and its plan is to load it into RAM; all report again, and 1 and 2 follow once more.
-3. ``decide``: done, once more without the copies that failed, or the end.
+``RestoreLeader.answer`` is the rule of every round:
+
+1. Every process's inventory is taken; the manifests that these name are read, each once over the
+   job, and the step log and one listing of storage.
+2. ``core.restore`` chooses the step. A step in storage is looked at before it is taken, and is
+   loaded into RAM first; all report again, and 1 and 2 follow once more.
+3. How all parts went: done, once more from 2 without the copies that failed, or the end.
 """
 
 from __future__ import annotations
@@ -42,7 +44,6 @@ from emergency_ckpt.core.timeline import (
     number_of,
 )
 from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
-from emergency_ckpt.restore.dialogue import Answer, FailureKind, Report, Status, Verdict
 from emergency_ckpt.restore.holders import (
     HolderCalls,
     ManifestReads,
@@ -51,6 +52,15 @@ from emergency_ckpt.restore.holders import (
 )
 from emergency_ckpt.restore.request import CompleteSteps, RestoreParts, RestoreRequest
 from emergency_ckpt.restore.room import lack_in
+from emergency_ckpt.restore.rounds import (
+    AllDone,
+    Answer,
+    Failed,
+    FailureKind,
+    Report,
+    Row,
+    Status,
+)
 from emergency_ckpt.restore.storage_load import (
     LoadPlan,
     loaded_copies,
@@ -79,9 +89,9 @@ _NAMED_SHARDS = 16
 
 
 class RestoreLeader:
-    """Plans one restore, again after each attempt that failed on some copy.
+    """Chooses the step of one restore, again after each attempt that failed on some copy.
 
-    A persistent step is restored in two plans: one to load it into RAM, and, when all have
+    A persistent step is restored in two answers: one to load it into RAM, and, when all have
     reported anew, one like that of any step in RAM.
     """
 
@@ -103,6 +113,7 @@ class RestoreLeader:
         self._leaves = request.tree.wanted
         self._limits = limits
         self._end_s = end_s
+        self._progress = calls.progress
         self._manifests = ManifestReads(parts.tier, parts.client, calls, parts.events)
         self._inventory = Inventory((), {})
         self._wants_host_state = False
@@ -112,7 +123,9 @@ class RestoreLeader:
         self._ready: RestorePlan | None = None
         self._has_asked = False
         self._persistent_error: CheckpointError | None = None
-        self._load: LoadPlan | None = None  # under way, or carried out and not yet reported
+        self._step: int | None = None  # of the last answer
+        self._load: LoadPlan | None = None  # of the last answer
+        self._loaded: SaveId | None = None  # the last that all processes have loaded into RAM
         self._loads: Counter[int] = Counter()
         self._has_told_loss = False
         self._told_divergences: set[Divergence] = set()
@@ -129,6 +142,27 @@ class RestoreLeader:
     def _deadline_s(self) -> float:
         """Return when an answer that is asked for now should have come."""
         return min(self._end_s, time.monotonic() + self._limits.stall_s)
+
+    def answer(self, rows: Mapping[int, Row]) -> Answer:
+        """Return what all processes do next, by what they have said."""
+        self._progress.begin("plan")
+        try:
+            failed = any(row.status.error for row in rows.values())
+            reports = {p: row.report for p, row in rows.items() if row.report is not None}
+            if not failed and len(reports) == len(rows):
+                self.take_reports(reports)
+            else:
+                end = self._judge({p: row.status for p, row in rows.items()})
+                if end is not None:
+                    return end
+            return self.plan()
+        finally:
+            self._progress.begin("")
+
+    def survey(self, rows: Mapping[int, Row]) -> CompleteSteps:
+        """Return the steps that could be restored. Errors as of ``answer``."""
+        self.take_reports({p: row.report for p, row in rows.items() if row.report is not None})
+        return self.complete_steps()
 
     def take_reports(self, reports: Mapping[int, Report]) -> None:
         """Build the inventory from the reports of processes that all want the same state."""
@@ -154,13 +188,14 @@ class RestoreLeader:
         if self._persistent is not None and not self._has_asked:
             self._has_asked = True
             self._ready = self._ask_storage(self._persistent)
-        loaded, self._load = self._load, None
-        replaced = set() if loaded is None else loaded_copies(loaded, self._inventory)
-        self._replace(quarantined=self._inventory.quarantined - replaced)
+        if self._load is not None:
+            self._loaded = self._load.save
+            replaced = loaded_copies(self._load, self._inventory)
+            self._replace(quarantined=self._inventory.quarantined - replaced)
 
     def plan(self) -> Answer:
-        """Return the plan for the copies that are known to be usable now."""
-        self._load = None
+        """Return the choice among the copies that are known to be usable now."""
+        self._step = self._load = None
         while True:
             ready, self._ready = self._ready, None
             answer = ready or self._plan_from_inventory()
@@ -169,6 +204,7 @@ class RestoreLeader:
             if not isinstance(answer, RestorePlan):
                 return self._without_plan(answer)
             self._tell_suspect(answer)
+            self._step = answer.step
             if answer.save is not None:
                 self._tell_left_out(answer.save)
                 return self._settled(answer, answer.save)
@@ -190,13 +226,11 @@ class RestoreLeader:
             self._loads[answer.step] += 1
             return planned
 
-    def decide(self, statuses: Mapping[int, Status]) -> Verdict:
-        """Done when all went well; once more when copies were found unusable; else the end."""
+    def _judge(self, statuses: Mapping[int, Status]) -> AllDone | Failed | None:
+        """Return the end, good or bad; None when copies were found unusable: choose again."""
         failed = {p: s for p, s in sorted(statuses.items()) if s.error}
         if not failed:
-            if self._load is not None and not self._load.no_room:
-                return Verdict(done=True)
-            return Verdict(done=True, incarnation=self._next_incarnation())
+            return AllDone(self._next_incarnation())
         found = {q for status in statuses.values() for q in status.unusable}
         new = found - self._inventory.quarantined
         self._attempts += 1
@@ -206,7 +240,8 @@ class RestoreLeader:
         self._last_failure = text
         if fatal or not (new or lack_room) or self._attempts >= MAX_ATTEMPTS:
             kinds: set[FailureKind] = {status.kind for status in fatal}
-            return Verdict(error=text, kind=kinds.pop() if len(kinds) == 1 else "failed")
+            kind: FailureKind = kinds.pop() if len(kinds) == 1 else "failed"
+            return Failed(text, kind, f"step {self._step}")
         if lack_room and self._load is not None:
             self._loads[self._load.step] -= 1  # its files are as good as before
             self._no_room = text[:500]
@@ -216,10 +251,10 @@ class RestoreLeader:
         self._events.emit(
             "restore.stage", stage="replanned", attempt=self._attempts, reason=text[:500]
         )
-        return Verdict()
+        return None
 
     def complete_steps(self) -> CompleteSteps:
-        """Return the steps that could be restored, instead of a plan. Errors as of ``plan``."""
+        """Return the steps that could be restored, by what was reported."""
         if self._manifests.unread:
             manifests = self._manifests.read_again(list(self._manifests.unread))
             self._replace(manifests=manifests)
@@ -371,6 +406,7 @@ class RestoreLeader:
             plan,
             timeline=self._inventory.timeline,
             lives=self._lives_from(save),
+            is_loaded=save == self._loaded,
         )
 
     # Storage.

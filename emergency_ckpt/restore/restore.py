@@ -1,15 +1,17 @@
 """The protocol of a restore, as every process carries it out. Read this file first.
 
 1. Report. Each process tells the leader, process 0, what its RAM holds and which state it wants.
-2. Choose. The leader chooses the step, and tells all where its copies are (``leader``).
+2. Choose. The leader chooses the step, and tells all where its copies are (``leader``). All that
+   processes tell each other are such rounds (``rounds``): each says how far it is, and all hear
+   what comes next.
 3. Load. Where the step is in storage, all load it into RAM (``storage_load``), each byte once over
    the job, and report again: from here on it is a step in RAM. Where a ramdisk has no room, each
    process brings its part from storage to its devices, and 4 is left out.
 4. Place. Each process verifies its own shards, chooses among the copies of lost ones and fetches
    them from peers (``shards``), and hands their memory to JAX.
 5. Host state. The documents are fetched, pushed to the buddies, and applied (``host_state``).
-6. Agree. Each tells how 3, or 4 and 5, went. The leader's verdict is everyone's: done, and the
-   incarnation that begins; once more from 2, without the copies that failed; or the end.
+6. Agree. Each tells how 3, or 4 and 5, went. The answer is everyone's: done, and the incarnation
+   that begins; once more from 2, without the copies that failed; or the end.
 7. Settle. Each forgets what is newer than the step, and begins the incarnation. The caller ends
    this with a round: nobody trains before all have settled.
 
@@ -35,13 +37,6 @@ from emergency_ckpt.core.restore.plan_types import Copies, NoPlan, Rejection, Re
 from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.core.wording import TIER_WORDS
 from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
-from emergency_ckpt.restore.dialogue import (
-    RestoreDialogue,
-    Status,
-    Verdict,
-    failure_kind,
-    failure_of,
-)
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.host_state import HostStateRestore, fetch_documents
 from emergency_ckpt.restore.leader import RestoreLeader
@@ -54,6 +49,7 @@ from emergency_ckpt.restore.request import (
     no_plan_error,
 )
 from emergency_ckpt.restore.room import RestoreRoom, lack_in
+from emergency_ckpt.restore.rounds import AllDone, Next, RestoreRounds, Row, Status, failure_kind
 from emergency_ckpt.restore.shards import CopiesFailed, ShardCollection
 from emergency_ckpt.restore.storage_load import (
     LoadPlan,
@@ -68,8 +64,8 @@ from emergency_ckpt.work_progress import WorkProgress
 _Plan = TypeVar("_Plan", RestorePlan, LoadPlan)
 _T = TypeVar("_T")
 
-_PHASES = ("report", "plan", "load", "shards", "host_state", "agree")
-_WAITS = ("report", "agree")
+_PHASES = ("plan", "load", "shards", "host_state", "agree")
+_WAITS = ("plan", "agree")
 """The phases in which a process waits for others."""
 _MOST_PASSED_OVER = 8
 
@@ -106,18 +102,18 @@ class Restore:
         self._calls = HolderCalls(parts.events, self._progress)
         # No method of this object: a cycle would hold the state until it is collected.
         new_leader = partial(_new_leader, parts, request, self._calls, limits, self._total_end_s)
-        self._dialogue = RestoreDialogue(
+        self._rounds = RestoreRounds(
             parts.coordinator,
             name,
             parts.series,
+            request.tree.wanted,
             new_leader,
             deadline_s=self._total_end_s,
             check=self._beats.check,
         )
         self._room = RestoreRoom(parts.tier, lack_in(parts.config))
         self._spent_s: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
-        self._attempt = -1
-        self._loaded: SaveId | None = None  # the step that all processes have loaded into RAM
+        self._loading: int | None = None  # the last step that was to be loaded into RAM
         self._loaded_bytes = 0  # read by this process, also of steps that failed on another
 
     def run(self) -> RestoredState | None:
@@ -141,39 +137,35 @@ class Restore:
             self._parts.events.emit("restore.phases", **spent)
 
     def _run(self) -> RestoredState | None:
-        self._report()
+        with self._phase("plan"):
+            answer = self._rounds.hold(self._report())
+        self._beats.all_came(range(self._parts.process[1]))
+        restored: RestoredState | None = None
         while True:
-            with self._phase("plan"):
-                plan = self._dialogue.learn_plan()
-            self._beats.all_came(range(self._parts.process[1]))
-            if isinstance(plan, NoPlan):
-                self._tell_no_plan(plan)
-                return None
-            if isinstance(plan, LoadPlan) and plan.no_room:
-                done = self._on_all(plan, self._restore_stored)
-                if done is not None:
-                    return self._with_incarnation(*done)
-                continue
-            if isinstance(plan, LoadPlan):
-                if self._on_all(plan, self._load) is not None:
-                    self._loaded = plan.save
-                    self._report()
-                continue
-            done = self._on_all(plan, self._restore)
-            if done is not None:
-                return self._with_incarnation(*done)
+            match answer:
+                case LoadPlan(no_room=""):
+                    _, answer = self._on_all(answer, self._load)
+                case LoadPlan():
+                    restored, answer = self._on_all(answer, self._restore_stored)
+                case RestorePlan():
+                    restored, answer = self._on_all(answer, self._restore)
+                case NoPlan():
+                    self._tell_no_plan(answer)
+                    return None
+                case AllDone():
+                    assert restored is not None, "every process has its part"
+                    return self._with_incarnation(restored, answer)
 
-    # 1 and 2: report, plan.
+    # 1 and 2: report, choose.
 
-    def _report(self) -> None:
-        with self._phase("report"):
-            self._dialogue.report(
-                self._parts.holdings.inventory(),
-                self._request.tree,
-                wants_host_state=self._request.wants_host_state,
-                damaged=self._parts.tier.damaged(),
-                restored=self._parts.tier.restored(),
-            )
+    def _report(self) -> Row:
+        tier = self._parts.tier
+        return self._rounds.report(
+            self._parts.holdings.inventory(),
+            wants_host_state=self._request.wants_host_state,
+            damaged=tier.damaged(),
+            restored=tier.restored(),
+        )
 
     def _tell_no_plan(self, answer: NoPlan) -> None:
         """Tell why there is no plan; raise the error, unless there never was a complete step."""
@@ -184,7 +176,7 @@ class Restore:
             raise no_plan_error(answer, f"run {self._parts.config.run_name!r}")
 
     def _tell_plan(self, plan: RestorePlan | LoadPlan, tier: TierName) -> None:
-        if self._loaded is not None and plan.step == self._loaded.step:
+        if plan.step == self._loading:
             return  # it was told when it was loaded
         self._parts.events.emit(
             "restore.stage", stage="planned", step=plan.step, tier=tier, rejected=len(plan.rejected)
@@ -199,10 +191,11 @@ class Restore:
 
     # 3: load.
 
-    def _load(self, plan: LoadPlan) -> int:
-        """Load this process's part of a persistent step into RAM; return its bytes."""
+    def _load(self, plan: LoadPlan) -> Row:
+        """Load this process's part of a persistent step into RAM; return what RAM has then."""
         parts, now_s = self._parts, time.monotonic()
         self._tell_plan(plan, PERSISTENT)
+        self._loading = plan.step
         load = self._storage_load(plan)
         with self._phase("load"):
             load.into_ram()
@@ -214,7 +207,7 @@ class Restore:
             bytes_persistent=self._loaded_bytes,
             seconds=time.monotonic() - now_s,
         )
-        return load.nbytes
+        return self._report()
 
     def _restore_stored(self, plan: LoadPlan) -> RestoredState:
         """Bring this process's part from storage onto its devices, and apply its host state."""
@@ -277,11 +270,13 @@ class Restore:
             expendable=passed_over(save, plan.rejected) - {save},
         )
         with self._phase("shards"):
-            restored = self._place(copies, save, shards)
+            restored = self._place(plan, copies, save, shards)
         with self._phase("host_state"):
             return self._with_host_state(restored, plan, copies, save, me)
 
-    def _place(self, copies: Copies, save: SaveId, shards: ShardCollection) -> RestoredState:
+    def _place(
+        self, plan: RestorePlan, copies: Copies, save: SaveId, shards: ShardCollection
+    ) -> RestoredState:
         """Return the state on the devices: verified, fetched, placed."""
         request = self._request
         with shards.collecting(copies) as arrivals:
@@ -306,7 +301,7 @@ class Restore:
             events.emit(
                 "restore.stage", stage="received", step=save.step, holder=holder, size_bytes=nbytes
             )
-        if self._loaded == save:
+        if plan.is_loaded:
             # Bytes that this process just read from storage do not count as found in its RAM.
             tally.local = max(0, tally.local - self._loaded_bytes)
             tally.persistent, tier = self._loaded_bytes, PERSISTENT
@@ -325,7 +320,7 @@ class Restore:
         self._host_state.apply(save, documents)
         return dataclasses.replace(
             restored,
-            is_loaded=self._loaded == save,
+            is_loaded=plan.is_loaded,
             rejected=plan.rejected,
             timeline=plan.timeline,
             lives=plan.lives,
@@ -334,28 +329,28 @@ class Restore:
 
     # 6: agree.
 
-    def _on_all(self, plan: _Plan, work: Callable[[_Plan], _T]) -> tuple[_T, Verdict] | None:
-        """Do ``work``, this process's part of ``plan``; return its result when all did theirs.
+    def _on_all(self, plan: _Plan, work: Callable[[_Plan], _T]) -> tuple[_T | None, Next]:
+        """Do ``work``, this process's part of ``plan``; return its result, and what comes next.
 
-        Returns None where a copy failed: a new plan is due. Raises what ends the restore, on all.
+        The result is None unless all are done. Raises what ends the restore, on all.
         """
-        self._attempt += 1
         result, status = _carry_out(work, plan)
         if status.kind == "no_room":
             self._room.note_full(status.error)
-        with self._phase("agree"):
-            verdict = self._dialogue.agree(self._attempt, status)
-        if verdict.done and result is not None:
-            return result, verdict
-        del result
+        try:
+            with self._phase("agree"):
+                answer = self._rounds.hold(result if isinstance(result, Row) else Row(status))
+        except BaseException:
+            del result  # else the error would hold the arrays
+            raise
+        if isinstance(answer, AllDone):
+            return result, answer
         self._host_state.undo()
-        if verdict.error:
-            raise failure_of(verdict.kind, f"step {plan.step}", verdict.error)
-        return None
+        return None, answer
 
-    def _with_incarnation(self, restored: RestoredState, verdict: Verdict) -> RestoredState:
-        self._parts.tier.note_incarnation(verdict.incarnation)
-        return dataclasses.replace(restored, incarnation=verdict.incarnation)
+    def _with_incarnation(self, restored: RestoredState, done: AllDone) -> RestoredState:
+        self._parts.tier.note_incarnation(done.incarnation)
+        return dataclasses.replace(restored, incarnation=done.incarnation)
 
     # 7: settle.
 

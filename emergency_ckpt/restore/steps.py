@@ -18,10 +18,10 @@ from emergency_ckpt.errors import (
     RestoreFailed,
     StepNotFound,
 )
-from emergency_ckpt.restore.dialogue import RestoreDialogue
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.leader import LISTING_TIMEOUT_S, RestoreLeader
 from emergency_ckpt.restore.request import CompleteSteps, RestoreParts, RestoreRequest
+from emergency_ckpt.restore.rounds import RestoreRounds
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.tree import BoxTable, PyTree, describe
 from emergency_ckpt.tier import StepReader, Tier
@@ -113,16 +113,16 @@ class StepCatalog:
         targets = BoxTable(tree, parts.coordinator.process_count).targets()
         # Ends before the others stop waiting for its outcome.
         calls = HolderCalls(parts.events, WorkProgress.until(end_s - limits.patience_s / 10))
-        dialogue = RestoreDialogue(
+        rounds = RestoreRounds(
             parts.coordinator,
             f"survey/{number}",
             self.series,
+            tree.wanted,
             lambda: RestoreLeader(parts, request, targets, calls, limits, end_s),
             deadline_s=end_s,
         )
         inventory, damaged = parts.holdings.inventory(), parts.tier.damaged()
-        dialogue.report(inventory, tree, wants_host_state=True, damaged=damaged)
-        return dialogue.learn_steps()
+        return rounds.survey(rounds.report(inventory, wants_host_state=True, damaged=damaged))
 
     def ramdisks_intact(self) -> bool:
         """Return whether every process still has its directory in RAM. Collective."""

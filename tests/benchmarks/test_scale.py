@@ -11,7 +11,7 @@ from benchmarks.scale import __main__ as scale
 from benchmarks.scale import cell
 
 START = ["settings", "hello", "addresses", "opened"]
-RESTORE = ["report", "answers", "agree", "ready"]
+RESTORE = ["report", "agree", "ready"]
 
 
 def test_exponent_of_a_power_is_found() -> None:
@@ -75,10 +75,9 @@ def test_rounds_of_a_small_job_run_over_a_real_service() -> None:
     assert {
         name: part["calls"] for name, part in parts.items() if name in ("report", "opened")
     } == {
-        "report": 20 + 1,
+        "report": 2 * 20 + 3,  # the answers of 19 processes lie in three keys
         "opened": 2 * 20 + 1,
     }
-    assert parts["answers"]["leader_calls"] < 10, "answers of several processes lie in one key"
     assert all(part["leader_cpu_s"] > 0 for part in parts.values())
     assert all(part["service_cpu_s"] > 0 for part in parts.values())
 

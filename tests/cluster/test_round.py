@@ -11,7 +11,12 @@ from places import VERIFICATION
 from programs import printed
 
 from emergency_ckpt.cluster import Cell, Coordinator, LeftProcesses, Round, Rule, Series
-from emergency_ckpt.errors import CheckpointError, CoordinationError, PeerLeft
+from emergency_ckpt.errors import (
+    CheckpointError,
+    CoordinationError,
+    DeadlineExceeded,
+    PeerLeft,
+)
 
 SCHEDULES = VERIFICATION / "simulation" / "round_schedules.py"
 LONG_S = 120.0
@@ -41,6 +46,26 @@ def test_answers_to_many_lie_in_few_keys() -> None:
     )
     assert ends == [b"%d" % process for process in range(20)]
     assert len([key for key in service.values if "told" in key]) == 3
+
+
+class SpokenAtTheLook(MemoryCoordinator):
+    """The leader's coordinator: a member speaks right after a wait for it has ended in vain."""
+
+    def __init__(self, service: MemoryService) -> None:
+        super().__init__(service, 0)
+        self.member = service.member(1)
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        self.member.put(key, b"1")
+        raise DeadlineExceeded("wait for", key, f"not set within {timeout_s:g} s")
+
+
+def test_rule_is_asked_no_more_once_it_has_answered() -> None:
+    """Else the leader acts by its first answer, and tells the others another one."""
+    answers = [b"first", b"second"]
+    held = Round(SpokenAtTheLook(MemoryService(2)), "round", LONG_S)
+    assert held.hold(b"0", held.when_all(lambda _: answers.pop(0))) == b"first"
+    assert answers == [b"second"]
 
 
 def test_long_answers_lie_apart() -> None:

@@ -13,7 +13,7 @@ from memory_coordination import MemoryService
 from emergency_ckpt.cluster.round import Series
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.restore.dialogue import RestoreDialogue
+from emergency_ckpt.restore.rounds import RestoreRounds
 from emergency_ckpt.state.tree import describe
 
 WAIT_S = 20.0
@@ -22,8 +22,10 @@ WAIT_S = 20.0
 class _Leader:
     """In place of the leader, which must not be asked for a plan."""
 
-    def take_reports(self, reports: Any) -> None:
+    def answer(self, rows: Any) -> Any:
         raise AssertionError("states that differ came through")
+
+    survey = answer
 
 
 def _errors(states: list[Any], *, survey: bool = False) -> list[str]:
@@ -32,17 +34,18 @@ def _errors(states: list[Any], *, survey: bool = False) -> list[str]:
 
     def restore(process: int) -> str:
         leader: Any = _Leader()
-        dialogue = RestoreDialogue(
+        rounds = RestoreRounds(
             service.member(process),
             "restore/0",
             Series(),
+            describe(states[process], "restore").wanted,
             lambda: leader,
             deadline_s=time.monotonic() + WAIT_S,
         )
         inventory = HolderInventory(f"process/{process}", process, "", (), ())
-        dialogue.report(inventory, describe(states[process], "restore"), wants_host_state=False)
+        row = rounds.report(inventory, wants_host_state=False)
         with pytest.raises(CheckpointError) as caught:
-            dialogue.learn_steps() if survey else dialogue.learn_plan()
+            rounds.survey(row) if survey else rounds.hold(row)
         return str(caught.value)
 
     with ThreadPoolExecutor(len(states)) as pool:

@@ -31,8 +31,8 @@ from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.ram.locks import OWNER_LOCK, read_owner
 from emergency_ckpt.ram.process_files import LEDGER, ProcessFiles
-from emergency_ckpt.restore.dialogue import Answer, PlanFailed, Report, Verdict
 from emergency_ckpt.restore.request import CompleteSteps
+from emergency_ckpt.restore.rounds import AllDone, Answer, Failed, Report, Row
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.save import Ballot
 from emergency_ckpt.storage.chunks import ChunkIndex
@@ -141,7 +141,7 @@ _SEALED = Direction(bytes(SEAL_KEY_BYTES), peer="p").seal_frame(
 )
 _BROKEN = (CheckpointError, ConnectionError, TimeoutError)
 _INVENTORY = HolderInventory("process/0", 0, "h:1", (), ())
-_REPORT = msgspec.json.encode(Report(_INVENTORY, "0", wants_host_state=True))
+_ROW = msgspec.json.encode(Row(report=Report(_INVENTORY, "0", wants_host_state=True)))
 _LEDGER = (GOLDEN / "ledger_v1.json").read_bytes().replace(b'"demo"', b'"run"')
 
 PLACES: Mapping[str, Target] = {
@@ -156,12 +156,11 @@ PLACES: Mapping[str, Target] = {
         (NotProved, ConnectionError, TimeoutError),  # no word about what the peer holds
     ),
     "sealed_frame": Target(_sealed_frame, [_SEALED]),
-    "report": Target(_message(Report), [_REPORT]),
+    "row": Target(_message(Row), [_ROW, msgspec.json.encode(Row())]),
     "answer": Target(
         _message(Answer),
-        [msgspec.json.encode(each) for each in (PlanFailed("no"), CompleteSteps())],
+        [msgspec.json.encode(each) for each in (AllDone("1-a"), Failed("no"), CompleteSteps())],
     ),
-    "verdict": Target(_message(Verdict), [msgspec.json.encode(Verdict())]),
     "ballot": Target(_message(Ballot), [msgspec.json.encode(Ballot(b"\x5e" * 32, b"\x9d" * 8))]),
     "ledger": Target(_ledger, [_LEDGER]),
     "ledger_body": Target(

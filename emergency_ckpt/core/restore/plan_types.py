@@ -137,6 +137,7 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
       notes: contradictions in the inventories, to be logged.
       timeline: the newest one known; every process stores it.
       lives: so many in a row began from this save before.
+      is_loaded: this restore has loaded the step from storage, on all processes.
     """
 
     tier: TierName
@@ -148,6 +149,7 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
     notes: tuple[str, ...] = ()
     timeline: Timeline | None = None
     lives: int = 0
+    is_loaded: bool = False
 
     def share_of(self, process: int) -> RestorePlan:
         """Return this plan with the part of one process only, as it is sent to that process."""

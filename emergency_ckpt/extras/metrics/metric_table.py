@@ -176,7 +176,7 @@ METRICS = (
         "parts of a restore, as the event restore.phases",
         tuple(
             Source("restore.phases", f"{phase}_seconds", phase)
-            for phase in ("report", "plan", "load", "shards", "host_state", "agree")
+            for phase in ("plan", "load", "shards", "host_state", "agree")
         ),
         "phase",
     ),

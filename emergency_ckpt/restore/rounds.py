@@ -1,0 +1,326 @@
+"""The rounds of one restore: each process says how far it is, and all hear what comes next.
+
+1. First each process says what its RAM has and which state it wants (``Report``); then how its part
+   of the answer before went (``Status``).
+2. The leader's answer is a choice of a step, again after each failure, or the end of the restore.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s, decode_message
+from emergency_ckpt.cluster.left_processes import have_left
+from emergency_ckpt.cluster.round import Round, Series
+from emergency_ckpt.core.limits import MAX_PLAN_MESSAGE_BYTES
+from emergency_ckpt.core.restore.inventory import HolderInventory, Quarantined, RestoredSave
+from emergency_ckpt.core.restore.leaves import compare_targets
+from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan
+from emergency_ckpt.core.wording import processes_text
+from emergency_ckpt.errors import (
+    CheckpointError,
+    HolderUnreachable,
+    PersistentTierError,
+    RamdiskFull,
+    RestoreFailed,
+    StorageUnreachable,
+)
+from emergency_ckpt.restore.request import CompleteSteps
+from emergency_ckpt.restore.storage_load import LoadPlan
+from emergency_ckpt.types import LeafSpec
+
+if TYPE_CHECKING:
+    from emergency_ckpt.restore.leader import RestoreLeader
+
+_MOST_NAMED = 8
+
+
+class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One process's inventory, and a digest of the state that it wants back.
+
+    Attributes:
+      damaged: by digest, shards of its own copies that it found damaged before.
+      restored: the saves that the newest lives began from, by its records.
+    """
+
+    inventory: HolderInventory
+    state_digest: str
+    wants_host_state: bool
+    damaged: dict[str, tuple[int, ...]] = {}
+    restored: tuple[RestoredSave, ...] = ()
+
+
+FailureKind = Literal["failed", "holder", "storage", "no_room"]
+"""Cause that ends a restore: a fault; a holder of copies in RAM, or storage, could not be reached.
+The last one ends none: the process that found no room in its ramdisk uses memory from then on, and
+all try again."""
+
+
+class Status(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The outcome of one process's part of an answer.
+
+    ``unusable`` names copies that failed; without these the leader chooses anew, as it does when
+    the ``kind`` is "no_room". Any other ``error`` with nothing unusable ends the restore on all
+    processes.
+    """
+
+    error: str = ""
+    unusable: tuple[Quarantined, ...] = ()
+    kind: FailureKind = "failed"
+
+
+class Row(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The word of one process in a round.
+
+    Attributes:
+      report: at first, and after a step was loaded into RAM; None while the last one holds.
+    """
+
+    status: Status = Status()
+    report: Report | None = None
+
+
+class AllDone(msgspec.Struct, frozen=True, tag="done", forbid_unknown_fields=True):
+    """All processes have their part. The job saves under ``incarnation`` from now on."""
+
+    incarnation: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=True):
+    """The restore, or the survey, ends with an error on all processes.
+
+    Attributes:
+      kind: that of all processes that ended it, where they agree on one, else ``failed``.
+      target: what could not be restored.
+    """
+
+    error: str
+    kind: FailureKind = "failed"
+    target: str = "the job"
+
+
+def failure_kind(error: Exception) -> FailureKind:
+    """Return what ``error`` means for all processes of the restore."""
+    match error:
+        case HolderUnreachable():
+            return "holder"
+        case PersistentTierError(unreachable=True, retryable=True):
+            return "storage"
+        case RamdiskFull():
+            return "no_room"
+        case _:
+            return "failed"
+
+
+def failure_of(kind: FailureKind, target: str, problem: str) -> RestoreFailed:
+    """Return the error that every process raises."""
+    match kind:
+        case "holder":
+            hint = f"{_UNREACHABLE_HINT}. {_SILENCE_HINT}"
+            return HolderUnreachable("restore", target, problem, hint=hint)
+        case "storage":
+            return StorageUnreachable("restore", target, problem, hint=_UNREACHABLE_HINT)
+        case "failed" | "no_room":
+            hint = "no process has restored anything"
+            return RestoreFailed("restore", target, problem, hint=hint)
+
+
+_UNREACHABLE_HINT = (
+    "no process has restored anything; restore again: what cannot be reached is not lost."
+    " An older step is taken only when it is asked for by its number"
+)
+_SILENCE_HINT = (
+    "A peer may be silent for transfer_timeout_s, nothing may move for stall_timeout_s, and JAX"
+    " aborts the job after heartbeat_timeout_seconds (of jax.distributed.initialize)"
+)
+
+
+Next = RestorePlan | LoadPlan | NoPlan | AllDone
+"""What all processes do next."""
+Answer = Next | Failed | CompleteSteps
+
+
+class RestoreRounds:
+    """One process's side of one restore, or of one survey.
+
+    Args:
+      name: of this restore, the same everywhere.
+      series: of the restores, whose rounds these are.
+      wanted: the leaves that this process asks for, by path.
+      new_leader: called once, in process 0, when all have reported.
+      deadline_s: of ``time.monotonic``; DeadlineExceeded after it.
+      check: called at intervals of some seconds with the processes that this one waits for; what it
+        raises ends the wait.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        name: str,
+        series: Series,
+        wanted: Mapping[str, LeafSpec],
+        new_leader: Callable[[], RestoreLeader],
+        *,
+        deadline_s: float,
+        check: Callable[[Collection[int]], None] = lambda _: None,
+    ) -> None:
+        self._coordinator = coordinator
+        self._name = name
+        self._series = series
+        self._wanted = wanted
+        self._new_leader = new_leader
+        self._deadline_s = deadline_s
+        self._check = check
+        self._leader: RestoreLeader | None = None
+        self._leader_error: CheckpointError | None = None
+        self._held = 0
+
+    @property
+    def _specs(self) -> bytes:
+        return msgspec.json.encode(list(self._wanted.values()))
+
+    def report(
+        self,
+        inventory: HolderInventory,
+        *,
+        wants_host_state: bool,
+        damaged: dict[str, tuple[int, ...]] | None = None,
+        restored: tuple[RestoredSave, ...] = (),
+    ) -> Row:
+        """Return the row that says what this process holds and wants."""
+        digest = hashlib.sha256(self._specs).hexdigest()
+        report = Report(inventory, digest, wants_host_state, damaged or {}, restored)
+        return Row(report=report)
+
+    def hold(self, row: Row) -> Next:
+        """Say ``row``; return the answer, with this process's part of it. Collective; blocks.
+
+        Raises the error that ends the restore, on all: at the leader as raised, where it is a
+        fault.
+        """
+        answer = self._hold(row, lambda leader, rows: leader.answer(rows))
+        if not isinstance(answer, Failed):
+            assert not isinstance(answer, CompleteSteps), "only a survey asks for these"
+            return answer
+        failure = failure_of(answer.kind, answer.target, answer.error)
+        if answer.kind != "failed":
+            raise failure from self._leader_error
+        raise self._leader_error or self._with_own_leaves(failure)
+
+    def survey(self, row: Row) -> CompleteSteps:
+        """Say ``row``; return the complete steps. Raises on all; at the leader as raised."""
+        answer = self._hold(row, lambda leader, rows: leader.survey(rows))
+        if isinstance(answer, CompleteSteps):
+            return answer
+        text = answer.error if isinstance(answer, Failed) else "it did not answer"
+        failure = RestoreFailed("survey", "the job", text)
+        raise self._leader_error or self._with_own_leaves(failure)
+
+    def _hold(self, row: Row, ask: Callable[[RestoreLeader, Mapping[int, Row]], Answer]) -> Answer:
+        name = f"{self._name}/{self._held}"
+        held = Round(
+            self._coordinator,
+            name,
+            deadline_left_s(self._deadline_s),
+            absent=self._absent,
+            prompt=True,
+            for_each=True,
+            series=self._series,
+        )
+        held.say(msgspec.json.encode(row))
+        me = self._coordinator.process_index
+        if me != 0:
+            data = held.learn()
+            self._held += 1
+            return decode_message(data, Answer, f"{name}, the answer of process 0")
+        answers: list[Answer] = []
+
+        def answer_each(said: Mapping[int, bytes]) -> dict[int, bytes]:
+            answers.append(answer := self._answer(said, ask))
+            return {process: msgspec.json.encode(_share(answer, process)) for process in said}
+
+        held.decide(held.when_all(answer_each))
+        self._held += 1
+        return _share(answers[0], me)
+
+    def _absent(self, processes: Collection[int]) -> Mapping[int, str]:
+        gone = have_left(self._coordinator, processes)
+        if not gone:
+            self._check(processes)
+        return gone
+
+    def _answer(
+        self,
+        said: Mapping[int, bytes],
+        ask: Callable[[RestoreLeader, Mapping[int, Row]], Answer],
+    ) -> Answer:
+        """At the leader: return the answer to what all have said."""
+        try:
+            rows: dict[int, Row] = {
+                process: decode_message(data, Row, f"row of process {process}")
+                for process, data in said.items()
+            }
+            self._check_states(rows)
+            if self._leader is None:
+                self._leader = self._new_leader()
+            return ask(self._leader, rows)
+        except Exception as error:  # noqa: BLE001 - the others wait for an answer
+            self._leader_error = typed = _typed(error)
+            return Failed(str(typed)[:4000] or type(error).__name__, failure_kind(typed))
+
+    def _check_states(self, rows: Mapping[int, Row]) -> None:
+        """At the leader: RestoreFailed when processes ask for other states than this one.
+
+        They compare theirs with it: the leader has the digests alone, and leaves may be many.
+        """
+        digests = {p: row.report.state_digest for p, row in sorted(rows.items()) if row.report}
+        me = self._coordinator.process_index
+        others = [process for process, digest in digests.items() if digest != digests.get(me)]
+        if not others:
+            return
+        if len(self._specs) <= MAX_PLAN_MESSAGE_BYTES:
+            self._series.add(f"{self._name}/leaves")
+            self._coordinator.put(f"{self._name}/leaves", self._specs)
+        who = f"{processes_text(others, _MOST_NAMED)} ask{'s' * (len(others) == 1)}"
+        raise RestoreFailed(
+            "restore",
+            "the state",
+            f"{who} for other leaves, shapes or dtypes than process 0",
+            hint="the error of each of them names the leaves",
+        )
+
+    def _with_own_leaves(self, error: CheckpointError) -> CheckpointError:
+        """Return the leader's error, with the leaves in which this process differs from it."""
+        data = None
+        with contextlib.suppress(CheckpointError):
+            data = self._coordinator.find(f"{self._name}/leaves")
+        if data is None:
+            return error
+        leaves: list[LeafSpec] = decode_message(data, list[LeafSpec], f"{self._name}/leaves")
+        lines = compare_targets(self._wanted, {leaf.path: leaf for leaf in leaves})
+        if not lines:
+            return error
+        more = [f"and {len(lines) - _MOST_NAMED} more"] if len(lines) > _MOST_NAMED else []
+        text = "; ".join([*lines[:_MOST_NAMED], *more])
+        return RestoreFailed("restore", "the state", f"it is not that of process 0: {text}")
+
+
+def _typed(error: Exception) -> CheckpointError:
+    """Return the error to tell all processes; an unexpected one ends the restore on each."""
+    if isinstance(error, CheckpointError):
+        return error
+    failure = RestoreFailed(
+        "restore", "the job", f"unexpected {type(error).__name__} at the leader: {error!s:.300}"
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def _share(answer: Answer, process: int) -> Answer:
+    """Return the part of ``answer`` that is sent to a process."""
+    return answer.share_of(process) if isinstance(answer, RestorePlan | LoadPlan) else answer

@@ -1,0 +1,94 @@
+"""A round of a restore: each says how far it is, and all hear what comes next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from memory_coordination import MemoryService, everywhere
+
+from emergency_ckpt.cluster.round import Series
+from emergency_ckpt.core.restore.inventory import HolderInventory
+from emergency_ckpt.core.restore.plan_types import Copies, RestorePlan
+from emergency_ckpt.errors import HolderUnreachable, RestoreFailed
+from emergency_ckpt.restore.rounds import AllDone, Answer, Failed, RestoreRounds, Row, Status
+from emergency_ckpt.types import SaveId
+
+WAIT_S = 20.0
+SAVE = SaveId(8, "1-a", "run")
+FIRST = RestorePlan("local", 8, SAVE, {0: Copies(place=0), 1: Copies(place=1)})
+"""A choice with a part for each of two processes."""
+
+
+class Scripted:
+    """A leader with a list of answers; what all said before each."""
+
+    def __init__(self, *answers: Answer | Exception) -> None:
+        self.answers = list(answers)
+        self.rows: list[Mapping[int, Row]] = []
+
+    def answer(self, rows: Mapping[int, Row]) -> Answer:
+        self.rows.append(rows)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def run(leader: Scripted, *statuses: Status) -> list[list[Any]]:
+    """What each of two processes hears: after its report, and after each status of its own."""
+    service = MemoryService(2)
+    script: Any = leader
+
+    def restore(process: int) -> list[Any]:
+        rounds = RestoreRounds(
+            service.member(process),
+            "restore/0",
+            Series(),
+            {},
+            lambda: script,
+            deadline_s=time.monotonic() + WAIT_S,
+        )
+        held = HolderInventory(f"process/{process}", process, "", (), ())
+        heard: list[Any] = [rounds.hold(rounds.report(held, wants_host_state=False))]
+        heard += [rounds.hold(Row(status if process else Status())) for status in statuses]
+        return heard
+
+    return everywhere(2, restore)
+
+
+def test_answer_to_reports_has_the_part_of_each_process() -> None:
+    leader = Scripted(FIRST)
+    (first,), (second,) = run(leader)
+    assert (first.copies, second.copies) == ({0: Copies(place=0)}, {1: Copies(place=1)})
+    (rows,) = leader.rows
+    assert {p: row.report.inventory.holder for p, row in rows.items() if row.report} == {
+        0: "process/0",
+        1: "process/1",
+    }
+
+
+def test_answer_to_a_failure_is_the_next_choice() -> None:
+    """In the same round: nobody waits once more for the leader's plan."""
+    leader = Scripted(FIRST, FIRST, AllDone("2-b"))
+    heard = run(leader, Status("a copy failed"), Status())
+    assert [type(answer) for answer in heard[0]] == [RestorePlan, RestorePlan, AllDone]
+    assert heard[1][2] == AllDone("2-b")
+    assert [rows[1].status.error for rows in leader.rows] == ["", "a copy failed", ""]
+    assert leader.rows[1][1].report is None
+
+
+def test_end_of_a_restore_is_an_error_on_all() -> None:
+    first, second = run(Scripted(Failed("it is silent", "holder", "step 8")))
+    assert isinstance(first, HolderUnreachable)
+    assert isinstance(second, HolderUnreachable)
+    assert (first.target, first.problem) == (second.target, second.problem)
+
+
+def test_fault_of_the_leader_is_raised_as_it_was_there() -> None:
+    fault = RestoreFailed("restore", "step 8", "a fault of the leader")
+    first, second = run(Scripted(fault))
+    assert first is fault
+    assert isinstance(second, RestoreFailed)
+    assert "a fault of the leader" in str(second)
