@@ -64,9 +64,9 @@ all try again."""
 class Status(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The outcome of one process's part of an answer.
 
-    ``unusable`` names copies that failed; without these the leader chooses anew, as it does when
-    the ``kind`` is "no_room". Any other ``error`` with nothing unusable ends the restore on all
-    processes.
+    ``unusable`` names copies that failed. The leader leaves these copies out and chooses anew, and
+    also does so when the ``kind`` is "no_room". Any other ``error`` with nothing unusable ends the
+    restore on all processes.
     """
 
     error: str = ""

@@ -185,7 +185,6 @@ class ShardCollection:
         self.held = HeldShards()
         self._readings = ExitStack()
         self._readers: dict[str, Callable[[int], npt.NDArray[np.uint8]]] = {}
-        self._fetched: dict[str, Contents] = {}
         self._progress = calls.progress
         self._arrivals = Arrivals(calls.progress)
 
@@ -237,7 +236,7 @@ class ShardCollection:
 
         def contents_of(digest: str, holders: Sequence[str]) -> Contents:
             if digest not in contents:
-                contents[digest] = self._contents_from(digest, holders, copies.addresses)
+                contents[digest] = self._fetcher.contents_from(digest, holders, copies.addresses)
                 self.held.know(contents[digest].leaves)
             return contents[digest]
 
@@ -258,14 +257,6 @@ class ShardCollection:
             self._locate(group.digest, group.shards)
         if used:
             self._fetch_into_scratch(used, contents, copies.addresses)
-
-    def _contents_from(
-        self, digest: str, holders: Sequence[str], addresses: Mapping[str, str]
-    ) -> Contents:
-        if digest not in self._fetched:
-            found = self._fetcher.contents_from(digest, holders, addresses)
-            self._fetched[digest] = found
-        return self._fetched[digest]
 
     def _divide(
         self, groups: Sequence[FetchGroup], contents: Mapping[str, Contents]
