@@ -1,9 +1,9 @@
 """The two ways in which processes agree: a round, and a cell that is set once.
 
 In a round each member says one value, and the leader answers. Only the leader reads what is said,
-so a round of n members takes 2 n calls of the service and a few more. Short answers that differ lie
-eight to a key: the leader sets one key after the other, while the members read at the same time. In
-a cell whoever comes first sets the value, and that one counts for all.
+so a round of n members takes 2 n calls of the service and a few more. An answer that differs is one
+value for each eight members: the leader sets one key after the other, while the members read at the
+same time. In a cell whoever comes first sets the value, and that one counts for all.
 
 Guaranteed: a wait ends when who is waited for has left or died, and at a deadline.
 The leader always answers: when its rule raises, or a member that it needs does not come, ``learn``
@@ -40,7 +40,7 @@ from emergency_ckpt.cluster.coordination import (
     run_and_report,
 )
 from emergency_ckpt.cluster.left_processes import have_left
-from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, ProcessIndex
+from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.errors import (
     CheckpointError,
     CoordinationError,
@@ -51,8 +51,8 @@ from emergency_ckpt.errors import (
 
 Absent = Callable[[Collection[int]], Mapping[int, str]]
 """Returns those of some processes that have left or died, each with a sentence."""
-Answer = bytes | Mapping[int, bytes]
-"""One for all members, or one for each."""
+Answer = bytes | Callable[[Collection[int]], bytes]
+"""One value for all members, or a function that returns the value for some of them together."""
 Rule = Callable[[Mapping[int, bytes], Mapping[int, str]], Answer | None]
 """A pure function of what was said and of who is absent, both by member; None: wait for more."""
 
@@ -62,9 +62,9 @@ if TYPE_CHECKING:
 _TOLD_LATE_S = 5.0
 """Time that the leader's answer may arrive after the deadline of its wait for the members."""
 _NAMED = 8
-_ANSWERS_IN_A_KEY = 8
+_MEMBERS_OF_A_KEY = 8
 _JOINED_BYTES = 64 << 10
-"""Answers that are longer together have a key each: every member reads all that lie in its key."""
+"""Where the value of a key is longer, each of its members gets a key with a value for it alone."""
 _VALUE, _APART, _ERROR = b"=", b">", b"!"
 _FIRST_INSPECTION_S = 1.0
 _LONGEST_SLICE_S = 8.0
@@ -239,7 +239,7 @@ class Round:
         leader: int = 0,
         absent: Absent | None = None,
         prompt: bool = False,
-        for_each: bool = False,
+        grouped: bool = False,
         series: Series | None = None,
     ) -> None:
         """Make this process's side of a round.
@@ -250,7 +250,7 @@ class Round:
           members: the processes that say something; all of the job by default.
           absent: which processes have left; by default those that announced it or were found dead.
           prompt: as in ``wait_for_key``.
-          for_each: the answer has a value for each member.
+          grouped: the answer may have another value for each eight members; else all have one.
           series: of all members' rounds, whose keys the leader deletes once they are left.
         """
         self._coordinator = coordinator
@@ -260,7 +260,7 @@ class Round:
         self._leader = leader
         self._absent: Absent = absent or (lambda processes: have_left(coordinator, processes))
         self._prompt = prompt
-        self._for_each = for_each
+        self._grouped = grouped
         self._series = series if self._me == leader else None
         if self._series is not None:
             self._series.add(name, f"{name}.told")
@@ -352,21 +352,16 @@ class Round:
         CoordinationError: something else has been told.
         """
         for cell, members in self._cells():
-            if isinstance(answer, Mapping):
-                self._tell_each(cell, {process: answer[process] for process in members})
-            else:
-                self._settle(cell, _VALUE + answer)
+            value = answer if isinstance(answer, bytes) else answer(members)
+            if isinstance(answer, bytes) or len(value) <= _JOINED_BYTES:
+                self._settle(cell, _VALUE + value)
+                continue
+            for process in members:
+                self._settle(self._own_cell(process), answer([process]))
+            self._settle(cell, _APART)  # last: whoever reads it finds its own value
         if self._series is not None:
             self._series.tidy(self._coordinator)
-        return answer[self._leader] if isinstance(answer, Mapping) else answer
-
-    def _tell_each(self, cell: Cell, answers: Mapping[int, bytes]) -> None:
-        if sum(map(len, answers.values())) <= _JOINED_BYTES:
-            self._settle(cell, _VALUE + msgspec.json.encode(answers))
-            return
-        for process, own in answers.items():
-            self._settle(self._own_cell(process), own)
-        self._settle(cell, _APART)  # last: who reads it finds its own
+        return answer if isinstance(answer, bytes) else answer([self._leader])
 
     def _settle(self, cell: Cell, told: bytes) -> None:
         if cell.settle(told) != told:
@@ -414,10 +409,10 @@ class Round:
                 hint="look at its log",
             ) from error
         name = f"{cell.key}, process {self._leader}"
-        if data == _APART and self._for_each:
+        if data == _APART and self._grouped:
             return self._coordinator.get(self._own_cell(self._me).key, deadline_left_s(deadline_s))
         if data[:1] == _VALUE:
-            return self._own(data[1:], name) if self._for_each else data[1:]
+            return data[1:]
         if data[:1] != _ERROR:
             raise CoordinationError("decode", f"message {name!r}", "it is no answer of a leader")
         failed: _Failed = decode_message(data[1:], _Failed, name, limit_bytes=MAX_MESSAGE_BYTES)
@@ -427,12 +422,6 @@ class Round:
             raise PeerLeft("wait for", self._name, failed.text)
         problem = f"process {self._leader} failed: {failed.text}"
         raise CoordinationError("agree on", self._name, problem)
-
-    def _own(self, data: bytes, name: str) -> bytes:
-        answers: dict[int, bytes] = decode_message(data, dict[ProcessIndex, bytes], name)
-        if self._me not in answers:
-            raise CoordinationError("decode", f"message {name!r}", f"none for process {self._me}")
-        return answers[self._me]
 
     def _why_no_leader(self) -> str:
         return self._absent([self._leader]).get(self._leader, "")
@@ -455,8 +444,8 @@ class Round:
 
     def _cell(self, process: int) -> Cell:
         key = f"{self._name}.told"
-        if self._for_each:
-            key += f"/{process // _ANSWERS_IN_A_KEY}"
+        if self._grouped:
+            key += f"/{process // _MEMBERS_OF_A_KEY}"
         return Cell(self._coordinator, key)
 
     def _own_cell(self, process: int) -> Cell:
@@ -465,11 +454,11 @@ class Round:
     def _cells(self) -> list[tuple[Cell, list[int]]]:
         """Return the cells of the answer, each with the members that read it: one, or several."""
         others = sorted(self._members - {self._leader})
-        if not self._for_each:
+        if not self._grouped:
             return [(self._cell(self._leader), others)]
         return [
             (self._cell(some[0]), some)
-            for _, group in itertools.groupby(others, lambda process: process // _ANSWERS_IN_A_KEY)
+            for _, group in itertools.groupby(others, lambda process: process // _MEMBERS_OF_A_KEY)
             for some in [list(group)]
         ]
 

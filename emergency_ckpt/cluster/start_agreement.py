@@ -21,7 +21,7 @@ from emergency_ckpt.cluster.coordination import (
     decode_message,
     joined_errors,
 )
-from emergency_ckpt.cluster.round import Round, nobody
+from emergency_ckpt.cluster.round import Answer, Round, nobody
 from emergency_ckpt.core.address import outside_hosts
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.wording import processes_text
@@ -118,7 +118,7 @@ def _round(coordinator: Coordinator, name: str, timeout_s: float) -> Round:
     return Round(coordinator, name, timeout_s, absent=nobody, prompt=True)
 
 
-def _answer(held: Round, said: Mapping[int, bytes]) -> bytes | None:
+def _answer(held: Round, said: Mapping[int, bytes]) -> Answer | None:
     """The rule: an error at once, before the last one has come; else what all hellos give."""
     hellos = decode_each(said, _Hello, "settings", lambda text: _Hello("", text))
     errors = joined_errors({p: hello.problem for p, hello in hellos.items()})
@@ -130,9 +130,7 @@ def _answer(held: Round, said: Mapping[int, bytes]) -> bytes | None:
     else:
         outside = outside_hosts(hello.host for hello in hellos.values() if hello.host)
         decision = _Decision(start=secrets.token_hex(8), outside=outside)
-    answer = held.when_all(lambda _: msgspec.json.encode(decision))(said, {})
-    assert not isinstance(answer, Mapping), "one for all"
-    return answer
+    return held.when_all(lambda _: msgspec.json.encode(decision))(said, {})
 
 
 def _differences(said: Mapping[int, bytes]) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 from absl import logging
@@ -11,7 +11,7 @@ from emergency_ckpt.background import run_in_thread
 from emergency_ckpt.cluster.shard_source import holder_name
 from emergency_ckpt.config import HostStateRemap
 from emergency_ckpt.core.restore.inventory import Quarantined
-from emergency_ckpt.core.restore.plan_types import Copies, HostStateFetch
+from emergency_ckpt.core.restore.plan_types import HostStateFetch
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -34,7 +34,8 @@ def fetch_documents(
     client: TransferClient,
     calls: HolderCalls,
     room: RestoreRoom,
-    copies: Copies,
+    fetches: Sequence[HostStateFetch],
+    addresses: Mapping[str, str],
     save: SaveId,
     count: int,
     me: str,
@@ -53,7 +54,7 @@ def fetch_documents(
             if source == me:
                 data = tier.host_state_bytes(save, wanted.owner, count)
             else:
-                address = copies.addresses[source]
+                address = addresses[source]
                 data = client.fetch_host_state(address, save, wanted.owner, count)
             if data is None:
                 raise NotHeld("read", name, "not here any more")
@@ -75,7 +76,7 @@ def fetch_documents(
             room.publish_host_state(save, wanted.owner, count, data)
         return document
 
-    return [fetch(wanted) for wanted in copies.host_states]
+    return [fetch(wanted) for wanted in fetches]
 
 
 class HostStateRestore:

@@ -267,6 +267,7 @@ class Restore:
             retained=self._request.retained,
             calls=self._calls,
             room=self._room,
+            addresses=plan.addresses,
             expendable=passed_over(save, plan.rejected) - {save},
         )
         with self._phase("shards"):
@@ -315,7 +316,15 @@ class Restore:
         """Fetch and apply the host state; return all that this process has of the step."""
         parts, count = self._parts, plan.host_state_count or 0
         documents = fetch_documents(
-            parts.tier, parts.client, self._calls, self._room, copies, save, count, me
+            parts.tier,
+            parts.client,
+            self._calls,
+            self._room,
+            copies.host_states,
+            plan.addresses,
+            save,
+            count,
+            me,
         )
         self._host_state.apply(save, documents)
         return dataclasses.replace(

@@ -229,7 +229,7 @@ class RestoreRounds:
             deadline_left_s(self._deadline_s),
             absent=self._absent,
             prompt=True,
-            for_each=True,
+            grouped=True,
             series=self._series,
         )
         held.say(msgspec.json.encode(row))
@@ -240,13 +240,13 @@ class RestoreRounds:
             return decode_message(data, Answer, f"{name}, the answer of process 0")
         answers: list[Answer] = []
 
-        def answer_each(said: Mapping[int, bytes]) -> dict[int, bytes]:
+        def answer_all(said: Mapping[int, bytes]) -> Callable[[Collection[int]], bytes]:
             answers.append(answer := self._answer(said, ask))
-            return {process: msgspec.json.encode(_share(answer, process)) for process in said}
+            return lambda processes: msgspec.json.encode(_share(answer, processes))
 
-        held.decide(held.when_all(answer_each))
+        held.decide(held.when_all(answer_all))
         self._held += 1
-        return _share(answers[0], me)
+        return answers[0]
 
     def _absent(self, processes: Collection[int]) -> Mapping[int, str]:
         gone = have_left(self._coordinator, processes)
@@ -321,6 +321,6 @@ def _typed(error: Exception) -> CheckpointError:
     return failure
 
 
-def _share(answer: Answer, process: int) -> Answer:
-    """Return the part of ``answer`` that is sent to a process."""
-    return answer.share_of(process) if isinstance(answer, RestorePlan | LoadPlan) else answer
+def _share(answer: Answer, processes: Collection[int]) -> Answer:
+    """Return the part of ``answer`` that is sent to some processes."""
+    return answer.share_of(processes) if isinstance(answer, RestorePlan | LoadPlan) else answer

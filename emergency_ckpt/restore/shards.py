@@ -167,15 +167,17 @@ class ShardCollection:
         retained: RetainedShards | None,
         calls: HolderCalls,
         room: RestoreRoom,
+        addresses: Mapping[str, str],
         expendable: Collection[SaveId] = (),
     ) -> None:
         """``targets``: what this process needs. ``expendable``: as in ``RestoreRoom``.
 
+        ``addresses``: of the holders, by name.
         ``retained``: what stays in this process's RAM; None: all that it needs.
         """
         self._tier = tier
         self._room = room
-        self._fetcher = ShardFetcher(client, events, calls, save=save)
+        self._fetcher = ShardFetcher(client, events, calls, addresses, save=save)
         self._save = save
         self._me = me
         self._targets = targets
@@ -236,7 +238,7 @@ class ShardCollection:
 
         def contents_of(digest: str, holders: Sequence[str]) -> Contents:
             if digest not in contents:
-                contents[digest] = self._fetcher.contents_from(digest, holders, copies.addresses)
+                contents[digest] = self._fetcher.contents_from(digest, holders)
                 self.held.know(contents[digest].leaves)
             return contents[digest]
 
@@ -249,14 +251,14 @@ class ShardCollection:
         if kept:
             # What is kept goes into one slot, so that the old ones are free.
             own_kept, own_used = self._divide(own, contents)
-            if self._gather_into_slot(own_kept, kept, contents, copies.addresses):
+            if self._gather_into_slot(own_kept, kept, contents):
                 own = own_used
             else:
                 used = [*kept, *used]
         for group in own:
             self._locate(group.digest, group.shards)
         if used:
-            self._fetch_into_scratch(used, contents, copies.addresses)
+            self._fetch_into_scratch(used, contents)
 
     def _divide(
         self, groups: Sequence[FetchGroup], contents: Mapping[str, Contents]
@@ -327,7 +329,6 @@ class ShardCollection:
         own: Sequence[FetchGroup],
         groups: Sequence[FetchGroup],
         contents: Mapping[str, Contents],
-        addresses: Mapping[str, str],
     ) -> bool:
         """Copy and fetch all that is kept into one free slot and publish it there.
 
@@ -353,7 +354,7 @@ class ShardCollection:
 
         try:
             into = writer.mapping
-            crcs = self._fetcher.fetch_all(groups, contents, addresses, places, into, put)
+            crcs = self._fetcher.fetch_all(groups, contents, places, into, put)
             crcs.update(self._copy_own(own, contents, places, writer, put))
             built = build_contents(
                 self._save, leaves, layout, [crcs[placed.shard] for placed in layout.shards]
@@ -366,10 +367,7 @@ class ShardCollection:
         return True
 
     def _fetch_into_scratch(
-        self,
-        groups: Sequence[FetchGroup],
-        contents: Mapping[str, Contents],
-        addresses: Mapping[str, str],
+        self, groups: Sequence[FetchGroup], contents: Mapping[str, Contents]
     ) -> None:
         """Fetch shards that this process does not keep into plain memory."""
         leaves = next(iter(contents.values())).leaves
@@ -381,7 +379,7 @@ class ShardCollection:
         def put(shard: ShardId) -> bool:
             return self._put(shard, partial(scratch.view, places[shard], sizes[shard]))
 
-        self._fetcher.fetch_all(groups, contents, addresses, places, scratch.mapping, put)
+        self._fetcher.fetch_all(groups, contents, places, scratch.mapping, put)
 
     def _put(self, shard: ShardId, view: _View) -> bool:
         """The shard can be used; False when that was known already. From several threads."""
@@ -468,9 +466,17 @@ class ShardFetcher:
     """
 
     def __init__(
-        self, client: TransferClient, events: EventSink, calls: HolderCalls, *, save: SaveId
+        self,
+        client: TransferClient,
+        events: EventSink,
+        calls: HolderCalls,
+        addresses: Mapping[str, str],
+        *,
+        save: SaveId,
     ) -> None:
+        """``addresses``: of the holders, by name."""
         self._client = client
+        self._addresses = addresses
         self._events = events
         self._save = save
         self._calls = calls
@@ -490,9 +496,7 @@ class ShardFetcher:
             detail=detail,
         )
 
-    def contents_from(
-        self, digest: str, holders: Sequence[str], addresses: Mapping[str, str]
-    ) -> Contents:
+    def contents_from(self, digest: str, holders: Sequence[str]) -> Contents:
         """Return a manifest, from the first holder that gives it.
 
         CopiesFailed when none has it, HolderUnreachable.
@@ -500,7 +504,7 @@ class ShardFetcher:
         found = self._calls.first(
             f"manifest {digest[:12]} of step {self._save.step}",
             holders,
-            lambda holder: fetch_contents(self._client, addresses[holder], digest),
+            lambda holder: fetch_contents(self._client, self._addresses[holder], digest),
             lambda holder, error: self.mark_failed(Quarantined(holder, digest), None, str(error)),
         )
         if found is None:
@@ -511,7 +515,6 @@ class ShardFetcher:
         self,
         groups: Sequence[FetchGroup],
         contents: Mapping[str, Contents],
-        addresses: Mapping[str, str],
         places: Mapping[ShardId, int],
         into: _native.Mapping,
         arrived: Callable[[ShardId], object],
@@ -529,7 +532,7 @@ class ShardFetcher:
         crcs: dict[ShardId, int] = {}
 
         def fetch(group: FetchGroup) -> None:
-            self._fetch_group(group, contents[group.digest], addresses, places, into, arrived, crcs)
+            self._fetch_group(group, contents[group.digest], places, into, arrived, crcs)
 
         with ThreadPoolExecutor(_MAX_SOURCES_AT_ONCE, "eckpt-fetch") as pool:
             for _ in pool.map(fetch, groups):
@@ -540,7 +543,6 @@ class ShardFetcher:
         self,
         group: FetchGroup,
         contents: Contents,
-        addresses: Mapping[str, str],
         places: Mapping[ShardId, int],
         into: _native.Mapping,
         arrived: Callable[[ShardId], object],
@@ -572,7 +574,7 @@ class ShardFetcher:
             """True, once nothing is missing; None when the rest is damaged there."""
             left = missing()
             received = self._client.fetch_shards(
-                addresses[source],
+                self._addresses[source],
                 group.digest,
                 _targets(left, contents, places),
                 into,

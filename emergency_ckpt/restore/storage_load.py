@@ -87,10 +87,10 @@ class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=Tr
     no_room: str = ""
     timeline: Timeline | None = None
 
-    def share_of(self, process: int) -> LoadPlan:
-        """This plan with the part of one process only: what is sent to that process."""
-        part = self.parts.get(process, LoadPart())
-        return msgspec.structs.replace(self, parts={process: part})
+    def share_of(self, processes: Iterable[int]) -> LoadPlan:
+        """Return this plan with the parts of some processes only, as it is sent to these."""
+        parts = {process: self.parts.get(process, LoadPart()) for process in processes}
+        return msgspec.structs.replace(self, parts=parts)
 
 
 def passed_over(save: SaveId, rejected: Iterable[Rejection]) -> set[SaveId]:

@@ -136,10 +136,10 @@ def round_gives_all_the_leaders_answer(coordinator: Coordinator) -> None:
 
 
 @check
-def round_gives_each_its_own_answer(coordinator: Coordinator) -> None:
-    held = Round(coordinator, "each", LONG_S, prompt=True, for_each=True)
-    rule = held.when_all(lambda said: {p: f"for {p}".encode() for p in said})
-    assert held.hold(b"", rule) == f"for {coordinator.process_index}".encode()
+def round_gives_each_group_its_own_answer(coordinator: Coordinator) -> None:
+    held = Round(coordinator, "each", LONG_S, prompt=True, grouped=True)
+    rule = held.when_all(lambda said: lambda processes: f"for {[*processes]}".encode())
+    assert str(coordinator.process_index) in held.hold(b"", rule).decode()
 
 
 @check

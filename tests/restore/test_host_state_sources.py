@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from emergency_ckpt.core.restore.plan_types import Copies, HostStateFetch
+from emergency_ckpt.core.restore.plan_types import HostStateFetch
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.host_state import fetch_documents
@@ -37,12 +37,11 @@ class Ram:
 
 def fetch(data: bytes, wanted: str) -> list[Any]:
     fetches = (HostStateFetch(0, wanted, ("process/0",)),)
-    copies = Copies(host_states=fetches)
     calls = HolderCalls(EventSink(None, process_index=0), WorkProgress.until(time.monotonic() + 5))
     tier: Any = Ram(data)
     client: Any = None
     room = RestoreRoom(tier, lack="")
-    return fetch_documents(tier, client, calls, room, copies, SAVE, 1, "process/0")
+    return fetch_documents(tier, client, calls, room, fetches, {}, SAVE, 1, "process/0")
 
 
 def test_document_that_the_plan_names_is_taken() -> None:

@@ -61,7 +61,7 @@ def run(leader: Scripted, *statuses: Status) -> list[list[Any]]:
 def test_answer_to_reports_has_the_part_of_each_process() -> None:
     leader = Scripted(FIRST)
     (first,), (second,) = run(leader)
-    assert (first.copies, second.copies) == ({0: Copies(place=0)}, {1: Copies(place=1)})
+    assert (first.copies[0], second.copies[1]) == (Copies(place=0), Copies(place=1))
     (rows,) = leader.rows
     assert {p: row.report.inventory.holder for p, row in rows.items() if row.report} == {
         0: "process/0",

@@ -206,9 +206,9 @@ class Oracle:
             named |= {n for g in part.fetch for n in g.sources}
             named |= {n for s in part.host_states for n in s.sources}
             named.discard(own.get(process, ""))
-            assert part.addresses == {n: self.holders[n].address for n in part.addresses}
-            assert named <= part.addresses.keys()
-            assert own.get(process) not in part.addresses
+            addresses = plan.share_of([process]).addresses
+            assert addresses == {n: self.holders[n].address for n in addresses}
+            assert named <= addresses.keys()
 
     def check_process(self, save: SaveId, process: int, part: Part, own: str | None) -> None:
         given: set[Element] = set()

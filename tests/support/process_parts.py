@@ -30,7 +30,6 @@ class Part(NamedTuple):
     local: tuple[OwnRead, ...]
     fetch: tuple[FetchGroup, ...]
     host_states: tuple[HostStateFetch, ...]
-    addresses: dict[str, str]
 
 
 def parts_of(
@@ -50,7 +49,7 @@ def _part_of(copies: Copies, inventory: Inventory, targets: TargetSet, me: str) 
     missing = set(missing_shards(copies, targets, present))
     fetch = fetch_groups(copies, targets, missing, me, lambda digest, _: manifests[digest])
     reads = [OwnRead(g.digest, g.shards, _others(copies, g.digest, me)) for g in own]
-    return Part(tuple(reads), tuple(fetch), copies.host_states, copies.addresses)
+    return Part(tuple(reads), tuple(fetch), copies.host_states)
 
 
 def _others(copies: Copies, digest: str, me: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 from memory_holdings import MemoryHoldings, anonymous_mapping
@@ -126,10 +126,9 @@ def test_shard_that_was_used_is_not_written_again(holdings: MemoryHoldings) -> N
         TransferServer(holdings, run_id=RUN_ID, secret=SECRET, on_bytes_sent=sent.append) as second,
         TransferClient(run_id=RUN_ID, secret=SECRET, connect_timeout_s=1, streams=1) as client,
     ):
-        fetcher = fetcher_of(client)
-        addresses = {"first": first, "second": second.address}
+        fetcher = fetcher_of(client, {"first": first, "second": second.address})
         group = FetchGroup(digest, (0, 1, 2), ("first", "second"))
-        crcs = fetcher.fetch_all([group], {digest: contents}, addresses, places, into, use)
+        crcs = fetcher.fetch_all([group], {digest: contents}, places, into, use)
     assert arrived == list(places)
     assert crcs == {contents.shard_id(i): contents.shards[i].crc32c for i in range(3)}
     assert sum(sent) == 8 * MIB
@@ -146,13 +145,12 @@ def test_damaged_shard_is_not_told(
     holdings.corrupt(digest, 1)
     contents = contents_of(holdings, digest)
     arrived: list[ShardId] = []
-    fetcher = fetcher_of(client)
+    fetcher = fetcher_of(client, {"only": server.address})
     places = {contents.shard_id(0): 0, contents.shard_id(1): 128}
     with pytest.raises(CopiesFailed):
         fetcher.fetch_all(
             [FetchGroup(digest, (0, 1), ("only",))],
             {digest: contents},
-            {"only": server.address},
             places,
             anonymous_mapping(4096),
             arrived.append,
@@ -161,11 +159,10 @@ def test_damaged_shard_is_not_told(
     assert [(copy.holder, copy.shard) for copy in fetcher.unusable] == [("only", 1)]
 
 
-def fetcher_of(client: TransferClient) -> ShardFetcher:
+def fetcher_of(client: TransferClient, addresses: Mapping[str, str]) -> ShardFetcher:
     sink = EventSink(None, process_index=0)
-    return ShardFetcher(
-        client, sink, HolderCalls(sink, WorkProgress.until(time.monotonic() + 60)), save=SAVE
-    )
+    calls = HolderCalls(sink, WorkProgress.until(time.monotonic() + 60))
+    return ShardFetcher(client, sink, calls, addresses, save=SAVE)
 
 
 def contents_of(holdings: MemoryHoldings, digest: str) -> Contents:

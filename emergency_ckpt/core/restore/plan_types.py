@@ -5,6 +5,7 @@ As in ``types``, values that occur in large numbers are exempt from garbage coll
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -103,14 +104,18 @@ class Copies(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
       place: where the process begins in each list of sources and holders.
       host_states: the process's own one; those of all former processes when a remap is due;
         none when none is needed or all are empty, and none for the persistent tier.
-      addresses: ``"host:port"`` of each holder named above except the process itself.
     """
 
     bundles: tuple[Bundle, ...] = ()
     own: tuple[OwnManifest, ...] = ()
     place: int = 0
     host_states: tuple[HostStateFetch, ...] = ()
-    addresses: dict[str, str] = {}
+
+    @property
+    def holders(self) -> set[str]:
+        """Return the names of all holders of the copies."""
+        manifests = [source.holders for bundle in self.bundles for source in bundle.sources]
+        return set().union(*manifests, *(state.sources for state in self.host_states))
 
 
 class Rejection(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -131,6 +136,7 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
 
     Attributes:
       save: identity of the save; None for the persistent tier.
+      addresses: ``"host:port"`` of each holder, by name.
       rejected: newer saves, newest first.
       host_state_count: number of processes at the save, by its host states; None when host states
         were not asked for or the save has none.
@@ -144,6 +150,7 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
     step: int
     save: SaveId | None
     copies: dict[ProcessIndex, Copies]
+    addresses: dict[str, str] = {}
     rejected: tuple[Rejection, ...] = ()
     host_state_count: int | None = None
     notes: tuple[str, ...] = ()
@@ -151,10 +158,12 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
     lives: int = 0
     is_loaded: bool = False
 
-    def share_of(self, process: int) -> RestorePlan:
-        """Return this plan with the part of one process only, as it is sent to that process."""
-        copies = self.copies.get(process, Copies())
-        return msgspec.structs.replace(self, copies={process: copies})
+    def share_of(self, processes: Iterable[int]) -> RestorePlan:
+        """Return this plan with the parts of some processes only, as it is sent to these."""
+        copies = {process: self.copies.get(process, Copies()) for process in processes}
+        names = sorted(set[str]().union(*(part.holders for part in copies.values())))
+        addresses = {name: self.addresses[name] for name in names}
+        return msgspec.structs.replace(self, copies=copies, addresses=addresses)
 
 
 class NoPlan(msgspec.Struct, frozen=True, tag="no_plan", forbid_unknown_fields=True):

@@ -33,7 +33,6 @@ from emergency_ckpt.core.restore.inventory import (
 from emergency_ckpt.core.restore.leaves import compare_leaves
 from emergency_ckpt.core.restore.plan_types import (
     MAX_REJECTIONS,
-    Bundle,
     Copies,
     HostStateFetch,
     NoPlan,
@@ -324,33 +323,21 @@ def _plan(
     if strangers and states is not None and not states.all_empty:
         return f"no host state belongs to process {few(strangers)}"
     hand_out = HostStateAssignment(usable, states, remap=remap)
-    named: dict[int, set[str]] = {}  # by the bundles, which processes with equal needs share
-    copies: dict[int, Copies] = {}
-    for process, (bundles, place) in located.items():
-        own, host_states = usable.own.get(process, ""), hand_out.of(process)
-        if id(bundles) not in named:
-            named[id(bundles)] = _named(bundles)
-        names = named[id(bundles)].union(*(state.sources for state in host_states)) - {own}
-        copies[process] = Copies(
-            bundles=bundles,
-            own=tensors.own_manifests(own),
-            place=place,
-            host_states=host_states,
-            addresses={name: usable.holders[name].address for name in sorted(names)},
+    copies = {
+        process: Copies(
+            bundles, tensors.own_manifests(usable.own.get(process, "")), place, hand_out.of(process)
         )
+        for process, (bundles, place) in located.items()
+    }
     return RestorePlan(
         tier=LOCAL,
         step=part.save.step,
         save=part.save,
         copies=copies,
+        addresses={name: holder.address for name, holder in usable.holders.items()},
         host_state_count=None if states is None else states.count,
         notes=() if states is None else states.notes,
     )
-
-
-def _named(bundles: Iterable[Bundle]) -> set[str]:
-    """Return every holder that is named in ``bundles``."""
-    return {holder for bundle in bundles for source in bundle.sources for holder in source.holders}
 
 
 def _nothing_left(

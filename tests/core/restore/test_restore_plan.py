@@ -49,10 +49,19 @@ def test_answer_to_a_process_with_its_own_copy_is_tiny() -> None:
     world.save(40, "a", complete=True)
     plan = planned(world)
     assert len(msgspec.json.encode(plan.copies[3])) < 512
-    share = plan.share_of(3)
+    share = plan.share_of([3])
     assert set(share.copies) == {3}
     assert len(msgspec.json.encode(share)) < 1024
     assert msgspec.json.decode(msgspec.json.encode(share), type=RestorePlan | NoPlan) == share
+
+
+def test_answer_to_eight_processes_does_not_grow_with_the_job() -> None:
+    """It names at most eight holders of a manifest, and the address of each once."""
+    shares = [planned(saved(slices=slices)).share_of(range(8)) for slices in (64, 256)]
+    small, large = (msgspec.json.encode(share) for share in shares)
+    assert len(large) < 1.1 * len(small)
+    for address in shares[1].addresses.values():
+        assert large.count(f'"{address}"'.encode()) == 1
 
 
 def test_two_holders_of_one_name_are_both_ignored_with_a_note() -> None:

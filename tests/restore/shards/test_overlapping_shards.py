@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -115,13 +115,14 @@ def restored(found: list[Host], targets: Sequence[Box]) -> dict[Box, np.ndarray]
     )
     if not isinstance(plan, RestorePlan):
         return None
-    return collected(found[0], plan.copies[0], wanted)
+    return collected(found[0], plan.copies[0], wanted, plan.addresses)
 
 
 def collected(
     host: Host,
     copies: Copies,
     wanted: Sequence[ShardId],
+    addresses: Mapping[str, str],
     targets: Sequence[ShardId] | None = None,
 ) -> dict[Box, np.ndarray]:
     """Bring ``targets`` together, or all that is wanted; return the bytes of what is wanted."""
@@ -137,6 +138,7 @@ def collected(
             retained=None,
             calls=HolderCalls(sink, WorkProgress.until(time.monotonic() + 60)),
             room=RestoreRoom(host.tier, lack=""),
+            addresses=addresses,
         )
         with shards.collecting(copies) as arrivals:
             for _ in arrivals:
@@ -214,8 +216,9 @@ def test_bytes_of_what_boxes_do_not_cover_is_refused() -> None:
             needs_host_state=False,
         )
         assert isinstance(plan, RestorePlan)
+        wanted = [ShardId("w", ((0, 6), (0, 4)))]
         with pytest.raises(RestoreFailed, match=r"\[0:6, 3:4\] is held nowhere \(6 elements\)"):
-            collected(host, plan.copies[0], [ShardId("w", ((0, 6), (0, 4)))], targets)
+            collected(host, plan.copies[0], wanted, plan.addresses, targets)
 
 
 def _contents(host: Host, digest: str) -> Contents:

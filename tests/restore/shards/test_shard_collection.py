@@ -63,14 +63,13 @@ def _fetching(
             retained=None,
             calls=HolderCalls(sink, WorkProgress.until(time.monotonic() + 30)),
             room=RestoreRoom(tier, lack=""),
+            addresses={"server": server.address},
         )
-        yield shards, _held_by(digest, {"server": server.address})
+        yield shards, _held_by(digest, "server")
 
 
-def _held_by(digest: str, addresses: dict[str, str]) -> Copies:
-    return Copies(
-        (Bundle(None, (), (ManifestHolders(digest, tuple(addresses)),)),), addresses=addresses
-    )
+def _held_by(digest: str, *holders: str) -> Copies:
+    return Copies((Bundle(None, (), (ManifestHolders(digest, holders),)),))
 
 
 def _targets(holdings: MemoryHoldings, digest: str) -> tuple[ShardId, ...]:
@@ -183,8 +182,9 @@ def _fetch_from(
             retained=None,
             calls=HolderCalls(sink, WorkProgress.until(time.monotonic() + deadline_s)),
             room=RestoreRoom(tier, lack=""),
+            addresses=addresses,
         )
-        with shards.collecting(_held_by(digest, addresses)) as arrivals:
+        with shards.collecting(_held_by(digest, *addresses)) as arrivals:
             assert sum(len(arrived) for arrived in arrivals) == 8
 
 

@@ -60,7 +60,7 @@ class Restored:
         ) as client:
             sink = EventSink(self.events.append, process_index=0)
             calls = HolderCalls(sink, WorkProgress.until(time.monotonic() + self.deadline_s))
-            self.fetcher = ShardFetcher(client, sink, calls, save=SAVE)
+            self.fetcher = ShardFetcher(client, sink, calls, addresses, save=SAVE)
             share = SHARDS // len(sources)
             groups = [
                 FetchGroup(self.digest, tuple(range(share * n, share * (n + 1))), names)
@@ -69,7 +69,6 @@ class Restored:
             crcs = self.fetcher.fetch_all(
                 groups,
                 {self.digest: self.contents},
-                addresses,
                 self.places,
                 self.into,
                 self.arrived.append,
