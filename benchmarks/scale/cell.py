@@ -215,7 +215,7 @@ def leader_of(shape: Shape, peers: Peers) -> TimedLeader:
     """Return the leader of a restore of the job's newest step, which asks ``peers``."""
     events = EventSink(None, process_index=0)
     parts: Any = SimpleNamespace(
-        tier=peers,
+        holdings=peers,
         client=peers,
         persistent=None,
         events=events,

@@ -9,9 +9,11 @@
 4. ``left_processes`` records the processes that have left, and decides who is absent;
    ``lost_peers`` finds one that died without a word, for a wait inside ``save``.
    ``preemption`` agrees on the step at which all act on a notice.
-5. ``timelines`` decides when a restore is binding, and applies it to the persistent directory,
+5. ``shard_source`` is what a process serves to its peers: its RAM, and in a restore the part of a
+   step that it has read from storage (``loaded_part``).
+6. ``timelines`` decides when a restore is binding, and applies it to the persistent directory,
    on which it holds the run's claim.
-6. ``beats`` tells, in a restore or a save to storage, that a process moves; the others wait for it
+7. ``beats`` tells, in a restore or a save to storage, that a process moves; the others wait for it
    as long as it does.
 
 Rules of their own on top of rounds and cells have the vote (doubt), the agreement on

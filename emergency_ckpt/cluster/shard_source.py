@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 
 from emergency_ckpt._native import Mapping
+from emergency_ckpt.cluster.loaded_part import LoadedPart
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import DeadlineExceeded
 from emergency_ckpt.ram.tier import LocalTier
@@ -86,6 +87,7 @@ class ProcessHoldings:
 
     Attributes:
       name: of this process as a holder.
+      loaded: what the restore under way has read from storage; None without one.
     """
 
     def __init__(self, tier: LocalTier, process_index: int) -> None:
@@ -94,18 +96,39 @@ class ProcessHoldings:
         self.name = holder_name(process_index)
         self.address = ""
         self.inbox = HostStateInbox()
+        self.loaded: LoadedPart | None = None
+
+    def end_loaded(self) -> None:
+        """Serve no more what a restore has read from storage; only its published slot stays."""
+        loaded, self.loaded = self.loaded, None
+        if loaded is not None:
+            loaded.end()
+
+    def _loaded(self, digest: str) -> LoadedPart | None:
+        loaded = self.loaded
+        return None if loaded is None or loaded.digest != digest else loaded
 
     def inventory(self) -> HolderInventory:
-        return self._tier.inventory(self.name, self._process_index, self.address)
+        held = self._tier.inventory(self.name, self._process_index, self.address)
+        return held if self.loaded is None else self.loaded.added_to(held)
+
+    def contents(self, digest: str) -> Contents | None:
+        """Return the contents with a digest, or None when not held."""
+        loaded = self._loaded(digest)
+        return self._tier.contents(digest) if loaded is None else loaded.contents
 
     def contents_bytes(self, digest: str) -> bytes | None:
-        return self._tier.contents_bytes(digest)
+        loaded = self._loaded(digest)
+        return self._tier.contents_bytes(digest) if loaded is None else loaded.encoded
 
     def mapping_for(self, digest: str) -> AbstractContextManager[tuple[Mapping, Contents]]:
-        return self._tier.mapping_for(digest)
+        loaded = self._loaded(digest)
+        return self._tier.mapping_for(digest) if loaded is None else loaded.reading()
 
     def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:
-        return self._tier.host_state_bytes(save, owner, count)
+        loaded = self.loaded
+        data = None if loaded is None else loaded.document(save, owner, count)
+        return self._tier.host_state_bytes(save, owner, count) if data is None else data
 
     def publish_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
         self._tier.publish_host_state(save, owner, count, data)

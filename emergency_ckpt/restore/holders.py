@@ -20,6 +20,7 @@ from functools import partial
 from typing import TypeVar
 
 from emergency_ckpt.cluster.peers import fetch_contents
+from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan
 from emergency_ckpt.errors import (
@@ -30,7 +31,6 @@ from emergency_ckpt.errors import (
     TransferError,
 )
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.pool import each_address
 from emergency_ckpt.types import Contents, SaveId
@@ -187,9 +187,9 @@ class ManifestReads:
     """
 
     def __init__(
-        self, tier: LocalTier, client: TransferClient, calls: HolderCalls, events: EventSink
+        self, own: ProcessHoldings, client: TransferClient, calls: HolderCalls, events: EventSink
     ) -> None:
-        self._tier = tier
+        self._own = own
         self._client = client
         self._calls = calls
         self._events = events
@@ -241,7 +241,7 @@ class ManifestReads:
         self, digest: str, *, attempts: int | None
     ) -> Contents | HolderUnreachable | None:
         """None, with events, when the holders have answered and none gives it."""
-        own = self._tier.contents(digest)
+        own = self._own.contents(digest)
         if own is not None:
             return own
         holders = self._holders[digest]

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from absl import logging
 
 from emergency_ckpt.background import run_in_thread
-from emergency_ckpt.cluster.shard_source import holder_name
+from emergency_ckpt.cluster.shard_source import ProcessHoldings, holder_name
 from emergency_ckpt.config import HostStateRemap
 from emergency_ckpt.core.restore.inventory import Quarantined
 from emergency_ckpt.core.restore.plan_types import HostStateFetch
@@ -18,7 +18,6 @@ from emergency_ckpt.errors import (
     HostStateError,
     NotHeld,
 )
-from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.request import RestoreParts
 from emergency_ckpt.restore.room import RestoreRoom
@@ -30,7 +29,7 @@ from emergency_ckpt.types import SaveId
 
 
 def fetch_documents(
-    tier: LocalTier,
+    holdings: ProcessHoldings,
     client: TransferClient,
     calls: HolderCalls,
     room: RestoreRoom,
@@ -52,7 +51,7 @@ def fetch_documents(
 
         def ask(source: str) -> tuple[str, bytes, host_states.HostStateDocument]:
             if source == me:
-                data = tier.host_state_bytes(save, wanted.owner, count)
+                data = holdings.host_state_bytes(save, wanted.owner, count)
             else:
                 address = addresses[source]
                 data = client.fetch_host_state(address, save, wanted.owner, count)
@@ -108,7 +107,7 @@ class HostStateRestore:
         """Push this process's document of ``save``, and move the value to where it was then."""
         parts = self._parts
         # The step is complete, whatever becomes of this attempt: a copy of it does no harm.
-        data = parts.tier.host_state_bytes(save, *parts.process)
+        data = parts.holdings.host_state_bytes(save, *parts.process)
         if data is not None and self._buddies:
             self._pushed = run_in_thread("eckpt-push", lambda: self._push(save, data))
         if self._value is not None:

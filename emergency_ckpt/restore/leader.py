@@ -51,7 +51,6 @@ from emergency_ckpt.restore.holders import (
     passed_over_unread,
 )
 from emergency_ckpt.restore.request import CompleteSteps, RestoreParts, RestoreRequest
-from emergency_ckpt.restore.room import lack_in
 from emergency_ckpt.restore.rounds import (
     AllDone,
     Answer,
@@ -114,7 +113,7 @@ class RestoreLeader:
         self._limits = limits
         self._end_s = end_s
         self._progress = calls.progress
-        self._manifests = ManifestReads(parts.tier, parts.client, calls, parts.events)
+        self._manifests = ManifestReads(parts.holdings, parts.client, calls, parts.events)
         self._inventory = Inventory((), {})
         self._wants_host_state = False
         self._leaves_out = request.tensors_only  # nothing more is said of it
@@ -131,8 +130,6 @@ class RestoreLeader:
         self._told_divergences: set[Divergence] = set()
         self._inspected_at_once = INSPECTED_AT_ONCE
         self._attempts = 0
-        # Why nothing can be loaded into the RAM of some process.
-        self._no_room = lack_in(parts.config)
         self._last_failure = ""
         self._restored: tuple[RestoredSave, ...] = ()
         self._judged: set[SaveId] = set()
@@ -235,16 +232,12 @@ class RestoreLeader:
         new = found - self._inventory.quarantined
         self._attempts += 1
         text = "; ".join(f"process {p}: {s.error}" for p, s in list(failed.items())[:4])
-        lack_room = [status for status in failed.values() if status.kind == "no_room"]
-        fatal = [s for s in failed.values() if not s.unusable and s.kind != "no_room"]
+        fatal = [status for status in failed.values() if not status.unusable]
         self._last_failure = text
-        if fatal or not (new or lack_room) or self._attempts >= MAX_ATTEMPTS:
+        if fatal or not new or self._attempts >= MAX_ATTEMPTS:
             kinds: set[FailureKind] = {status.kind for status in fatal}
             kind: FailureKind = kinds.pop() if len(kinds) == 1 else "failed"
             return Failed(text, kind, f"step {self._step}")
-        if lack_room and self._load is not None:
-            self._loads[self._load.step] -= 1  # its files are as good as before
-            self._no_room = text[:500]
         if self._persistent is not None and any(each.holder == PERSISTENT for each in new):
             self._has_news(self._persistent)
         self._replace(quarantined=self._inventory.quarantined | new)
@@ -578,8 +571,6 @@ class RestoreLeader:
             self._leaves,
             self._parts.config.run_name,
             wants_host_state=self._wants_host_state,
-            no_room=self._no_room,
-            timeline=self._inventory.timeline if self._no_room else None,
         )
 
     def _has_news(self, tier: PersistentTier) -> bool:

@@ -4,9 +4,8 @@
 2. Choose. The leader chooses the step, and tells all where its copies are (``leader``). All that
    processes tell each other are such rounds (``rounds``): each says how far it is, and all hear
    what comes next.
-3. Load. Where the step is in storage, all load it into RAM (``storage_load``), each byte once over
-   the job, and report again: from here on it is a step in RAM. Where a ramdisk has no room, each
-   process brings its part from storage to its devices, and 4 is left out.
+3. Load. Where the step is in storage, all read it (``storage_load``), each byte once over the job,
+   into the memory that 4 fills, and report again: from here on it is as a step in RAM.
 4. Place. Each process verifies its own shards, chooses among the copies of lost ones and fetches
    them from peers (``shards``), and hands their memory to JAX.
 5. Host state. The documents are fetched, pushed to the buddies, and applied (``host_state``).
@@ -33,7 +32,13 @@ from absl import logging
 from emergency_ckpt.cluster.beats import Beats
 from emergency_ckpt.cluster.coordination import ERROR_LIMIT_CHARS
 from emergency_ckpt.core.restore.inventory import RestoredSave, persistent_unusable
-from emergency_ckpt.core.restore.plan_types import Copies, NoPlan, Rejection, RestorePlan
+from emergency_ckpt.core.restore.plan_types import (
+    Copies,
+    NoPlan,
+    Rejection,
+    RestorePlan,
+    TargetSet,
+)
 from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.core.wording import TIER_WORDS
 from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
@@ -45,7 +50,6 @@ from emergency_ckpt.restore.request import (
     RestoreParts,
     RestoreReport,
     RestoreRequest,
-    Tally,
     no_plan_error,
 )
 from emergency_ckpt.restore.room import RestoreRoom, lack_in
@@ -130,6 +134,7 @@ class Restore:
             with self._beats:
                 return self._run()
         finally:
+            self._parts.holdings.end_loaded()
             # Gone once all have come to the next round, and so left this one's beats behind.
             if self._parts.process[0] == 0:
                 self._parts.series.add(self._beats.name)
@@ -143,10 +148,8 @@ class Restore:
         restored: RestoredState | None = None
         while True:
             match answer:
-                case LoadPlan(no_room=""):
-                    _, answer = self._on_all(answer, self._load)
                 case LoadPlan():
-                    restored, answer = self._on_all(answer, self._restore_stored)
+                    _, answer = self._on_all(answer, self._load)
                 case RestorePlan():
                     restored, answer = self._on_all(answer, self._restore)
                 case NoPlan():
@@ -192,13 +195,14 @@ class Restore:
     # 3: load.
 
     def _load(self, plan: LoadPlan) -> Row:
-        """Load this process's part of a persistent step into RAM; return what RAM has then."""
+        """Read this process's part of a persistent step; return what this process has then."""
         parts, now_s = self._parts, time.monotonic()
         self._tell_plan(plan, PERSISTENT)
         self._loading = plan.step
+        parts.holdings.end_loaded()
         load = self._storage_load(plan)
         with self._phase("load"):
-            load.into_ram()
+            parts.holdings.loaded = load.read()
         self._loaded_bytes += load.nbytes
         parts.events.emit(
             "restore.stage",
@@ -209,32 +213,6 @@ class Restore:
         )
         return self._report()
 
-    def _restore_stored(self, plan: LoadPlan) -> RestoredState:
-        """Bring this process's part from storage onto its devices, and apply its host state."""
-        load, request = self._storage_load(plan), self._request
-        with self._phase("load"):
-            held, documents = load.into_memory()
-            state = materialize(
-                request.tree,
-                request.like,
-                held.bytes_of,
-                stored_dtype=held.dtype_of,
-                write=self._parts.link.write,
-            )
-        with self._phase("host_state"):
-            self._host_state.apply(plan.save, documents)
-        return RestoredState(
-            plan.save,
-            PERSISTENT,
-            state,
-            Tally(persistent=load.nbytes),
-            gathered=None,
-            is_loaded=True,
-            rejected=plan.rejected,
-            timeline=plan.timeline,
-            lack=plan.no_room,
-        )
-
     def _storage_load(self, plan: LoadPlan) -> StorageLoad:
         parts = self._parts
         assert parts.persistent is not None, "only a checkpointer with a directory plans for it"
@@ -244,9 +222,15 @@ class Restore:
             plan,
             me=parts.process[0],
             leaves=[leaf.spec for leaf in self._request.tree.leaves],
+            targets=self._targets(),
+            retained=self._request.retained,
             progress=self._progress,
             room=self._room,
         )
+
+    def _targets(self) -> TargetSet:
+        me, count = self._parts.process
+        return BoxTable(self._request.tree, count).shards_of(me)
 
     # 4: place.
 
@@ -254,7 +238,9 @@ class Restore:
         """Bring this process's part of a step in RAM onto its devices, and apply its host state."""
         assert plan.save is not None, "a persistent step is loaded into RAM first"
         parts, save, me = self._parts, plan.save, self._parts.holdings.name
-        copies = plan.copies.get(parts.process[0], Copies())
+        copies, loaded = plan.copies.get(parts.process[0], Copies()), parts.holdings.loaded
+        if loaded is not None and loaded.contents.save != save:
+            parts.holdings.end_loaded()  # another step is restored
         self._tell_plan(plan, LOCAL)
         parts.tier.protect([held.save for held in parts.tier.held()[0]])
         shards = ShardCollection(
@@ -263,11 +249,12 @@ class Restore:
             parts.events,
             save=save,
             me=me,
-            targets=BoxTable(self._request.tree, parts.process[1]).shards_of(parts.process[0]),
+            targets=self._targets(),
             retained=self._request.retained,
             calls=self._calls,
             room=self._room,
             addresses=plan.addresses,
+            loaded=parts.holdings.loaded,
             expendable=passed_over(save, plan.rejected) - {save},
         )
         with self._phase("shards"):
@@ -316,7 +303,7 @@ class Restore:
         """Fetch and apply the host state; return all that this process has of the step."""
         parts, count = self._parts, plan.host_state_count or 0
         documents = fetch_documents(
-            parts.tier,
+            parts.holdings,
             parts.client,
             self._calls,
             self._room,
@@ -333,7 +320,7 @@ class Restore:
             rejected=plan.rejected,
             timeline=plan.timeline,
             lives=plan.lives,
-            lack=restored.lack or self._room.lack,
+            lack=self._room.lack,
         )
 
     # 6: agree.
@@ -344,8 +331,6 @@ class Restore:
         The result is None unless all are done. Raises what ends the restore, on all.
         """
         result, status = _carry_out(work, plan)
-        if status.kind == "no_room":
-            self._room.note_full(status.error)
         try:
             with self._phase("agree"):
                 answer = self._rounds.hold(result if isinstance(result, Row) else Row(status))

@@ -26,7 +26,6 @@ from emergency_ckpt.errors import (
     CheckpointError,
     HolderUnreachable,
     PersistentTierError,
-    RamdiskFull,
     RestoreFailed,
     StorageUnreachable,
 )
@@ -55,18 +54,16 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     restored: tuple[RestoredSave, ...] = ()
 
 
-FailureKind = Literal["failed", "holder", "storage", "no_room"]
+FailureKind = Literal["failed", "holder", "storage"]
 """Cause that ends a restore: a fault; a holder of copies in RAM, or storage, could not be reached.
-The last one ends none: the process that found no room in its ramdisk uses memory from then on, and
-all try again."""
+"""
 
 
 class Status(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The outcome of one process's part of an answer.
 
-    ``unusable`` names copies that failed. The leader leaves these copies out and chooses anew, and
-    also does so when the ``kind`` is "no_room". Any other ``error`` with nothing unusable ends the
-    restore on all processes.
+    ``unusable`` names copies that failed. The leader leaves these copies out and chooses anew. An
+    ``error`` with nothing unusable ends the restore on all processes.
     """
 
     error: str = ""
@@ -111,8 +108,6 @@ def failure_kind(error: Exception) -> FailureKind:
             return "holder"
         case PersistentTierError(unreachable=True, retryable=True):
             return "storage"
-        case RamdiskFull():
-            return "no_room"
         case _:
             return "failed"
 
@@ -125,7 +120,7 @@ def failure_of(kind: FailureKind, target: str, problem: str) -> RestoreFailed:
             return HolderUnreachable("restore", target, problem, hint=hint)
         case "storage":
             return StorageUnreachable("restore", target, problem, hint=_UNREACHABLE_HINT)
-        case "failed" | "no_room":
+        case "failed":
             hint = "no process has restored anything"
             return RestoreFailed("restore", target, problem, hint=hint)
 

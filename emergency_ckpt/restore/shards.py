@@ -3,29 +3,41 @@
 1. Own shards are verified where they are (``ShardCollection._verify_own``).
 2. Missing and damaged ones are fetched, each checked as it comes (``ShardFetcher``). The process
    divides them over the holders itself (``core.restore.part``). All that this process keeps goes
-   into one slot; what it does not keep, or has no room for, into memory (``Scratch``). A fetch in
-   which nothing moves for ``transfer_timeout_s`` ends, and another holder is asked for the rest.
+   into one slot; what it does not keep, or has no room for, into memory (``Scratch``). After a read
+   from storage that is the memory in which the part that was read lies already (``LoadedPart``).
+   A fetch in which nothing moves for ``transfer_timeout_s`` ends, and another holder is asked for
+   the rest.
 3. A shard goes to the devices as soon as it is checked (``Arrivals``, ``bytes_of``), from where
    it is. Nobody writes there before the restore is over.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from emergency_ckpt import _native
 from emergency_ckpt.cluster.coordination import deadline_left_s
+from emergency_ckpt.cluster.loaded_part import LoadedPart, Scratch
 from emergency_ckpt.cluster.peers import fetch_contents
 from emergency_ckpt.core.boxes import describe, divide, relative, shape_of, slices, volume
 from emergency_ckpt.core.placement.placement_policies import RetainedShards
@@ -39,7 +51,7 @@ from emergency_ckpt.core.restore.plan_types import Copies, FetchGroup, TargetSet
 from emergency_ckpt.core.shard_layout import Layout, lay_out
 from emergency_ckpt.errors import (
     CheckpointError,
-    LocalTierError,
+    RamdiskFull,
     RestoreFailed,
 )
 from emergency_ckpt.events import EventSink
@@ -168,11 +180,12 @@ class ShardCollection:
         calls: HolderCalls,
         room: RestoreRoom,
         addresses: Mapping[str, str],
+        loaded: LoadedPart | None = None,
         expendable: Collection[SaveId] = (),
     ) -> None:
         """``targets``: what this process needs. ``expendable``: as in ``RestoreRoom``.
 
-        ``addresses``: of the holders, by name.
+        ``addresses``: of the holders, by name. ``loaded``: what was read of the save from storage.
         ``retained``: what stays in this process's RAM; None: all that it needs.
         """
         self._tier = tier
@@ -182,6 +195,7 @@ class ShardCollection:
         self._me = me
         self._targets = targets
         self._retained = retained
+        self._loaded = loaded
         self._expendable = expendable
         self.gathered: str | None = None
         self.held = HeldShards()
@@ -227,8 +241,10 @@ class ShardCollection:
             self._arrivals.end()
 
     def _bring(self, copies: Copies) -> None:
+        if self._loaded is not None:
+            self._readings.enter_context(self._loaded.transfer())
         contents = {own.digest: self._own_contents(own.digest) for own in copies.own}
-        own = own_shards(copies, self._targets, contents)
+        own = own_shards(self._in_order(copies), self._targets, contents)
         for group in own:
             self.held.know(contents[group.digest].leaves)
         present = {contents[g.digest].shard_id(index) for g in own for index in g.shards}
@@ -247,38 +263,52 @@ class ShardCollection:
         if sum(len(group.shards) for group in groups) < len(lost):
             raise CopiesFailed(self._save.step, self._fetcher.unusable)
         self._progress.expect(_size_bytes(groups, contents))
-        kept, used = self._divide(groups, contents)
-        if kept:
-            # What is kept goes into one slot, so that the old ones are free.
-            own_kept, own_used = self._divide(own, contents)
-            if self._gather_into_slot(own_kept, kept, contents):
-                own = own_used
-            else:
-                used = [*kept, *used]
+        self._receive(own, groups, contents)
+
+    def _in_order(self, copies: Copies) -> Copies:
+        """Return copies with what was read before other own ones, until a slot has it too."""
+        loaded = self._loaded
+        if loaded is None:
+            return copies
+        own = sorted(copies.own, key=lambda own: (own.digest == loaded.digest) != loaded.is_open)
+        return msgspec.structs.replace(copies, own=tuple(own))
+
+    def _loaded_as(self, digest: str) -> LoadedPart | None:
+        """Return what was read from storage, if its digest is this one."""
+        loaded = self._loaded
+        return None if loaded is None or loaded.digest != digest else loaded
+
+    def _receive(
+        self,
+        own: Sequence[FetchGroup],
+        groups: Sequence[FetchGroup],
+        contents: Mapping[str, Contents],
+    ) -> None:
+        """Fetch all that is missing to where it is used, beside the intact own shards."""
+        loaded = self._loaded
+        for group in own:
+            if self._loaded_as(group.digest):
+                self._locate(group.digest, group.shards)
+        own = [group for group in own if not self._loaded_as(group.digest)]
+        if loaded is not None and loaded.is_open:
+            places = {placed.shard for placed in loaded.layout.shards}
+            into, used = _divide(groups, contents, places)
+            own_into, own = _divide(own, contents, places)
+            self._complete(loaded, own_into, into, contents)
+        else:
+            into, used = _divide(groups, contents, self._retained)
+            if into:
+                # What is kept goes into one slot, so that the old ones are free.
+                own_into, own_used = _divide(own, contents, self._retained)
+                if self._gather_into_slot(own_into, into, contents):
+                    own = own_used
+                else:
+                    used = [*into, *used]
         for group in own:
             self._locate(group.digest, group.shards)
         if used:
-            self._fetch_into_scratch(used, contents)
-
-    def _divide(
-        self, groups: Sequence[FetchGroup], contents: Mapping[str, Contents]
-    ) -> tuple[list[FetchGroup], list[FetchGroup]]:
-        """Divide groups into shards that are kept in a slot, and shards that are only used."""
-        if self._retained is None:
-            return list(groups), []
-        kept: list[FetchGroup] = []
-        used: list[FetchGroup] = []
-        for group in groups:
-            of = contents[group.digest]
-            for keep, into in ((True, kept), (False, used)):
-                shards = [
-                    shard
-                    for shard in group.shards
-                    if (of.shard_id(shard) in self._retained) == keep
-                ]
-                if shards:
-                    into.append(FetchGroup(group.digest, tuple(shards), group.sources))
-        return kept, used
+            layout = _layout(contents, used)
+            self._fill(Scratch(layout.size_bytes), layout, (), used, contents)
 
     def _verify_own(
         self, groups: Sequence[FetchGroup], contents: Mapping[str, Contents], *, in_place: bool
@@ -292,7 +322,12 @@ class ShardCollection:
         for group in groups:
             of, intact = contents[group.digest], list[int]()
             for batch in _batches(group.shards, of):
-                bad = dict(self._tier.verify(group.digest, batch))
+                loaded = self._loaded_as(group.digest)
+                bad = dict(
+                    self._tier.verify(group.digest, batch)
+                    if loaded is None
+                    else loaded.verify(batch)
+                )
                 self._progress.add(sum(of.shards[shard].nbytes for shard in batch))
                 good = [shard for shard in batch if shard not in bad]
                 intact += good
@@ -308,7 +343,8 @@ class ShardCollection:
         return own, lost
 
     def _own_contents(self, digest: str) -> Contents:
-        contents = self._tier.contents(digest)
+        loaded = self._loaded_as(digest)
+        contents = self._tier.contents(digest) if loaded is None else loaded.contents
         if contents is None:
             raise CopiesFailed(self._save.step, [Quarantined(self._me, digest)])
         return contents
@@ -316,8 +352,10 @@ class ShardCollection:
     def _locate(self, digest: str, shards: Sequence[int]) -> None:
         if not shards:
             return
-        contents = self._own_contents(digest)
-        if digest not in self._readers:
+        contents, loaded = self._own_contents(digest), self._loaded_as(digest)
+        if loaded is not None:
+            self._readers[digest] = loaded.view
+        elif digest not in self._readers:
             self._readers[digest] = self._readings.enter_context(self._tier.reading(digest))
         for shard in shards:
             view = partial(self._readers[digest], shard)
@@ -335,51 +373,82 @@ class ShardCollection:
         So this host holds what it has to hold again, and its old slots are free. False where there
         is no room for a slot; nothing was done then.
         """
-        leaves = next(iter(contents.values())).leaves
-        layout = _layout(leaves, contents, [*own, *groups])
-        places = {placed.shard: placed.offset for placed in layout.shards}
-        sizes = {placed.shard: placed.nbytes for placed in layout.shards}
+        layout = _layout(contents, [*own, *groups])
         writer = self._room.begin_write(
-            self._save,
-            layout,
-            expendable=self._expendable,
-            sources=[self._save],
+            self._save, layout, expendable=self._expendable, sources=[self._save]
         )
         if writer is None:
             return False
-        self._readings.enter_context(writer.mapped.transfer())
-
-        def put(shard: ShardId) -> bool:
-            return self._put(shard, partial(writer.view, places[shard], sizes[shard]))
-
-        try:
-            into = writer.mapping
-            crcs = self._fetcher.fetch_all(groups, contents, places, into, put)
-            crcs.update(self._copy_own(own, contents, places, writer, put))
-            built = build_contents(
-                self._save, leaves, layout, [crcs[placed.shard] for placed in layout.shards]
-            )
-            self.gathered = writer.stage(built)
-            writer.publish()
-        except BaseException:
-            writer.abort()
-            raise
+        with writer:
+            self._readings.enter_context(writer.mapped.transfer())
+            crcs = self._fill(writer, layout, own, groups, contents)
+            self._publish(writer, layout, crcs, next(iter(contents.values())).leaves)
         return True
 
-    def _fetch_into_scratch(
-        self, groups: Sequence[FetchGroup], contents: Mapping[str, Contents]
+    def _complete(
+        self,
+        loaded: LoadedPart,
+        own: Sequence[FetchGroup],
+        groups: Sequence[FetchGroup],
+        contents: Mapping[str, Contents],
     ) -> None:
-        """Fetch shards that this process does not keep into plain memory."""
-        leaves = next(iter(contents.values())).leaves
-        layout = _layout(leaves, contents, groups)
-        places = {placed.shard: placed.offset for placed in layout.shards}
-        sizes = {placed.shard: placed.nbytes for placed in layout.shards}
-        scratch = Scratch(layout.size_bytes)
+        """Copy and fetch the rest beside what was read; publish what stays, if it is in a slot.
+
+        After a failure the part is as it was, and peers fetch from it as before.
+        """
+        of, memory, layout = loaded.contents, loaded.memory, loaded.layout
+        crcs = {of.shard_id(index): entry.crc32c for index, entry in enumerate(of.shards)}
+        crcs.update(self._fill(memory, layout, own, groups, contents))
+        if isinstance(memory, SlotWriter) and not self._room.lack:
+            loaded.is_open = not self._publish(memory, layout, crcs, of.leaves)
+
+    def _fill(
+        self,
+        memory: SlotWriter | Scratch,
+        layout: Layout,
+        own: Sequence[FetchGroup],
+        groups: Sequence[FetchGroup],
+        contents: Mapping[str, Contents],
+    ) -> dict[ShardId, int]:
+        """Fetch into ``memory``, and copy own shards into a slot; return the CRC32Cs of these."""
+        places = {placed.shard: placed for placed in layout.shards}
+        offsets = {placed.shard: placed.offset for placed in layout.shards}
 
         def put(shard: ShardId) -> bool:
-            return self._put(shard, partial(scratch.view, places[shard], sizes[shard]))
+            placed = places[shard]
+            return self._put(shard, partial(memory.view, placed.offset, placed.nbytes))
 
-        self._fetcher.fetch_all(groups, contents, places, scratch.mapping, put)
+        crcs = self._fetcher.fetch_all(groups, contents, offsets, memory.mapping, put)
+        if isinstance(memory, SlotWriter):
+            crcs.update(self._copy_own(own, contents, offsets, memory, put))
+        else:
+            for group in own:
+                self._locate(group.digest, group.shards)
+        return crcs
+
+    def _publish(
+        self,
+        writer: SlotWriter,
+        layout: Layout,
+        crcs: Mapping[ShardId, int],
+        leaves: Sequence[LeafSpec],
+    ) -> bool:
+        """Publish the shards that stay in RAM; return False where the manifest has no room."""
+        stays = [
+            placed
+            for placed in layout.shards
+            if placed.shard in crcs and (self._retained is None or placed.shard in self._retained)
+        ]
+        part = Layout(tuple(stays), layout.size_bytes)
+        built = build_contents(self._save, leaves, part, [crcs[each.shard] for each in stays])
+        try:
+            digest = writer.stage(built)
+            writer.publish()
+        except RamdiskFull as error:
+            self._room.note_full(str(error))
+            return False
+        self.gathered = digest
+        return True
 
     def _put(self, shard: ShardId, view: _View) -> bool:
         """The shard can be used; False when that was known already. From several threads."""
@@ -431,14 +500,31 @@ def _batches(shards: Sequence[int], contents: Contents) -> Generator[list[int]]:
         yield batch
 
 
-def _layout(
-    leaves: Sequence[LeafSpec], contents: Mapping[str, Contents], groups: Iterable[FetchGroup]
-) -> Layout:
+def _divide(
+    groups: Sequence[FetchGroup],
+    contents: Mapping[str, Contents],
+    first: Container[ShardId] | RetainedShards | None,
+) -> tuple[list[FetchGroup], list[FetchGroup]]:
+    """Divide groups into shards that are in ``first``, and the others. None: all are in it."""
+    if first is None:
+        return list(groups), []
+    inside: list[FetchGroup] = []
+    outside: list[FetchGroup] = []
+    for group in groups:
+        of = contents[group.digest]
+        for is_inside, into in ((True, inside), (False, outside)):
+            shards = [index for index in group.shards if (of.shard_id(index) in first) == is_inside]
+            if shards:
+                into.append(FetchGroup(group.digest, tuple(shards), group.sources))
+    return inside, outside
+
+
+def _layout(contents: Mapping[str, Contents], groups: Iterable[FetchGroup]) -> Layout:
     sizes: dict[ShardId, int] = {}
     for group in groups:
         of = contents[group.digest]
         sizes.update((of.shard_id(i), of.shards[i].nbytes) for i in group.shards)
-    return lay_out(leaves, sizes.items())
+    return lay_out(next(iter(contents.values())).leaves, sizes.items())
 
 
 def _size_bytes(groups: Iterable[FetchGroup], contents: Mapping[str, Contents]) -> int:
@@ -619,27 +705,3 @@ def _targets(
 
 def _damage(received: int, expected: int) -> str:
     return f"CRC32C {received:08x} as received, expected {expected:08x}"
-
-
-class Scratch:
-    """Plain memory of this process, as a mapping to receive into. Freed with its last view.
-
-    Raises:
-      LocalTierError: the system gives none.
-    """
-
-    def __init__(self, size_bytes: int) -> None:
-        size_bytes = max(1, size_bytes)
-        try:
-            fd = os.memfd_create("eckpt-fetched", os.MFD_CLOEXEC)
-            try:
-                os.ftruncate(fd, size_bytes)
-                self.mapping = _native.Mapping(fd, size_bytes, writable=True)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise LocalTierError("make", f"{size_bytes} bytes of memory", str(error)) from error
-
-    def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return a read-only uint8 array [nbytes] without a copy; it keeps the memory alive."""
-        return self.mapping.view(offset, nbytes, None)

@@ -1,42 +1,37 @@
-"""A step in storage comes into the RAM of all processes: the leader's plan, and one process's part.
+"""A step in storage comes into the memory of all processes: the leader's plan, and one part.
 
-Each byte leaves storage once, spread over all processes. Each publishes what it reads in its own
-RAM, like a save of its own; the restore that follows is one from RAM and peers.
-
-Where the ramdisk of a process has no room, each process reads all that it needs itself, into plain
-memory, and the step is in no RAM.
+Each byte leaves storage once, spread over all processes. Each process reads its part into a slot
+with room for all that stays in its RAM (``LoadedPart``), or into plain memory where the ramdisk has
+no room. The restore that follows is one from RAM and peers, and fills the rest of that memory.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from emergency_ckpt._native import Mapping as Mapped
+from emergency_ckpt.cluster.loaded_part import LoadedPart, Scratch
+from emergency_ckpt.core.boxes import BoxIndex, intersect, volume
 from emergency_ckpt.core.limits import ProcessIndex
+from emergency_ckpt.core.placement.placement_policies import RetainedShards
 from emergency_ckpt.core.restore.inventory import Inventory, Quarantined
 from emergency_ckpt.core.restore.leaves import PYTHON_NUMBERS
 from emergency_ckpt.core.restore.plan_types import Rejection, RestorePlan, TargetSet
 from emergency_ckpt.core.restore.storage_read import StoredArray, assign_reads
-from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
-from emergency_ckpt.core.timeline import Timeline
-from emergency_ckpt.errors import CorruptData, PersistentTierError, RamdiskFull
+from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
+from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.ram.manifest import build_contents
-from emergency_ckpt.ram.slot_writer import writes_to
+from emergency_ckpt.ram.slot_writer import SlotWriter, writes_to
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.room import RestoreRoom
-from emergency_ckpt.restore.shards import HeldShards, Scratch
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.storage.calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, read_twice
 from emergency_ckpt.storage.tier import PersistentTier, StoredStep
 from emergency_ckpt.types import Box, LeafSpec, OrbaxStep, SaveId, ShardId
 from emergency_ckpt.work_progress import WorkProgress
-
-_T = TypeVar("_T")
 
 
 class StorageRead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -54,26 +49,40 @@ class DocumentRead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 class LoadPart(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The part of one process: reads from storage into RAM, and how their leaves are stored."""
+    """The part of one process: reads from storage, and how their leaves are stored.
+
+    Attributes:
+      pieces: the boxes as read, by any process, of the targets that nobody reads as one box.
+    """
 
     reads: tuple[StorageRead, ...] = ()
     arrays: dict[str, StoredArray] = {}
     documents: tuple[DocumentRead, ...] = ()
+    pieces: tuple[ShardId, ...] = ()
+
+    def needs(self, targets: TargetSet) -> list[ShardId]:
+        """Return the boxes, as read, that the process needs for its ``targets``."""
+        cut: dict[str, list[Box]] = {}
+        for piece in self.pieces:
+            cut.setdefault(piece.leaf, []).append(piece.box)
+        uncut = [
+            target
+            for target in targets
+            if volume(target.box)
+            and all(intersect(target.box, box) is None for box in cut.get(target.leaf, ()))
+        ]
+        return [*uncut, *self.pieces]
 
 
 class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=True):
     """Bring a persistent step into RAM. Each byte is read once over the whole job.
 
-    With ``no_room`` each process reads what it needs, to its devices, and nothing is kept in RAM.
-
     Attributes:
-      save: identity under which it is published in RAM.
+      save: identity that it has in RAM.
       item: directory with its arrays.
       complete: storage holds every chunk, also those of zeros.
       numbers: the stored dtypes of leaves that are Python numbers in the wanted state.
       document_count: number of processes that the host states are of; 0: none are brought.
-      no_room: why the step is not brought into RAM; empty where it is.
-      timeline: as in ``RestorePlan``, with ``no_room``.
     """
 
     step: int
@@ -84,8 +93,6 @@ class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=Tr
     numbers: dict[str, str] = {}
     document_count: int = 0
     rejected: tuple[Rejection, ...] = ()
-    no_room: str = ""
-    timeline: Timeline | None = None
 
     def share_of(self, processes: Iterable[int]) -> LoadPlan:
         """Return this plan with the parts of some processes only, as it is sent to these."""
@@ -111,32 +118,23 @@ def plan_load(
     run_id: str,
     *,
     wants_host_state: bool,
-    no_room: str = "",
-    timeline: Timeline | None = None,
 ) -> LoadPlan:
-    """Return the part of each process in bringing a persistent step into RAM. Deterministic.
-
-    ``no_room``, ``timeline``: as in ``LoadPlan``.
-    """
+    """Return the part of each process in bringing a persistent step into RAM. Deterministic."""
     marker = stored.marker
     digests: Sequence[str] = ("",) * len(targets) if marker is None else marker.digests
-    if no_room and (marker is None or all(marker.empty)):
-        wants_host_state = False  # there is nothing to apply
     saved: dict[str, list[Box]] = {}
     for shard in stored.crcs:
         saved.setdefault(shard.leaf, []).append(shard.box)
-    reads = _all_reads(targets, arrays, saved) if no_room else assign_reads(targets, arrays, saved)
+    reads = assign_reads(targets, arrays, saved)
+    pieces = _pieces(targets, reads)
     parts: dict[int, LoadPart] = {}
     for process, shards in reads.items():
-        owners: Iterable[int] = range(process, len(digests), len(targets))
-        if no_room and len(digests) != len(targets):
-            owners = range(len(digests))  # to be remapped
+        owners = range(process, len(digests), len(targets)) if wants_host_state else ()
         parts[process] = LoadPart(
             reads=tuple(StorageRead(shard, stored.crcs.get(shard)) for shard in shards),
             arrays={leaf: arrays[leaf] for leaf in sorted({shard.leaf for shard in shards})},
-            documents=tuple(DocumentRead(owner, digests[owner]) for owner in owners)
-            if wants_host_state
-            else (),
+            documents=tuple(DocumentRead(owner, digests[owner]) for owner in owners),
+            pieces=pieces[id(targets[process])],
         )
     return LoadPlan(
         step=plan.step,
@@ -147,22 +145,32 @@ def plan_load(
         numbers=_stored_numbers(stored, arrays, leaves),
         document_count=len(digests) if wants_host_state else 0,
         rejected=plan.rejected,
-        no_room=no_room,
-        timeline=timeline,
     )
 
 
-def _all_reads(
-    targets: Mapping[int, TargetSet],
-    arrays: Mapping[str, StoredArray],
-    saved: Mapping[str, Sequence[Box]],
+def _pieces(
+    targets: Mapping[int, TargetSet], reads: Mapping[int, Iterable[ShardId]]
 ) -> dict[int, tuple[ShardId, ...]]:
-    """Return the boxes that each process reads to have all that it needs without its peers."""
-    by_targets: dict[int, tuple[ShardId, ...]] = {}
-    for process, wanted in targets.items():  # equal ones share a tuple
-        if id(wanted) not in by_targets:
-            by_targets[id(wanted)] = assign_reads({process: wanted}, arrays, saved)[process]
-    return {process: by_targets[id(wanted)] for process, wanted in targets.items()}
+    """Return the ``pieces`` of each target set, by its identity: equal ones share a tuple."""
+    boxes: dict[str, set[Box]] = {}
+    for shards in reads.values():
+        for shard in shards:
+            boxes.setdefault(shard.leaf, set()).add(shard.box)
+    indices: dict[str, BoxIndex] = {}
+    pieces: dict[int, tuple[ShardId, ...]] = {}
+    for wanted in targets.values():
+        if id(wanted) in pieces:
+            continue
+        parts: set[ShardId] = set()
+        for shard in wanted:
+            leaf, read = shard.leaf, boxes.get(shard.leaf, set())
+            if shard.box in read or not volume(shard.box):
+                continue
+            if leaf not in indices:
+                indices[leaf] = BoxIndex(read)
+            parts.update(ShardId(leaf, box) for box in indices[leaf].touching(shard.box))
+        pieces[id(wanted)] = tuple(sorted(parts))
+    return pieces
 
 
 def _stored_numbers(
@@ -216,9 +224,12 @@ class StorageLoad:
         *,
         me: int,
         leaves: Sequence[LeafSpec],
+        targets: TargetSet,
+        retained: RetainedShards | None,
         progress: WorkProgress,
         room: RestoreRoom,
     ) -> None:
+        """``targets``, ``retained``: as of ``ShardCollection``."""
         self._tier = tier
         self._room = room
         self._persistent = persistent
@@ -229,39 +240,32 @@ class StorageLoad:
             msgspec.structs.replace(leaf, dtype=plan.numbers.get(leaf.path, leaf.dtype))
             for leaf in leaves
         ]
-        specs = {leaf.path: leaf for leaf in self._leaves}
-        shards = [read.shard for read in self._part.reads]
-        self._sizes = {shard: shard_nbytes(specs[shard.leaf], shard.box) for shard in shards}
+        self._specs = {leaf.path: leaf for leaf in self._leaves}
+        self._targets = targets
+        self._retained = retained
         self._progress = progress
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of tensors that this process reads."""
-        return sum(self._sizes.values())
+        return sum(self._size_bytes(read.shard) for read in self._part.reads)
 
-    def into_ram(self) -> None:
-        """Read and publish.
+    def _size_bytes(self, shard: ShardId) -> int:
+        return shard_nbytes(self._specs[shard.leaf], shard.box)
+
+    def read(self) -> LoadedPart:
+        """Read this process's part; return it. Host states are published where there is room.
 
         Blocks until nothing moves any more: while storage does not answer, it is asked again. An
         answer that breaks off comes again too, but gets further before long.
-        PersistentTierError, CorruptData; RamdiskFull when the ramdisk has no room.
-        """
-        self._until_it_answers(self._publish)
-
-    def into_memory(self) -> tuple[HeldShards, list[host_states.HostStateDocument]]:
-        """Read into plain memory; return what was read. Blocks as ``into_ram``.
-
         PersistentTierError, CorruptData; LocalTierError when the system gives no memory.
         """
-        return self._until_it_answers(self._read_into_memory)
-
-    def _until_it_answers(self, work: Callable[[], _T]) -> _T:
         clock = self._progress.clock
         pause_s, most_bytes, further_s = FIRST_PAUSE_S, 0, clock.now_s()
         self._progress.begin("load", self.nbytes)
         while True:
             try:
-                return work()
+                return self._read_all()
             except PersistentTierError as error:
                 done_bytes = self._progress.work.done_bytes
                 if done_bytes > most_bytes:
@@ -274,48 +278,57 @@ class StorageLoad:
             self._progress.again()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _publish(self) -> None:
+    def _read_all(self) -> LoadedPart:
+        save, documents = self._plan.save, self._documents_without_room()
+        memory, layout = self._memory()
+        try:
+            offsets = {placed.shard: placed.offset for placed in layout.shards}
+            crcs = self._read(offsets, memory.mapping)
+            here = tuple(placed for placed in layout.shards if placed.shard in crcs)
+            in_order = [crcs[placed.shard] for placed in here]
+            part = Layout(here, layout.size_bytes)
+            contents = build_contents(save, self._leaves, part, in_order)
+        except BaseException:
+            if isinstance(memory, SlotWriter):
+                memory.abort()
+            raise
+        # What is here of the save is not complete, and was read once more.
+        self._tier.protect({held.save for held in self._tier.held()[0]} - {save})
+        self._tier.drop(save)
+        return LoadedPart(contents, memory, layout, documents)
+
+    def _memory(self) -> tuple[SlotWriter | Scratch, Layout]:
+        """Return a slot for what this process reads and what stays in its RAM, else memory.
+
+        Memory is for all that this process reads or needs.
+        """
+        reads, needs = {read.shard for read in self._part.reads}, self._part.needs(self._targets)
+        stays = [shard for shard in needs if self._retained is None or shard in self._retained]
+        if stays or (self._me == 0 and not needs):
+            layout = self._lay_out({*reads, *stays})
+            writer = self._room.begin_write(self._plan.save, layout, expendable=self._expendable)
+            if writer is not None:
+                return writer, layout
+        layout = self._lay_out({*reads, *needs})
+        return Scratch(layout.size_bytes), layout
+
+    def _lay_out(self, shards: Iterable[ShardId]) -> Layout:
+        return lay_out(self._leaves, [(shard, self._size_bytes(shard)) for shard in shards])
+
+    def _documents_without_room(self) -> dict[int, bytes]:
+        """Read and publish the host states; return those that the ramdisk has no room for."""
         save, count = self._plan.save, self._plan.document_count
-        for owner, data in self._documents():
+        return {
+            owner: data
+            for owner, data in self._documents()
             if not self._room.publish_host_state(
                 save, owner, count, data, expendable=self._expendable
-            ):
-                raise self._no_room()
-        # Somebody must publish a manifest, also of a state without any bytes.
-        if self._part.reads or self._me == 0:
-            self._publish_tensors()
-
-    def _publish_tensors(self) -> None:
-        plan = self._plan
-        layout = lay_out(self._leaves, list(self._sizes.items()))
-        offsets = {placed.shard: placed.offset for placed in layout.shards}
-        # What is here of the save is not complete, and is read once more.
-        writer = self._room.begin_write(plan.save, layout, expendable=self._expendable)
-        if writer is None:
-            raise self._no_room()
-        with writer:
-            crcs = self._read(offsets, writer.mapping)
-            ordered = [crcs[placed.shard] for placed in layout.shards]
-            digest = writer.stage(build_contents(plan.save, self._leaves, layout, ordered))
-            writer.publish()
-        self._tier.keep_only(plan.save, digest)
-
-    def _read_into_memory(self) -> tuple[HeldShards, list[host_states.HostStateDocument]]:
-        layout = lay_out(self._leaves, list(self._sizes.items()))
-        scratch, held = Scratch(layout.size_bytes), HeldShards()
-        held.know(self._leaves)
-        documents = [host_states.decode(data) for _, data in self._documents()]
-        self._read({placed.shard: placed.offset for placed in layout.shards}, scratch.mapping)
-        for placed in layout.shards:
-            held.put(placed.shard, partial(scratch.view, placed.offset, placed.nbytes))
-        return held, documents
+            )
+        }
 
     @property
     def _expendable(self) -> set[SaveId]:
         return {self._plan.save, *passed_over(self._plan.save, self._plan.rejected)}
-
-    def _no_room(self) -> RamdiskFull:
-        return RamdiskFull("load", f"step {self._plan.step}", self._room.lack)
 
     def _read(self, offsets: Mapping[ShardId, int], into: Mapped) -> dict[ShardId, int]:
         """Read all into mapped memory; return the CRC32C of each shard. CorruptData."""

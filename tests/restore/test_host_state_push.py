@@ -11,6 +11,7 @@ from tiers_support import open_tier
 
 from emergency_ckpt.cluster.coordination import LocalCoordinator
 from emergency_ckpt.cluster.peers import Peers
+from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.errors import CoordinationError
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.restore.host_state import HostStateRestore
@@ -41,7 +42,10 @@ def test_unreachable_buddies_are_each_reported_and_end_nothing(ramdisk: Path) ->
         tier.publish_host_state(SAVE, 0, 3, document)
         sink = EventSink(events.append, process_index=0)
         parts: Any = SimpleNamespace(
-            tier=tier, peers=Peers(coordinator, client), events=sink, process=(0, 3)
+            holdings=ProcessHoldings(tier, 0),
+            peers=Peers(coordinator, client),
+            events=sink,
+            process=(0, 3),
         )
         restored = HostStateRestore(parts, None, [2, 1])
         restored.apply(SAVE, [])

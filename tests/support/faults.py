@@ -16,6 +16,7 @@ import pytest
 from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster import membership
+from emergency_ckpt.cluster.loaded_part import LoadedPart
 from emergency_ckpt.core.boxes import split
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.extras.event_log import log_writer
@@ -129,14 +130,15 @@ def copies_to_slots_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shards_in_ram_look_damaged(monkeypatch: pytest.MonkeyPatch, times: float) -> None:
     """Let the first so many looks at shards in RAM find one that is damaged."""
-    verify = LocalTier.verify
-    looks: list[str] = []
+    looks: list[Sequence[int]] = []
+    for owner in (LocalTier, LoadedPart):
+        verify: Callable[..., list[tuple[int, int]]] = owner.verify
 
-    def find(self: LocalTier, digest: str, shards: Sequence[int]) -> list[tuple[int, int]]:
-        looks.append(digest)
-        return [(shards[0], 1)] if len(looks) <= times else verify(self, digest, shards)
+        def find(self: Any, *args: Any, verify: Any = verify) -> list[tuple[int, int]]:
+            looks.append(args[-1])
+            return [(args[-1][0], 1)] if len(looks) <= times else verify(self, *args)
 
-    monkeypatch.setattr(LocalTier, "verify", find)
+        monkeypatch.setattr(owner, "verify", find)
 
 
 def listings_give_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,23 +5,18 @@ From the inventories of real tiers through the plan to the bytes, with a peer ov
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from tiers_support import publish
+from ram_hosts import LEAF, SAVE, SECRET, SHAPE, VALUES, Host, at, hosts
 
-from emergency_ckpt.cluster.shard_source import ProcessHoldings, holder_name
+from emergency_ckpt.cluster.shard_source import holder_name
 from emergency_ckpt.core.boxes import shape_of
 from emergency_ckpt.core.restore.inventory import Inventory
 from emergency_ckpt.core.restore.plan_types import Copies, RestorePlan
@@ -33,15 +28,9 @@ from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.restore.shards import CopiesFailed, ShardCollection
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.server import TransferServer
-from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardId, Writer
+from emergency_ckpt.types import Box, Contents, ShardId
 from emergency_ckpt.work_progress import WorkProgress
 
-SECRET = b"s" * 40
-SAVE = SaveId(8, "000000000000-orbax", "run")
-SHAPE = (6, 4)
-LEAF = LeafSpec("w", "int32", SHAPE)
-VALUES = np.arange(1, 25, dtype=np.int32).reshape(SHAPE)
 SPANS = [[(a, b) for a in range(size) for b in range(a + 1, size + 1)] for size in SHAPE]
 BOXES: list[Box] = list(product(*SPANS))
 
@@ -56,45 +45,6 @@ def grid(rows: int, columns: int) -> list[Box]:
 
 
 GRIDS = [grid(*parts) for parts in product((1, 2, 3, 6), (1, 2, 4))]
-
-
-@dataclass
-class Host:
-    """One process: its RAM, and the server that gives it to peers."""
-
-    tier: LocalTier
-    holdings: ProcessHoldings
-    server: TransferServer
-
-    def publish(self, boxes: Sequence[Box]) -> None:
-        self.tier.protect([SAVE])  # publishing a part does not cost another part
-        shards = {ShardId("w", box): VALUES[_at(box)] for box in boxes}
-        publish(self.tier, SAVE, (LEAF,), shards, restores=True)
-
-
-def _at(box: Box) -> tuple[slice, ...]:
-    return tuple(slice(*span) for span in box)
-
-
-@contextmanager
-def hosts(count: int) -> Iterator[list[Host]]:
-    root = Path(tempfile.mkdtemp(prefix="eckpt-test-", dir="/dev/shm"))
-    found: list[Host] = []
-    try:
-        for index in range(count):
-            writer = Writer(process_index=index, process_count=count, slice_index=0, hostname="h")
-            tier = LocalTier.open(root / str(index), "run", writer, copy_threads=1)
-            holdings = ProcessHoldings(tier, index)
-            server = TransferServer(holdings, run_id="run", secret=SECRET)
-            found.append(Host(tier, holdings, server))
-            server.start()
-            holdings.address = server.address
-        yield found
-    finally:
-        for host in found:
-            host.server.stop()
-            host.tier.close()
-        shutil.rmtree(root)
 
 
 def restored(found: list[Host], targets: Sequence[Box]) -> dict[Box, np.ndarray] | None:
@@ -167,11 +117,11 @@ def test_restore_of_overlapping_shards_is_exact(data: st.DataObject) -> None:
         got = restored(found, targets)
         is_complete = np.zeros(SHAPE, bool)
         for box in held:
-            is_complete[_at(box)] = True
+            is_complete[at(box)] = True
         event(f"whole: {is_complete.all()}")
         assert (got is not None) == bool(is_complete.all())
         for box, array in (got or {}).items():
-            np.testing.assert_array_equal(array, VALUES[_at(box)])
+            np.testing.assert_array_equal(array, VALUES[at(box)])
 
 
 def test_shards_are_usable_after_all_was_gathered() -> None:
@@ -186,7 +136,7 @@ def test_shards_are_usable_after_all_was_gathered() -> None:
         got = restored(found, halves)
     assert got is not None
     for box, array in got.items():
-        np.testing.assert_array_equal(array, VALUES[_at(box)])
+        np.testing.assert_array_equal(array, VALUES[at(box)])
 
 
 def test_damaged_own_shard_comes_from_another_manifest() -> None:
@@ -200,7 +150,7 @@ def test_damaged_own_shard_comes_from_another_manifest() -> None:
         got = restored(found, halves)
     assert got is not None
     for box, array in got.items():
-        np.testing.assert_array_equal(array, VALUES[_at(box)])
+        np.testing.assert_array_equal(array, VALUES[at(box)])
 
 
 def test_bytes_of_what_boxes_do_not_cover_is_refused() -> None:

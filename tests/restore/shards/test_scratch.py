@@ -7,8 +7,8 @@ import resource
 import pytest
 
 from emergency_ckpt import _native
+from emergency_ckpt.cluster.loaded_part import Scratch
 from emergency_ckpt.errors import LocalTierError
-from emergency_ckpt.restore.shards import Scratch
 
 
 def test_views_have_what_was_written_and_outlive_the_scratch() -> None:
