@@ -52,7 +52,7 @@ from emergency_ckpt.restore.request import (
     RestoreRequest,
     no_plan_error,
 )
-from emergency_ckpt.restore.room import RestoreRoom, lack_in
+from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.restore.rounds import AllDone, Next, RestoreRounds, Row, Status, failure_kind
 from emergency_ckpt.restore.shards import CopiesFailed, ShardCollection
 from emergency_ckpt.restore.storage_load import (
@@ -115,7 +115,8 @@ class Restore:
             deadline_s=self._total_end_s,
             check=self._beats.check,
         )
-        self._room = RestoreRoom(parts.tier, lack_in(parts.config))
+        lack = "this job only reads" if parts.config.only_reads else ""
+        self._room = RestoreRoom(parts.tier, lack)
         self._spent_s: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
         self._loading: int | None = None  # the last step that was to be loaded into RAM
         self._loaded_bytes = 0  # read by this process, also of steps that failed on another

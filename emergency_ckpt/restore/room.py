@@ -11,18 +11,12 @@ from typing import TypeVar
 
 from absl import logging
 
-from emergency_ckpt.config import Config
 from emergency_ckpt.core.shard_layout import Layout
 from emergency_ckpt.errors import LocalTierError, RamdiskFull, SlotBusy
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
 from emergency_ckpt.types import SaveId
 
 _T = TypeVar("_T")
-
-
-def lack_in(config: Config) -> str:
-    """Return why a job keeps nothing in RAM; empty where it may."""
-    return "this job only reads" if config.only_reads else ""
 
 
 class RestoreRoom:
@@ -41,7 +35,7 @@ class RestoreRoom:
     """
 
     def __init__(self, tier: LocalTier, lack: str) -> None:
-        """``lack``: why there is no room from the start, as of ``lack_in``."""
+        """``lack``: why there is no room from the start; empty where there may be."""
         self._tier = tier
         self.lack = lack
 

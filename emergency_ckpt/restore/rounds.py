@@ -237,7 +237,10 @@ class RestoreRounds:
 
         def answer_all(said: Mapping[int, bytes]) -> Callable[[Collection[int]], bytes]:
             answers.append(answer := self._answer(said, ask))
-            return lambda processes: msgspec.json.encode(_share(answer, processes))
+            if isinstance(answer, RestorePlan | LoadPlan):
+                return lambda processes: msgspec.json.encode(answer.share_of(processes))
+            encoded = msgspec.json.encode(answer)
+            return lambda _: encoded
 
         held.decide(held.when_all(answer_all))
         self._held += 1
@@ -314,8 +317,3 @@ def _typed(error: Exception) -> CheckpointError:
     )
     failure.__cause__ = error
     return failure
-
-
-def _share(answer: Answer, processes: Collection[int]) -> Answer:
-    """Return the part of ``answer`` that is sent to some processes."""
-    return answer.share_of(processes) if isinstance(answer, RestorePlan | LoadPlan) else answer
