@@ -293,9 +293,12 @@ class PlacementCosts:
 
 
 def study(job: JobShape) -> list[PlacementCosts]:
-    """Return the costs of the default and of ``striped(r)`` for r from 1 to the number of
-    slices.
+    """Return the costs of the default and of ``striped(r)`` for r from 1 to the number of slices.
+
+    One slice keeps one copy whatever the placement: the default alone.
     """
+    if job.slices == 1:
+        return [_costs(job, ALL_BUT_PRIMARY, AllButPrimary())]
     rows = [_costs(job, f"striped({r})", Striped(r)) for r in range(1, job.slices + 1)]
     return [*rows, _costs(job, ALL_BUT_PRIMARY, AllButPrimary())]
 
@@ -352,7 +355,7 @@ def recommend(
 ) -> tuple[PlacementCosts, str]:
     """Return the safe placement with the fewest bytes, and the reason.
 
-    Safe: the RAM tier survives the loss of any slice (where there are several), and of
+    Safe: the RAM tier survives the loss of any slice, and of
     ``most_lost_hosts`` random hosts with ``wanted_survival``. If no safe placement fits the
     ramdisk, the safest that fits, or the smallest.
     """
@@ -362,10 +365,14 @@ def recommend(
     ]
     if not fitting:
         return by_size[0], "none fits the ramdisk; this one is the smallest: enlarge the ramdisk"
+    if job.slices == 1:
+        return fitting[0], (
+            "one slice has no second copy: RAM survives the end of the processes and no lost host;"
+            " rely on the persistent tier for the rest"
+        )
     hosts = f"{len(rows[0].survival)} random hosts"
     for row in fitting:
-        slice_is_safe = row.slices_that_may_fail > 0 or job.slices == 1
-        if slice_is_safe and row.survival[-1] >= wanted_survival:
+        if row.slices_that_may_fail > 0 and row.survival[-1] >= wanted_survival:
             return row, (
                 f"fewest bytes that survive any lost slice and, in {row.survival[-1]:.4%} of the"
                 f" cases, {hosts}"

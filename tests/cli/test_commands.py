@@ -34,6 +34,12 @@ def test_help_has_an_example_that_parses(
     assert args.command == words[0]
 
 
+@pytest.mark.parametrize("words", [["plan"], ["deploy", "gke"]])
+def test_example_of_help_is_accepted(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, example = help_of(capsys, *words).partition("example:\n")
+    assert eckpt_here(*shlex.split(example)[1:]) == 0, capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

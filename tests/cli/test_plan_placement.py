@@ -42,3 +42,20 @@ def test_host_states_of_two_saves_and_all_buddies_count(capsys: pytest.CaptureFi
 def test_impossible_values_are_named(extra: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert eckpt_here(*JOB, *extra) == USAGE_EXIT_CODE
     assert extra[0].lstrip("-").split("-")[0] in capsys.readouterr().err
+
+
+def test_one_slice_is_told_that_no_copy_outlives_a_host(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["plan", "--slices", "1", "--hosts", "4", "--state-gib", "64"]
+    assert eckpt_here(*words, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["recommended"] == "all_but_primary"
+    assert [row["name"] for row in document["placements"]] == ["all_but_primary"]
+    assert eckpt_here(*words) == 0
+    lines = capsys.readouterr().out
+    assert "1 slice of 4 hosts" in lines
+    assert "one slice has no second copy" in lines
+    assert "in 0.0000% of the cases" not in lines
+    assert eckpt_here(*words, "--ramdisk-gib", "10") == 0
+    assert "enlarge the ramdisk" in capsys.readouterr().out

@@ -108,13 +108,6 @@ def add_places(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--run-id", help="only this run (default: all)")
     parser.add_argument(
-        "--secret-file",
-        type=Path,
-        metavar="FILE",
-        help="file with the run's secret, with which its processes are asked;"
-        f" default: ${run_secret.SECRET_VARIABLE}, if set",
-    )
-    parser.add_argument(
         "--owner",
         type=user_id,
         metavar="USER",
@@ -123,6 +116,18 @@ def add_places(parser: argparse.ArgumentParser) -> None:
     )
     add_timeout(parser)
     add_json(parser)
+
+
+def add_peers(parser: argparse._ActionsContainer, text: str) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Add ``--peers``, of which ``text`` says what is asked of them, and the secret for it."""
+    parser.add_argument("--peers", type=addresses, default=(), metavar="HOST:PORT,...", help=text)
+    parser.add_argument(
+        "--secret-file",
+        type=Path,
+        metavar="FILE",
+        help="with --peers: file with the run's secret; default:"
+        f" ${run_secret.SECRET_VARIABLE}, if set",
+    )
 
 
 def add_timeout(parser: argparse.ArgumentParser, default_s: float = 60.0) -> None:
@@ -144,14 +149,17 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def places_of(args: argparse.Namespace, *, may_be_none: bool = False) -> Places:
-    """Return the places of a command line. ConfigError for a bad secret, or without any place."""
+    """Return the places of a command line. ConfigError for a bad secret, or without any place.
+
+    A secret is read where peers are asked, and nowhere else.
+    """
     if not (may_be_none or args.local_dir or args.dir):
         raise ConfigError(["name --local-dir, --dir or both"], target=f"eckpt {args.command}")
     return Places(
         local_dirs=tuple(dict.fromkeys(args.local_dir)),
         directory=args.dir,
         run_id=args.run_id,
-        secret=run_secret.secret_for_tools(args.secret_file),
+        secret=run_secret.secret_for_tools(args.secret_file) if args.peers else None,
         owner_uid=args.owner,
         timeout_s=args.timeout,
     )

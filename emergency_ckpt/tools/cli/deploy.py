@@ -28,7 +28,8 @@ from emergency_ckpt.tools.deploy.tpus import ACCELERATORS
 
 EXAMPLE = (
     "eckpt deploy gke --name run7 --image IMAGE --dir gs://bucket/run7 --slices 4 --hosts 16"
-    " --tpu-type v5p --topology 4x4x4 --state 700Gi --ramdisk 200Gi -- python train.py"
+    " --tpu-type v5p --topology 4x4x4 --state 700Gi --ramdisk 200Gi --secret run7-secret"
+    " -- python train.py"
 )
 
 

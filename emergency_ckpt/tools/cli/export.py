@@ -13,8 +13,8 @@ from emergency_ckpt.tools.cli.arguments import (
     BAD,
     EXIT_CODES,
     GOOD,
+    add_peers,
     add_places,
-    addresses,
     places_of,
     print_json,
     seconds,
@@ -51,12 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " as an ordinary persistent step. Does nothing when storage has that step or a newer one;"
         " refuses while the job runs",
     )
-    group.add_argument(
-        "--peers",
-        type=addresses,
-        default=(),
-        metavar="HOST:PORT,...",
-        help="fetch what is missing from 'eckpt serve' on other hosts; needs the run's secret",
+    add_peers(
+        group, "fetch what is missing from 'eckpt serve' on other hosts; needs the run's secret"
     )
     group.add_argument(
         "--write-timeout",

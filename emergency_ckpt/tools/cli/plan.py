@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Sequence
 
+from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import print_json
@@ -29,7 +30,7 @@ EXAMPLE = "eckpt plan --slices 4 --hosts 64 --state-gib 64"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``plan-placement``."""
+    """Add the arguments of ``plan``."""
     parser.description = (
         "Computes, for each placement of shards on slices: RAM, stall of the training thread,"
         " network at a restore, and the probability that the RAM tier survives the loss of"
@@ -96,8 +97,9 @@ def _bytes(name: str, gib: float) -> int:
 
 
 def _print_costs(job: JobShape, rows: Sequence[PlacementCosts], chosen: PlacementCosts) -> None:
-    size = f"{job.slices} slices of {job.hosts_per_slice} hosts, {job.host_bytes / GIB:.4g} GiB"
-    print_line(f"{size} of state a host")
+    slices = count_text(job.slices, "slice", "slices")
+    hosts = count_text(job.hosts_per_slice, "host", "hosts")
+    print_line(f"{slices} of {hosts}, {job.host_bytes / GIB:.4g} GiB of state a host")
     most_bytes = math.inf if job.ramdisk_bytes is None else job.ramdisk_bytes
     costs = ("RAM GiB", "stall ms", "in RAM s", "fetch GiB", "fetch s", "slice lost s")
     losses = (f"{lost} lost" for lost in range(1, len(rows[0].survival) + 1))

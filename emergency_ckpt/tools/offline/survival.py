@@ -31,6 +31,7 @@ class Loss(msgspec.Struct, frozen=True):
     Attributes:
       what: "host" or "slice".
       left_step: the newest whole step left in either tier; None without any.
+      from_storage: ``left_step`` is left in storage alone.
       steps_lost: the newest step less that; None when nothing would be left.
       missing: what the newest step would lack; empty when it survives.
     """
@@ -40,6 +41,7 @@ class Loss(msgspec.Struct, frozen=True):
     left_step: int | None
     steps_lost: int | None
     missing: str
+    from_storage: bool = False
 
 
 class SurvivalReport(msgspec.Struct, frozen=True):
@@ -200,10 +202,13 @@ def _loss(
     if not missing:
         return Loss(what, name, save.step, 0, "")
     older = newest_complete(left)
-    steps = [step for step in (older.step if older else None, stored_step) if step is not None]
-    left_step = max(steps, default=None)
-    steps_lost = None if left_step is None else max(save.step - left_step, 0)
-    return Loss(what, name, left_step, steps_lost, missing)
+    in_ram = -1 if older is None else older.step
+    in_storage = -1 if stored_step is None else stored_step
+    left_step = max(in_ram, in_storage)
+    if left_step < 0:
+        return Loss(what, name, None, None, missing)
+    steps_lost = max(save.step - left_step, 0)
+    return Loss(what, name, left_step, steps_lost, missing, in_storage > in_ram)
 
 
 def _copies(

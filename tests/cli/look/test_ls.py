@@ -25,6 +25,7 @@ from tiers_support import (
     write_save,
 )
 
+from emergency_ckpt.run_secret import SECRET_VARIABLE
 from emergency_ckpt.storage import PersistentTier
 
 PROBE = """
@@ -287,3 +288,17 @@ def test_ls_of_plain_step_initialises_no_backend(tmp_path: Path) -> None:
     command = [sys.executable, "-c", BACKEND, "ls", "--dir", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_ls_reads_no_secret_where_no_peer_is_asked(
+    ramdisk: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, "short")
+    assert eckpt_here("ls", "--local-dir", ramdisk) == 0
+    file = tmp_path / "secret"
+    file.write_text("short")
+    assert eckpt_here("ls", "--local-dir", ramdisk, "--secret-file", file) == 2
+    assert "--secret-file needs --peers" in capsys.readouterr().err

@@ -134,6 +134,39 @@ def test_survives_asks_live_peers(
     holdings.close()
 
 
+def stored_too(ramdisk: Path, tmp_path: Path) -> tuple[object, ...]:
+    """Return the words that name a ramdisk and a directory, which have one step."""
+    host = fill(ramdisk / "a", 0, 10)
+    directory = tmp_path / "stored"
+    drained = ("export", "--drain", "--local-dir", host, "--dir", directory, "--run-id", RUN_ID)
+    assert eckpt_here(*drained) == 0
+    return ("--local-dir", host, "--dir", directory, "--run-id", RUN_ID)
+
+
+def test_survives_says_that_storage_has_the_step(
+    ramdisk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = stored_too(ramdisk, tmp_path)
+    capsys.readouterr()
+    assert eckpt_here("ls", "--survives", *places) == 0
+    lines = capsys.readouterr().out
+    assert "any 0 hosts" not in lines
+    assert "shards: 5 with 1 copy; the loss of 1 host costs some of them in RAM" in lines
+    assert "the newest step outlives any one host: storage has step 10 too" in lines
+
+
+def test_survives_counts_steps_that_storage_leaves(
+    ramdisk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = stored_too(ramdisk, tmp_path)
+    fill(ramdisk / "a", 0, 20)
+    capsys.readouterr()
+    assert eckpt_here("ls", "--survives", *places) == 1
+    lines = capsys.readouterr().out
+    assert "step 10 in storage" in lines
+    assert "outlives any one host" not in lines
+
+
 def doctor_on_copies(capsys: pytest.CaptureFixture[str], *places: object) -> dict[str, Any]:
     words = [str(place) for place in places]
     assert eckpt_here("doctor", "--json", "--run-id", RUN_ID, *words) == 0

@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A")
     parser.add_argument("b", metavar="B")
     add_places(parser)
+    parser.set_defaults(peers=(), secret_file=None)
     parser.epilog = EXIT_CODES
 
 

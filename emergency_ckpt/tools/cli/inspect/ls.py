@@ -19,8 +19,8 @@ from emergency_ckpt.tools.cli.arguments import (
     BAD,
     EXIT_CODES,
     GOOD,
+    add_peers,
     add_places,
-    addresses,
     places_of,
     print_json,
     step_number,
@@ -163,12 +163,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="count the copies of the newest whole step in RAM, and show which hosts or slices"
         " would cost it. A host is one --local-dir, or one peer's address",
     )
-    survives.add_argument(
-        "--peers",
-        type=addresses,
-        default=(),
-        metavar="HOST:PORT,...",
-        help="ask these live processes or 'eckpt serve' too; needs the secret and --run-id",
+    add_peers(
+        survives, "ask these live processes or 'eckpt serve' too; needs the secret and --run-id"
     )
     explain = parser.add_argument_group("the last restore")
     explain.add_argument(
@@ -214,6 +210,7 @@ def _view_of(args: argparse.Namespace) -> str:
         "--tier and --incarnation need STEP": (args.tier or args.incarnation) and view != "step",
         "--read-data needs --check": args.read_data and view != "check",
         "--peers needs --survives": args.peers and view != "survives",
+        "--secret-file needs --peers": args.secret_file is not None and not args.peers,
         "--explain takes no --local-dir and no --dir": (args.local_dir or args.dir)
         and view == "explain",
     }

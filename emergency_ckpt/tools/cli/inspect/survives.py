@@ -47,7 +47,9 @@ def _print(report: SurvivalReport) -> None:
             tables.print_table(columns, [_row(loss) for loss in costly])
         else:
             slices = " and any one slice" if len(report.losses) > report.hosts else ""
-            print_line(f"the newest step outlives any one host{slices}")
+            by_storage = any(loss.from_storage for loss in report.losses)
+            why = f": storage has step {report.stored_step} too" if by_storage else ""
+            print_line(f"the newest step outlives any one host{slices}{why}")
     tables.print_faults(report.faults)
 
 
@@ -58,11 +60,15 @@ def _print_copies(what: str, survival: Survival | None) -> None:
 
     copies = copies_text(survival)
     pairs = f"{survival.fatal_pairs} of {survival.pairs} pairs of hosts would be fatal"
-    lost = count_text(survival.may_fail, "host", "hosts")
-    print_line(f"{what}: {copies}; outlive the loss of any {lost}; {pairs}")
+    if survival.may_fail > 0:
+        lost = count_text(survival.may_fail, "host", "hosts")
+        print_line(f"{what}: {copies}; RAM outlives the loss of any {lost}; {pairs}")
+    else:
+        print_line(f"{what}: {copies}; the loss of 1 host costs some of them in RAM")
 
 
 def _row(loss: Loss) -> list[str]:
-    left = "nothing" if loss.left_step is None else f"step {loss.left_step}"
+    tier = " in storage" if loss.from_storage else ""
+    left = "nothing" if loss.left_step is None else f"step {loss.left_step}{tier}"
     lost = "all" if loss.steps_lost is None else str(loss.steps_lost)
     return [f"{loss.what} {loss.name}", left, lost, loss.missing]
