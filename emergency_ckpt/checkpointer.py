@@ -89,11 +89,12 @@ class _End:
         the program the time that they have after one that leaves the ``with`` block.
         """
         config = self._opened.config
-        failed = getattr(sys, "last_value", None) is not None  # the interpreter has printed it
+        error: BaseException | None = getattr(sys, "last_value", None)  # it has been printed
         with second_signal_ends():
-            self._come(_ENDED, config.exit_timeout_s if failed else config.longest_wait_s)
+            limit_s = config.longest_wait_s if error is None else config.exit_timeout_s
+            self._come(_ENDED, limit_s, error)
 
-    def _come(self, reason: str, limit_s: float) -> None:
+    def _come(self, reason: str, limit_s: float, error: BaseException | None = None) -> None:
         opened = self._opened
         # The program's end waits for an end that has begun.
         if not self._ending.acquire(timeout=limit_s):
@@ -104,7 +105,7 @@ class _End:
             self.has_come = True
             opened.left_processes.leave(reason, opened.saver.begun)
             opened.saver.abandon(limit_s)
-            opened.release(reason)
+            opened.release(reason, error)
             _tell_lost_step(opened.failures, raises=False)
         finally:
             self._ending.release()
@@ -429,14 +430,15 @@ class EmergencyCheckpointer:
         """
         if self._end.has_come:
             return
-        is_normal_end = not after_error and is_success(sys.exc_info()[1])
+        error = sys.exc_info()[1]
+        is_normal_end = not after_error and is_success(error)
         stores_newest = is_normal_end and self._stores_newest
         self._end.begin()
         self._opened.expect_no_step()
         try:
             with contextlib.ExitStack() as ends:  # in reverse order, and all of it despite errors
-                ends.callback(self._opened.release, _STOPPED)
-                if not after_error and sys.exc_info()[0] is None:
+                ends.callback(self._opened.release, _STOPPED, None if is_success(error) else error)
+                if not after_error and error is None:
                     ends.callback(self._opened.note_orderly_end)
                 if is_normal_end:
                     ends.callback(self._saver.tell_unstored)
@@ -467,7 +469,7 @@ class EmergencyCheckpointer:
                 logging.error(text, text_of(error), limit_s)
                 self._saver.abandon(limit_s)
         finally:
-            self._opened.release(text_of(error))
+            self._opened.release(text_of(error), error)
             _tell_lost_step(self._failures, raises=False)
 
     def __enter__(self) -> EmergencyCheckpointer:

@@ -88,10 +88,14 @@ class EventSink:
         """Set attributes of the ``Origin`` of later events."""
         self._origin = dataclasses.replace(self._origin, **place)
 
+    def made(self, name: str, **fields: object) -> Event:
+        """Return the event ``name`` of this place and this moment, which no listener is given."""
+        origin = self._origin
+        return Event(name, {"process": origin.process_index, **fields}, time.time(), origin)
+
     def emit(self, name: str, **fields: object) -> None:
         """Report the event ``name``. Blocks while the listeners run."""
-        origin = self._origin
-        fields = {"process": origin.process_index, **fields}
+        fields = {"process": self._origin.process_index, **fields}
         line = line_of(name, fields)
         if line is not None:
             level, words = line
@@ -101,7 +105,7 @@ class EventSink:
             logging.vlog(1, "%s %s", name, text)
         if not self._listeners:
             return
-        event = Event(name, fields, time.time(), origin)
+        event = Event(name, fields, time.time(), self._origin)
         for listener in self._listeners:
             try:
                 listener(event)

@@ -45,9 +45,17 @@ class StepProgress:
     """
 
     def __init__(self) -> None:
+        self._watchers: tuple[Callable[[int], None], ...] = ()
         self._step: int | None = None
         self.thread = get_ident()
         self._now: tuple[int | None, str, float, float] = (None, "", 0.0, 0.0)
+
+    def watch(self, watcher: Callable[[int], None]) -> None:
+        """Call ``watcher`` with each new step that the loop names.
+
+        The training thread waits for the call, which takes microseconds and raises nothing.
+        """
+        self._watchers = (*self._watchers, watcher)
 
     def note(self, step: int) -> None:
         """Note that the loop is at ``step``; the same step again is no progress."""
@@ -55,6 +63,8 @@ class StepProgress:
             self._step = step
             self.thread = get_ident()
             self._now = (step, "", 0.0, time.monotonic())
+            for watcher in self._watchers:
+                watcher(step)
 
     @contextlib.contextmanager
     def inside(self, call: str, limit_s: float) -> Generator[None]:

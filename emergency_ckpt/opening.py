@@ -188,13 +188,18 @@ class Opened:
         if chain is not None and self.process[0] == 0:
             chain.note_orderly_end()
 
-    def release(self, reason: str) -> None:
+    def release(self, reason: str, error: BaseException | None = None) -> None:
         """Release ramdisk, port and threads, and tell the others ``reason``. Not collective.
 
-        Idempotent. The end of the event log is written, which a silent file server delays by 5 s.
+        The end of the event log is written, which a silent file server delays by 5 s.
+
+        Args:
+          error: the exception that has ended training; None after any other end.
         """
         self.expect_no_step()
         self._leave(reason)
+        cause, why = ("finished", reason) if error is None else ("error", text_of(error))
+        self.events.emit("stop", cause=cause, step=self.progress.read().step, reason=why)
         self.events.close()
 
     def _leave(self, reason: str) -> None:

@@ -16,8 +16,8 @@ import jax
 from benchmarks.common import contenders
 from benchmarks.common import state as model
 from benchmarks.common.job import Shape
+from emergency_ckpt.extras.progress import report_step
 from emergency_ckpt.tools.job_environment import JobEnvironment
-from emergency_ckpt.tools.launch.progress_file import report_step
 from emergency_ckpt.tools.simulated_job import initialize_job
 
 SAVES_AFTER = 2

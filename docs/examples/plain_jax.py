@@ -10,7 +10,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.tools.job_environment import JobEnvironment
-from emergency_ckpt.tools.launch.progress_file import report_step
 from emergency_ckpt.tools.simulated_job import initialize_job
 
 job = JobEnvironment.from_environ() if JobEnvironment.present() else None
@@ -46,7 +45,6 @@ with config.instantiate() as ckpt:  # on every process
     for step in range((step or 0) + 1, last_step + 1):
         state = train_step(state, next(data))  # may donate the state
         ckpt.save(step=step, state=state, host_state=data)  # after every step
-        report_step(step)  # to `eckpt launch`, if that is there
         if ckpt.reached_preemption(step):  # SIGTERM: both tiers save this step
             ckpt.wait_until_finished()
             raise SystemExit(143)

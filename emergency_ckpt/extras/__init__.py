@@ -6,6 +6,7 @@ An observer is given to ``on_event``, as its object or by its text:
 - ``prometheus``, ``metrics``: numbers for Prometheus (``"prometheus(9400)"``), TensorBoard, Orbax's
   loggers and ``jax.monitoring``.
 - ``hang``: ends a job that makes no step (``"hang(600)"``).
+- ``progress``: steps for ``eckpt launch``, which asks for them.
 - ``notices``: sources of preemption notices besides SIGTERM (``"notices(gce)"``).
 
 A policy is given to its setting:

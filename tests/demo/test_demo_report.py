@@ -138,7 +138,7 @@ def test_run_that_broke_off_has_a_whole_summary() -> None:
 
 def test_loss_of_a_step_done_twice_is_that_of_the_later_life() -> None:
     first_life = steps(0, 1, 3, start_s=0)
-    second_life = [event(10 + step, "train.step", life=1, step=step, loss=1.0) for step in (3, 4)]
+    second_life = [event(10 + step, "train.loss", life=1, step=step, loss=1.0) for step in (3, 4)]
     events = [*second_life, *first_life]
     assert demo_report.losses(events) == {1: 9.9, 2: 9.8, 3: 1.0, 4: 1.0}
     assert demo_report.losses(events, life=0) == {1: 9.9, 2: 9.8, 3: 9.7}

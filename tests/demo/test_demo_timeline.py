@@ -61,7 +61,7 @@ def test_quiet_prints_nothing() -> None:
 def test_late_words_of_a_dead_life_change_nothing() -> None:
     assert told(
         job_event(0, "life.started", life=1, host_of_process=[0]),
-        event(1, "train.step", life=0, step=20, loss=1.0),
+        event(1, "train.loss", life=0, step=20, loss=1.0),
     ) == ["life 1: 1 hosts start"]
 
 

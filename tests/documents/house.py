@@ -290,7 +290,7 @@ def check_events_are_those_of_the_operations_page() -> Iterator[str]:
         if path.startswith(("tools/demo/", "tools/launch/")):
             continue  # these have logs of their own
         match node:
-            case ast.Call(func=ast.Attribute(attr="emit" | "_emit"), args=[name, *_]):
+            case ast.Call(func=ast.Attribute(attr="emit" | "_emit" | "made"), args=[name, *_]):
                 emitted |= literals(name)
             case _:
                 pass

@@ -19,6 +19,7 @@ DELETED = {
     "hang": ["extras/hang.py", "extras/hang_rules.py"],
     "notices": ["extras/notices"],
     "pace": ["extras/pace.py"],
+    "progress": ["extras/progress.py"],
     "prometheus": ["extras/metrics", "extras/prometheus.py"],
     "striped": ["extras/striped.py"],
     "all": ["extras"],
@@ -28,6 +29,7 @@ TEXTS = {
     "event_log": "event_log(/logs)",
     "hang": "hang(600)",
     "notices": "notices(gce)",
+    "progress": "progress",
     "prometheus": "prometheus(0)",
     "all": "hang(600)",
 }

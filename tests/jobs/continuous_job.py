@@ -30,8 +30,8 @@ from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.cluster.coordination import connect
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.extras.pace import AdaptiveInterval
+from emergency_ckpt.extras.progress import report_step
 from emergency_ckpt.tools.job_environment import JobEnvironment
-from emergency_ckpt.tools.launch.progress_file import report_step
 from emergency_ckpt.tools.simulated_job import initialize_job
 
 CLOCK_SKEW_S = 137.0

@@ -32,7 +32,7 @@ from job_process import (
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.events import Event
-from emergency_ckpt.tools.launch.progress_file import report_step
+from emergency_ckpt.extras.progress import report_step
 
 RUN_ID = "crash"
 COMPLETE, TRIED = 10, 15

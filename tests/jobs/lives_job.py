@@ -30,8 +30,8 @@ from restarts import HOLDERS_VARIABLE, RUN_ID
 
 from emergency_ckpt import CheckpointerConfig
 from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.extras.progress import report_step
 from emergency_ckpt.tools.job_environment import JobEnvironment
-from emergency_ckpt.tools.launch.progress_file import report_step
 
 STEPS = 100
 

@@ -18,8 +18,8 @@ from job_process import Iterator, mesh_of
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.extras.event_log import EventLogObserver
+from emergency_ckpt.extras.progress import report_step
 from emergency_ckpt.tools.job_environment import JobEnvironment
-from emergency_ckpt.tools.launch.progress_file import report_step
 from emergency_ckpt.tools.simulated_job import initialize_job
 
 STORED_EVERY, KEPT = 2, 2

@@ -11,8 +11,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import emergency_ckpt.orbax.v1 as ocp
+from emergency_ckpt.extras.progress import report_step
 from emergency_ckpt.tools.job_environment import JobEnvironment
-from emergency_ckpt.tools.launch.progress_file import report_step
 from emergency_ckpt.tools.simulated_job import initialize_job
 
 LAST_STEP = 24

@@ -16,7 +16,7 @@ from launch_support import JobSpec, MakeSpec
 PRELUDE = """
 import os, signal, subprocess, sys, time
 from emergency_ckpt.tools.job_environment import JobEnvironment
-from emergency_ckpt.tools.launch.progress_file import report_step
+from emergency_ckpt.extras.progress import report_step
 
 env = JobEnvironment.from_environ()
 saved = env.local_dir / "saved"

@@ -193,3 +193,15 @@ pathlib.Path({str(tmp_path)!r}, f"done_{{os.getpid()}}").touch()
         launcher.stdout.close()
         assert launcher.wait(120.0) == 0
     assert len(list(tmp_path.glob("done_*"))) == 2
+
+
+@pytest.mark.process
+def test_launch_without_steps_says_how_to_report_them(
+    make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    fault = ("--fault", "step=10 kill=slice:1")
+    assert launch(make_spec, "print('trained')", *fault)[0] == 0
+    assert "no process has reported a step" in capfd.readouterr().err
+    assert launch(make_spec, "sys.exit(5)", "--breaker-deaths=2")[0] == 5
+    assert "no process has reported a step" in capfd.readouterr().err

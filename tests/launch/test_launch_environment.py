@@ -72,7 +72,7 @@ def test_inconsistent_values_are_refused(changes: dict[str, str], problem: str) 
 
 
 def test_report_step_without_a_supervisor_does_nothing() -> None:
-    program = "from emergency_ckpt.tools.launch.progress_file import report_step; report_step(3)"
+    program = "from emergency_ckpt.extras.progress import report_step; report_step(3)"
     environ = {"PYTHONPATH": ":".join(sys.path)}
     subprocess.run([sys.executable, "-c", program], env=environ, check=True, timeout=60)
 

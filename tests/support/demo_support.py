@@ -35,10 +35,10 @@ def job_event(time_s: float, name: str, *, life: int = 0, **fields: Any) -> Logg
 def steps(life: int, first: int, last: int, *, start_s: float) -> list[LoggedEvent]:
     """Both processes finish each step; the loss is 10 - step / 10."""
     return [
-        event(start_s + step, "train.step", life=life, process=process, step=step, loss=loss)
+        event(start_s + step, name, life=life, process=process, step=step, loss=10 - step / 10)
         for step in range(first, last + 1)
         for process in (0, 1)
-        for loss in [10 - step / 10]
+        for name in ("train.step", "train.loss")
     ]
 
 

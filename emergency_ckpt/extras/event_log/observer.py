@@ -13,7 +13,7 @@ from emergency_ckpt.extras.event_log.log_writer import (
     life_of,
     open_event_log,
 )
-from emergency_ckpt.observer import Observer
+from emergency_ckpt.observer import JobView, Observer
 
 
 class EventLogObserver(Observer):
@@ -32,6 +32,11 @@ class EventLogObserver(Observer):
     def begin(self, process_index: int) -> None:
         """Open the log of this process."""
         self._logs.append(open_event_log(self._directory, process_index, life=life_of(os.environ)))
+
+    def join(self, job: JobView) -> None:
+        """Keep each step that the loop names on record: the event ``train.step``."""
+        log, events = self._logs[-1], job.events
+        job.progress.watch(lambda step: log(events.made("train.step", step=int(step))))
 
     def __call__(self, event: Event) -> None:
         """Append ``event``; never blocks or raises."""

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from emergency_ckpt.extras.event_log.records import LoggedEvent
+from emergency_ckpt.extras.progress import NO_STEP
 from emergency_ckpt.tools.cli.arguments import seconds
 from emergency_ckpt.tools.cli.output import pass_on, tell
 from emergency_ckpt.tools.launch.faults import Fault, parse_fault
 from emergency_ckpt.tools.launch.job import JobResult, JobSpec
 from emergency_ckpt.tools.launch.logs import temporary_logs
-from emergency_ckpt.tools.launch.supervisor import Supervisor
+from emergency_ckpt.tools.launch.supervisor import NO_STEPS, Supervisor
 from emergency_ckpt.tools.signals import handling
 
 _SHOWN_EVENTS = (
@@ -39,7 +40,8 @@ faults: words separated by spaces, several --fault options fire in order, each o
   exact                hold the processes at exactly this step until the fault fires
 
 The program reads its place in the job with emergency_ckpt.tools.job_environment.JobEnvironment
-.from_environ(), and reports its steps with emergency_ckpt.tools.launch.progress_file.report_step.
+.from_environ(). A checkpointer reports a step once the loop names the next one; a program
+without a checkpointer calls emergency_ckpt.extras.progress.report_step after each step.
 """
 
 
@@ -139,6 +141,8 @@ def job_spec(args: argparse.Namespace, log_dir: Path) -> JobSpec:
 def _report(result: JobResult, spec: JobSpec) -> None:
     for fault in result.faults_left:
         _say(f"fault '{fault}' never fired")
+    if result.faults_left and all(life.step == NO_STEP for life in result.lives):
+        _say(NO_STEPS)
     if result.error is not None:
         _say(str(result.error))
     if spec.local_root.exists():

@@ -81,7 +81,7 @@ def losses(events: Sequence[LoggedEvent], life: int | None = None) -> dict[int, 
     """Return the loss by step, of one life or of all; the later value of a repeated step counts."""
     found: dict[int, float] = {}
     for event in sorted(events, key=lambda event: (event.life, event.time_s)):
-        if event.name == "train.step" and life in (None, event.life):
+        if event.name == "train.loss" and life in (None, event.life):
             found[event.fields["step"]] = event.fields["loss"]
     return found
 

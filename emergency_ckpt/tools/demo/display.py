@@ -66,7 +66,7 @@ def show(
                     continue  # late words of a dead life
                 if event.name == "life.started":
                     life, life_step = event.life, 0
-                elif event.name == "train.step":
+                elif event.name == "train.loss":
                     life_step = max(life_step, _step(event))
                 style, once, line_of = _LINES.get(event.point, (_PLAIN, False, _no_line))
                 line = line_of(event)
@@ -148,7 +148,7 @@ _LINES: dict[str, tuple[str, bool, Callable[[LoggedEvent], str]]] = {
     "job.failed": (_FAULT, False, lambda e: f"the job FAILED: {e.fields['reason']}"),
     "train.launched": (_PLAIN, True, lambda _: "the processes join and compile"),
     "train.started": (_PLAIN, True, lambda e: f"training from step {_step(e)}"),
-    "train.step": (_PLAIN, True, _trained),
+    "train.loss": (_PLAIN, True, _trained),
     "save.complete": (_SAVE, True, _complete),
     "persistent.complete": (_SAVE, True, _complete),
     "restore.stage.started": (

@@ -23,9 +23,9 @@ from absl import logging
 from emergency_ckpt.checkpointer import EmergencyCheckpointer
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.extras.event_log.log_writer import EventLog, open_event_log
+from emergency_ckpt.extras.progress import report_step
 from emergency_ckpt.tools.demo import data, model, results
 from emergency_ckpt.tools.job_environment import JobEnvironment
-from emergency_ckpt.tools.launch.progress_file import report_step
 from emergency_ckpt.tools.simulated_job import initialize_job
 
 SEQUENCES_PER_DEVICE = 8
@@ -100,7 +100,7 @@ class Trainer:
                 state, step_loss = train_step(state, batch)
                 checkpointer.save(step=step, state=state, host_state=self._iterator)
                 loss = float(step_loss)
-                self._note("train.step", {"step": step, "loss": loss})
+                self._note("train.loss", {"step": step, "loss": loss})
                 report_step(step)
                 if checkpointer.reached_preemption(step):
                     checkpointer.wait_until_finished()

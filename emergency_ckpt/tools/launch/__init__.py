@@ -4,7 +4,7 @@ Clusters have their engines' templates.
 
 1. ``supervisor`` starts one process per host (``process_set``), each with its ramdisk directory and
    its place in the job (``tools.job_environment``, which the templates of engines set as well).
-2. It polls their ends, logs and steps (``progress_file``), and fires requested faults
+2. It polls their ends, logs and steps (``extras.progress``), and fires requested faults
    (``injection``).
 3. When a process dies or the job hangs, it ends all others: they wait in a collective.
 4. ``supervisor.decide`` decides: restart with new ports and the same ramdisks, or give up; after a

@@ -7,10 +7,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+from emergency_ckpt.extras.progress import NO_STEP
 from emergency_ckpt.tools.launch.faults import Fault, new_indices
 from emergency_ckpt.tools.launch.job_layout import JobLayout
 from emergency_ckpt.tools.launch.process_set import ProcessSet
-from emergency_ckpt.tools.launch.progress_file import NO_STEP
 
 
 class FaultInjector:

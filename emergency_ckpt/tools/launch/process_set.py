@@ -17,13 +17,13 @@ from types import TracebackType
 
 from emergency_ckpt.errors import DeadlineExceeded
 from emergency_ckpt.extras.event_log.records import LoggedEvent
+from emergency_ckpt.extras.progress import NO_STEP, ProgressFile
 from emergency_ckpt.run_secret import LAUNCHER_VARIABLE
 from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.launch import janitor
 from emergency_ckpt.tools.launch.job import EventSink, JobSpec, ProcessExit
 from emergency_ckpt.tools.launch.job_layout import JobLayout
 from emergency_ckpt.tools.launch.logs import LogFollower
-from emergency_ckpt.tools.launch.progress_file import NO_STEP, ProgressFile
 from emergency_ckpt.tools.launch.ramdisks import SlotReserves
 
 LOOPBACK = "127.0.0.1"
@@ -42,6 +42,8 @@ _SHIM = 'echo "+$$" >&0 && exec 0</dev/null && exec "$@"'
 
 
 _OBSERVERS_VARIABLE = "ECKPT_OBSERVERS"
+_OBSERVERS = "event_log progress"
+"""What a checkpointer keeps on record and reports, whatever its program does."""
 # A step that cannot overwrite its donated state, because a save still reads it, writes to new
 # memory, which takes a fraction of the time in large pages. Only read when a process starts.
 _MALLOC_ENVIRON = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -275,7 +277,7 @@ class ProcessSet:
             **self._compilation_cache_environ(),
             **_inherited_environ(),
             LAUNCHER_VARIABLE: self.spec.secret,
-            _OBSERVERS_VARIABLE: f"{os.environ.get(_OBSERVERS_VARIABLE, '')} event_log".strip(),
+            _OBSERVERS_VARIABLE: f"{os.environ.get(_OBSERVERS_VARIABLE, '')} {_OBSERVERS}".strip(),
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",
             **environment.jax_environ(),

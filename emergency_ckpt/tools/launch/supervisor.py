@@ -15,6 +15,7 @@ from typing import Literal
 from emergency_ckpt.errors import CheckpointError, ConfigError, DeadlineExceeded, JobFailed
 from emergency_ckpt.extras.event_log.log_writer import EventLog, open_event_log
 from emergency_ckpt.extras.event_log.records import LoggedEvent
+from emergency_ckpt.extras.progress import NO_STEP
 from emergency_ckpt.tools.launch.agreed_step import AgreedStep
 from emergency_ckpt.tools.launch.faults import Fault, check_faults
 from emergency_ckpt.tools.launch.injection import FaultInjector
@@ -35,6 +36,11 @@ TIMEOUT_EXIT_CODE = 124
 
 SURVIVORS_GRACE_S = 1.0
 """Seconds from SIGTERM to SIGKILL for the processes that are left when one has died."""
+
+NO_STEPS = (
+    "no process has reported a step: a loop reports steps by ckpt.save, which it calls after each"
+    " step, or by emergency_ckpt.extras.progress.report_step"
+)
 
 Decision = Literal["finish", "restart", "give-up"]
 
@@ -242,6 +248,8 @@ class Supervisor:
         hint = f"logs are in {logs}"
         if last.ending == "hung":
             problem += f"; no step after {last.step} for {self.spec.hang_timeout_s:g} s"
+        if all(life.step == NO_STEP for life in self._lives):
+            problem += f"; {NO_STEPS}"
         if last.first_death is not None:
             path = self.spec.log_path(last.restart_count, last.first_death.process)
             problem += f"; {last.first_death}"

@@ -44,7 +44,8 @@ _LANES = {
     "save to RAM": (0.08, 0.14),
     "save to storage": (0.24, 0.14),
 }
-_DEATH = "#D00000"
+_FAILURE = "#D00000"
+_NOTICE = "#777777"
 _ROW_PX = 56
 _MARGIN = {"l": 8, "r": 8, "t": 8, "b": 8}
 _LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"}
@@ -73,8 +74,10 @@ def timeline(
         if any(span.kind == kind and span.process in at for span in spans)
     ]
     shown = [mark for mark in marks if mark.process is None or mark.process in at]
-    if shown:
-        data.append(_marks(shown, at, begin_s))
+    for is_failure in (True, False):
+        alike = [mark for mark in shown if mark.is_failure == is_failure]
+        if alike:
+            data.append(_marks(alike, at, begin_s, is_failure=is_failure))
     has_job_row = any(mark.process is None for mark in shown)
     names = list(rows.values())
     ticks = dict(enumerate(names)) | ({-1: "job"} if has_job_row else {})
@@ -127,14 +130,20 @@ def _words_of(span: Span) -> str:
     return f"process {span.process}: {span.kind}{step}, {time}{ending}"
 
 
-def _marks(marks: Sequence[Mark], at: dict[int, int], begin_s: float) -> dict[str, Any]:
+def _marks(
+    marks: Sequence[Mark], at: dict[int, int], begin_s: float, *, is_failure: bool
+) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": "failure, warning, notice",
+        "name": "failure" if is_failure else "warning, notice",
         "x": [_rounded(mark.time_s - begin_s) for mark in marks],
         "y": [-1 if mark.process is None else at[mark.process] for mark in marks],
-        "marker": {"symbol": "x", "size": 9, "color": _DEATH},
+        "marker": {
+            "symbol": "x" if is_failure else "circle-open",
+            "size": 9 if is_failure else 6,
+            "color": _FAILURE if is_failure else _NOTICE,
+        },
         "customdata": [plain(f"{mark.name}: {mark.label}") for mark in marks],
         "hovertemplate": "%{customdata}<extra></extra>",
         "cliponaxis": False,

@@ -15,7 +15,7 @@ from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.event_fields import whole
 from emergency_ckpt.types import LOCAL, PERSISTENT
 
-_BEGINNINGS = frozenset({"start.link", "restore.stage.started", "train.launched"})
+_BEGINNINGS = frozenset({"start.link", "restore.stage.started"})
 _BEGUN = frozenset({"restore.finished", "restore.nothing"})
 _STEP = "train.step"
 _DUE = "save.started"

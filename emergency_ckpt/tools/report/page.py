@@ -195,7 +195,9 @@ def _timeline(index: int, events: Sequence[LoggedEvent], marks: Sequence[Mark]) 
     if not rows:
         return ""
     spans, left_out = thinned([span for span in spans_of(events) if span.process in rows])
-    caption = "Grey: training. Crosses: failures, warnings and notices; the table below has them."
+    caption = (
+        "Grey: training. Crosses: failures. Circles: warnings and notices. The table below has all."
+    )
     if left_out:
         caption += f" The {left_out} shortest bars are left out."
     if len(slices) > len(rows):

@@ -38,27 +38,35 @@ _PHASES = {
     "restore.stage.loaded": "reading storage",
     "restore.stage.fetched": "reading RAM and peers",
 }
-_TROUBLE = frozenset(
+_FAILURES = frozenset(
     {
         "divergence",
         "fault.fired",
+        "hang.found",
         "job.failed",
         "persistent.failed",
         "persistent.problem.unreachable",
+        "preemption.missed.no_save",
         "preemption.missed.not_written",
-        "preemption.reached",
         "ram.off.given_up",
         "ram.lost",
+        "restore.failed",
         "restore.peer_unreachable",
         "restore.quarantined",
+        "save.incomplete",
+        "stop.error",
+        "stop.not_saved",
+    }
+)
+_WARNINGS = frozenset(
+    {
+        "preemption.reached",
         "restore.rejected",
         "restore.stage.replanned",
         "restore.suspect",
-        "save.incomplete",
         "save.non_finite",
         "save.skipped.dropped",
         "save.unchanged",
-        "stop.not_saved",
         "warning.setting",
     }
 )
@@ -79,13 +87,14 @@ class Span:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mark:
-    """One moment: a failure, a warning, a notice. ``label`` is text from the log."""
+    """One moment: a failure, else a warning or a notice. ``label`` is text from the log."""
 
     process: int | None
     name: str
     time_s: float
     step: int | None
     label: str
+    is_failure: bool
 
 
 def spans_of(events: Sequence[LoggedEvent]) -> list[Span]:
@@ -173,29 +182,55 @@ def _span(process: int, kind: str, begin_s: float, end_s: float, step: int | Non
     return Span(process=process, kind=kind, begin_s=begin_s, end_s=max(begin_s, end_s), step=step)
 
 
-def marks_of(events: Iterable[LoggedEvent]) -> list[Mark]:
+def marks_of(events: Sequence[LoggedEvent]) -> list[Mark]:
     """Return failures, warnings and notices by time, and deaths of processes."""
-    found: list[Mark] = []
+    marks = [_mark(event) for event in events]
+    known = [mark for mark in marks if mark is not None]
+    return sorted([*known, *_unexplained_ends(events)], key=lambda mark: mark.time_s)
+
+
+def _mark(event: LoggedEvent) -> Mark | None:
+    returncode = event.fields.get("returncode") if event.name == "process.exited" else None
+    is_failure = event.point in _FAILURES or returncode not in (0, None)
+    if not is_failure and event.point not in _WARNINGS:
+        return None
+    details = [f"{field} {text(event, field)}" for field in _DETAILS if text(event, field)]
+    if returncode is not None:
+        details = [f"exit status {text(event, 'returncode')}"]
+    return Mark(
+        process=whole(event, "process") if event.process is None else event.process,
+        name=bounded_text(event.point),
+        time_s=event.time_s,
+        step=whole(event, "step"),
+        label=bounded_text(", ".join(details)),
+        is_failure=is_failure,
+    )
+
+
+def _unexplained_ends(events: Sequence[LoggedEvent]) -> list[Mark]:
+    """Return a mark where the log of a process in a life has no end and the job began again.
+
+    The events of ``eckpt launch`` explain the ends of its processes.
+    """
+    if any(event.name == "process.exited" for event in events):
+        return []
+    parts: dict[tuple[int, int], list[LoggedEvent]] = defaultdict(list)
     for event in events:
-        is_death = event.name == "process.exited" and event.fields.get("returncode") not in (
-            0,
-            None,
+        if event.process is not None:
+            parts[event.process, event.life].append(event)
+    last_life = max((life for _, life in parts), default=0)
+    return [
+        Mark(
+            process=process,
+            name="process.lost",
+            time_s=max(event.time_s for event in part),
+            step=max((whole(e, "step") or 0 for e in part if e.name == "train.step"), default=None),
+            label="its log has no end: it was killed, or its host was lost",
+            is_failure=True,
         )
-        if event.point not in _TROUBLE and not is_death:
-            continue
-        details = [f"{field} {text(event, field)}" for field in _DETAILS if text(event, field)]
-        if is_death:
-            details = [f"exit status {text(event, 'returncode')}"]
-        found.append(
-            Mark(
-                process=whole(event, "process") if event.process is None else event.process,
-                name=bounded_text(event.point),
-                time_s=event.time_s,
-                step=whole(event, "step"),
-                label=bounded_text(", ".join(details)),
-            )
-        )
-    return sorted(found, key=lambda mark: mark.time_s)
+        for (process, life), part in parts.items()
+        if life < last_life and not any(event.name == "stop" for event in part)
+    ]
 
 
 def thinned(spans: Sequence[Span]) -> tuple[list[Span], int]:

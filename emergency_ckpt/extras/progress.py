@@ -1,4 +1,8 @@
-"""The progress of a process, in a file that it and the supervisor map as shared memory.
+"""The progress of a process, in a file that the process and ``eckpt launch`` map as shared memory.
+
+``StepReports`` is an observer, which ``eckpt launch`` asks for by ECKPT_OBSERVERS: a loop that
+calls the checkpointer after each step reports nothing itself. A program without a checkpointer
+calls ``report_step``.
 
 The file holds two 8-byte signed integers in the machine's byte order (both sides run on one
 machine): the last step that the process reported, and the step at which it must wait for an exact
@@ -13,6 +17,9 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.observer import JobView, Observer
 
 PATH_VARIABLE = "ECKPT_PROGRESS_PATH"
 """Set by the supervisor: ``JobEnvironment.progress_path``."""
@@ -106,6 +113,32 @@ def _open_and_report(step: int) -> None:
 
 def _report_nowhere(step: int) -> None:
     """Do nothing: there is no supervisor."""
+
+
+class StepReports(Observer):
+    """Reports each step of the loop to the supervisor once the loop has named the step after it.
+
+    By then the loop has done all that belongs to the step: an ``exact`` fault finds the process
+    between two steps.
+    """
+
+    def join(self, job: JobView) -> None:
+        """Watch the steps of the loop."""
+        done: list[int] = []
+
+        def finished(step: int) -> None:
+            if done:
+                report_step(done.pop())
+            done.append(int(step))
+
+        job.progress.watch(finished)
+
+
+def from_text(argument: str) -> StepReports:
+    """Return the observer of the text ``"progress"``. ConfigError with an argument."""
+    if argument:
+        raise ConfigError([f"the observer progress takes no argument, not {argument!r}"])
+    return StepReports()
 
 
 _opening = threading.Lock()

@@ -10,15 +10,13 @@ from pathlib import Path
 import pytest
 from launch_support import wait_until
 
-from emergency_ckpt.tools.launch.progress_file import NO_STEP, ProgressFile
+from emergency_ckpt.extras.progress import NO_STEP, ProgressFile
 
 
 def test_progress_is_seen_by_the_other_side(tmp_path: Path) -> None:
     seen = ProgressFile(tmp_path / "progress", create=True)
     assert seen.step == NO_STEP
-    program = (
-        "from emergency_ckpt.tools.launch.progress_file import report_step; report_step(2**40)"
-    )
+    program = "from emergency_ckpt.extras.progress import report_step; report_step(2**40)"
     subprocess.run(
         [sys.executable, "-c", program],
         env={"ECKPT_PROGRESS_PATH": str(tmp_path / "progress"), "PYTHONPATH": ":".join(sys.path)},
