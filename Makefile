@@ -69,7 +69,7 @@ $(INSTALLED): pyproject.toml $(NATIVE_SOURCES)
 	touch $@
 
 demo: $(INSTALLED)
-	$(BIN)/eckpt demo $(DEMO_FLAGS)
+	$(BIN)/python -m examples.demo $(DEMO_FLAGS)
 
 # Tests wait for processes, deadlines and disks half of the time. Test files share no state.
 PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder

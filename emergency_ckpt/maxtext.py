@@ -210,7 +210,7 @@ def _values(flags: object) -> dict[str, Any]:
     if _text_of(flags, _FULL_PATH) is not None:
         problems.append(
             f"{_FULL_PATH} is not supported: leave it unset, and set the bucket's soft delete, or"
-            " copy with `eckpt export` a step that is to stay"
+            " copy the folder of a step that is to stay"
         )
     if values["enable_multi_tier_checkpointing"] is True:
         given = [name for name in _BACKUP_INTERVALS if values[name]]

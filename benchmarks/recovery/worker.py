@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from benchmarks.common import contenders
 from benchmarks.recovery import phases, place
 from emergency_ckpt.extras.progress import report_step
-from emergency_ckpt.tools.demo import model
+from examples.demo import model
 
 SAVE_EVERY = 5
 SMALL = model.ModelConfig(sequence_length=32, d_model=64, num_layers=1)

@@ -5,7 +5,6 @@ Neither JAX nor Orbax is imported before an array is read, or a step of plain Or
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -164,12 +163,6 @@ class StoredStepReader:
     def host_states(self) -> dict[int, bytes]:
         """Return all documents. CorruptData, PersistentTierError."""
         return {held.owner: self.document(held) for held, _ in self.documents()}
-
-    def moved(self, item: str) -> StoredStepReader:
-        """Return the same step in a copy of its item."""
-        moved = copy.copy(self)
-        moved.name, moved._arrays = f"the copy in {item}", (item, self.arrays()[1])
-        return moved
 
     def close(self) -> None:
         """Do nothing: each read opens the arrays that it needs."""

@@ -233,7 +233,7 @@ class PersistentTier:
         like = self.newest_items()
         if orbax.items and set(like) != set(orbax.items):
             like = dict.fromkeys(orbax.items)
-        states, _ = late_items(step, like)
+        states = late_items(step, like)
         orbax = msgspec.structs.replace(orbax, items=tuple(states))
 
         def meet(name: str) -> None:

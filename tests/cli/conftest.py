@@ -1,4 +1,4 @@
-"""The run whose RAM the tests of ``eckpt export --drain`` save."""
+"""The run whose RAM the tests of ``eckpt drain`` save."""
 
 from __future__ import annotations
 

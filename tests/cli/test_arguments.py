@@ -22,7 +22,6 @@ def test_port_that_is_none(port: str, capsys: pytest.CaptureFixture[str]) -> Non
     [
         *[("launch", "--timeout-s", value) for value in ("nan", "inf", "0", "-1", "soon")],
         ("launch", "--hang-timeout-s", "nan"),
-        *[("demo", "--seed", value) for value in ("-1", "4294967296", "1e3")],
     ],
 )
 def test_number_that_is_none(

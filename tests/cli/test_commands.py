@@ -47,9 +47,7 @@ def test_example_of_help_is_accepted(words: list[str], capsys: pytest.CaptureFix
         (["ls", "--read-data"], "--read-data needs --check"),
         (["ls", "--peers", "a:1"], "--peers needs --survives"),
         (["ls", "--tier", "local"], "need STEP"),
-        (["export", "5"], "give STEP and DIR, or --drain"),
-        (["export", "5", "out", "--drain"], "--drain takes no STEP"),
-        (["export", "5", "out", "--peers", "a:1"], "--peers needs --drain"),
+        (["drain"], "--dir and --local-dir are needed"),
         (["doctor", "--yes"], "--yes needs --clean"),
         (["doctor", "--reserve"], "give --local-dir and --run-id"),
     ],
@@ -131,7 +129,7 @@ def test_commands_in_documents_have_arguments_that_are_taken(words: tuple[str, .
 
 def test_documents_show_commands() -> None:
     """Else the test above has nothing to look at."""
-    assert {"launch", "doctor", "export", "deploy"} <= {
+    assert {"launch", "doctor", "drain", "deploy"} <= {
         words[0] for words in commands_in_documents()
     }
-    assert {"ls STEP", "export --drain", "serve"} <= set(inline_commands())
+    assert {"ls STEP", "drain", "serve"} <= set(inline_commands())

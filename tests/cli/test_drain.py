@@ -1,4 +1,4 @@
-"""``eckpt export --drain``: what was in RAM alone is in storage afterwards, whatever happens."""
+"""``eckpt drain``: what was in RAM alone is in storage afterwards, whatever happens."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_drain_without_whole_step_says_what_is_missing(drains: Drains) -> None:
     world.lose_ram()
     world.ramdisk.mkdir(mode=0o700)
     assert drains.drain("--run-id", "run")[0] == 1
-    assert eckpt_here("export", "--drain", "--dir", world.persistent) == 2
+    assert eckpt_here("drain", "--dir", world.persistent) == 2
 
 
 def test_drain_of_a_run_with_a_secret_saves_the_step(

@@ -1,4 +1,4 @@
-"""``eckpt export --drain`` into a bucket, and of RAM that only other hosts have."""
+"""``eckpt drain`` into a bucket, and of RAM that only other hosts have."""
 
 from __future__ import annotations
 
@@ -63,8 +63,7 @@ def test_drain_fetches_what_only_peers_have(
     peers = [serve(ReadOnlyRamdisk(host, RUN_ID)) for host in quarters[1:]]
     before = tree_of(*quarters)
     words = [
-        "export",
-        "--drain",
+        "drain",
         "--json",
         "--dir",
         str(tmp_path / "dir"),
@@ -95,8 +94,7 @@ def test_drain_takes_a_peers_copy_for_a_damaged_one(
     flip(slot, 0)
     peers = [serve(ReadOnlyRamdisk(host, RUN_ID)) for host in quarters[1:]]
     words = [
-        "export",
-        "--drain",
+        "drain",
         "--json",
         "--dir",
         str(tmp_path / "dir"),
@@ -125,8 +123,7 @@ def test_drain_is_refused_while_a_peer_trains(
     save_quarters(ramdisk, {0: [0, 1, 2, 3]})
     peer = serve(_Trainer(ramdisk, RUN_ID))
     words = [
-        "export",
-        "--drain",
+        "drain",
         "--dir",
         str(tmp_path / "dir"),
         "--run-id",
@@ -144,7 +141,7 @@ def test_drain_into_a_bucket_writes_what_ram_has(
     env = {SECRET_VARIABLE: secret.decode()}
     ram: list[Any] = [word for host in quarters for word in ("--local-dir", host)]
     places = [*ram, "--dir", "gs://bucket/run", "--run-id", RUN_ID]
-    status, found = eckpt_json("export", "--drain", *places, env=env)
+    status, found = eckpt_json("drain", *places, env=env)
     assert (status, found["step"], found["is_written"], found["notes"]) == (0, 5, True, [])
     names = gcs.object_names("bucket", "run/")
     assert {"run/5/_CHECKPOINT_METADATA", "run/host_state/5/marker.json"} <= set(names)

@@ -1,4 +1,4 @@
-"""A peer of ``eckpt export --drain`` is killed between two shards."""
+"""A peer of ``eckpt drain`` is killed between two shards."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def drained(
     hosts: Hosts, directory: Path, address: str, capsys: pytest.CaptureFixture[str]
 ) -> dict[str, Any]:
     words = ["--dir", str(directory), "--local-dir", str(hosts.own), "--run-id", RUN_ID]
-    assert eckpt_here("export", "--drain", "--json", *words, "--peers", address) == 0
+    assert eckpt_here("drain", "--json", *words, "--peers", address) == 0
     with ocp.CheckpointManager(directory) as manager:
         stored = manager.restore(None, args=ocp.args.Composite(state=ocp.args.StandardRestore()))
     assert stored.state["w"].tobytes() == W.tobytes()

@@ -21,7 +21,7 @@ STEP = 5
 
 
 def drain(directory: Path, name: str, value: int, at: Callable[[str], None]) -> None:
-    """Write the step as ``eckpt export --drain`` does, with values that say which drain it was."""
+    """Write the step as ``eckpt drain`` does, with values that say which drain it was."""
     tier = PersistentTier(str(directory))
     writer = writer_of(tier, writer=name)
     writer.begin(life(2))

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from emergency_ckpt.tools.demo.data import (
+from examples.demo.data import (
     BatchIterator,
     Bytes,
     make_iterator,

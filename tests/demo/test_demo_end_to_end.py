@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def test_lost_slice_comes_back_from_its_peers_with_equal_bits(tmp_path: Path) -> None:
     out = tmp_path / "out"
     ram = tmp_path / "ram"
-    command = [sys.executable, "-m", "emergency_ckpt.tools.cli.main", "demo", "--out", str(out)]
+    command = [sys.executable, "-m", "examples.demo", "--out", str(out)]
     done = subprocess.run(
         [*command, "--steps", "30", "--ram", str(ram)],
         capture_output=True,
@@ -66,7 +66,7 @@ def test_lost_slice_comes_back_from_its_peers_with_equal_bits(tmp_path: Path) ->
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_demo_leaves_no_process_and_no_ram(tmp_path: Path, signum: int) -> None:
     ram = tmp_path / "ram"
-    command = [sys.executable, "-u", "-m", "emergency_ckpt.tools.cli.main", "demo"]
+    command = [sys.executable, "-u", "-m", "examples.demo"]
     demo = subprocess.Popen(
         [*command, "--out", str(tmp_path / "out"), "--ram", str(ram)],
         stdout=subprocess.PIPE,

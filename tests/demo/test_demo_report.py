@@ -19,15 +19,15 @@ from demo_support import (
 )
 from rich.console import Console
 
-from emergency_ckpt.tools.demo import demo_report
-from emergency_ckpt.tools.demo.demo_report import FinishedRun, ScenarioVerdict, decide_verdict
-from emergency_ckpt.tools.demo.results import (
+from examples.demo import demo_report
+from examples.demo.demo_report import FinishedRun, ScenarioVerdict, decide_verdict
+from examples.demo.results import (
     JobDigest,
     ProcessResult,
     differences,
     merge_results,
 )
-from emergency_ckpt.tools.demo.scenarios import SCENARIOS
+from examples.demo.scenarios import SCENARIOS
 
 
 def verdict(

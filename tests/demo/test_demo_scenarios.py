@@ -6,12 +6,13 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from looks import USAGE_EXIT_CODE, eckpt_here
+from looks import USAGE_EXIT_CODE
 
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.demo.scenarios import ALL, SCENARIOS, ScenarioJob, choose
 from emergency_ckpt.tools.launch.faults import parse_fault
 from emergency_ckpt.tools.launch.job_layout import JobLayout
+from examples.demo.__main__ import main
+from examples.demo.scenarios import ALL, SCENARIOS, ScenarioJob, choose
 
 JOB = ScenarioJob()
 
@@ -70,14 +71,17 @@ def test_what_cannot_be_shown_is_refused(
 def test_command_refuses_before_it_starts_anything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = eckpt_here("demo", "--out", f"{tmp_path}/out", "--slices", "1")
+    code = main(["--out", f"{tmp_path}/out", "--slices", "1"])
     assert code == USAGE_EXIT_CODE
     assert "slice-loss needs 2 slices, got 1" in capsys.readouterr().err
-    for words in (["--local-every", "0"], ["--seed", "-1"], ["--hosts-per-slice", "-1"]):
+    for name, value in (
+        *(("--local-every", "0"), ("--hosts-per-slice", "-1")),
+        *(("--seed", "-1"), ("--seed", "4294967296"), ("--seed", "1e3")),
+    ):
         with pytest.raises(SystemExit) as ended:
-            eckpt_here("demo", "--out", f"{tmp_path}/out", *words)
+            main(["--out", f"{tmp_path}/out", name, value])
         assert ended.value.code == USAGE_EXIT_CODE
-        assert f"{words[0]}: {words[1]} is not between" in capsys.readouterr().err
+        assert f"argument {name}: " in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
 
 
@@ -87,6 +91,6 @@ def test_command_removes_only_what_a_demo_made(
     precious = tmp_path / "runs" / "precious"
     precious.parent.mkdir()
     precious.write_text("keep me")
-    assert eckpt_here("demo", "--out", str(tmp_path)) == USAGE_EXIT_CODE
+    assert main(["--out", str(tmp_path)]) == USAGE_EXIT_CODE
     assert "was not made by the demo" in capsys.readouterr().err
     assert precious.read_text() == "keep me"

@@ -11,9 +11,9 @@ import pytest
 from demo_support import baseline, faulty
 from rich.console import Console
 
-from emergency_ckpt.tools.demo import run
-from emergency_ckpt.tools.demo.demo_report import FinishedRun
-from emergency_ckpt.tools.demo.scenarios import ALL, SCENARIOS
+from examples.demo import run
+from examples.demo.demo_report import FinishedRun
+from examples.demo.scenarios import ALL, SCENARIOS
 
 
 def test_run_demo_stopped_leaves_what_was_judged(

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.extras.event_log import LoggedEvent
-from emergency_ckpt.tools.demo.display import show
+from examples.demo.display import show
 
 
 def shown(events: list[LoggedEvent], *, terminal: bool, quiet: bool = False) -> str:

@@ -281,7 +281,7 @@ def test_drain_in_the_daemonset_saves_what_ram_had(new_cluster: Callable[..., Cl
     (pod,) = pod_specs([one(cluster.manifests, "DaemonSet")])
     environ = started(pod["containers"][0], {}, pod_ip="127.0.0.1").environ
     cluster.start_servers()
-    command = command_of_the_page("eckpt export --drain")
+    command = command_of_the_page("eckpt drain")
     drain = cluster.start(StartedContainer(command, environ), 1)
     output, _ = drain.communicate(timeout=LONG_S)
     assert drain.returncode == 0, output

@@ -87,7 +87,7 @@ def first_of_the_old(payloads: Sequence[Any], process: int, count: int) -> Any:
 
 
 def after_drain(world: JobProcess) -> Any:
-    """All RAM is lost; ``eckpt export --drain`` was run on the hosts of one slice."""
+    """All RAM is lost; ``eckpt drain`` was run on the hosts of one slice."""
     return restore(world, "after_drain", dir=str(world.root / "drained"))
 
 

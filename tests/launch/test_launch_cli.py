@@ -46,7 +46,7 @@ def test_help_names_every_command_without_importing_any(
         eckpt_here("--help")
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    assert all(name in text for name in ("launch", "serve", "demo", "doctor", "toy"))
+    assert all(name in text for name in ("launch", "serve", "drain", "doctor", "toy"))
 
 
 def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:

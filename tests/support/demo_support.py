@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from emergency_ckpt.extras.event_log import LoggedEvent
-from emergency_ckpt.tools.demo.demo_report import FinishedRun
-from emergency_ckpt.tools.demo.results import JobDigest
+from examples.demo.demo_report import FinishedRun
+from examples.demo.results import JobDigest
 
 DIGEST = JobDigest({"params/w[0:2]": "aa", "params/w[2:4]": "bb"}, {0: "i0", 1: "i1"}, ())
 

@@ -45,8 +45,7 @@ class Drains:
         """Return the command line of a drain."""
         ram = local_dir or self.world.ramdisk
         return [
-            "export",
-            "--drain",
+            "drain",
             "--dir",
             str(self.world.persistent),
             "--local-dir",

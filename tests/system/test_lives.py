@@ -75,9 +75,9 @@ def smaller(trained: Path) -> ByProgram:
 
 
 def drain(directory: Path, ramdisks: list[Path]) -> None:
-    """``eckpt export --drain`` of some hosts' ramdisks."""
+    """``eckpt drain`` of some hosts' ramdisks."""
     places = [word for ramdisk in ramdisks for word in ("--local-dir", ramdisk)]
-    done = eckpt("export", "--drain", "--dir", directory, *places, env=SECRET)
+    done = eckpt("drain", "--dir", directory, *places, env=SECRET)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"drained step {STEP} ")
 

@@ -321,29 +321,24 @@ def check_same_arrays(own: str, other: bytes | None, path: str, writer: int) -> 
         raise CorruptData("save", path, f"process {writer} stored other arrays than this process")
 
 
-def late_items(
-    step: StepReader,
-    like: Mapping[str, epath.Path | None],
-    progress: Callable[[int], None] = lambda _: None,
-) -> tuple[dict[str, Any], bool]:
-    """Return a step's state by Orbax's items, as ``StepWriter`` takes it; True when like ``like``.
+def late_items(step: StepReader, like: Mapping[str, epath.Path | None]) -> dict[str, Any]:
+    """Return a step's state by Orbax's items, as ``StepWriter`` takes it, structured as ``like``.
 
     A step has the paths of leaves alone. The nodes of an item that has other leaves in ``like`` are
     dicts; so are all, in the item ``state``, where leaves are in none of ``like``. Items without
     leaves are left out, as Orbax does. An item without a folder has no structure but dicts.
-    ``progress``: called with the bytes of each leaf that was read.
     """
-    values = {path: _late_array(step, path, progress) for path in step.leaves}
+    values = {path: _late_array(step, path) for path in step.leaves}
     parts = leaves_by_item(like, values)
     if not like or sum(map(len, parts.values())) < len(values):
-        return {ITEM: tree_of(values)}, False
+        return {ITEM: tree_of(values)}
     trees = {name: tree_like(item, parts[name]) for name, item in like.items()}
     unlike = {name: tree_of(parts[name]) for name, tree in trees.items() if tree is None}
     found = trees | unlike
-    return {n: tree for n, tree in found.items() if not ocp.utils.is_empty_node(tree)}, not unlike
+    return {n: tree for n, tree in found.items() if not ocp.utils.is_empty_node(tree)}
 
 
-def _late_array(step: StepReader, path: str, progress: Callable[[int], None]) -> ItemArray | None:
+def _late_array(step: StepReader, path: str) -> ItemArray | None:
     """Return an array that is read when it is written; None for a leaf without elements."""
     leaf = step.leaves[path]
     shape = leaf.global_shape
@@ -352,9 +347,7 @@ def _late_array(step: StepReader, path: str, progress: Callable[[int], None]) ->
     dtype = np.dtype(np.uint8) if leaf.dtype in STORED_AS_UINT8 else dtype_named(leaf.dtype)
 
     def load() -> npt.NDArray[Any]:
-        array = read_leaf(step, path)
-        progress(array.nbytes)
-        return array.view(dtype)
+        return read_leaf(step, path).view(dtype)
 
     part = shape
     boxes = step.boxes(path) if leaf_bytes(leaf) >= _CHUNKED_BYTES else ()

@@ -57,7 +57,6 @@ COMMANDS = {
         " why the last restore took its step",
         INSPECT,
     ),
-    "diff": Command(f"{_CLI}.inspect.diff", "compare two steps, leaf by leaf", INSPECT),
     "report": Command(
         f"{_CLI}.inspect.report",
         "write an HTML report of a run from its event log",
@@ -90,21 +89,24 @@ COMMANDS = {
     "serve": Command(
         f"{_CLI}.serve", "serve this host's ramdisk to peers while its trainer is down", RUN
     ),
-    "demo": Command(
-        f"{_CLI}.demo", "lose a slice in the middle of training and recover", RUN, "demo"
-    ),
-    "export": Command(
-        f"{_CLI}.export",
-        "write a step as a directory of plain Orbax; with --drain the newest in RAM to storage,"
-        " when a job has died for good",
+    "drain": Command(
+        f"{_CLI}.drain",
+        "write the newest step in RAM to storage, when a job has died for good",
         RESCUE,
     ),
 }
+GONE = {
+    "demo": "'make demo' runs it, or 'python -m examples.demo' in a checkout",
+    "diff": "docs/examples/compare_steps.py compares two steps in storage",
+    "export": "'eckpt drain' writes the newest step in RAM to a directory; a step in storage is a"
+    " directory of Orbax, which can be copied",
+}
+"""Earlier commands, and what takes their place."""
 _GROUPS = {
     INSPECT: "read-only, also while a job runs or after its host's processes died",
     PREPARE: "before a job starts",
     RUN: "jobs and servers",
-    RESCUE: "what is in RAM or storage goes elsewhere",
+    RESCUE: "what is in RAM goes to storage",
 }
 _HELP_WIDTH = 100
 
@@ -137,6 +139,8 @@ def _open_closed_streams() -> None:
 
 def _run(arguments: list[str]) -> int:
     name = _name_in(arguments)
+    if name in GONE:
+        return _fail(name, f"is no command any more; {GONE[name]}")
     try:
         args = parse(arguments)
         return USAGE_EXIT_CODE if args is None else int(_load(name).run(args))

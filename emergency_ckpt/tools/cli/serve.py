@@ -65,7 +65,7 @@ def _add_drain(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[repor
         "--drain-to",
         default="",
         metavar="DIR",
-        help="the job's dir: one of its servers runs 'eckpt export --drain' there, and the others"
+        help="the job's dir: one of its servers runs 'eckpt drain' there, and the others"
         " serve it; needs --drain-after or --drain-at-stop",
     )
     group.add_argument(

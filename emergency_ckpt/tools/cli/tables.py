@@ -42,11 +42,6 @@ def print_faults(faults: Sequence[SurveyFault]) -> None:
         print_line(f"{fault.where}: {fault.problem}{hint}", sys.stderr)
 
 
-def print_error(command: str, text: str) -> None:
-    """Print the reason why a command failed to the standard error."""
-    print_line(f"eckpt {command}: {text}", sys.stderr)
-
-
 def size(size_bytes: int | None) -> str:
     """Return a size with a unit; ``-`` when it is not known."""
     return "-" if size_bytes is None else size_text(size_bytes)

@@ -187,36 +187,28 @@ def damage_a_block(step: Path, at: int) -> None:
 PATIENT = ("--timeout", 3000)
 
 
-@pytest.mark.parametrize("command", ["ls", "diff", "export"])
-def test_undecodable_block_is_told_with_its_leaf(tmp_path: Path, command: str) -> None:
+def test_undecodable_block_is_told_with_its_leaf(tmp_path: Path) -> None:
     """However long an answer of storage may take: what it has given is not asked for again."""
-    stored, out = tmp_path / "stored", tmp_path / "out"
+    stored = tmp_path / "stored"
     in_storage(stored, 3)
     damage_a_block(stored / "3", 14)
-    words = {"ls": ["--check", "--read-data"], "diff": [3, 3], "export": [3, out]}[command]
-    done = eckpt(command, *words, "--dir", stored, *PATIENT)
-    assert done.returncode in (1, 3)
+    done = eckpt("ls", "--check", "--read-data", "--dir", stored, *PATIENT)
+    assert done.returncode == 1
     assert "leaf 'w'" in done.stdout + done.stderr
     assert "Error decoding" in done.stdout + done.stderr
-    assert not out.exists()
 
 
-@pytest.mark.parametrize("command", ["ls", "diff", "export"])
-def test_undecodable_chunk_of_plain_orbax_is_told_with_its_leaf(
-    tmp_path: Path, command: str
-) -> None:
-    stored, out = tmp_path / "stored", tmp_path / "out"
+def test_undecodable_chunk_of_plain_orbax_is_told_with_its_leaf(tmp_path: Path) -> None:
+    stored = tmp_path / "stored"
     noise = np.random.default_rng(0).integers(0, 5, (64, 64), np.int32)
     with ocp.CheckpointManager(stored) as manager:
         manager.save(7, args=ocp.args.StandardSave({"w": noise}))
     damage_a_block(stored / "7", 0)
-    words = {"ls": ["--check", "--read-data"], "diff": [7, 7], "export": [7, out]}[command]
-    done = eckpt(command, *words, "--dir", stored, *PATIENT)
-    assert done.returncode in (1, 3)
+    done = eckpt("ls", "--check", "--read-data", "--dir", stored, *PATIENT)
+    assert done.returncode == 1
     said = done.stdout + done.stderr
     assert "leaf 'w'" in said or "7, w[" in said
     assert "decompress" in said.lower()
-    assert not out.exists()
 
 
 ANSWERED_AT_THE_END = """

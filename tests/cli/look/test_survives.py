@@ -138,7 +138,7 @@ def stored_too(ramdisk: Path, tmp_path: Path) -> tuple[object, ...]:
     """Return the words that name a ramdisk and a directory, which have one step."""
     host = fill(ramdisk / "a", 0, 10)
     directory = tmp_path / "stored"
-    drained = ("export", "--drain", "--local-dir", host, "--dir", directory, "--run-id", RUN_ID)
+    drained = ("drain", "--local-dir", host, "--dir", directory, "--run-id", RUN_ID)
     assert eckpt_here(*drained) == 0
     return ("--local-dir", host, "--dir", directory, "--run-id", RUN_ID)
 

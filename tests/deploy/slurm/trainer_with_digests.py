@@ -17,7 +17,7 @@ import train
 from absl import logging
 
 from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.tools.demo.train import iterator_digest, shard_digests
+from examples.demo.train import iterator_digest, shard_digests
 
 logging.set_verbosity(logging.INFO)  # the lines "saved step ... to RAM"
 options = train.parse_arguments()

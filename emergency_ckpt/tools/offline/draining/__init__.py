@@ -1,4 +1,4 @@
-"""RAM brought to storage when a job is over for good (``eckpt export --drain``).
+"""RAM brought to storage when a job is over for good (``eckpt drain``).
 
 1. ``drain`` chooses the newest whole step and writes it, alone in its directory (``lock``).
 2. ``peer_ram`` brings what only other hosts have.

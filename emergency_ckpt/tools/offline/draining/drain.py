@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 
 import msgspec
 
@@ -36,7 +37,6 @@ from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tier import Array, leaf_bytes
 from emergency_ckpt.tools.offline.draining.peer_ram import PeerRam, ask_peers
-from emergency_ckpt.tools.offline.export_step import Progress, Shown
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import ram_parts
 from emergency_ckpt.tools.survey.survey import Survey, SurveyedStep, take_survey, with_folders
@@ -44,9 +44,13 @@ from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.pool import each_address
 from emergency_ckpt.types import LOCAL, Box, SaveId
 
+Progress = Callable[[int], None]
+Shown = Callable[[str, int], AbstractContextManager[Progress]]
+"""Shows the progress of some work of so many bytes."""
+
 
 class Drained(msgspec.Struct, frozen=True):
-    """The outcome of a drain, as ``eckpt export --drain --json`` prints it.
+    """The outcome of a drain, as ``eckpt drain --json`` prints it.
 
     Attributes:
       step: the one that was written, or the newest that storage has; None without any.
@@ -115,7 +119,7 @@ def drain(
       peers: addresses of ``eckpt serve`` on other hosts, or names that stand for several.
     """
     survey = take_survey(dataclasses.replace(places, directory=""))
-    run_id = survey.only_run(peers, "eckpt export --drain") or run_id_of(places.directory)
+    run_id = survey.only_run(peers, "eckpt drain") or run_id_of(places.directory)
     _check_ended(survey, run_id, places)
     tier, moves = places.storage(write_timeout_s), _Moves()
     tier.create()
@@ -132,7 +136,7 @@ def drain(
     if not peers:
         return work.inspect() or work.run(shown)
     if places.secret is None:
-        raise ConfigError(["--peers needs the run's secret"], target="eckpt export --drain")
+        raise ConfigError(["--peers needs the run's secret"], target="eckpt drain")
     with TransferClient(run_id=run_id, secret=places.secret) as client:
         return _drain_with_peers(work, client, peers, shown, write_timeout_s)
 

@@ -67,7 +67,7 @@ class LastDrain:
       own: the address at which this host's server answers its peers.
       peers: names or addresses of the servers of the job's hosts; this one may be among them.
       trainers: names or addresses at which processes of the job answer while it runs.
-      options: further options of ``eckpt export --drain``.
+      options: further options of ``eckpt drain``.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class LastDrain:
         """
         places = self._places
         command = [
-            *(sys.executable, "-m", "emergency_ckpt.tools.cli.main", "export", "--drain"),
+            *(sys.executable, "-m", "emergency_ckpt.tools.cli.main", "drain"),
             *("--dir", places.directory, "--run-id", self._run_id, *self._options),
         ]
         for local_dir in places.local_dirs:

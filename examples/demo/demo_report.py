@@ -14,8 +14,6 @@ from rich.table import Table
 
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.extras.event_log.records import LoggedEvent
-from emergency_ckpt.tools.demo.results import JobDigest, differences
-from emergency_ckpt.tools.demo.scenarios import Scenario
 from emergency_ckpt.tools.report.figures import (
     OWN_RAM,
     STORAGE,
@@ -28,6 +26,8 @@ from emergency_ckpt.tools.report.lives import lives_of
 from emergency_ckpt.tools.report.page import ReportRun, write_report, write_whole
 from emergency_ckpt.tools.report.reading import run_events
 from emergency_ckpt.types import LOCAL, PERSISTENT
+from examples.demo.results import JobDigest, differences
+from examples.demo.scenarios import Scenario
 
 Summary = dict[str, Any]
 
@@ -295,4 +295,4 @@ def write_page(path: Path, baseline: FinishedRun, faulty: Mapping[str, FinishedR
         for name, record in runs.items()
         if record.events
     ]
-    write_report(path, "Runs of eckpt demo", sections)
+    write_report(path, "Runs of the demo", sections)

@@ -24,25 +24,26 @@ from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extras.event_log.reader import LogTail
 from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.json_decoders import decoder_of
-from emergency_ckpt.tools.demo import demo_report
-from emergency_ckpt.tools.demo.display import show
-from emergency_ckpt.tools.demo.results import ProcessResult, merge_results
-from emergency_ckpt.tools.demo.scenarios import ALL, Scenario, ScenarioJob, choose
 from emergency_ckpt.tools.launch.faults import parse_fault
 from emergency_ckpt.tools.launch.job import JobSpec
 from emergency_ckpt.tools.launch.supervisor import Supervisor
 from emergency_ckpt.tools.signals import handling
 from emergency_ckpt.types import PERSISTENT
+from examples.demo import demo_report
+from examples.demo.display import show
+from examples.demo.results import ProcessResult, merge_results
+from examples.demo.scenarios import ALL, Scenario, ScenarioJob, choose
 
 RUN_TIMEOUT_S = 300.0
 HANG_TIMEOUT_S = 120.0
 REFRESH_S = 0.1
 _MARKER = ".eckpt_demo"
+_ROOT = Path(__file__).parents[2]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """Options of ``eckpt demo``.
+    """Options of ``python -m examples.demo``.
 
     Attributes:
       scenario: a name of ``scenarios.SCENARIOS``, or ``all``.
@@ -171,7 +172,7 @@ def run_once(
 
 def _job_spec(job: ScenarioJob, directory: Path, local_root: Path, *, max_restarts: int) -> JobSpec:
     """Return the spec of a job with a restart for each fault, and none for other failures."""
-    command = [sys.executable, "-m", "emergency_ckpt.tools.demo.train"]
+    command = [sys.executable, "-m", "examples.demo.train"]
     command += ["--steps", str(job.steps), "--seed", str(job.seed)]
     command += ["--local-every", str(job.local_every)]
     command += ["--persistent-every", str(job.persistent_every)]
@@ -184,6 +185,7 @@ def _job_spec(job: ScenarioJob, directory: Path, local_root: Path, *, max_restar
         devices_per_host=1,
         local_root=local_root,
         log_dir=directory / "logs",
+        env={"PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])},
         max_restarts=max_restarts,
         hang_timeout_s=HANG_TIMEOUT_S,
         keep_ram="never",

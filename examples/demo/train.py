@@ -1,4 +1,4 @@
-"""The demo's trainer: one process of the job. ``python -m emergency_ckpt.tools.demo.train``.
+"""The demo's trainer: one process of the job. ``python -m examples.demo.train``.
 
 The launcher starts it once per host, with its place in the job in the environment. It trains, calls
 ``save`` after every step, and writes a file of digests of its final state.
@@ -24,9 +24,9 @@ from emergency_ckpt.checkpointer import EmergencyCheckpointer
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.extras.event_log.log_writer import EventLog, open_event_log
 from emergency_ckpt.extras.progress import report_step
-from emergency_ckpt.tools.demo import data, model, results
 from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.simulated_job import initialize_job
+from examples.demo import data, model, results
 
 SEQUENCES_PER_DEVICE = 8
 _LOG_BYTES = 64 << 20
@@ -34,7 +34,7 @@ _LOG_BYTES = 64 << 20
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the trainer's own options; its place in the job comes from the environment."""
-    parser = argparse.ArgumentParser(prog="python -m emergency_ckpt.tools.demo.train")
+    parser = argparse.ArgumentParser(prog="python -m examples.demo.train")
     parser.add_argument("--steps", type=int, required=True, help="train up to this step")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--local-every", type=int, required=True, help="steps between RAM saves")

@@ -1,30 +1,35 @@
-"""``eckpt demo``: lose a slice, recover from the RAM of peers, and compare the bits."""
+"""Lose a slice, recover from the RAM of peers, and compare the bits.
+
+python -m examples.demo --scenario slice-loss --out demo_out
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.errors import CheckpointError, ConfigError
 from emergency_ckpt.tools.cli.arguments import positive, seed
-from emergency_ckpt.tools.demo.run import DemoOptions, run_demo
-from emergency_ckpt.tools.demo.scenarios import ALL, SCENARIOS, ScenarioJob
+from emergency_ckpt.tools.cli.output import print_line
+from examples.demo.run import DemoOptions, run_demo
+from examples.demo.scenarios import ALL, SCENARIOS, ScenarioJob
 
 # Imported by the job's processes; checked here so that the error is not only in their logs.
 _NEEDED_MODULES = ("grain", "optax", "plotly")
 
 
-EXAMPLE = "eckpt demo --scenario slice-loss --out demo_out"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``demo``."""
-    parser.description = (
-        "Trains, loses a slice, recovers from the RAM of peers, and compares the bits with those"
-        " of an undisturbed run."
+def parsed(words: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options of a command line; SystemExit where one is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.demo",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description="Trains, loses a slice, recovers from the RAM of peers, and compares the bits"
+        " with those of an undisturbed run.",
     )
     parser.add_argument(
         "--scenario", choices=[*SCENARIOS, ALL], default="slice-loss", help="what is lost"
@@ -46,14 +51,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json-only", action="store_true", help="print the summary as JSON and nothing else"
     )
+    return parser.parse_args(words)
 
 
-def run(args: argparse.Namespace) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run the demonstration; return 0 only when every scenario recovered and is equal bit for bit.
 
-    Raises:
-      ConfigError: the options do not fit together, or a needed package is not installed.
+    2: the options do not fit together, or a package is missing. 1: a directory cannot be used.
     """
+    try:
+        return _run(parsed(words))
+    except ConfigError as error:
+        print_line(str(error), sys.stderr)
+        return 2
+    except (CheckpointError, OSError) as error:
+        print_line(str(error), sys.stderr)
+        return 1
+
+
+def _run(args: argparse.Namespace) -> int:
     missing = [name for name in _NEEDED_MODULES if importlib.util.find_spec(name) is None]
     if missing:
         hint = "install emergency-ckpt[demo]"
@@ -74,3 +90,7 @@ def run(args: argparse.Namespace) -> int:
         json_only=args.json_only,
     )
     return run_demo(options, Console())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
