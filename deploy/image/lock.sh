@@ -12,4 +12,4 @@ trap 'rm -rf "$tools"' EXIT
 printf '%s\n' "$@" > "$tools/besides.in"
 "$tools/venv/bin/uv" pip compile --quiet --no-header --generate-hashes --only-binary :all: \
     --python-version "${PYTHON_VERSION:-3.12}" --python-platform "${PLATFORM:-x86_64-manylinux_2_28}" \
-    --output-file "$out" "$source/pyproject.toml" "$tools/besides.in"
+    --extra gcs --output-file "$out" "$source/pyproject.toml" "$tools/besides.in"

@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
@@ -19,7 +20,13 @@ from etils import epath
 
 from emergency_ckpt.core.limits import MAX_MARKER_BYTES
 from emergency_ckpt.core.step_names import is_own_name, name_of
-from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
+from emergency_ckpt.errors import (
+    CheckpointError,
+    ConfigError,
+    CorruptData,
+    InvalidState,
+    PersistentTierError,
+)
 from emergency_ckpt.files import file_size_hint, resolved
 from emergency_ckpt.storage.calls import (
     LATE_CHANGES,
@@ -74,6 +81,9 @@ class StorageDirectory:
         self._bucket, _, root = _without_scheme(self.path).partition("/")
         self._below = f"{root}/" if root else ""  # of an object's name, before that below ``path``
         self._is_gcs = directory.startswith("gs://")
+        if self._is_gcs and find_spec("gcsfs") is None:
+            problem = "gs:// needs gcsfs, which is not installed; pip install 'emergency-ckpt[gcs]'"
+            raise ConfigError([problem], target=directory)
 
     def name_of(self, step: int) -> str:
         """Return the name of the folder into which ``step`` is written."""

@@ -16,7 +16,6 @@ import pytest
 from fake_link import FakeMachine
 from looks import eckpt_here
 from programs import eckpt_json
-from rich.console import Console
 from trees import tree_of
 from world import small_tmpfs
 
@@ -56,7 +55,7 @@ def doctor(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dic
 
 
 def test_finding_is_one_line_whatever_a_file_says(capsys: pytest.CaptureFixture[str]) -> None:
-    show([Finding("copies", "warning", "of a\x1b[2J\nok", "ask b\x07")], Console(width=200))
+    show([Finding("copies", "warning", "of a\x1b[2J\nok", "ask b\x07")])
     out = capsys.readouterr().out
     assert out.splitlines() == [
         r"warning  copies     of a\x1b[2J\nok",

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator
 
 from emergency_ckpt.core.wording import seconds_text, size_text
-from emergency_ckpt.tools.cli.output import tell
+from emergency_ckpt.tools.cli.output import HAS_RICH, tell
 
 _LINE_EVERY_S = 10.0
 
@@ -16,7 +16,7 @@ _LINE_EVERY_S = 10.0
 @contextlib.contextmanager
 def progress_of(what: str, total_bytes: int) -> Generator[Callable[[int], None]]:
     """Show the progress of some bytes while inside; yields the function that is told of them."""
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and HAS_RICH:
         with _bar(what, total_bytes) as advance:
             yield advance
     else:

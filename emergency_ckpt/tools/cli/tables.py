@@ -1,4 +1,4 @@
-"""Tables and faults for people: with lines on a terminal, plain text elsewhere."""
+"""Tables and faults for people: with lines on a terminal that rich draws, else as plain text."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from emergency_ckpt.core.wording import printable, size_text
-from emergency_ckpt.tools.cli.output import print_line
+from emergency_ckpt.tools.cli.output import HAS_RICH, print_line
 from emergency_ckpt.tools.survey.places import SurveyFault
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows below their columns. Text elsewhere than on a terminal is never cut."""
     rows = [[printable(cell) for cell in row] for row in rows]
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and HAS_RICH:
         _print_rich(columns, rows)
         return
     widths = [max(len(row[i]) for row in [list(columns), *rows]) for i in range(len(columns))]

@@ -18,8 +18,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
-
 from emergency_ckpt.core.wording import count_text, size_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.ram.locks import check_run_id
@@ -157,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"status": worst(findings), "checks": findings})
     else:
-        show(findings, Console(highlight=False))
+        show(findings)
     return exit_status(findings, strict=args.strict)
 
 

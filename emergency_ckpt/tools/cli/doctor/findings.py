@@ -6,13 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
-from rich.console import Console
 
-from emergency_ckpt.core.wording import printable
+from emergency_ckpt.tools.cli.output import print_line
 
 Status = Literal["ok", "warning", "failure"]
 
-_STYLES: Mapping[Status, str] = {"ok": "green", "warning": "yellow", "failure": "bold red"}
 _WORST: tuple[Status, ...] = ("failure", "warning", "ok")
 
 
@@ -48,13 +46,11 @@ def exit_status(findings: Sequence[Finding], *, strict: bool) -> int:
     return 0 if worst(findings) in ({"ok"} if strict else {"ok", "warning"}) else 1
 
 
-def show(findings: Sequence[Finding], console: Console) -> None:
+def show(findings: Sequence[Finding]) -> None:
     """Print one line for each finding, and one below it that says how to mend it."""
     for finding in findings:
-        status = f"[{_STYLES[finding.status]}]{finding.status:8}[/]"
-        console.print(f"{status} {finding.check:10} ", end="")
-        console.print(printable(finding.text), markup=False, soft_wrap=True)
+        print_line(f"{finding.status:8} {finding.check:10} {finding.text}")
         if finding.mend:
-            console.print(f"{'':20}{printable(finding.mend)}", markup=False, soft_wrap=True)
+            print_line(f"{'':20}{finding.mend}")
     counts = {status: sum(f.status == status for f in findings) for status in _WORST}
-    console.print(", ".join(f"{count} {status}" for status, count in counts.items() if count))
+    print_line(", ".join(f"{count} {status}" for status, count in counts.items() if count))
