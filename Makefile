@@ -48,6 +48,8 @@ help:
 	@echo "make model   check the model of the step log with TLC, and find each defect in it; needs Java, else 77 (an hour)"
 	@echo "make fuzz    fuzz every decoder for FUZZ_SECONDS (60) each"
 	@echo "make size    count lines, classes, settings, commands, calls of a save and a restore; AGAINST=REVISION"
+	@echo "make check-documents   the documents alone, and the commands that they show"
+	@echo "make dist    build the sdist and the wheel of PYTHON into dist/"
 	@echo "make check   format, lint, types, import layers, documents, mutants that still apply"
 	@echo "make docs    build the documentation as a site, in build/site, in its own venv; a dead link ends it"
 	@echo "make bench   compare with Orbax in 15 minutes, BENCH_FLAGS=--quick in one (needs an idle machine)"
@@ -191,6 +193,17 @@ kill-matrix: $(INSTALLED)
 # Some checks alone: MODEL_FLAGS=order-by-clock. 77: there is no Java, or no TLC; the program has printed which.
 model: $(INSTALLED)
 	$(BIN)/python verification/model/run.py $(MODEL_FLAGS) $(CANNOT)
+
+.PHONY: check-documents
+check-documents: $(INSTALLED)
+	$(BIN)/python tests/documents/run.py
+	$(BIN)/python verification/given_up_words.py
+	$(BIN)/python -m pytest tests/cli/test_commands.py tests/cli/test_recipes.py $(TEST_FLAGS)
+
+# The sdist and the wheel for the Python of PYTHON, for the oldest glibc that the wheel runs with, in dist/.
+.PHONY: dist
+dist:
+	PYTHON=$(PYTHON) deploy/image/build_wheel.sh . dist
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
 
+import yaml
 from findings import ROOT, differing
 
 import emergency_ckpt
@@ -52,6 +53,29 @@ def sections() -> dict[str, str]:
 def anchor(heading: str) -> str:
     """Return the anchor that the code host makes of a heading."""
     return re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-")
+
+
+def check_workflows_call_targets_of_the_makefile() -> Iterator[str]:
+    makefile = (ROOT / "Makefile").read_text("utf-8") + (ROOT / "native/native.mk").read_text()
+    versions = re.findall(r"^VERSIONS = (.*)$", makefile, re.M)[0].split()
+    targets = {f"test-{name}" for name in versions}
+    for line in re.findall(r"^([a-z][^:=\n]*):(?!=)", makefile, re.M):
+        targets |= set(line.split())
+    for path in sorted((ROOT / ".github" / "workflows").glob("*.yml")):
+        workflow = yaml.safe_load(path.read_text("utf-8"))
+        for job in workflow["jobs"].values():
+            matrix = job.get("strategy", {}).get("matrix", {})
+            rows = matrix.get("include") or [
+                {name: value} for name, values in matrix.items() for value in values
+            ]
+            for step in job["steps"]:
+                for row in rows or [{}]:
+                    command = step.get("run", "")
+                    for name, value in row.items():
+                        command = command.replace(f"${{{{ matrix.{name} }}}}", value)
+                    target = re.match(r"make (\S+)", command)
+                    if command and (target is None or target[1] not in targets):
+                        yield f"{path.name}: {command!r} calls no target of the Makefile"
 
 
 def check_runbook_has_a_section_for_each_error() -> Iterator[str]:
