@@ -137,8 +137,6 @@ MAX_TIME_S: Final = 1e11
 MAX_LOG_ENTRIES: Final = 100_000
 """Maximum number of directory entries in which logs of events are looked for."""
 MAX_LOG_EVENTS: Final = 1_000_000
-MAX_QUANTITY_BYTES: Final = 1 << 60
-"""Largest quantity of memory in a manifest of a cluster."""
 MAX_CORPUS_BYTES: Final = 4 << 20
 """Maximum for the text that the demonstration trains on."""
 MAX_SLICES: Final = 256

@@ -17,11 +17,13 @@ import pytest
 from kubernetes_rules import (
     Manifest,
     StartedContainer,
+    edited,
     manifests_in,
     one,
     pod_specs,
     started,
     started_trainers,
+    without_rights,
     words,
 )
 from launch_support import ReservedPort
@@ -172,16 +174,18 @@ class Cluster:
 
 @pytest.fixture
 def new_cluster(
-    ramdisk: Path, capsys: pytest.CaptureFixture[str]
+    ramdisk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., Cluster]]:
     clusters: list[Cluster] = []
 
-    def make(name: str, source: str, **changes: str) -> Cluster:
-        shape = {"slices": str(SLICES), "hosts": "1", "topology": "2x2", "state": "2Mi"}
-        shape |= {"ramdisk": "64Mi", "tpu_rights": "none"}
-        assert eckpt_here(*words(source, **shape, **changes)) == 0
+    def make(name: str, source: str, *edits: tuple[str, str], **changes: str) -> Cluster:
+        shape = {"slices": str(SLICES), "hosts": "1", "topology": "2x2"}
+        shape |= {"state_gib": str(2 / 1024), "ramdisk_gib": str(64 / 1024)}
+        template = edited(tmp_path, source, *edits)
+        assert eckpt_here(*words(source, template=template, **shape, **changes)) == 0
         (ramdisk / name).mkdir()
-        clusters.append(Cluster(ramdisk / name, manifests_in(capsys.readouterr().out)))
+        manifests = without_rights(manifests_in(capsys.readouterr().out))
+        clusters.append(Cluster(ramdisk / name, manifests))
         return clusters[-1]
 
     yield make
@@ -290,12 +294,14 @@ def test_drain_in_the_daemonset_saves_what_ram_had(new_cluster: Callable[..., Cl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("source", "drain_s"), [("daemonset", "20"), ("in-place", "300")])
+@pytest.mark.parametrize(
+    ("source", "edits"), [("daemonset", [("- '900'", "- '20'")]), ("in-place", [])]
+)
 def test_servers_drain_a_job_that_failed(
-    new_cluster: Callable[..., Cluster], source: str, drain_s: str
+    new_cluster: Callable[..., Cluster], source: str, edits: list[tuple[str, str]]
 ) -> None:
     # One copy of each shard: the RAM of both nodes is needed.
-    cluster = new_cluster(source, source, drain_s=drain_s, placement="striped(1)")
+    cluster = new_cluster(source, source, *edits, placement="striped(1)")
     servers = cluster.start_servers()
     trainers = cluster.start_trainers()
     cluster.wait_for_saves()

@@ -16,6 +16,7 @@ import yaml
 KUBERNETES = "1.36.0"
 """The first version that has RestartAllContainers without a feature gate."""
 
+GKE = Path(__file__).parents[2] / "deploy" / "gke"
 _GOLDEN = Path(__file__).parents[1] / "golden"
 _JOBSET = jsonschema.Draft202012Validator(
     json.loads((_GOLDEN / "jobset_v1alpha2_fields.json").read_text())
@@ -80,8 +81,8 @@ _POD_MONITORING = jsonschema.Draft202012Validator(
 SOURCES: dict[str, list[str]] = {
     "daemonset": [],
     # There the event log is in the ramdisk.
-    "in-place": ["--restart-agent-image", "registry.example/agent:1", "--ramdisk", "61Gi"],
-    "gke-driver": ["--ramdisk", "61Gi"],
+    "in-place": ["--restart-agent-image", "registry.example/agent:1", "--ramdisk-gib", "61"],
+    "gke-driver": ["--ramdisk-gib", "61"],
 }
 _OPTIONS = {
     "--name": "train",
@@ -91,18 +92,45 @@ _OPTIONS = {
     "--hosts": "2",
     "--tpu-type": "v5e",
     "--topology": "2x4",
-    "--state": "60Gi",
-    "--ramdisk": "60Gi",
+    "--state-gib": "60",
+    "--ramdisk-gib": "60",
     "--secret": "train-secret",
 }
 
 
-def words(source: str = "daemonset", *extra: str, **changes: str) -> list[str]:
-    """Return the arguments of ``eckpt`` for a job of 3 slices with 2 hosts each."""
+def words(
+    source: str = "daemonset", *extra: str, template: Path | None = None, **changes: str
+) -> list[str]:
+    """Return the arguments of ``eckpt`` for a job of 3 slices with 2 hosts each.
+
+    ``template``: an edited one instead of that of ``source``.
+    """
     options = _OPTIONS | {f"--{name.replace('_', '-')}": value for name, value in changes.items()}
     pairs = [word for pair in options.items() for word in pair]
-    chosen = ["--ramdisk-source", source, *SOURCES[source], *extra]
-    return ["deploy", "gke", *pairs, *chosen, "--", "python", "/app/train.py"]
+    chosen = ["--gke", str(template or GKE / f"{source}.yaml"), *SOURCES[source], *extra]
+    return ["plan", *pairs, *chosen, "--", "python", "/app/train.py"]
+
+
+def edited(directory: Path, source: str, *edits: tuple[str, str]) -> Path:
+    """Return a copy of a template in which each text stands that takes the place of another."""
+    text = (GKE / f"{source}.yaml").read_text()
+    for old, new in edits:
+        assert old in text, old
+        text = text.replace(old, new)
+    path = directory / f"{source}.yaml"
+    path.write_text(text)
+    return path
+
+
+def without_rights(manifests: list[Manifest]) -> list[Manifest]:
+    """Return the manifests as the templates say for sites that give trainers no rights."""
+    for spec in pod_specs(manifests):
+        for container in spec["containers"]:
+            if container["name"] == "trainer":
+                container["command"] = container["command"][6:]
+                doctor = next(each for each in spec["initContainers"] if each["name"] == "doctor")
+                container["securityContext"] = doctor["securityContext"]
+    return manifests
 
 
 Manifest = dict[str, Any]

@@ -65,12 +65,8 @@ COMMANDS = {
     ),
     "plan": Command(
         f"{_CLI}.plan",
-        "compute cost and survival of each number of copies, and recommend one",
-        PREPARE,
-    ),
-    "deploy": Command(
-        f"{_CLI}.deploy",
-        "write the manifests of a job for an engine (GKE)",
+        "compute cost and survival of each number of copies, and recommend one; with --gke fill the"
+        " manifests of a job on GKE and check them",
         PREPARE,
         takes_command=True,
     ),
@@ -96,6 +92,7 @@ COMMANDS = {
     ),
 }
 GONE = {
+    "deploy": "'eckpt plan --gke deploy/gke/daemonset.yaml ...' fills a template",
     "demo": "'make demo' runs it, or 'python -m examples.demo' in a checkout",
     "diff": "docs/examples/compare_steps.py compares two steps in storage",
     "export": "'eckpt drain' writes the newest step in RAM to a directory; a step in storage is a"

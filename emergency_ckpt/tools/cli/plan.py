@@ -1,17 +1,22 @@
-"""``eckpt plan``: cost and survival of each number of copies, for a given job."""
+"""``eckpt plan``: cost and survival of each number of copies; with ``--gke`` manifests."""
 
 from __future__ import annotations
 
 import argparse
 import math
+import shlex
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from emergency_ckpt.core.placement.placement_policies import ALL_BUT_PRIMARY
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import print_json
 from emergency_ckpt.tools.cli.doctor.sizing import GIB, MOST_GIB, host_state_bytes
 from emergency_ckpt.tools.cli.output import print_line
+from emergency_ckpt.tools.deploy.tpus import ACCELERATORS
 from emergency_ckpt.tools.placement_study import JobShape, PlacementCosts, recommend, study
 
 _GB = 1e9
@@ -27,6 +32,12 @@ _LEGEND = (
 
 
 EXAMPLE = "eckpt plan --slices 4 --hosts 64 --state-gib 64"
+_GKE_EXAMPLE = """\
+with --gke:
+  eckpt plan --gke deploy/gke/daemonset.yaml --name run7 --image IMAGE --dir gs://bucket/run7
+  --secret run7-secret --slices 4 --hosts 16 --tpu-type v5p --topology 4x4x4 --state-gib 700
+  --ramdisk-gib 200 -- python /app/train.py
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,8 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Computes, for each placement of shards on slices: RAM, stall of the training thread,"
         " network at a restore, and the probability that the RAM tier survives the loss of"
         " random hosts; and recommends one. The default rates are those of a v5p host: 60 GB/s"
-        " from four chips, 25 GB/s between slices."
+        " from four chips, 25 GB/s between slices. With --gke it fills a template of manifests"
+        " instead, and names what is wrong with the job and the template, all at once."
     )
+    parser.usage = "eckpt plan [options] [--gke TEMPLATE [options] -- PROGRAM [ARGUMENT ...]]"
+    parser.epilog = _GKE_EXAMPLE
     parser.add_argument("--slices", type=int, required=True, help="data-parallel replicas")
     parser.add_argument("--hosts", type=int, required=True, help="hosts of each slice")
     parser.add_argument(
@@ -55,10 +69,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--copy-gb-s", type=float, default=15.0, help="into the ramdisk, GB/s")
     parser.add_argument("--network-gb-s", type=float, default=25.0, help="of a host, GB/s")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    _add_gke(parser.add_argument_group("manifests of a job on GKE"))
+
+
+def _add_gke(gke: argparse._ArgumentGroup) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Add an option for what a template of ``deploy/gke`` leaves open."""
+    gke.add_argument(
+        "--gke",
+        type=Path,
+        metavar="TEMPLATE",
+        help="fill this template of deploy/gke, and print the manifests; nothing is applied",
+    )
+    gke.add_argument("--name", default="", help="of the JobSet, and of what belongs to it")
+    gke.add_argument("--namespace", default="default", help="of all objects")
+    gke.add_argument("--image", default="", help="of the trainer: see deploy/Dockerfile")
+    gke.add_argument("--dir", default="", help="persistent directory, gs://bucket/run")
+    gke.add_argument("--run-id", help="name of the run; default: --name")
+    gke.add_argument("--secret", default="", metavar="NAME", help="Kubernetes Secret of the run")
+    gke.add_argument("--tpu-type", default="", help=", ".join(ACCELERATORS))
+    gke.add_argument("--topology", default="", help="of a slice, such as 4x4x4")
+    gke.add_argument(
+        "--machine-type",
+        help="such as ct6e-standard-8t, a host of 8 chips (default: the type's host of 4)",
+    )
+    gke.add_argument("--memory-gib", type=float, help="memory limit of a pod, ramdisk included")
+    gke.add_argument("--placement", default=ALL_BUT_PRIMARY, help="as the setting")
+    gke.add_argument("--local-keep-last-n", type=int, default=1, help="as the setting")
+    gke.add_argument("--restart-agent-image", help="JobSet's agent, for restarts in place")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compute and print the table; return 0."""
+    """Compute and print the table, or fill a template; return 0."""
+    if args.gke is not None:
+        return _print_manifests(args)
+    if args.program:
+        raise ConfigError(["a program after -- needs --gke"], target="the plan")
     if not 0 < args.survival <= 1:
         raise ConfigError(
             [f"--survival must be above 0 and at most 1, not {args.survival}"], target="the plan"
@@ -85,6 +130,39 @@ def run(args: argparse.Namespace) -> int:
     _print_costs(job, rows, chosen)
     for line in (f"Recommended: {chosen.name} ({reason}).", *_LEGEND):
         print_line(line)
+    return 0
+
+
+def _print_manifests(args: argparse.Namespace) -> int:
+    # Imported here: only this needs YAML.
+    from emergency_ckpt.tools.deploy.gke_job import GkeJob  # noqa: PLC0415
+    from emergency_ckpt.tools.deploy.template import as_yaml, filled  # noqa: PLC0415
+
+    if args.ramdisk_gib is None:
+        raise ConfigError(["--gke needs --ramdisk-gib"], target="the plan")
+    job = GkeJob(
+        name=args.name,
+        image=args.image,
+        program=tuple(args.program),
+        directory=args.dir,
+        slices=args.slices,
+        hosts=args.hosts,
+        tpu_type=args.tpu_type,
+        topology=args.topology,
+        state_bytes=_bytes("--state-gib", args.state_gib),
+        ramdisk_bytes=_bytes("--ramdisk-gib", args.ramdisk_gib),
+        secret=args.secret,
+        machine_type=args.machine_type,
+        host_state_bytes=host_state_bytes(args, "the plan"),
+        namespace=args.namespace,
+        run_id=args.run_id,
+        memory_bytes=None if args.memory_gib is None else _bytes("--memory-gib", args.memory_gib),
+        keep_steps=args.local_keep_last_n,
+        placement=args.placement,
+        restart_agent_image=args.restart_agent_image,
+    )
+    manifests = filled(args.gke.read_text("utf-8"), job, args.gke.name)
+    sys.stdout.write(as_yaml(manifests, [f"Filled by: eckpt {shlex.join(args.words)}"]))
     return 0
 
 
