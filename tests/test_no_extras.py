@@ -44,10 +44,10 @@ def test_local_directory_needs_no_extra(tmp_path: Path) -> None:
 
 
 def test_bucket_without_its_client_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
+    find_spec = importlib.util.find_spec
 
     def absent(name: str, package: str | None = None) -> ModuleSpec | None:
-        return None if name == "gcsfs" else found(name, package)
+        return None if name == "gcsfs" else find_spec(name, package)
 
     monkeypatch.setattr("emergency_ckpt.storage.directory.find_spec", absent)
     with pytest.raises(ConfigError, match=r"emergency-ckpt\[gcs\]"):

@@ -35,8 +35,8 @@ def differences(a, b):
 
 if __name__ == "__main__":
     first, second = (leaves_of(sys.argv[i], int(sys.argv[i + 1])) for i in (1, 3))
-    found = list(differences(first, second))
-    for path, kind in found:
+    differing = list(differences(first, second))
+    for path, kind in differing:
         print(f"{path}: {kind}")
-    print(f"{len(found)} of {len(first.keys() | second.keys())} leaves differ")
-    sys.exit(1 if found else 0)
+    print(f"{len(differing)} of {len(first.keys() | second.keys())} leaves differ")
+    sys.exit(1 if differing else 0)

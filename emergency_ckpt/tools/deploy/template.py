@@ -43,7 +43,7 @@ def filled(text: str, job: GkeJob, name: str) -> list[Manifest]:
     wanted = {word for part in _texts(template) for word in _PLACEHOLDER.findall(part)}
     problems += [] if problems else _missing(wanted, values, name)
     if not problems:
-        objects = [_filled(each, values) for each in template]
+        objects = [_filled(manifest, values) for manifest in template]
         problems = [*_grace_problems(objects), *_privilege_problems(objects)]
         if not problems:
             return objects
@@ -58,18 +58,18 @@ def as_yaml(objects: Sequence[Manifest], comments: Sequence[str] = ()) -> str:
     """
     head = "".join(f"# {printable(line)}\n" for line in comments)
     return head + "".join(
-        "---\n" + yaml.dump(each, Dumper=_Dumper, sort_keys=False, width=_WIDTH_CHARS)
-        for each in objects
+        "---\n" + yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, width=_WIDTH_CHARS)
+        for manifest in objects
     )
 
 
 def objects_of(text: str, name: str) -> list[Manifest]:
     """Return the objects of a YAML stream. ConfigError where the text is no such stream."""
     try:
-        objects = [each for each in yaml.safe_load_all(text) if each is not None]
+        objects = [part for part in yaml.safe_load_all(text) if part is not None]
     except yaml.YAMLError as error:
         raise ConfigError([f"{name} is no YAML: {error}"], target="the template") from error
-    if not objects or not all(isinstance(each, dict) and "kind" in each for each in objects):
+    if not objects or not all(isinstance(part, dict) and "kind" in part for part in objects):
         raise ConfigError([f"{name} has no objects of Kubernetes"], target="the template")
     return objects
 
@@ -112,7 +112,7 @@ def _filled(part: Any, values: Mapping[str, Any]) -> Any:
     whole = _PLACEHOLDER.fullmatch(part)
     if whole is not None:
         return values[whole[1]]
-    return _PLACEHOLDER.sub(lambda found: values[found[1]], part)
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], part)
 
 
 def _texts(part: Any) -> Iterator[str]:
@@ -140,17 +140,17 @@ def _containers(part: Any) -> Iterator[tuple[Manifest, Manifest]]:
 
 
 def _environ(container: Manifest) -> dict[str, str]:
-    return {each["name"]: str(each.get("value", "")) for each in container.get("env", [])}
+    return {entry["name"]: str(entry.get("value", "")) for entry in container.get("env", [])}
 
 
 def _value_of(objects: Sequence[Manifest], variable: str) -> str:
-    environs = (_environ(container) for each in objects for _, container in _containers(each))
+    environs = (_environ(container) for part in objects for _, container in _containers(part))
     return next((environ[variable] for environ in environs if variable in environ), "")
 
 
 def _grace_problems(objects: Sequence[Manifest]) -> list[str]:
     problems: list[str] = []
-    for pod, container in (pair for each in objects for pair in _containers(each)):
+    for pod, container in (pair for part in objects for pair in _containers(part)):
         text = _environ(container).get("ECKPT_PREEMPTION_GRACE_S")
         left_s = pod.get("terminationGracePeriodSeconds", 30)
         if text is not None and float(text) + _GRACE_MARGIN_S > left_s:
@@ -166,9 +166,9 @@ def _privilege_problems(objects: Sequence[Manifest]) -> list[str]:
     return [
         f"image {container['image']!r} of the privileged container {container['name']!r} must end"
         " with @sha256: and its digest"
-        for each in objects
-        if each["kind"] == "DaemonSet"
-        for _, container in _containers(each)
+        for manifest in objects
+        if manifest["kind"] == "DaemonSet"
+        for _, container in _containers(manifest)
         if container.get("securityContext", {}).get("privileged")
         and not _DIGEST.fullmatch(container["image"])
     ]
