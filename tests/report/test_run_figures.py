@@ -17,8 +17,6 @@ from emergency_ckpt.tools.report.figures import (
     byte_sources_of,
     goodput_of,
     recoveries_of,
-    sampled,
-    step_times_of,
 )
 from emergency_ckpt.tools.report.lives import lives_of, number_lives
 from emergency_ckpt.tools.report.spans import marks_of, spans_of, thinned
@@ -258,17 +256,6 @@ def test_marks_failures_and_deaths_are_told() -> None:
         ("persistent.failed", 25, "reason bucket is gone"),
         ("process.exited", None, "exit status -9"),
     ]
-
-
-def test_step_times_mark_saves_by_tier() -> None:
-    events = failed_run()
-    times = step_times_of(lives_of(events), events)
-    assert len(times) == 22 + 9
-    assert {time.seconds for time in times} == {1.0}
-    assert [(t.life, t.step) for t in times if "local" in t.tiers] == [
-        (0, 5), (0, 10), (0, 15), (0, 20), (1, 25), (1, 30)
-    ]  # fmt: skip
-    assert len(sampled(times * 1000)) <= 5000
 
 
 @pytest.mark.parametrize("value", [True, -1, 2**60, "7", None, 1e400, float("nan"), [1]])

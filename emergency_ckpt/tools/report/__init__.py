@@ -1,13 +1,14 @@
-"""The report of a run: one HTML file, made from the events of its processes.
+"""The report of a run: a page, a trace and lines of text, from the events of its processes.
 
 1. ``reading`` reads the files of an event log; damaged lines are counted and named.
 2. ``lives`` groups the events into lives of the job, from one start or restore to the next.
 3. ``figures`` computes from these what was lost and how long each recovery took (steps, RPO, RTO),
-   how the run's time was used, the time of each step, and the sources of the restored bytes;
-   ``spans`` the bars and marks of each process. Both are pure.
-4. ``charts`` describes the figures to Plotly; ``page`` writes the file, with Plotly's script in it.
+   how the run's time was used, and the sources of the restored bytes; ``spans`` the bars and marks
+   of each process. Both are pure.
+4. ``summary`` has the figures in words, and ``trace`` the bars and marks for Perfetto.
+5. ``charts`` describes the timeline to Plotly; ``page`` writes the file, with Plotly's script.
 
-Guaranteed: the file needs no network and its policy forbids any; what a log says is text in it,
+Guaranteed: the page needs no network and its policy forbids any; what a log says is text in it,
 never markup or a script; the same events give the same figures, in any order of files. Not
 guaranteed: that the clocks of hosts agree; a time between two hosts is as good as their clocks.
 """

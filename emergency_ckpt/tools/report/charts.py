@@ -1,4 +1,4 @@
-"""The figures of a report as Plotly takes them.
+"""The timeline of a report as Plotly takes it.
 
 Plotly reads a few tags in its texts, links among them. Text from a log is escaped for it too.
 """
@@ -12,10 +12,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from emergency_ckpt.core.wording import TIER_WORDS, seconds_text
-from emergency_ckpt.tools.report.figures import RunGoodput, StepTime
+from emergency_ckpt.core.wording import seconds_text
 from emergency_ckpt.tools.report.spans import KINDS, Mark, Span
-from emergency_ckpt.types import LOCAL, PERSISTENT
 
 MAX_ROWS = 64
 """Processes in the timeline of a run; those with the lowest numbers."""
@@ -148,84 +146,6 @@ def _marks(
         "hovertemplate": "%{customdata}<extra></extra>",
         "cliponaxis": False,
     }
-
-
-def step_times(times: Sequence[StepTime]) -> dict[str, Any]:
-    """Return the seconds of each step, a line for each life, with the saves marked."""
-    data: list[dict[str, Any]] = []
-    colours = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9")
-    for life in sorted({time.life for time in times}):
-        part = [time for time in times if time.life == life]
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": f"life {life}",
-                "x": [time.step for time in part],
-                "y": [_rounded(time.seconds) for time in part],
-                "line": {"color": colours[life % len(colours)], "width": 1.5},
-            }
-        )
-    for tier, symbol, colour in (
-        (LOCAL, "circle-open", "#0072B2"),
-        (PERSISTENT, "diamond", "#E69F00"),
-    ):
-        part = [time for time in times if tier in time.tiers]
-        if part:
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": f"save to {TIER_WORDS[tier]} begins",
-                    "x": [time.step for time in part],
-                    "y": [_rounded(time.seconds) for time in part],
-                    "marker": {"symbol": symbol, "size": 8, "color": colour},
-                }
-            )
-    layout = {
-        "height": 340,
-        "margin": _MARGIN,
-        "legend": _LEGEND,
-        "hovermode": "closest",
-        "xaxis": {"title": {"text": "step"}, "automargin": True},
-        "yaxis": {"title": {"text": "seconds"}, "rangemode": "tozero", "automargin": True},
-    }
-    return _checked(data, layout)
-
-
-def goodput(use: RunGoodput) -> dict[str, Any]:
-    """Return one bar of the run's seconds by use."""
-    parts = {
-        "start": (use.start_s, "#999999"),
-        "training that counts": (use.training_s, "#009E73"),
-        "stalls": (use.stalled_s, "#D55E00"),
-        "training done again": (use.redone_s, "#CC79A7"),
-        "recovery": (use.recovery_s, "#0072B2"),
-        "end": (use.end_s, "#E69F00"),
-    }
-    data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": name,
-            "x": [_rounded(seconds)],
-            "y": [""],
-            "marker": {"color": colour},
-            "hovertemplate": f"{name}: {seconds_text(seconds)}<extra></extra>",
-        }
-        for name, (seconds, colour) in parts.items()
-        if seconds > 0
-    ]
-    layout = {
-        "barmode": "stack",
-        "height": 210,
-        "margin": _MARGIN,
-        "legend": _LEGEND,
-        "hovermode": "closest",
-        "xaxis": {"title": {"text": "seconds"}, "range": [0, use.wall_s], "automargin": True},
-        "yaxis": {"fixedrange": True, "showticklabels": False, "showgrid": False},
-    }
-    return _checked(data, layout)
 
 
 def _rounded(seconds: float) -> float:

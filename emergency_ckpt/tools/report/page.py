@@ -11,8 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -20,21 +19,19 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from emergency_ckpt.core.wording import TIER_WORDS, count_text, seconds_text, size_text
+from emergency_ckpt.core.wording import TIER_WORDS, seconds_text, size_text
 from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.report import charts
 from emergency_ckpt.tools.report.figures import (
     RestoreBytes,
-    RunGoodput,
     RunRecovery,
     byte_sources_of,
     goodput_of,
     recoveries_of,
-    sampled,
-    step_times_of,
 )
-from emergency_ckpt.tools.report.lives import JobLife, lives_of
+from emergency_ckpt.tools.report.lives import lives_of
 from emergency_ckpt.tools.report.spans import Mark, marks_of, newest_marks, spans_of, thinned
+from emergency_ckpt.tools.report.summary import figures_of, period_of
 
 MAX_TABLE_ROWS = 200
 MAX_TABLE_SOURCES = 24
@@ -82,7 +79,7 @@ def page_of(title: str, runs: Sequence[ReportRun]) -> str:
 <body>
 <h1>{escape(title)}</h1>
 <nav>{links if len(runs) > 1 else ""}</nav>
-<noscript><p class="warning">Figures need scripts; tables and numbers are below.</p></noscript>
+<noscript><p class="warning">The timeline needs scripts; the tables are below.</p></noscript>
 {body}
 <script>{plotly}</script>
 <script>{script}</script>
@@ -115,7 +112,6 @@ def _hash_of(script: str) -> str:
 def _section(index: int, run: ReportRun) -> str:
     events = run.events
     lives = lives_of(events)
-    use = goodput_of(lives, events)
     recoveries = recoveries_of(lives, events)
     marks, left_out = newest_marks(marks_of(events))
     warnings = list(run.warnings)
@@ -125,65 +121,27 @@ def _section(index: int, run: ReportRun) -> str:
     notes = "".join(f'<p class="quiet">{escape(text)}</p>' for text in run.notes)
     parts = [
         f'<section id="run{index}"><h2>{escape(run.title)}</h2>{notes}',
-        f'<p class="quiet">{escape(_period(events, lives))}</p>{boxes}',
-        _tiles(use, recoveries, events),
-        _goodput(index, use),
+        f'<p class="quiet">{escape(period_of(events, lives))}</p>{boxes}',
+        _tiles(figures_of(goodput_of(lives, events), recoveries, events)),
         _timeline(index, events, marks),
         _recoveries(recoveries),
         *(_sources(restore) for restore in byte_sources_of(events)),
-        _step_times(index, lives, events),
         _mark_table(marks, events),
         "</section>",
     ]
     return "\n".join(part for part in parts if part)
 
 
-def _period(events: Sequence[LoggedEvent], lives: Sequence[JobLife]) -> str:
-    processes = len({event.process for event in events} - {None})
-    begin, end = (_clock(choose(event.time_s for event in events)) for choose in (min, max))
-    return (
-        f"{count_text(processes, 'process', 'processes')},"
-        f" {count_text(len(lives), 'life', 'lives')},"
-        f" {begin} to {end} UTC, {count_text(len(events), 'event', 'events')}"
-    )
-
-
-def _clock(time_s: float) -> str:
-    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _tiles(
-    use: RunGoodput, recoveries: Sequence[RunRecovery], events: Sequence[LoggedEvent]
-) -> str:
-    lost = [each.steps_lost for each in recoveries if each.steps_lost is not None]
-    points = [each.lost_s for each in recoveries if each.lost_s is not None]
-    times = [each.recovery_s for each in recoveries if each.recovery_s is not None]
-    least = "at least " if any(each.at_least for each in recoveries) else ""
-    failed = sum(event.name in ("save.incomplete", "persistent.failed") for event in events)
-    tiles = {
-        "goodput": f"{use.share:.1%}",
-        "run": seconds_text(use.wall_s),
-        "recoveries": str(len(recoveries)),
-        "steps lost, all": f"{least}{sum(lost)}" if lost else "-",
-        "RPO, longest": f"{least}{seconds_text(max(points))}" if points else "-",
-        "RTO, longest": seconds_text(max(times)) if times else "-",
-        "failed saves": str(failed),
-    }
+def _tiles(figures: Mapping[str, str]) -> str:
     items = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
-        for name, value in tiles.items()
+        for name, value in figures.items()
     )
-    return f'<dl class="figures">{items}</dl>'
-
-
-def _goodput(index: int, use: RunGoodput) -> str:
-    if not use.wall_s:
-        return ""
     caption = (
         "Goodput is the share of training that counts at the end, without stalls for saves."
         " A recovery lasts from the last sign of training until all processes have their state."
     )
-    return _chart(f"goodput{index}", "Use of the run's time", charts.goodput(use), caption)
+    return f'<dl class="figures">{items}</dl><p class="quiet">{escape(caption)}</p>'
 
 
 def _timeline(index: int, events: Sequence[LoggedEvent], marks: Sequence[Mark]) -> str:
@@ -205,16 +163,6 @@ def _timeline(index: int, events: Sequence[LoggedEvent], marks: Sequence[Mark]) 
     begin_s = min(event.time_s for event in events)
     figure = charts.timeline(spans, marks, rows, begin_s)
     return _chart(f"timeline{index}", "Timeline", figure, caption)
-
-
-def _step_times(index: int, lives: Sequence[JobLife], events: Sequence[LoggedEvent]) -> str:
-    times = sampled(step_times_of(lives, events))
-    if not times:
-        return ""
-    caption = "Seconds for each step, by the process that finished it first."
-    if not all(life.every_step for life in lives if life.steps):
-        caption = "Mean seconds for each step between two saves: the log has no other steps."
-    return _chart(f"steps{index}", "Step time", charts.step_times(times), caption)
 
 
 def _chart(name: str, title: str, figure: dict[str, Any], caption: str) -> str:
