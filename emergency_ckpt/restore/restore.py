@@ -201,7 +201,18 @@ class Restore:
         self._tell_plan(plan, PERSISTENT)
         self._loading = plan.step
         parts.holdings.end_loaded()
-        load = self._storage_load(plan)
+        assert parts.persistent is not None, "only a checkpointer with a directory plans for it"
+        load = StorageLoad(
+            parts.tier,
+            parts.persistent,
+            plan,
+            me=parts.process[0],
+            leaves=[leaf.spec for leaf in self._request.tree.leaves],
+            targets=self._targets(),
+            retained=self._request.retained,
+            progress=self._progress,
+            room=self._room,
+        )
         with self._phase("load"):
             parts.holdings.loaded = load.read()
         self._loaded_bytes += load.nbytes
@@ -213,21 +224,6 @@ class Restore:
             seconds=time.monotonic() - now_s,
         )
         return self._report()
-
-    def _storage_load(self, plan: LoadPlan) -> StorageLoad:
-        parts = self._parts
-        assert parts.persistent is not None, "only a checkpointer with a directory plans for it"
-        return StorageLoad(
-            parts.tier,
-            parts.persistent,
-            plan,
-            me=parts.process[0],
-            leaves=[leaf.spec for leaf in self._request.tree.leaves],
-            targets=self._targets(),
-            retained=self._request.retained,
-            progress=self._progress,
-            room=self._room,
-        )
 
     def _targets(self) -> TargetSet:
         me, count = self._parts.process
