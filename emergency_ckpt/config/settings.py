@@ -274,7 +274,8 @@ class Config:
     """What is called with each ``events.Event``, in the thread that emits it: a function, an
     observer, or a list of them. Observers of ``emergency_ckpt.extras`` may be given by their texts:
     ``"event_log(/logs/run7)"``, ``"prometheus(9400)"``, ``"hang(600)"``. Those that the variable
-    ECKPT_OBSERVERS names, separated by spaces, are added; `eckpt launch` sets it to the event log.
+    ECKPT_OBSERVERS names, separated by spaces, are added; `eckpt launch` sets it to the event
+    log and ``"progress"``.
     """
 
     if not TYPE_CHECKING:  # a type checker finds unknown names by itself, unless it sees this
