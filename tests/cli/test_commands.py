@@ -40,7 +40,7 @@ def test_examples_of_plan_are_accepted(
     monkeypatch.chdir(ROOT)
     text = help_of(capsys, "plan")
     for title in ("with --gke:\n", "\nexample:\n"):
-        example = text.partition(title)[2].partition("\n\n")[0]
+        example = text.partition(title)[2].partition("\n\n")[0].replace("\\\n", " ")
         assert eckpt_here(*shlex.split(example)[1:]) == 0, capsys.readouterr().err
 
 

@@ -67,4 +67,4 @@ def test_command_that_is_gone_says_what_to_use(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert eckpt_here(name, "--an-option", "words") == 2
-    assert f"eckpt {name}: is no command any more; {GONE[name]}" in capsys.readouterr().err
+    assert f"eckpt {name}: this command is gone; {GONE[name]}" in capsys.readouterr().err

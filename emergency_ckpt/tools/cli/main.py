@@ -59,7 +59,7 @@ COMMANDS = {
     ),
     "report": Command(
         f"{_CLI}.inspect.report",
-        "write an HTML report of a run from its event log",
+        "print the figures of a run from its event log, and write a page and a trace",
         INSPECT,
         "report",
     ),
@@ -137,7 +137,7 @@ def _open_closed_streams() -> None:
 def _run(arguments: list[str]) -> int:
     name = _name_in(arguments)
     if name in GONE:
-        return _fail(name, f"is no command any more; {GONE[name]}")
+        return _fail(name, f"this command is gone; {GONE[name]}")
     try:
         args = parse(arguments)
         return USAGE_EXIT_CODE if args is None else int(_load(name).run(args))

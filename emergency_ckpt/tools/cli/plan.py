@@ -32,11 +32,11 @@ _LEGEND = (
 
 
 EXAMPLE = "eckpt plan --slices 4 --hosts 64 --state-gib 64"
-_GKE_EXAMPLE = """\
+_GKE_EXAMPLE = r"""
 with --gke:
-  eckpt plan --gke deploy/gke/daemonset.yaml --name run7 --image IMAGE --dir gs://bucket/run7
-  --secret run7-secret --slices 4 --hosts 16 --tpu-type v5p --topology 4x4x4 --state-gib 700
-  --ramdisk-gib 200 -- python /app/train.py
+  eckpt plan --gke deploy/gke/daemonset.yaml --name run7 --image IMAGE --dir gs://bucket/run7 \
+    --secret run7-secret --slices 4 --hosts 16 --tpu-type v5p --topology 4x4x4 --state-gib 700 \
+    --ramdisk-gib 200 -- python /app/train.py
 """
 
 
