@@ -238,7 +238,7 @@ bench-dcn: $(INSTALLED)
 	$(BIN)/python -m benchmarks.dcn $(BENCH_FLAGS) || test $$? -eq 77
 
 clean:
-	rm -rf build demo_out bench_out faults_out fuzz_out simulation_out soak_out kill_matrix_out
+	rm -rf build dist demo_out bench_out faults_out fuzz_out simulation_out soak_out kill_matrix_out
 
 include native/native.mk
 native-asan native-tsan native-bench native-fuzz: $(INSTALLED)
