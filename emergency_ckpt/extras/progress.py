@@ -94,7 +94,7 @@ def report_step(step: int) -> None:
 
     Call it once per step, at the end. It is one memory write (about 0.2 us), never a system call,
     and does nothing without a supervisor. It blocks only for an ``exact`` fault at this step, for
-    at most ``progress_file.HOLD_LIMIT_S`` seconds.
+    at most ``HOLD_LIMIT_S`` seconds.
 
     Raises:
       OSError: the progress file cannot be mapped (first call only).
