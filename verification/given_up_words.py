@@ -43,6 +43,8 @@ WORDS = (
     r"transfer_security|modes? of transfer|\bcrc\W{0,3}mode\b|\bmode \W?crc\b",  # one mode is left
     # The face of plain Orbax as an imitation of its manager, on our storage.
     r"BothTiersManager|plain_options|HostStateItems|without_saves\b|StepNames\b",
+    # Steps that all processes accepted before they saved them; the leader announces such steps.
+    r"step_agreement|save_?agreement|is_agreed|when_confirmed|skipped.dropped",
     # A secret that the processes agreed on by X25519, and sealed values in JAX's service.
     r"ForgedValue|SealedCoordinator|(seal|open)_value|Secret(Hello|Answer)|made-up secret costs",
 )

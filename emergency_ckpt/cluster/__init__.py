@@ -16,7 +16,7 @@
 7. ``beats`` tells, in a restore or a save to storage, that a process moves; the others wait for it
    as long as it does.
 
-Rules of their own on top of rounds and cells have the vote (doubt), the agreement on
+Rules of their own on top of rounds and cells have the vote (doubt), the announcements of
 steps, and the sync point of a notice.
 
 Guaranteed: every wait has a deadline and names the missing processes; an error on one process of a

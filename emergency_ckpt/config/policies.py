@@ -2,7 +2,7 @@
 
 What follows from the step alone (fixed interval, specific steps, initial save) is decided in the
 training thread, alike everywhere. What looks at a clock or at whether a save is under way is asked
-of the leader, in the background, and agreed: Orbax's continuous policy would wait for the leader
+of the leader, in the background, and announced: Orbax's continuous policy would wait for the leader
 in the training thread at every step.
 
 Orbax is imported where a policy is looked at, and not by every start: it takes as long as JAX.
@@ -66,7 +66,7 @@ class UserPolicy:
         self._previous: list[CheckpointInfo] = []
 
     def saved(self, step: int, time_s: float) -> None:
-        """A save of ``step`` was agreed or restored."""
+        """A save of ``step`` was due, or the step was restored."""
         self._previous.append(CheckpointInfo(step, _moment(time_s)))
         del self._previous[:-_REMEMBERED_STEPS]
 
@@ -103,7 +103,7 @@ class SavePlan:
 
     Attributes:
       rules: decided from the step alone.
-      timing, asked: decided by the leader and agreed.
+      timing, asked: decided by the leader, which announces the steps.
       everywhere: asked on every process.
       on_preemption: a policy asks for a save at the sync point.
     """
@@ -115,8 +115,8 @@ class SavePlan:
     on_preemption: bool = False
 
     @property
-    def is_agreed(self) -> bool:
-        """True when a save of the tier is agreed in the background."""
+    def is_announced(self) -> bool:
+        """True when the leader announces steps of the tier in the background."""
         return bool(self.timing or self.asked)
 
     @property
@@ -129,7 +129,7 @@ class SavePlan:
         """True when the tier saves at all."""
         rules = self.rules
         by_step = any(n > 0 for n in rules.intervals) or rules.steps or rules.initial
-        return bool(by_step or self.is_agreed or self.everywhere or self.on_preemption)
+        return bool(by_step or self.is_announced or self.everywhere or self.on_preemption)
 
 
 def plan_saves(every: object) -> SavePlan:

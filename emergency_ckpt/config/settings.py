@@ -124,7 +124,8 @@ class Config:
     time of the leader's clock; a policy, which is an object of Orbax's ``SaveDecisionPolicy``, a
     user's own subclass, or ``extras.pace.AdaptiveInterval``; or a list of these, of which one that
     is due is enough. 0: the tier is off. What depends on clocks or on a save in progress is decided
-    by the leader, and the processes agree on the step in the background."""
+    by the leader, which announces the step ahead of time, in the background. A process that learns
+    of a step too late makes that save incomplete, and the leader announces it once more."""
     save_every: SaveEvery = setting(1000, tier="persistent", needs="dir", basic=True)
     """The same for the persistent tier. A job with 0 here and in ``local_save_every`` only reads
     ``dir``. Such a job, an evaluator, claims nothing on the ramdisk and may run beside the job that

@@ -34,11 +34,10 @@ whether the port of a silent process is closed, and whether that process is at a
 
 When to save: what follows from the step alone is decided in the training thread, alike everywhere.
 What depends on a clock or on a save under way (continuous, adaptive, every so many seconds, a
-user's policy) is decided by the leader and agreed by ``step_agreement``; the rules are
-``core.save.step_agreement``. The leader proposes a step ahead of everyone, each process accepts it
-before reaching it, and the decision is yes when all did. A process that reaches the step before the
-decision takes the snapshot and holds it; on "no" (``save.skipped``) it discards it. A process that
-had passed the step makes the lead longer; each save makes it a little shorter.
+user's policy) is decided by the leader, which announces the step far enough ahead
+(``announcements``; the rules are ``core.save.announcements``). Each process then decides from the
+step alone. A process that learns of it late says so (``save.skipped``, cause "late") and votes
+against the save, which is incomplete then, and is announced once more.
 """
 
 from typing import TYPE_CHECKING
@@ -46,10 +45,10 @@ from typing import TYPE_CHECKING
 from emergency_ckpt.faces import face_of
 
 if TYPE_CHECKING:
-    from emergency_ckpt.save.step_agreement import SaveAgreement
+    from emergency_ckpt.save.announcements import SaveAnnouncements
     from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 
-__all__ = ["Ballot", "Outcome", "SaveAgreement", "Vote"]
+__all__ = ["Ballot", "Outcome", "SaveAnnouncements", "Vote"]
 
 __getattr__ = face_of(
     __name__,
@@ -57,6 +56,6 @@ __getattr__ = face_of(
         "Vote": "vote",
         "Ballot": "vote",
         "Outcome": "vote",
-        "SaveAgreement": "step_agreement",
+        "SaveAnnouncements": "announcements",
     },
 )

@@ -140,6 +140,10 @@ class LocalSaves:
         """
         self._skipped.put(save)
 
+    def tell_late(self, save: SaveId) -> None:
+        """Tell the others that this process learned too late that ``save`` was due. Any thread."""
+        self._vote.refuse_late(save)
+
     def run(self, job: LocalSave) -> None:
         """Save, publish and vote. Never raises: what fails is recorded, and the vote says no."""
         try:
@@ -296,6 +300,8 @@ class LocalSaves:
         else:
             self._tier.note_incomplete(save)
         self._events.emit("save.incomplete", step=save.step, reason=outcome.reason)
+        if outcome.learned_late:
+            return  # nothing has failed, and the step is announced once more
         error = SaveFailed(
             "save",
             f"step {save.step} to the local tier",

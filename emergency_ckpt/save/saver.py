@@ -17,7 +17,7 @@ In the training thread, by ``Saver.save``:
 In the thread of each tier:
 
 7. ``StorageCapture.read`` reads first what storage needs, so that training waits for no other
-   process. Then ``_when_confirmed`` waits for the leader's decision on a step, if it was not there.
+   process.
 8. Local: ``LocalSaves.run`` copies the shards with their CRC32C into a free slot, publishes the
    manifest and the host state, pushes that to the buddies, and votes (``Vote.cast``).
 9. Persistent: ``PersistentSaves.run`` writes with the other writers, in rounds, from the slot of
@@ -66,7 +66,6 @@ from emergency_ckpt.save.save_work import (
     SaveRequest,
     SaverParts,
     SaveWork,
-    Work,
     was_donated,
 )
 from emergency_ckpt.save.schedule import DueSaves, TierSchedule
@@ -76,6 +75,8 @@ from emergency_ckpt.storage.calls import release_workers
 from emergency_ckpt.types import LOCAL, PERSISTENT, OrbaxStep, SaveId, TierName
 
 _STOP_TIMEOUT_S = 30.0
+_END_S = 30.0
+"""Longest wait for the leader to announce no more steps: all processes of a job end together."""
 _INSPECTION_S = 1.0
 """Pause between looks at the other processes, while a save waits for the one before it."""
 
@@ -136,6 +137,7 @@ class Saver:
             self._schedules,
             parts.coordinator,
             parts.failures,
+            self._note_missed,
             timeout_s=parts.config.save_timeout_s,
         )
 
@@ -243,22 +245,20 @@ class Saver:
         if writes and PERSISTENT not in self._begun:
             persistent.prepare()
 
-    def _begin_all(self, due: Mapping[TierName, int | None], request: SaveRequest) -> bool:
+    def _begin_all(self, due: Sequence[TierName], request: SaveRequest) -> bool:
         """Begin a save in each tier that is due, then wait until the state may be donated."""
         request.both = len(due) > 1
         begun: list[_Begun] = []
         try:
-            for name, number in due.items():
-                begun += self._begin(name, request, number)
+            for name in due:
+                begun += self._begin(name, request)
         finally:
             request.release()
             for each in begun:
                 self._wait_captured(each, request, begun)
         return bool(begun)
 
-    def _begin(
-        self, name: TierName, request: SaveRequest, number: int | None = None
-    ) -> list[_Begun]:
+    def _begin(self, name: TierName, request: SaveRequest) -> list[_Begun]:
         """Begin a save; return none where the tier has the step, or is busy."""
         schedule, save, begun_s = self._schedules[name], request.save, time.monotonic()
         if request.must_exist and request.step in self._saved.of(name):
@@ -274,8 +274,6 @@ class Saver:
         if schedule.pauses and not request.must_exist and self._tell_pause(schedule, save):
             return []
         snapshot, read, work, held = self.work.take(name, request)
-        if number is not None:
-            work = self._when_confirmed(name, request.step, number, work)
         snapshot.start()
         if read is not None:
             work = chain(read, work)
@@ -320,6 +318,7 @@ class Saver:
         ``why``: recorded, where something is missed that the user asked for.
         """
         parts, save = self._parts, request.save
+        schedule.note_left_out(save.step)
         if schedule.name == PERSISTENT or not parts.local.turns.is_left_out(save):
             parts.saves[schedule.name].note_skipped(save)
         if why is not None:
@@ -363,8 +362,7 @@ class Saver:
         if name == LOCAL:
             return config.save_timeout_s
         # A slow bucket must not hold up training, nor with it the others' local saves. It is left
-        # out and not made up for at a later step: which one that is, the processes would have to
-        # agree on.
+        # out and not made up for at a later step, which the leader would have to announce.
         least_s = config.save_timeout_s if request.must_exist else 0.0
         return max(least_s, config.storage_wait_timeout_s)
 
@@ -423,18 +421,21 @@ class Saver:
         schedule.start(lambda: persistent.tell_pause(save, placement.writers))
         return True
 
-    def _when_confirmed(self, name: TierName, step: int, number: int, work: Work) -> Work:
-        """Return ``work`` behind a wait for the leader's decision, which was not there in time."""
-        due, parts = self._due, self._parts
+    def _note_missed(self, name: TierName, step: int) -> None:
+        """Tell the others that this process learned too late of the save of ``step``.
 
-        def wait_and_work() -> None:
-            if due.decision_on(number) is False:
-                parts.events.emit("save.skipped", step=step, tier=name, cause="dropped")
-            else:
-                # No decision at all: the others may be saving. The vote finds out.
-                work()
-
-        return wait_and_work
+        In the thread of the announcements. The other processes wait for this one's part.
+        """
+        parts, schedule, placement = self._parts, self._schedules[name], self.work.placement
+        if not schedule.is_behind(step):
+            return  # a save of the step, or a later one, has begun here, as the others know
+        schedule.note_due(step)
+        parts.events.emit("save.skipped", step=step, tier=name, cause="late")
+        save = self._saved.identity(step, forced=False)
+        if name == LOCAL:
+            parts.local.tell_late(save)
+        elif parts.persistent is not None:
+            parts.persistent.tell_late(save, () if placement is None else placement.writers)
 
     def should_save(self, step: int) -> bool:
         """As ``EmergencyCheckpointer.should_save``."""
@@ -446,21 +447,21 @@ class Saver:
     # Around a restore.
 
     def begin_restore(self) -> None:
-        """Stop agreeing on steps, before a restore. Collective, with ``end_restore``."""
+        """Announce no more steps, before a restore. Collective, with ``end_restore``."""
         with self._entry:
             self._is_restoring = True
+        self._due.stop(_END_S)
         for schedule in self._schedules.values():  # of a save that began in another thread
             schedule.worker.wait_idle(self._parts.config.longest_wait_s)
-        self._due.stop()
         self._last_request = self._last_step = None
 
     def end_restore(self) -> None:
-        """Agree on steps again, after a restore that succeeded or failed."""
+        """Announce steps again, after a restore that succeeded or failed."""
         self._is_restoring = False
         self._due.start_again()
 
     def expect_steps_after(self, step: int) -> None:
-        """After a restore of ``step``, -1 for none: agree on the steps that come first."""
+        """After a restore of ``step``, -1 for none: announce the steps that come first."""
         self._due.expect(step)
 
     def continue_from(
@@ -644,6 +645,7 @@ class Saver:
         the notices of others, so nobody here may know of one within the last second. Collective in
         effect: all processes hold the same step.
         """
+        self._due.stop(min(_END_S, self._deadline_s(timeout_s) - time.monotonic()))
         watch = self._parts.watch
         self._heard_at_end = watch.reached_at_end()
         if self._heard_at_end:

@@ -6,15 +6,16 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from emergency_ckpt.background import SAVE_NICENESS, BackgroundWorker, Failures
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.config.policies import SavePlan
+from emergency_ckpt.core.save.announcements import Progress
 from emergency_ckpt.core.save.save_rules import is_due
-from emergency_ckpt.core.save.step_agreement import Progress
 from emergency_ckpt.core.save.timing import Backoff, TierStatus
 from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.save.step_agreement import Choice, SaveAgreement
+from emergency_ckpt.save.announcements import Choice, Missed, SaveAnnouncements
 from emergency_ckpt.types import TierName
 
 _MOST_STEPS_ASKED = 1000
@@ -32,7 +33,8 @@ class TierSchedule:
         self._lock = threading.Lock()
         self._last: int | None = None
         self._last_started: int | None = None
-        self._agreed_step: int | None = None
+        self._announced_step: int | None = None
+        self._announces_again = False
         self._last_start_s = self._began_s = time.monotonic()
         self._interval_s = 0.0
         self._stall_s = 0.0
@@ -40,9 +42,12 @@ class TierSchedule:
         self._save_s = 0.0
         self._asked_up_to = -1
         self._stride = 1
-        self._request: int | None = (
-            None  # a step that a user's policy wants, and nobody has agreed on
-        )
+        # A step that a user's policy wants, and that is not announced.
+        self._request: int | None = None
+        self._made_good = -1
+        self._begun = -1
+        self._ended_s: float | None = None
+        self._after_save: Callable[[int], None] = _nothing
         self._backoff = Backoff()
         self._failed_in_row = 0
         self._failed_at_s = 0.0
@@ -72,10 +77,11 @@ class TierSchedule:
         """After a restore of ``step`` (None: of nothing): what came later is forgotten."""
         with self._lock:
             self._last = step
-            self._agreed_step = None
+            self._announced_step = None
+            self._announces_again = False
             self._last_start_s = time.monotonic()
             self._asked_up_to = -1 if step is None else step
-            self._request = None
+            self._request, self._made_good = None, -1
         if step is not None:
             self._tell_policies(step)
 
@@ -90,7 +96,7 @@ class TierSchedule:
         return self._last is None or step > self._last
 
     def is_due(self, step: int, *, preempted: bool = False) -> bool:
-        """Return whether a save is due without agreement. Raises what policies raise."""
+        """Return whether a save is due unannounced. Raises what policies raise."""
         if is_due(self.plan.rules, step, self._last):
             return True
         return self.is_behind(step) and any(
@@ -100,10 +106,11 @@ class TierSchedule:
         )
 
     def note_due(self, step: int) -> None:
-        """A save is due at ``step``, whatever becomes of it."""
+        """A save is due at ``step``, whatever becomes of it. From any thread."""
         with self._lock:
-            self._last, before_s = step, self._last_start_s
-            self._last_start_s = time.monotonic()
+            self._last = step if self._last is None else max(step, self._last)
+            before_s, self._last_start_s = self._last_start_s, time.monotonic()
+            self._announces_again = False
             self._interval_s = self._last_start_s - before_s
         self._tell_policies(step)
 
@@ -116,8 +123,8 @@ class TierSchedule:
         with self._lock:
             self._last_started = step
             self._stall_s = stall_s
-            if self._agreed_step is not None and self._agreed_step <= step:
-                self._agreed_step = None
+            if self._announced_step is not None and self._announced_step <= step:
+                self._announced_step = None
 
     def start(self, work: Callable[[], None]) -> None:
         """Run ``work`` in the background; RuntimeError when the save before is under way."""
@@ -125,10 +132,19 @@ class TierSchedule:
         self._began_s = started_s = time.monotonic()
 
         def timed() -> None:
-            work()
-            self._save_s = time.monotonic() - started_s
+            try:
+                work()
+            finally:
+                self._ended_s = time.monotonic()
+                self._save_s = self._ended_s - started_s
+                self._after_save(self._begun)
 
+        self._ended_s, self._begun = None, self._last or 0
         self.worker.submit(timed)
+
+    def note_left_out(self, step: int) -> None:
+        """The save of ``step`` is left out here: it ends with the one under way."""
+        self._begun = step
 
     def wait_idle(self, limit_s: float, *, each_time: bool) -> bool:
         """Return whether the save before has ended; waits for that at most so long.
@@ -156,51 +172,80 @@ class TierSchedule:
             since_s = time.monotonic() - self._failed_at_s
             return since_s < self._backoff.pause_s(self._failed_in_row)
 
-    # For the agreement's thread; all but ``is_ready`` at the leader.
+    # For the thread of the announcements, at the leader.
 
-    def is_ready(self, timeout_s: float) -> bool:
-        """Return whether the save before is complete; waits for that at most so long."""
-        return self.worker.wait_idle(timeout_s)
+    @property
+    def begun(self) -> tuple[int, float | None]:
+        """The newest step of which a save began here, and when that save ended.
 
-    def agreed(self, step: int, stall_s: float) -> None:
-        """``step`` was agreed; the slowest process's stall so far."""
+        -1: none since ``begin_reports``. None: it has not ended.
+        """
+        return self._begun, self._ended_s
+
+    def begin_reports(self, after_save: Callable[[int], None]) -> None:
+        """Call ``after_save`` in the background at the end of each save. No save is under way.
+
+        It gets the step up to which all saves have ended or were left out.
+        """
+        self._after_save, self._begun = after_save, -1
+
+    def announced(self, step: int) -> None:
+        """``step`` is announced."""
         with self._lock:
-            self._slowest_stall_s = stall_s
-            self._agreed_step = max(step, self._agreed_step or step)
+            self._announced_step = max(step, self._announced_step or step)
+            self._announces_again = False
             self._request = None
 
-    def choose_step(self, progress: Progress, first_step: int, lead_s: float) -> Choice | None:
-        """Return the step to propose now, not before ``first_step``; None for none."""
+    def announce_again(self, step: int) -> None:
+        """A process was late for the save of ``step``, the newest that was due, or an older one."""
+        with self._lock:
+            self._announces_again = self._announces_again or step == self._last
+
+    def note_stall(self, stall_s: float) -> None:
+        """Note the stall of the slowest process's training thread at the newest save."""
+        with self._lock:
+            self._slowest_stall_s = stall_s
+
+    def choose_step(
+        self, progress: Progress, first_step: int, lead_s: float, *, others_save: bool
+    ) -> Choice | None:
+        """Return the step to announce now, not before ``first_step``; None for none.
+
+        ``others_save``: other processes have not ended the save that this one has.
+        """
         if self.pauses:
             return None
         with self._lock:
-            last, last_start_s, agreed = self._last, self._last_start_s, self._agreed_step
-        # A save that is agreed has begun, for all who ask.
-        ahead = agreed is not None and progress.step <= agreed
+            last, last_start_s = self._last, self._last_start_s
+            announced, again = self._announced_step, self._announces_again
+        # A save that is announced has begun, for all who ask.
+        ahead = announced is not None and progress.step <= announced
         starts_s = progress.arrived_s + (first_step - progress.step) * progress.step_time_s
         status = TierStatus(
-            busy=ahead or not self.worker.wait_idle(0),
+            busy=ahead or others_save or not self.worker.wait_idle(0),
             has_saved=last is not None,
             since_last_s=max(starts_s, time.monotonic()) - last_start_s,
             stall_s=max(self._stall_s, self._slowest_stall_s),
             save_s=self._save_s,
             step_time_s=progress.step_time_s,
         )
-        if any(rule.due(status) for rule in self.plan.timing):
-            return Choice(first_step, waits=False)
+        if (again and not status.busy) or any(rule.due(status) for rule in self.plan.timing):
+            return Choice(first_step)
         return self._ask(progress, first_step, lead_s, busy=status.busy)
 
-    def choose_first(self, progress: Progress, first_step: int, lead_s: float) -> Choice | None:
+    def choose_first(
+        self, progress: Progress, first_step: int, lead_s: float, *, others_save: bool
+    ) -> Choice | None:
         """Return the same, before two steps were made, which give the time of one."""
-        return None if self.pauses else self._ask(progress, first_step, lead_s, busy=False)
+        return None if self.pauses else self._ask(progress, first_step, lead_s, busy=others_save)
 
     def _ask(
         self, progress: Progress, first_step: int, lead_s: float, *, busy: bool
     ) -> Choice | None:
         """Ask the user's policies about each step that comes into sight, once, in rising order.
 
-        A wanted step that comes too soon to be agreed on, or was refused, is made good at the
-        first step that all can agree on.
+        A wanted step that comes too soon to be announced is made good at the first step that is
+        far enough ahead.
         """
         if not self.plan.asked:
             return None
@@ -213,8 +258,9 @@ class TierSchedule:
         if self._request is None:
             return None
         if self._request < first_step:
-            return Choice(first_step, waits=True)
-        return Choice(self._request, waits=True, exact=True)
+            self._made_good = first_step
+            return Choice(first_step)
+        return Choice(self._request, exact=True)
 
     def _next_wanted(
         self, progress: Progress, first_step: int, lead_s: float, *, busy: bool
@@ -234,91 +280,99 @@ class TierSchedule:
                     failure.__cause__ = error
                     self._failures.record(failure)
                     continue
-                if wanted:
+                if wanted and step > self._made_good:
                     return step
         return None
 
 
 class DueSaves:
-    """Asks schedules and agreement once for each step. For the training thread."""
+    """Asks schedules and announcements once for each step. For the training thread."""
 
     def __init__(
         self,
         schedules: Mapping[TierName, TierSchedule],
         coordinator: Coordinator,
         failures: Failures,
+        missed: Missed,
         *,
         timeout_s: float,
     ) -> None:
+        """``missed``, ``timeout_s``: as of ``SaveAnnouncements``."""
         self._schedules = schedules
         self._coordinator = coordinator
         self._failures = failures
+        self._missed = missed
         self._timeout_s = timeout_s
-        self._agreements = 0
         self._inspected: int | None = None
-        self._found: dict[TierName, int | None] = {}
-        self._agreement = self._new_agreement()
+        self._due: frozenset[TierName] = frozenset()
+        self._number = 0
+        self._announcements = self._begin_announcements()
 
-    def _new_agreement(self) -> SaveAgreement | None:
-        agreed: dict[TierName, TierSchedule] = {
-            name: s for name, s in self._schedules.items() if s.plan.is_agreed
+    def _begin_announcements(self) -> SaveAnnouncements | None:
+        tiers: dict[TierName, TierSchedule] = {
+            name: s for name, s in self._schedules.items() if s.plan.is_announced
         }
-        number, self._agreements = self._agreements, self._agreements + 1
-        if not agreed:
+        if not tiers:
             return None
-        return SaveAgreement(
+        number = self._number
+        announcements = SaveAnnouncements(
             self._coordinator,
-            f"agree/{number}",
-            agreed,
+            f"announced/{number}",
+            tiers,
             self._failures,
+            self._missed,
             timeout_s=self._timeout_s,
+            before=f"announced/{number - 1}" if number else "",
         )
+        for name, schedule in tiers.items():
+            schedule.begin_reports(partial(announcements.tell_ended, name))
+        return announcements
 
     def inspect(self, step: int, *, preempted: bool) -> bool:
         """Return whether a save is due at ``step``; ``take`` then says the same."""
         if self._inspected != step:
-            self._found = self._find(step, preempted=preempted)
+            self._due = self._find(step, preempted=preempted)
             self._inspected = step
-        return bool(self._found)
+        return bool(self._due)
 
-    def take(self, step: int, *, force: bool, preempted: bool) -> dict[TierName, int | None]:
-        """Return the tiers in which a save is due, each with its proposal while that is undecided.
+    def take(self, step: int, *, force: bool, preempted: bool) -> list[TierName]:
+        """Return the tiers in which a save is due.
 
         ``force``: in all tiers that have not gone on behind ``step``.
         """
         self.inspect(step, preempted=preempted)
-        due, self._inspected = self._found, None
-        for name, schedule in self._schedules.items():
-            if force and (schedule.is_behind(step) or step == schedule.last):
-                due.setdefault(name, None)
-        return {name: due[name] for name in self._schedules if name in due}
+        self._inspected = None
+        return [
+            name
+            for name, schedule in self._schedules.items()
+            if name in self._due or (force and (schedule.is_behind(step) or step == schedule.last))
+        ]
 
-    def _find(self, step: int, *, preempted: bool) -> dict[TierName, int | None]:
-        due: dict[TierName, int | None] = {}
-        if self._agreement is not None:
-            for agreed in self._agreement.arrive(step):
-                due[agreed.tier] = None if agreed.confirmed else agreed.number
+    def _find(self, step: int, *, preempted: bool) -> frozenset[TierName]:
+        due = set[TierName]()
+        if self._announcements is not None:
+            due |= self._announcements.arrive(step)
         for name, schedule in self._schedules.items():
             if schedule.is_due(step, preempted=preempted):
-                due[name] = None
-        return due
-
-    def decision_on(self, number: int) -> bool | None:
-        """Return the leader's decision on a proposal. Waits, in the background; None: none came."""
-        assert self._agreement is not None, "only an agreement makes proposals"
-        return self._agreement.decision_on(number, self._timeout_s)
+                due.add(name)
+        return frozenset(due)
 
     def expect(self, step: int) -> None:
         """The step after ``step`` is the next, after a restore. On all processes; never waits."""
-        if self._agreement is not None:
-            self._agreement.expect(step)
+        if self._announcements is not None:
+            self._announcements.expect(step)
 
-    def stop(self) -> None:
-        """Agree on nothing more."""
-        if self._agreement is not None:
-            self._agreement.stop()
+    def stop(self, wait_s: float = 0.0) -> None:
+        """Announce nothing more. As ``SaveAnnouncements.stop``."""
+        if self._announcements is not None:
+            self._announcements.stop(wait_s)
 
     def start_again(self) -> None:
-        """Agree anew, after a restore. Collective, as ``stop`` before it."""
-        self._agreement = self._new_agreement()
+        """Announce anew, after a restore. Collective, as ``stop`` before it."""
+        self._number += 1
+        self._announcements = self._begin_announcements()
         self._inspected = None
+
+
+def _nothing(step: int) -> None:
+    del step

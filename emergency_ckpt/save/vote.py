@@ -45,6 +45,8 @@ _LATE_AGAIN_S = 5.0
 CHANGED = -1
 """No step: a save that is not unchanged since any."""
 SKIPPED = "skipped it: the save before was under way"
+LEARNED_LATE = "learned too late that the step was to be saved"
+"""The refusal of a process that is late (``core.save.announcements``), in each tier."""
 
 
 class Ballot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -73,6 +75,7 @@ class Outcome:
     """``ballots`` are those of all processes, at the leader only.
 
     ``finite``: every process's part of a complete save is; False where that is not known.
+    ``learned_late``: that is the only reason why the save is incomplete; see ``LEARNED_LATE``.
     ``decided_s``: Unix time of the leader's clock, the same for all; 0 where that is not known.
     """
 
@@ -81,15 +84,22 @@ class Outcome:
     ballots: Mapping[int, Ballot] = dataclasses.field(default_factory=dict[int, Ballot])
     finite: bool = False
     decided_s: float = 0.0
+    learned_late: bool = False
+
+
+_INCOMPLETE, _COMPLETE, _NOT_IN_TIME = 0, 1, 2
 
 
 class _Decision(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """``reason``: of an incomplete save only; there is one reason for a complete one.
+    """The leader's decision on a save.
 
-    ``left_out``: as ``Turns.announce``.
+    Attributes:
+      end: ``_NOT_IN_TIME``: incomplete, as ``Outcome.learned_late`` says.
+      reason: of an incomplete save only; there is one reason for a complete one.
+      left_out: as ``Turns.announce``.
     """
 
-    complete: bool
+    end: Literal[0, 1, 2]
     reason: str
     finite: bool = False
     decided_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)] = 0
@@ -148,6 +158,17 @@ class Vote:
         except CheckpointError as error:
             # Who waits for it runs into its deadline, and says so.
             logging.warning("step %d was skipped: %s", save.step, error)
+
+    def refuse_late(self, save: SaveId) -> None:
+        """Vote against ``save``, of which this process learned too late. Never raises.
+
+        At once, from any thread: a later save may be under way here, of which the others know. Not
+        at the leader, which is never late.
+        """
+        try:
+            self._ballots(save).say(msgspec.json.encode(Ballot(refused=LEARNED_LATE)))
+        except CheckpointError as error:
+            logging.warning("step %d was announced too late: %s", save.step, error)
 
     def hand_in(self, save: SaveId, ballot: Ballot) -> None:
         """Put this process's ballot, and wait for nothing: the first half of ``cast``."""
@@ -234,7 +255,12 @@ class Vote:
         reason = "; ".join([result, *reasons])
         finite = complete and all(ballot.finite for ballot in ballots.values())
         decided_ms, left_out = time.time_ns() // 10**6, self.turns.announce(ends_wait=ends_wait)
-        decision = _Decision(complete, "" if complete else reason, finite, decided_ms, left_out)
+        end = _COMPLETE if complete else _INCOMPLETE
+        if len(ballots) == len(everyone) and {ballots[p].refused for p in refused} == {
+            LEARNED_LATE
+        }:
+            end = _NOT_IN_TIME
+        decision = _Decision(end, "" if complete else reason, finite, decided_ms, left_out)
         outcome = self._outcome_of(self._settle(save, decision))
         return dataclasses.replace(outcome, reason=outcome.reason or reason, ballots=ballots)
 
@@ -257,8 +283,8 @@ class Vote:
 
     def _outcome_of(self, decision: _Decision) -> Outcome:
         self.turns.hear(decision.left_out)
-        if not decision.complete:
-            return Outcome("incomplete", decision.reason)
+        if decision.end != _COMPLETE:
+            return Outcome("incomplete", decision.reason, learned_late=decision.end == _NOT_IN_TIME)
         reason = all_published(self._coordinator.process_count)
         decided_s = decision.decided_ms / 1e3
         return Outcome("complete", reason, finite=decision.finite, decided_s=decided_s)
@@ -274,7 +300,7 @@ class Vote:
         name = f"{_name(save)}/decision, process 0"
         decision: _Decision = decode_message(data, _Decision, name, limit_bytes=MAX_MESSAGE_BYTES)
         self._is_decided = self._is_decided or save == self._begun
-        if self._leads and decision.complete:
+        if self._leads and decision.end == _COMPLETE:
             self._votes.keep(self._coordinator, _name(save))
         return decision
 

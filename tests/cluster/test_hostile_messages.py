@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
+from announcing import Member, train
 from damage import damaged
 from memory_coordination import MemoryService, everywhere
 
@@ -26,7 +26,7 @@ from emergency_ckpt.cluster.left_processes import LeftProcesses, leaving
 from emergency_ckpt.cluster.peers import Known
 from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, MAX_PLAN_MESSAGE_BYTES
-from emergency_ckpt.core.save import step_agreement as words
+from emergency_ckpt.core.save.announcements import Announcement, SaveReport
 from emergency_ckpt.errors import CheckpointError, ConfigError, CoordinationError
 from emergency_ckpt.save import last_step, vote
 from emergency_ckpt.save.persistent.rounds import (
@@ -35,7 +35,6 @@ from emergency_ckpt.save.persistent.rounds import (
     StorageRounds,
     rule_of,
 )
-from emergency_ckpt.save.step_agreement import Choice, SaveAgreement
 from emergency_ckpt.save.vote import Ballot, Vote
 from emergency_ckpt.types import SaveId, ShardId
 
@@ -46,7 +45,7 @@ SAVE = SaveId(40, "0198f2c4a1b0-5e9d000000000000", "run")
 SHARD = ShardId("['w']", ((0, 4),))
 MESSAGES: tuple[tuple[Any, Any], ...] = (
     (Ballot(b"\x5e" * 32, b"\x9d" * 8), Ballot),
-    (vote._Decision(False, "process 1: no"), vote._Decision),
+    (vote._Decision(0, "process 1: no"), vote._Decision),
     (peers._Hello("127.0.0.1:4000", Known(7, 40, SAVE), ""), peers._Hello),
     (peers.Started("000000000008-5e9d000000000000", 40, SAVE), peers.Started),
     (rounds_and_cells._Ready("", 7), rounds_and_cells._Ready),
@@ -56,9 +55,8 @@ MESSAGES: tuple[tuple[Any, Any], ...] = (
         left_processes._Leaving("done", {"local": (7, 40, "000001")}),
         left_processes._Leaving,
     ),
-    (words.Proposal(3, "local", 40), words.Proposal),
-    (words.Answer("late", 41, 0.25), words.Answer),
-    (words.Decision(True), words.Decision),
+    (Announcement(3, "local", 40), Announcement),
+    (SaveReport(41, 3, -250, 7), SaveReport),
     (StageReport(documents={0: ("5e", False)}, crcs=((SHARD, 77),)), StageReport),
     ((7, 40, "000001"), left_processes.Place),
     ({"dir": "'/a'"}, dict[str, str]),
@@ -265,29 +263,6 @@ def test_hostile_report_of_a_writer_ends_the_stage_on_all(data: bytes) -> None:
         second.learn()
 
 
-@dataclasses.dataclass
-class Tier:
-    """A tier that wants two saves, far ahead."""
-
-    stall_s: float = 0.0
-    agreed_at: list[int] = dataclasses.field(default_factory=list[int])
-
-    def is_ready(self, timeout_s: float) -> bool:
-        del timeout_s
-        return True
-
-    def choose_first(self, progress: Any, first_step: int, lead_s: float) -> Choice | None:
-        return self.choose_step(progress, first_step, lead_s)
-
-    def choose_step(self, progress: Any, first_step: int, lead_s: float) -> Choice | None:
-        del progress, lead_s
-        return None if len(self.agreed_at) > 1 else Choice(first_step + 1000, waits=True)
-
-    def agreed(self, step: int, stall_s: float) -> None:
-        del stall_s
-        self.agreed_at.append(step)
-
-
 class FailOnce(Tampered):
     """Tampers with the first such value alone."""
 
@@ -295,29 +270,25 @@ class FailOnce(Tampered):
         part, self._part = (self._part, "\n" if self._part in key else self._part)
         self._inner.put(key, self._data if part in key else value)
 
+    def replace(self, key: str, value: bytes) -> None:
+        part, self._part = (self._part, "\n" if self._part in key else self._part)
+        self._inner.replace(key, self._data if part in key else value)
+
 
 @pytest.mark.parametrize("data", [HOSTILE[n] for n in ("empty", "unknown field", "deep")])
-@pytest.mark.parametrize(("part", "liar"), [("/proposal/", 0), ("/answer/", 1), ("/decision/", 0)])
-def test_agreement_goes_on_after_a_hostile_message(part: str, liar: int, data: bytes) -> None:
-    service, failures, tiers = MemoryService(2), [Failures(), Failures()], [Tier(), Tier()]
-    agreements: list[SaveAgreement] = []
-    for process in range(2):
-        member: Any = service.member(process)
-        if process == liar:
-            member = FailOnce(member, part, data)
-        found: Mapping[Any, Any] = {"local": tiers[process]}
-        agreements.append(
-            SaveAgreement(member, "agree", found, failures[process], timeout_s=LONG_S)
-        )
-    try:
-        for step in (1, 2, 3):
-            for each in agreements:
-                each.arrive(step)
-        assert [each.decision_on(1, LONG_S) for each in agreements] == [True, True]
-    finally:
-        for each in agreements:
-            each.stop()
-    assert any(part in str(error) for error in _recorded(failures))
+@pytest.mark.parametrize(("part", "liar"), [("/step/", 0), ("/report/", 1)])
+def test_announcements_go_on_after_a_hostile_message(part: str, liar: int, data: bytes) -> None:
+    service = MemoryService(2)
+    coordinators: list[Any] = [service.member(process) for process in range(2)]
+    coordinators[liar] = FailOnce(coordinators[liar], part, data)
+    members = [Member(coordinator) for coordinator in coordinators]
+    train(members, 4)
+    leader, other = members
+    assert len(leader.saved) >= 4
+    assert set(leader.saved[1:]) <= {*other.saved, *other.missed}
+    assert any(
+        part.strip("/") in str(error) for error in _recorded([leader.failures, other.failures])
+    )
 
 
 def _recorded(failures: list[Failures]) -> list[Exception]:

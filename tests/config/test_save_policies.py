@@ -78,7 +78,7 @@ def test_initial_save_is_the_first_unless_something_was_restored() -> None:
     assert due(ocm.InitialSavePolicy(), range(3), last=0) == []
 
 
-def test_what_depends_on_the_clock_is_agreed() -> None:
+def test_what_depends_on_the_clock_is_announced() -> None:
     adaptive = AdaptiveInterval(mean_time_between_failures_s=3600)
     plan = plan_saves(
         ocm.AnySavePolicy(
@@ -86,7 +86,7 @@ def test_what_depends_on_the_clock_is_agreed() -> None:
         )
     )
     assert plan.timing == (Continuous(minimum_interval_s=30.0), adaptive)
-    assert plan.is_agreed
+    assert plan.is_announced
     assert plan_saves(datetime.timedelta(seconds=9)).timing == (EverySeconds(interval_s=9),)
 
 

@@ -27,7 +27,7 @@ from memory_coordination import meet
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.cluster.coordination import connect
+from emergency_ckpt.cluster.coordination import JaxCoordinator, connect
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.extras.pace import AdaptiveInterval
 from emergency_ckpt.extras.progress import report_step
@@ -152,7 +152,7 @@ def _run(
         "published": _steps(world, "save.stage.published"),
         "complete": _steps(world, "save.complete"),
         "incomplete": _steps(world, "save.incomplete"),
-        "dropped": _steps(world, "save.skipped.dropped"),
+        "late": _steps(world, "save.skipped.late"),
         "stored": _steps(world, "persistent.complete"),
         "calls": sorted(calls.seen),
         "longest_save_s": longest_save_s,
@@ -208,6 +208,24 @@ def both_tiers(world: JobProcess) -> Any:
     )
     kept = {int(p.name) for p in (world.root / "persistent").iterdir() if p.name.isdecimal()}
     return {**result, "kept": sorted(kept)}
+
+
+def late(world: JobProcess) -> Any:
+    """One process reads two of the announcements a second after the others."""
+    read, slow = JaxCoordinator.get, iter([False] * 7 + [True] + [False] * 9 + [True])
+
+    def get(coordinator: JaxCoordinator, key: str, timeout_s: float) -> bytes:
+        if "/step/" in key and world.process == SLOW_PROCESS and next(slow, False):
+            time.sleep(1.0)
+        return read(coordinator, key, timeout_s)
+
+    JaxCoordinator.get = get
+    try:
+        policy = ocm.ContinuousCheckpointingPolicy()
+        directory = str(world.root / "late_stored")
+        return _run(world, "late", 30, local_save_every=policy, save_every=policy, dir=directory)
+    finally:
+        JaxCoordinator.get = read
 
 
 def adaptive(world: JobProcess) -> Any:
@@ -331,7 +349,8 @@ def life(arguments: list[str]) -> None:
 
 STRIDES = (stride_10, stride_100, seconds_at_stride_100, users_own_at_stride_10)
 PROGRAMS = {
-    p.__name__: p for p in (continuous, both_tiers, adaptive, users_own, every_second, *STRIDES)
+    p.__name__: p
+    for p in (continuous, both_tiers, late, adaptive, users_own, every_second, *STRIDES)
 }
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ from world import LONG_S, World, finish, save
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.background import Failures
 from emergency_ckpt.config.policies import plan_saves
-from emergency_ckpt.core.save.step_agreement import Leader, StepClock
+from emergency_ckpt.core.save.announcements import StepClock
 from emergency_ckpt.save.schedule import TierSchedule
 
-TIMEOUT_S = 2.0
 STEP_S = 0.01
+LEAD_S = 0.05
 
 
 class Wants:
@@ -41,31 +41,34 @@ def schedules() -> Iterator[list[TierSchedule]]:
         schedule.worker.stop(10)
 
 
-def lead(
-    made: list[TierSchedule], policy: Wants, steps: Sequence[int], refused: int = 0
-) -> list[int]:
-    """Train ``steps``; the leader asks between them. Returns the steps that were saved."""
+def lead(made: list[TierSchedule], policy: Wants, steps: Sequence[int], late: int = 0) -> list[int]:
+    """Train ``steps``; the leader asks between them. Returns the steps that were saved.
+
+    ``late``: for so many announcements another process is late.
+    """
     schedule = TierSchedule("local", plan_saves(policy), Failures())
     made.append(schedule)
-    leader, clock, ahead, saved = Leader(1, TIMEOUT_S), StepClock(), None, list[int]()
+    clock, ahead, saved = StepClock(), None, list[int]()
     for call, step in enumerate(steps):
         clock.arrive(step, call * STEP_S)
         if ahead is not None and step >= ahead.step:
             if step == ahead.step or not ahead.exact:
-                saved.append(step)
                 schedule.note_due(step)
                 schedule.note_started(step, 0.0)
+                if late > 0:
+                    late -= 1
+                    schedule.announce_again(step)
+                else:
+                    saved.append(step)
             ahead = None
         progress = clock.progress
         if progress is None or ahead is not None:
             continue
-        first = leader.first_step(progress, call * STEP_S)
-        choice = schedule.choose_step(progress, first, leader.lead_s)
-        if choice is not None and refused > 0:
-            refused -= 1
-        elif choice is not None:
+        first = progress.first_step(call * STEP_S, LEAD_S)
+        choice = schedule.choose_step(progress, first, LEAD_S, others_save=False)
+        if choice is not None:
             ahead = choice
-            schedule.agreed(choice.step, 0.0)
+            schedule.announced(choice.step)
     return saved
 
 
@@ -75,6 +78,13 @@ def test_first_wanted_step_is_saved_at_the_first_that_can_be(schedules: list[Tie
     assert 1 < saved < 15
     assert policy.asked == sorted(set(policy.asked))
     assert policy.asked[:39] == list(range(1, 40)), "each step, once"
+
+
+def test_wanted_steps_that_come_too_soon_make_one_save(
+    schedules: list[TierSchedule],
+) -> None:
+    (saved,) = lead(schedules, Wants(range(1, 7)), range(1, 40))
+    assert 6 <= saved < 15
 
 
 @pytest.mark.parametrize("stride", [1, 10, 100])
@@ -94,9 +104,11 @@ def test_wanted_step_is_saved_though_the_stride_changes(schedules: list[TierSche
     assert 193 <= saved[0] < 260, "the time per step is an average over the last calls"
 
 
-def test_wanted_step_that_was_refused_is_made_good(schedules: list[TierSchedule]) -> None:
-    (saved,) = lead(schedules, Wants([20]), range(1, 60), refused=12)
-    assert 20 <= saved < 40
+def test_wanted_step_for_which_one_was_late_is_announced_again(
+    schedules: list[TierSchedule],
+) -> None:
+    (saved,) = lead(schedules, Wants([20]), range(1, 100), late=2)
+    assert 20 < saved < 60
 
 
 @pytest.mark.parametrize("restored", [None, 40])

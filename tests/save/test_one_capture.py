@@ -20,9 +20,7 @@ from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import CheckpointError, PersistentTierError, SlotBusy
 from emergency_ckpt.ram import LocalTier
 from emergency_ckpt.save import Ballot, Vote
-from emergency_ckpt.save.schedule import DueSaves
 from emergency_ckpt.storage import PersistentTier
-from emergency_ckpt.types import LOCAL, TierName
 
 STAGED: dict[str, Any] = {"device_reads": "pinned_host"}
 SMALL = Buffers(40)
@@ -330,25 +328,4 @@ def test_persistent_save_that_is_skipped_keeps_no_slot(world: World, slow: SlowS
         slow.go_on.set()
         checkpointer.wait_until_finished()
         assert checkpointer.failed_saves == 4
-    check_stored(world, 2)
-
-
-@each_mode
-def test_local_save_that_was_not_agreed_leaves_the_bytes(
-    world: World, monkeypatch: pytest.MonkeyPatch, mode: dict[str, Any]
-) -> None:
-    """The leader decides against the local save after the step; storage reads the snapshot then."""
-    take = DueSaves.take
-
-    def undecided(due: DueSaves, step: int, **settings: Any) -> dict[TierName, int | None]:
-        return take(due, step, **settings) | {LOCAL: 7}
-
-    monkeypatch.setattr(DueSaves, "take", undecided)
-    monkeypatch.setattr(DueSaves, "decision_on", lambda due, number: number != 7)
-    with world.open_both(**mode, persistent_timeout_s=20.0) as checkpointer:
-        assert save(checkpointer, world, 2)
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
-    assert len(world.named("save.skipped", cause="dropped")) == 1
-    assert sources(world) == ["scratch"]
     check_stored(world, 2)

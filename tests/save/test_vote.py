@@ -14,6 +14,7 @@ from voting import COUNT, VotingJob, save_id
 
 from emergency_ckpt.errors import CoordinationError
 from emergency_ckpt.save import Ballot, Outcome, Vote
+from emergency_ckpt.save.vote import LEARNED_LATE
 
 SCHEDULES = VERIFICATION / "simulation" / "vote_schedules.py"
 LONG_S = 60.0
@@ -70,6 +71,23 @@ def test_incomplete_when_one_refuses(who: int) -> None:
     assert kinds(outcomes) == ["incomplete"] * COUNT
     for outcome in outcomes.values():
         assert f"process {who}: RamdiskFull: no room" in outcome.reason
+
+
+@pytest.mark.parametrize(("other", "learned_late"), [(LEARNED_LATE, True), ("no room", False)])
+def test_all_learn_that_processes_were_late_and_nothing_failed(
+    other: str, learned_late: bool
+) -> None:
+    refusals = {1: LEARNED_LATE, 2: other}
+    ballots = everybody(lambda p: Ballot(refused=refusals.get(p, "")))
+    outcomes = VotingJob(LONG_S).cast(5, ballots)
+    assert kinds(outcomes) == ["incomplete"] * COUNT
+    assert [outcomes[p].learned_late for p in range(COUNT)] == [learned_late] * COUNT
+
+
+def test_save_that_lacks_a_ballot_has_failed() -> None:
+    ballots = {0: Ballot(digest=b"d"), 1: Ballot(refused=LEARNED_LATE)}
+    outcomes = VotingJob(SOON_S).cast(5, ballots)
+    assert [outcomes[p].learned_late for p in ballots] == [False, False]
 
 
 def test_refusal_is_bounded() -> None:
@@ -154,7 +172,7 @@ def test_decision_the_leader_learned_late_is_never_forgotten() -> None:
     job.service.fail(0, "put", "decision", CoordinationError("put", "decision", "no answer"))
     assert kinds(job.cast(10)) == ["in_doubt"] * COUNT
     (ballots,) = {k.partition("/ballot/")[0] for k in job.service.values if "/ballot/" in k}
-    job.service.values[f"{ballots}/decision"] = msgspec.json.encode((True, ""))
+    job.service.values[f"{ballots}/decision"] = msgspec.json.encode((1, ""))
     for step in range(20, 40):
         job.refuse(step)
     assert [vote.learn(save_id(10)).kind for vote in job.votes] == ["complete"] * COUNT

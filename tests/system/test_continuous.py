@@ -1,4 +1,4 @@
-"""Saves agreed in the background, by four real processes with clocks minutes apart.
+"""Saves announced in the background, to four real processes with clocks minutes apart.
 
 One process is slow, steps take a few milliseconds.
 """
@@ -23,21 +23,20 @@ def results() -> Iterator[Results]:
         yield run_life(spec_of(root, "continuous_job.py"), root)
 
 
-def check_agreed(seen: list[Any], least: int) -> None:
+def check_announced(seen: list[Any], least: int) -> None:
     complete = [set(s["complete"]) for s in seen]
     assert len(complete[0]) >= least, seen[0]
     everywhere = set.intersection(*(set(s["published"]) for s in seen))
     assert set.union(*complete) <= everywhere
     assert all(steps == complete[0] for steps in complete)
-    # What only some have begun was dropped. A drop doubles the leader's lead, a save shortens it by
-    # 3%: where other work delays processes now and then, one in 23 is dropped. Thrice that at most.
+    # A save is incomplete where a process was late, and for no other reason. Each late process
+    # doubles the lead, and a save shortens it by 3%: one in 23 is late at most, in the long run.
     started = [set(s["started"]) for s in seen]
     partial = set.union(*started) - set.intersection(*started)
-    dropped = set().union(*(s["dropped"] for s in seen))
+    late = set().union(*(s["late"] for s in seen))
     incomplete = set().union(*(s["incomplete"] for s in seen))
-    assert incomplete == set()
-    assert partial <= dropped
-    assert len(partial | dropped) <= max(3, len(complete[0]) / 8), (partial, dropped)
+    assert partial | incomplete <= late
+    assert len(late) <= max(3, len(complete[0]) / 8), late
 
 
 def check_restored(seen: list[Any]) -> None:
@@ -49,7 +48,7 @@ def check_restored(seen: list[Any]) -> None:
 
 def test_continuous_saves_are_the_same_everywhere(results: Results) -> None:
     seen = of(results, "continuous")
-    check_agreed(seen, 50)
+    check_announced(seen, 50)
     check_restored(seen)
 
 
@@ -58,6 +57,15 @@ def test_continuous_saves_are_the_same_everywhere(results: Results) -> None:
 )
 def test_training_thread_calls_no_other_process(results: Results, program: str) -> None:
     assert [s["calls"] for s in of(results, program)] == [[]] * 4
+
+
+def test_late_process_costs_a_save_and_no_error(results: Results) -> None:
+    """In each tier; who has a failure raises it at the end of the job."""
+    seen = of(results, "late")
+    assert seen[2]["late"]
+    assert len(seen[0]["complete"]) >= 20
+    assert seen[0]["stored"]
+    check_restored(seen)
 
 
 def test_both_tiers_save_on_their_own(results: Results) -> None:
@@ -70,21 +78,21 @@ def test_both_tiers_save_on_their_own(results: Results) -> None:
 
 def test_adaptive_saves_are_the_same_everywhere(results: Results) -> None:
     seen = of(results, "adaptive")
-    check_agreed(seen, 10)
+    check_announced(seen, 10)
     check_restored(seen)
 
 
 def test_users_policy_is_asked_for_each_step_by_the_leader_alone(results: Results) -> None:
     seen = of(results, "users_own")
-    check_agreed(seen, 10)
-    # What it wants too soon to be agreed on is made good a little later.
+    check_announced(seen, 10)
+    # What it wants too soon to be announced is made good a little later.
     exact = [step for step in seen[0]["complete"] if step % 13 == 0]
     assert len(exact) > len(seen[0]["complete"]) / 2
     gaps = [b - a for a, b in itertools.pairwise(exact)]
     # Steps that go by while the lead is being found are missed, also when one process was slow.
     assert all(gap % 13 == 0 for gap in gaps), gaps
     assert gaps[5:].count(13) >= 0.8 * len(gaps[5:]), gaps
-    assert [s["asked_in"] for s in seen] == [["eckpt-save-agreement"], [], [], []]
+    assert [s["asked_in"] for s in seen] == [["eckpt-announcements"], [], [], []]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +104,7 @@ def test_saves_at_long_strides_are_as_many(
 ) -> None:
     """Steps that rise by ten or a hundred per call cost a policy by the clock no save."""
     seen = of(results, program)
-    check_agreed(seen, least)
+    check_announced(seen, least)
     assert all(step % stride == 0 for step in seen[0]["complete"])
     check_restored(seen)
 
@@ -104,7 +112,7 @@ def test_saves_at_long_strides_are_as_many(
 def test_users_policy_at_a_stride_saves_what_it_wants(results: Results) -> None:
     """Each thirteenth call, from the first on; what came too soon is made good later."""
     seen = of(results, "users_own_at_stride_10")
-    check_agreed(seen, 10)
+    check_announced(seen, 10)
     complete = seen[0]["complete"]
     exact = [step for step in complete if step % 130 == 0]
     assert len(exact) > len(complete) / 2, complete
@@ -113,5 +121,5 @@ def test_users_policy_at_a_stride_saves_what_it_wants(results: Results) -> None:
 
 def test_every_so_many_seconds(results: Results) -> None:
     seen = of(results, "every_second")
-    check_agreed(seen, 5)
+    check_announced(seen, 5)
     check_restored(seen)

@@ -52,7 +52,7 @@ def test_commands_beside_a_job_disturb_nothing_and_tell_all(ramdisk: Path) -> No
     assert job.returncode == 0, output
     assert "whole" in listed
     # The slice that was killed may have ended a save; after that none failed.
-    failed = {"save.incomplete", "save.skipped.dropped", "persistent.failed"}
+    failed = {"save.incomplete", "save.skipped.late", "persistent.failed"}
     last = [event for event in read_events(logs / "events").events if event.life == 1]
     assert [event for event in last if point_of(event.name, event.fields) in failed] == []
 

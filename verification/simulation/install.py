@@ -100,6 +100,7 @@ def _all_below(package: ModuleType) -> list[ModuleType]:
 
 def _import_what_stays_real() -> None:
     import jax  # noqa: F401, PLC0415
+    import orbax.checkpoint.checkpoint_managers  # noqa: F401, PLC0415
 
     import emergency_ckpt.checkpointer  # noqa: PLC0415 - everything it needs of others
     import emergency_ckpt.storage.step_writer  # noqa: F401, PLC0415

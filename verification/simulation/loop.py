@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import traceback
 import zlib
 from collections.abc import Callable
@@ -82,9 +83,9 @@ class Loop:
             run_id=RUN,
             local_dir=str(process.host.ram),
             bind_host=process.host.address,
-            local_save_every=self._life.interval,
+            local_save_every=self._rule(self._life.interval),
             dir=self._dir if plan.stored_every else None,
-            save_every=plan.stored_every,
+            save_every=self._rule(plan.stored_every),
             keep_last_n=KEPT_IN_STORAGE if plan.stored_every else None,
             persistent_timeout_s=120.0,
             storage_wait_timeout_s=1.0,
@@ -99,6 +100,17 @@ class Loop:
             host_state_remap=lambda payloads, index, count: {**payloads[0], "me": index},
             on_event=lambda event: self._on_event(process, event),
         )
+
+    def _rule(self, interval: int) -> Any:
+        """Return what is due every ``interval`` steps, or by the policy of this life."""
+        life = self._life
+        if not interval or not life.announced:
+            return interval
+        if life.announced == "seconds":
+            return datetime.timedelta(seconds=interval * life.step_s)
+        from emergency_ckpt.core.save.timing import Continuous  # noqa: PLC0415 - after ``install``
+
+        return Continuous()
 
     def _train(self, process: Process) -> None:
         scheduler, life = sim.scheduler, self._life

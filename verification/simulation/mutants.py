@@ -369,3 +369,22 @@ def silence_not_heard() -> None:
 def own_copy_taken() -> None:
     """Known: where replicas differed, each process restored the copy that its plan named."""
     _module("core.restore.restore_plan").left_out = lambda *arguments: {}
+
+
+@_mutant("tests/save/test_announcement_threads.py", simulated=False)
+def late_process_is_silent() -> None:
+    """P6: who learns too late of a save tells nobody, and all wait for that process's part."""
+    _edit("save.announcements", "SaveAnnouncements._take", "self._missed(tier, late.step)", "pass")
+
+
+@_mutant("tests/save/test_announcement_threads.py", simulated=False)
+def end_of_the_announcements_not_read() -> None:
+    """P6: a process whose loop ends first misses what the leader announces until its own end."""
+    wait = "wait_for(self._changed, lambda: self._is_over, wait_s)"
+    _edit("save.announcements", "SaveAnnouncements.stop", wait, "pass")
+
+
+@_mutant("tests/save/test_asked_policies.py", simulated=False)
+def late_save_not_announced_again() -> None:
+    """P4: a save that one process learned of too late is not made up for."""
+    _edit("save.schedule", "TierSchedule.announce_again", "or step == self._last", "or False")

@@ -24,6 +24,8 @@ _BUCKETS = 8
 """In two of so many histories storage, if any, is a bucket."""
 _NOTICES = 8
 """In one of so many histories a process gives notice of a preemption in most lives."""
+_POLICIES = 5
+"""In one of so many histories most lives save by the clock, at steps that the leader announces."""
 _RETURNS = 4
 """In one of so many histories lives also go back to a named step, restore twice or force saves."""
 SLOW_STORAGE_S = 1.0
@@ -44,6 +46,7 @@ class Life:
       clock_jumps: (host, second of this life, seconds that it is ahead from then on).
       flips: (host, choice of a bit) of bits that change at rest.
       steps: how many are trained. interval: of saves. step_s: length of a step.
+      announced: saves by a policy that the leader is asked about, in the place of ``interval``.
       forces: every second save is forced. waits: the loop waits for each save.
       ends_well: the loop ends with ``stop``.
       killed_at_call: (process, number of calls) after which it is killed.
@@ -82,6 +85,7 @@ class Life:
     flips: tuple[tuple[int, float], ...] = ()
     steps: int = 4
     interval: int = 1
+    announced: Literal["", "continuous", "seconds"] = ""
     step_s: float = 1.0
     forces: bool = False
     waits: bool = False
@@ -217,9 +221,26 @@ def draw(seed: int) -> Plan:
     in_bucket = stored_every > 0 and seed % _BUCKETS in (2, 5)
     if seed % _NOTICES == 3:
         drawn = _with_notices(random.Random(f"notices {seed}"), drawn)
+    if seed % _POLICIES == _POLICIES - 1:
+        drawn = _with_policies(random.Random(f"policies {seed}"), drawn)
     if in_bucket:
         drawn = _with_stalled_changes(random.Random(f"bucket {seed}"), drawn)
     return Plan(seed, hosts, placement, keep, stored_every, tuple(drawn), in_bucket)
+
+
+def _with_policies(rng: random.Random, lives: list[Life]) -> list[Life]:
+    drawn = list(lives)
+    for number, life in enumerate(lives):
+        if rng.random() < 0.7:
+            drawn[number] = dataclasses.replace(
+                life,
+                announced=rng.choice(("continuous", "continuous", "seconds")),
+                # Long enough for an announcement, which may come a second ahead.
+                steps=life.steps + 8,
+                step_s=rng.choice((0.3, 1.0)),
+                heals=False,
+            )
+    return drawn
 
 
 def _with_notices(rng: random.Random, lives: list[Life]) -> list[Life]:

@@ -1,6 +1,6 @@
 """Rules by the clock: continuous, at intervals; pauses after failures. Pure.
 
-The leader alone decides, on its own clock; then all processes agree: see ``step_agreement``.
+The leader alone decides, on its own clock, and announces the step: see ``announcements``.
 """
 
 from __future__ import annotations

@@ -111,11 +111,11 @@ METRICS = (
     Metric(
         "eckpt_skipped_saves_total",
         "counter",
-        "saves left out: busy (the one before was under way), dropped (the processes did not"
-        " agree), ignored (not newer), storage (busy or paused there)",
+        "saves left out: busy (the one before was under way), late (a process learned too late of"
+        " the announced step), ignored (not newer), storage (busy or paused there)",
         (
             Source("save.skipped.busy", label="busy"),
-            Source("save.skipped.dropped", label="dropped"),
+            Source("save.skipped.late", label="late"),
             Source("save.skipped.older", label="ignored"),
             Source("save.skipped.paused", label="storage"),
         ),

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from emergency_ckpt.cluster.coordination import Coordinator, decode_message, reason_of
+from emergency_ckpt.cluster.coordination import Coordinator, decode_message
 from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.round import Answer, Cell, Round, Rule, Series
 from emergency_ckpt.core.limits import MAX_METRICS_BYTES, ProcessIndex
@@ -28,14 +28,18 @@ from emergency_ckpt.errors import (
 from emergency_ckpt.storage.meetings import BEGUN
 from emergency_ckpt.types import PERSISTENT, SaveId, ShardId
 
+LeftOut = Literal["", "paused", "late"]
+"""Why nobody carries out a save that has not failed; empty for a failure."""
 
-class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+
+class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Report of one writer on one stage.
 
     The first writer's answer to all of them is one too, with the first failure or none.
 
     Attributes:
-      pauses: the error is a pause after failed saves.
+      left_out: "paused": the first writer makes a pause after failed saves. "late": a process
+        learned too late that the step was to be saved.
       documents: by owner, SHA-256 (hex) of each host state that this writer has stored, and
         whether it is empty.
       crcs: CRC32C of each shard of its part of the tensors.
@@ -45,7 +49,7 @@ class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     error: str = ""
-    pauses: bool = False
+    left_out: LeftOut = ""
     documents: dict[ProcessIndex, tuple[str, bool]] = {}
     crcs: tuple[tuple[ShardId, int], ...] = ()
     kept: bool = False
@@ -54,18 +58,29 @@ class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def named(self, process: int) -> StageReport:
         """Return the answer that tells of this failure, of ``process``."""
-        return StageReport(f"process {process} failed: {self.error}", self.pauses)
+        return StageReport(f"process {process} failed: {self.error}", self.left_out)
 
 
-class SavePaused(PersistentTierError):
-    """The first writer leaves this save out, after others have failed, and so nobody saves."""
+class SaveLeftOut(PersistentTierError):
+    """Nobody carries out this save, which is no failure; ``cause`` as ``StageReport.left_out``."""
+
+    def __init__(self, operation: str, target: str, problem: str, *, cause: LeftOut) -> None:
+        super().__init__(operation, target, problem)
+        self.cause: LeftOut = cause
 
 
 def raise_failure(report: StageReport, step: int) -> None:
-    """Raise PersistentTierError, or SavePaused, when ``report`` is of a failure."""
+    """Raise PersistentTierError, or SaveLeftOut, when ``report`` is of a failure."""
+    if report.error and report.left_out:
+        raise SaveLeftOut("save", f"step {step}", report.error, cause=report.left_out)
     if report.error:
-        kind = SavePaused if report.pauses else PersistentTierError
-        raise kind("save", f"step {step}", report.error)
+        raise PersistentTierError("save", f"step {step}", report.error)
+
+
+def failure_of(error: Exception) -> StageReport:
+    """Return the report of a process that ``error`` ends a save for."""
+    cause = error.cause if isinstance(error, SaveLeftOut) else ""
+    return StageReport(text_of(error)[:500], cause)
 
 
 def report_of(data: bytes, stage: str, step: int, writer: int) -> StageReport:
@@ -114,7 +129,8 @@ _SAVES = 2
 class StorageRounds:
     """The side of one process in the talk of persistent saves.
 
-    For the background thread, but where any thread is named.
+    For the background thread, but where any thread is named. A process that is late for a save says
+    so from another thread (``refuse``, or the first stage), perhaps beside another save.
     """
 
     def __init__(
@@ -128,6 +144,7 @@ class StorageRounds:
         self._left_processes = left_processes or LeftProcesses(coordinator)
         self._saves = Series()
         self._refusals = Series(_KEPT_REFUSALS)
+        self._noting = threading.Lock()  # of keys in these series
         self._ending = threading.Event()
         self._is_learning = False
         self._check: Callable[[Collection[int]], None] = lambda _: None
@@ -150,7 +167,8 @@ class StorageRounds:
     def stage(self, save: SaveId, stage: str, writers: Sequence[int]) -> Round:
         """Begin a round of the ``writers``, which the first of them leads."""
         if self._coordinator.process_index == writers[0] and stage == FIRST_STAGE:
-            self._saves.add(_prefix(save))
+            with self._noting:
+                self._saves.add(_prefix(save))
         return Round(
             self._coordinator,
             f"{_prefix(save)}/{stage}",
@@ -160,32 +178,42 @@ class StorageRounds:
             absent=lambda processes: self.absent(save, processes),
         )
 
+    def say_first(self, save: SaveId, report: StageReport) -> None:
+        """Say ``report`` in the first stage, as a process that does not know the writers."""
+        name = f"{_prefix(save)}/{FIRST_STAGE}"
+        Round(self._coordinator, name, self._timeout_s).say(msgspec.json.encode(report))
+
     def tidy(self, writers: Collection[int]) -> None:
         """At the first writer: delete the keys of saves that all writers have left behind.
 
         A writer that has begun a save is done with those before it, whatever became of them.
         """
-        for name in reversed(list(self._saves.names)[1:]):
-            first = Round(self._coordinator, f"{name}/{FIRST_STAGE}", self._timeout_s)
-            if set(writers) <= first.said().keys():
-                self._saves.all_came_to(name)
-                break
-        self._saves.tidy(self._coordinator)
+        with self._noting:
+            for name in reversed(list(self._saves.names)[1:]):
+                first = Round(self._coordinator, f"{name}/{FIRST_STAGE}", self._timeout_s)
+                if set(writers) <= first.said().keys():
+                    self._saves.all_came_to(name)
+                    break
+            self._saves.tidy(self._coordinator)
 
     # Host states that are sent to a writer.
 
-    def refuse(self, save: SaveId, reason: str) -> None:
-        """Tell the writer of this process's host state that it will not come."""
+    def refuse(self, save: SaveId, report: StageReport) -> None:
+        """Tell the writer of this process's host state why it will not come."""
         # One that comes after the first writer has forgotten the save would stay for ever.
-        self._refusals.add(f"{_prefix(save)}/refused/{self._coordinator.process_index}")
-        self._refusals.tidy(self._coordinator)
-        self._refused(save).say(reason.encode())
+        with self._noting:
+            self._refusals.add(f"{_prefix(save)}/refused/{self._coordinator.process_index}")
+            self._refusals.tidy(self._coordinator)
+        self._refused(save).say(msgspec.json.encode(report))
 
     def check_sent(self, save: SaveId, owners: Collection[int]) -> None:
         """PersistentTierError when one of ``owners`` will not send its host state."""
         refused = self._refused(save).said()
         for owner in sorted(refused.keys() & set(owners)):
-            problem = f"process {owner} cannot send its own: {reason_of(refused[owner])}"
+            report = report_of(refused[owner], "refusal", save.step, owner)
+            if report.left_out:
+                raise_failure(report.named(owner), save.step)
+            problem = f"process {owner} cannot send its own: {report.error}"
             raise PersistentTierError("collect", f"host states of step {save.step}", problem)
         for reason in self.absent(save, owners).values():
             raise PersistentTierError("collect", f"host states of step {save.step}", reason)
@@ -212,7 +240,7 @@ class StorageRounds:
     def learn(self, save: SaveId, first_writer: int) -> StageReport:
         """Return the outcome when ``save`` is complete. Blocks.
 
-        PersistentTierError when it failed, SavePaused when it was left out; DeadlineExceeded when
+        PersistentTierError when it failed, SaveLeftOut when it was left out; DeadlineExceeded when
         there is no outcome.
         """
 

@@ -39,18 +39,20 @@ from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.save.persistent.rounds import (
     DOCUMENTS,
     FIRST_STAGE,
-    SavePaused,
+    SaveLeftOut,
     StageReport,
     StorageRounds,
     WriterMeetings,
     agreed_crcs,
     beats_of,
     checked_metrics,
+    failure_of,
     raise_failure,
     report_of,
     rule_of,
     text_of,
 )
+from emergency_ckpt.save.vote import LEARNED_LATE
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import StateTree
@@ -166,6 +168,13 @@ class PersistentSaves:
         """
         self._skipped.put(save)
 
+    def tell_late(self, save: SaveId, writers: Sequence[int]) -> None:
+        """Tell the others that this process learned too late that ``save`` was due. Any thread.
+
+        ``writers``: empty where this process has placed no state yet, and may be one of them.
+        """
+        self._tell(save, writers, StageReport(LEARNED_LATE, "late"))
+
     def run(self, job: PersistentSave) -> bool:
         """Save and publish; whether the step is complete. Never raises: what fails is recorded."""
         complete = False
@@ -178,14 +187,14 @@ class PersistentSaves:
     def leave_out(self, save: SaveId, writers: Sequence[int], reason: str) -> None:
         """Tell the others that this process takes no part in ``save``. Any thread; no save runs."""
         self.problem = reason
-        self._tell(save, writers, reason)
+        self._tell(save, writers, StageReport(reason))
 
     def tell_pause(self, save: SaveId, writers: Sequence[int]) -> None:
         """Tell all that the first of the ``writers``, this process, leaves ``save`` out. Blocks."""
         self._tell_left_out(save.step, "paused", reason=_PAUSE)
         with contextlib.suppress(CoordinationError):  # the keys go later, or never
             self._rounds.tidy(writers)
-        self._tell(save, writers, _PAUSE, pauses=True)
+        self._tell(save, writers, StageReport(_PAUSE, "paused"))
 
     def _tell_skipped(self, writers: Sequence[int], complete_step: int | None) -> None:
         """A second save of ``complete_step`` was skipped for good: the others keep it too."""
@@ -193,21 +202,21 @@ class PersistentSaves:
             while True:
                 save = self._skipped.get_nowait()
                 if save.step != complete_step:
-                    self._tell(save, writers, _SKIPPED)
+                    self._tell(save, writers, StageReport(_SKIPPED))
 
-    def _tell(
-        self, save: SaveId, writers: Sequence[int], reason: str, *, pauses: bool = False
-    ) -> None:
+    def _tell(self, save: SaveId, writers: Sequence[int], report: StageReport) -> None:
         """Tell the other writers, if this process is one; else the writer of its host state."""
         me = self._coordinator.process_index
         try:
             if me not in writers:
-                self._rounds.refuse(save, reason)
+                self._rounds.refuse(save, report)
+                if not writers:
+                    self._rounds.say_first(save, report)
                 return
             held = self._rounds.stage(save, FIRST_STAGE, writers)
-            self._give_up(held, writers, StageReport(reason, pauses=pauses))
+            self._give_up(held, writers, report)
             if me == writers[0]:
-                self._rounds.decide(save, StageReport(reason, pauses=pauses))
+                self._rounds.decide(save, report)
         except CoordinationError as error:
             # Who waits for it runs into its deadline, and says so.
             logging.warning("step %d was skipped: %s", save.step, error)
@@ -219,8 +228,8 @@ class PersistentSaves:
         self.problem = ""
         try:
             outcome = self._save(job)
-        except SavePaused as error:
-            self._tell_left_out(step, "paused", reason=error.problem)
+        except SaveLeftOut as error:
+            self._tell_left_out(step, error.cause, reason=error.problem)
             return False
         except Exception as error:  # noqa: BLE001 - recorded, raised by check_for_errors
             self.problem = text_of(error)[:500]
@@ -282,7 +291,7 @@ class PersistentSaves:
         try:
             kept = self._write(job)
         except Exception as error:
-            self._rounds.decide(job.save, StageReport(text_of(error)[:500]))
+            self._rounds.decide(job.save, failure_of(error))
             raise
         # Told to all: what storage lists depends on how far the removal has come.
         gone = self._preservation.after_save(job.save.step) if self._preservation else ()
@@ -348,7 +357,7 @@ class PersistentSaves:
             self._peers.push_host_state(to, job.save, self._own_document(job), for_storage=True)
         except Exception as error:
             # The writer would wait until the deadline.
-            self._rounds.refuse(job.save, f"{type(error).__name__}: {error}"[:500])
+            self._rounds.refuse(job.save, failure_of(error))
             raise
 
     def _own_document(self, job: PersistentSave) -> bytes:
@@ -455,7 +464,7 @@ class PersistentSaves:
         try:
             report = work()
         except Exception as error:
-            self._give_up(held, writers, StageReport(text_of(error)[:500]))
+            self._give_up(held, writers, failure_of(error))
             raise
         self._progress.begin("")
         data = held.hold(msgspec.json.encode(report), rule_of(held, name, step, writers[0]))

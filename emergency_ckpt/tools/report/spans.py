@@ -65,7 +65,7 @@ _WARNINGS = frozenset(
         "restore.stage.replanned",
         "restore.suspect",
         "save.non_finite",
-        "save.skipped.dropped",
+        "save.skipped.late",
         "save.unchanged",
         "warning.setting",
     }

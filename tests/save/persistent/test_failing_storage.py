@@ -28,7 +28,7 @@ from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.background import BackgroundWorker, Failures, run_in_thread
 from emergency_ckpt.config import Config
 from emergency_ckpt.config.policies import plan_saves
-from emergency_ckpt.core.save.step_agreement import Progress
+from emergency_ckpt.core.save.announcements import Progress
 from emergency_ckpt.errors import PersistentTierError, SaveFailed
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.storage import PersistentTier
@@ -128,17 +128,17 @@ def _skipped(world: World) -> list[object]:
     return [event.fields["step"] for event in world.named("save.skipped", cause="paused")]
 
 
-def test_schedule_in_a_pause_proposes_no_step() -> None:
+def test_schedule_in_a_pause_announces_no_step() -> None:
     plan = plan_saves(ocm.ContinuousCheckpointingPolicy())
     schedule = TierSchedule("persistent", plan, Failures())
     progress = Progress(step=5, arrived_s=time.monotonic(), step_time_s=0.01)
     try:
-        assert schedule.choose_step(progress, 6, 0.01) is not None
+        assert schedule.choose_step(progress, 6, 0.01, others_save=False) is not None
         for _ in range(8):  # a pause of a minute
             schedule.note_outcome(failed=True)
-        assert schedule.choose_step(progress, 6, 0.01) is None
+        assert schedule.choose_step(progress, 6, 0.01, others_save=False) is None
         schedule.note_outcome(failed=False)
-        assert schedule.choose_step(progress, 6, 0.01) is not None
+        assert schedule.choose_step(progress, 6, 0.01, others_save=False) is not None
     finally:
         schedule.worker.stop(LONG_S)
 

@@ -147,6 +147,19 @@ class Job:
         with ThreadPoolExecutor(TOPOLOGY.process_count) as pool:
             list(pool.map(one, range(TOPOLOGY.process_count)))
 
+    def be_late(self, who: int, step: int, known: Sequence[int]) -> None:
+        """As ``save``, but ``who`` learns too late that it is due; it knows these writers."""
+
+        def one(process: int) -> None:
+            if process == who:
+                save = SaveId(step=step, incarnation=LIFE, run_id="run")
+                self.saves[who].tell_late(save, known)
+            else:
+                assert not self.saves[process].run(_empty_save(step))
+
+        with ThreadPoolExecutor(TOPOLOGY.process_count) as pool:
+            list(pool.map(one, range(TOPOLOGY.process_count)))
+
     def complete_steps(self) -> list[int]:
         return complete_steps(self.tier)
 
@@ -277,6 +290,23 @@ def test_tell_pause_ends_the_save_everywhere_without_a_failure(job: Job) -> None
     assert max(counts) <= counts[1] + 2, "the keys of two saves, never more"
     job.save(21)
     assert job.complete_steps() == [21]
+
+
+@pytest.mark.parametrize(
+    ("who", "known"),
+    [*((who, writers(TOPOLOGY)) for who in range(4)), *((who, ()) for who in range(1, 4))],
+)
+def test_save_that_one_learns_of_too_late_is_left_out_by_all(
+    job: Job, who: int, known: Sequence[int]
+) -> None:
+    """It may have placed no state yet, and then does not know who writes."""
+    job.be_late(who, 1, known)
+    left_out = [event for event in job.events if event.name == "save.skipped"]
+    assert {event.fields["process"] for event in left_out} == set(range(4)) - {who}
+    assert {event.fields["cause"] for event in left_out} == {"late"}
+    assert [failures.count for failures in job.failures] == [0] * 4
+    job.save(3)
+    assert job.complete_steps() == [3]
 
 
 def test_calls_of_the_service_grow_with_the_writers_alone() -> None:
