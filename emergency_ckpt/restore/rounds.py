@@ -179,6 +179,10 @@ class RestoreRounds:
     def _specs(self) -> bytes:
         return msgspec.json.encode(list(self._wanted.values()))
 
+    @property
+    def _state_digest(self) -> str:
+        return hashlib.sha256(self._specs).hexdigest()
+
     def report(
         self,
         inventory: HolderInventory,
@@ -188,7 +192,7 @@ class RestoreRounds:
         restored: tuple[RestoredSave, ...] = (),
     ) -> Row:
         """Return the row that says what this process holds and wants."""
-        digest = hashlib.sha256(self._specs).hexdigest()
+        digest = self._state_digest
         report = Report(inventory, digest, wants_host_state, damaged or {}, restored)
         return Row(report=report)
 
@@ -276,9 +280,10 @@ class RestoreRounds:
 
         They compare theirs with it: the leader has the digests alone, and leaves may be many.
         """
+        # Not by this process's row, which has no report where its own part of a load has failed.
+        own = self._state_digest
         digests = {p: row.report.state_digest for p, row in sorted(rows.items()) if row.report}
-        me = self._coordinator.process_index
-        others = [process for process, digest in digests.items() if digest != digests.get(me)]
+        others = [process for process, digest in digests.items() if digest != own]
         if not others:
             return
         if len(self._specs) <= MAX_PLAN_MESSAGE_BYTES:
