@@ -79,6 +79,29 @@ def test_answer_to_a_failure_is_the_next_choice() -> None:
     assert leader.rows[1][1].report is None
 
 
+def test_report_is_taken_beside_a_leader_whose_part_has_failed() -> None:
+    """A step from storage is in the RAM of one process, and process 0 has read damaged bytes."""
+    script: Any = Scripted(FIRST, FIRST)
+    service = MemoryService(2)
+
+    def restore(process: int) -> Any:
+        rounds = RestoreRounds(
+            service.member(process),
+            "restore/0",
+            Series(),
+            {},
+            lambda: script,
+            deadline_s=time.monotonic() + WAIT_S,
+        )
+        held = HolderInventory(f"process/{process}", process, "", (), ())
+        rounds.hold(rounds.report(held, wants_host_state=False))
+        failed = Row(Status("its CRC32C differs"))
+        return rounds.hold(rounds.report(held, wants_host_state=False) if process else failed)
+
+    assert [type(answer) for answer in everywhere(2, restore)] == [RestorePlan, RestorePlan]
+    assert [row.report is None for row in script.rows[1].values()] == [True, False]
+
+
 def test_end_of_a_restore_is_an_error_on_all() -> None:
     first, second = run(Scripted(Failed("it is silent", "holder", "step 8")))
     assert isinstance(first, HolderUnreachable)
