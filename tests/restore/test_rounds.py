@@ -36,20 +36,23 @@ class Scripted:
         return answer
 
 
+def rounds_of(service: MemoryService, process: int, leader: Any) -> RestoreRounds:
+    return RestoreRounds(
+        service.member(process),
+        "restore/0",
+        Series(),
+        {},
+        lambda: leader,
+        deadline_s=time.monotonic() + WAIT_S,
+    )
+
+
 def run(leader: Scripted, *statuses: Status) -> list[list[Any]]:
     """What each of two processes hears: after its report, and after each status of its own."""
     service = MemoryService(2)
-    script: Any = leader
 
     def restore(process: int) -> list[Any]:
-        rounds = RestoreRounds(
-            service.member(process),
-            "restore/0",
-            Series(),
-            {},
-            lambda: script,
-            deadline_s=time.monotonic() + WAIT_S,
-        )
+        rounds = rounds_of(service, process, leader)
         held = HolderInventory(f"process/{process}", process, "", (), ())
         heard: list[Any] = [rounds.hold(rounds.report(held, wants_host_state=False))]
         heard += [rounds.hold(Row(status if process else Status())) for status in statuses]
@@ -81,18 +84,11 @@ def test_answer_to_a_failure_is_the_next_choice() -> None:
 
 def test_report_is_taken_beside_a_leader_whose_part_has_failed() -> None:
     """A step from storage is in the RAM of one process, and process 0 has read damaged bytes."""
-    script: Any = Scripted(FIRST, FIRST)
+    script = Scripted(FIRST, FIRST)
     service = MemoryService(2)
 
     def restore(process: int) -> Any:
-        rounds = RestoreRounds(
-            service.member(process),
-            "restore/0",
-            Series(),
-            {},
-            lambda: script,
-            deadline_s=time.monotonic() + WAIT_S,
-        )
+        rounds = rounds_of(service, process, script)
         held = HolderInventory(f"process/{process}", process, "", (), ())
         rounds.hold(rounds.report(held, wants_host_state=False))
         failed = Row(Status("its CRC32C differs"))
