@@ -71,7 +71,8 @@ def _marker(change: Callable[[dict[str, Any]], None]) -> Callable[[Path, int], N
 def _consistent(directory: Path, number: int) -> None:
     """A step whose files say that it is whole; what they speak of is not there."""
     _incarnation("ffffffffffff-0000")(directory, number)
-    (directory / str(number) / "_CHECKPOINT_METADATA").write_text("{}")
+    metadata = {"item_handlers": {}, "init_timestamp_nsecs": 1, "commit_timestamp_nsecs": 2}
+    (directory / str(number) / "_CHECKPOINT_METADATA").write_text(json.dumps(metadata))
 
 
 def _incarnation(text: str) -> Callable[[Path, int], None]:
@@ -216,3 +217,41 @@ def test_much_junk_between_two_steps_hides_neither(tmp_path: Path, kind: str) ->
     view = tier.found.view(time.monotonic() + 60)
     assert [each.step for each in view.steps if each.is_seen] == [1, 300]
     assert complete_steps(tier) == [1, 300]
+
+
+_NO_METADATA = (b'{"format":1}', b"\xff{", b"")
+
+
+@pytest.mark.parametrize("junk", _NO_METADATA)
+@pytest.mark.parametrize("is_marked", [True, False], ids=["marked", "without a marker"])
+def test_step_whose_metadata_are_junk_is_nobody_elses(
+    saved: World, junk: bytes, is_marked: bool
+) -> None:
+    """It is rolled back, and later removed, as any other: its folder stays under no number."""
+    (saved.persistent / str(REAL) / "_CHECKPOINT_METADATA").write_bytes(junk)
+    if not is_marked:
+        shutil.rmtree(saved.persistent / "host_state" / str(REAL))
+    with saved.open_both(**STORAGE) as ckpt:
+        assert ckpt.restore(state=saved.state(0), host_state={})[0] == 4
+        save_all(ckpt, saved, 5)
+    assert not (saved.persistent / str(REAL)).exists()
+    saved.lose_ram()
+    with saved.open_both(**STORAGE) as ckpt:
+        assert ckpt.restore(state=saved.state(0), host_state={})[0] == 5
+        save_all(ckpt, saved, REAL, 7)
+    saved.lose_ram()
+    assert restored(saved) == 7
+    assert sorted(each.name for each in saved.persistent.glob("[0-9]*")) == ["4", "5", "6", "7"]
+
+
+@pytest.mark.parametrize("junk", _NO_METADATA)
+def test_step_whose_metadata_are_junk_goes_with_older_ones(
+    saved: World, junk: bytes
+) -> None:
+    (saved.persistent / "4" / "_CHECKPOINT_METADATA").write_bytes(junk)
+    with saved.open_both(**STORAGE, keep_last_n=2) as ckpt:
+        assert ckpt.restore(state=saved.state(0))[0] == REAL
+        save_all(ckpt, saved, 8, 10)
+    assert sorted(each.name for each in saved.persistent.glob("[0-9]*")) == ["10", "8"]
+    saved.lose_ram()
+    assert restored(saved) == 10

@@ -96,14 +96,12 @@ class StepFolders:
                     f"{name} is a step of Orbax, but its name has no number at its end"
                 )
 
-    def is_written_by_orbax(self, name: str, deadline_s: float | None) -> bool:
+    def has_items(self, name: str, deadline_s: float | None) -> bool:
         """Return True when Orbax has written any item into a folder. Blocks.
 
         A description of arrays with nothing beside it is no item: its arrays are not there.
         """
         below = sorted(self._storage.names_in(name, deadline_s))
-        if STEP_METADATA in below:
-            return True
         if TREE in below:
             return len(below) > 1
         return any(self._has_arrays(f"{name}/{item}", deadline_s) for item in below[:_ITEMS_TRIED])

@@ -230,6 +230,29 @@ class StepInspection:
         """Return whether this package began the save of a step in one of its folders ``names``."""
         return any(ours_of(self._metadata_of(name, deadline_s)) is not None for name in names)
 
+    def is_in_own_folder(self, entry: Entry) -> bool:
+        """Return whether the files of ``entry`` are where those of a complete step are.
+
+        Its metadata may be damaged. Its marker knows its manifest then; without either, metadata
+        that name no writer say that nobody else has written there.
+        """
+        if entry.is_plain:
+            found = self.listed(entry, 0, None)
+            return not found.step.problem and found.folder == entry.own_folder
+        metadata = self._metadata_of(entry.own_folder, None)
+        if (ours_of(metadata) or {}).get("incarnation") == entry.incarnation:
+            return True
+        below = f"{HOST_STATE}/{entry.step}/{MARKER_NAME}"
+        data = self._storage.bytes_of(below)
+        if data is not None and hashlib.sha256(data).hexdigest() == entry.marker:
+            marker = check_marker(data, entry.step, below)
+            problem = self._compare_tensors(entry.own_folder, metadata, marker, None)
+            if problem not in (GONE, _REPLACED):
+                return True
+        storage = self._storage
+        is_elsewhere = not storage.is_object_store and storage.lexists(entry.hidden_folder)
+        return metadata is not None and not fields_of(metadata) and not is_elsewhere
+
     def marked(self, step: int, deadline_s: float | None) -> SaveId | None:
         """Return the save that the marker of ``step`` names; None without one that counts."""
         below = f"{HOST_STATE}/{step}/{MARKER_NAME}"
@@ -375,7 +398,8 @@ class StepInspection:
         if not is_hidden and not self._is_finalized(folder, deadline_s):
             return None
         metadata = self._metadata_of(folder, deadline_s)
-        if metadata is None and not self._folders.is_written_by_orbax(folder, deadline_s):
+        is_described = bool(fields_of(metadata))
+        if not is_described and not self._folders.has_items(folder, deadline_s):
             if is_hidden:
                 return None
             problem = PersistentStep(step, 0, False, problem=_NO_STEP)
@@ -426,13 +450,20 @@ def items_of(metadata: bytes | None) -> tuple[str, ...]:
     return tuple(filter(is_item_name, names))
 
 
+_FIELDS = {"item_handlers", "init_timestamp_nsecs", "commit_timestamp_nsecs", "custom_metadata"}
+"""Of Orbax's metadata, which have all that its version knows.
+https://github.com/google/orbax: checkpoint/_src/metadata/step_metadata_serialization.py"""
+
+
 def fields_of(metadata: bytes | None) -> dict[str, Any]:
-    """Return the fields of Orbax's metadata; none when they cannot be read."""
+    """Return the fields of Orbax's metadata; none when they cannot be read, or are not Orbax's."""
     try:
         decoded = json.loads(metadata or b"{}")
     except (ValueError, RecursionError):
         return {}
-    return cast("dict[str, Any]", decoded) if isinstance(decoded, dict) else {}
+    if not isinstance(decoded, dict) or not _FIELDS & decoded.keys():
+        return {}
+    return cast("dict[str, Any]", decoded)
 
 
 def ours_of(metadata: bytes | None) -> dict[str, Any] | None:

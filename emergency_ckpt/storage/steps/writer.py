@@ -8,7 +8,6 @@ next life repeats.
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -43,7 +42,7 @@ from emergency_ckpt.errors import (
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.storage.directory import Generations, StorageDirectory
 from emergency_ckpt.storage.log import LogRead, StepLog
-from emergency_ckpt.storage.marker import HOST_STATE, MARKER_NAME
+from emergency_ckpt.storage.marker import HOST_STATE
 from emergency_ckpt.storage.orbax_names import (
     COMMITTED,
     OWN_TEMPORARY,
@@ -53,7 +52,7 @@ from emergency_ckpt.storage.orbax_names import (
 )
 from emergency_ckpt.storage.pinned import Pinned
 from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE
-from emergency_ckpt.storage.steps.inspection import FoundStep, fields_of, items_of, ours_of
+from emergency_ckpt.storage.steps.inspection import FoundStep, items_of, ours_of
 from emergency_ckpt.storage.steps.stored import StoredSteps, StoredView
 from emergency_ckpt.types import SaveId
 
@@ -612,19 +611,6 @@ class DirectoryWriter:
                 return False
             return self._is_needed(entry)
 
-    def _is_in_own_folder(self, entry: Entry) -> bool:
-        """Return whether the files of ``entry`` are where those of a complete step are."""
-        if entry.is_plain:
-            found = self._found.inspection.listed(entry, 0, None)
-            return not found.step.problem and found.folder == entry.own_folder
-        data = self._storage.bytes_of(f"{entry.own_folder}/{STEP_METADATA}")
-        if fields_of(data):
-            return (ours_of(data) or {}).get("incarnation") == entry.incarnation
-        if not (self._storage.is_object_store or self._storage.lexists(entry.own_folder)):
-            return False
-        marker = self._storage.bytes_of(f"{HOST_STATE}/{entry.step}/{MARKER_NAME}")
-        return marker is not None and hashlib.sha256(marker).hexdigest() == entry.marker
-
     # Publication.
 
     def publish(self, entry: Entry, chain: Timeline | None) -> None:
@@ -674,7 +660,7 @@ class DirectoryWriter:
 
         A file system renames its folder; in a bucket, which renames nothing, Orbax's commit goes.
         """
-        if not self._is_in_own_folder(entry):
+        if not self._found.inspection.is_in_own_folder(entry):
             return  # hidden before
         storage, own, work = self._storage, entry.own_folder, ("hide", f"/{entry.own_folder}")
         if storage.is_object_store:
@@ -773,7 +759,7 @@ class DirectoryWriter:
     def _delete_removed(self, entry: Entry) -> None:
         self._removing.add(entry.step)
         try:
-            is_own = self._is_in_own_folder(entry)
+            is_own = self._found.inspection.is_in_own_folder(entry)
             # Else another program may have written into its place.
             folders = {entry.own_folder} if is_own else self._remains_of(entry.step)
             # Not under the lock: it may take long, and saves go on meanwhile.
