@@ -104,7 +104,7 @@ class _End:
                 return
             self.has_come = True
             opened.left_processes.leave(reason, opened.saver.begun)
-            opened.saver.abandon(limit_s)
+            opened.saver.ending.abandon(limit_s)
             opened.release(reason, error)
             _tell_lost_step(opened.failures, raises=False)
         finally:
@@ -259,11 +259,6 @@ class EmergencyCheckpointer:
         """True when ``reached_preemption`` can return True."""
         return self._config.heeds_preemption
 
-    @property
-    def takes_every_step(self) -> bool:
-        """True when ``save`` must also be called at steps without a save (``save_on_stop``)."""
-        return self._config.save_on_stop
-
     def should_save(self, step: int) -> bool:
         """Return whether ``save`` at ``step``, the next step, would start a save. Not collective.
 
@@ -402,7 +397,7 @@ class EmergencyCheckpointer:
             save), or than the grace period after a preemption notice.
         """
         with self._progress.inside("wait_until_finished", self._config.longest_wait_s):
-            self._saver.wait_until_finished(timeout_s)
+            self._saver.ending.wait_until_finished(timeout_s)
 
     def check_for_errors(self) -> None:
         """Raise the newest background error that was not raised before, if any. Not collective."""
@@ -414,11 +409,10 @@ class EmergencyCheckpointer:
         The saved bytes stay for the next start of the run. All processes should call it, because a
         stopped process no longer serves its shards. Blocks for the saves at most ``timeout_s``
         (default: their maximum duration); then releases everything and raises DeadlineExceeded.
-        With ``save_on_stop`` the last step is saved first, which may take as long again; not
-        ``after_error``, when the other processes may be at another step. At a normal end the newest
-        complete step of RAM goes from its slots to storage, where storage lacks it and
-        ``save_every`` has an interval: that may take as long again. Where storage lacks the last
-        step even so, the event ``stop.not_saved`` warns of it, and says why.
+        At a normal end, which ``after_error`` is not, the newest complete step of RAM goes from its
+        slots to storage, where storage lacks it and ``save_every`` has an interval: that may take
+        as long again. Where storage lacks the last step even so, the event ``stop.not_saved`` warns
+        of it, and says why.
 
         Raises:
           SaveFailed: the last save to storage failed, or was forced and left out, and
@@ -441,8 +435,8 @@ class EmergencyCheckpointer:
                 if not after_error and error is None:
                     ends.callback(self._opened.note_orderly_end)
                 if is_normal_end:
-                    ends.callback(self._saver.tell_unstored)
-                ends.callback(self._saver.stop, timeout_s)
+                    ends.callback(self._saver.ending.warn_of_unstored)
+                ends.callback(self._saver.ending.stop, timeout_s)
                 if stores_newest:
                     ends.callback(self._saver.store_newest, timeout_s)
                 ends.callback(
@@ -451,7 +445,7 @@ class EmergencyCheckpointer:
                     )
                 )
                 if not after_error:
-                    self._saver.save_last(timeout_s)
+                    self._saver.ending.end_training(timeout_s)
         except BaseException:
             _tell_lost_step(self._failures, raises=False)
             raise
@@ -467,7 +461,7 @@ class EmergencyCheckpointer:
             with second_signal_ends():
                 text = "training ended by %s; saves in progress have %g s to finish"
                 logging.error(text, text_of(error), limit_s)
-                self._saver.abandon(limit_s)
+                self._saver.ending.abandon(limit_s)
         finally:
             self._opened.release(text_of(error), error)
             _tell_lost_step(self._failures, raises=False)

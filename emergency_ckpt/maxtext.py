@@ -45,7 +45,8 @@ _BACKUP_INTERVALS = (
     "multi_tier_checkpointing_backup_interval_minutes",
     "multi_tier_checkpointing_backup_interval_steps",
 )
-_SUBDIR, _FULL_PATH = "checkpoint_todelete_subdir", "checkpoint_todelete_full_path"
+_PUT_AWAY = ("checkpoint_todelete_subdir", "checkpoint_todelete_full_path")
+"""Flags that say where removed steps go."""
 
 
 def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
@@ -68,13 +69,12 @@ def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
         ``multi_tier_checkpointing_backup_interval_minutes`` or ``..._steps``, of which one must be
         set, and not every ``checkpoint_period`` steps. The trainer's processes do it; there is no
         replicator.
-      checkpoint_todelete_subdir: the setting ``todelete_subdir``.
 
     ``enable_single_replica_ckpt_restoring`` has no effect: a restore reads each byte once over the
     whole job in any case. Steps are stored as MaxText does, with the state as the item ``items``.
 
     Raises:
-      ConfigError: a flag of the wrong type, or ``checkpoint_todelete_full_path``.
+      ConfigError: a flag of the wrong type, or one that says where removed steps go.
     """
     values = _values(flags)
     config = CheckpointerConfig().set(
@@ -82,7 +82,6 @@ def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
         save_every=_backup_interval(values) or values["checkpoint_period"],
         local_save_every=values["local_checkpoint_period"],
         orbax_item="items",
-        todelete_subdir=_text_of(flags, _SUBDIR),
     )
     keep = values["max_num_checkpoints_to_keep"]
     if values["enable_continuous_checkpointing"]:
@@ -127,7 +126,6 @@ def create_checkpoint_manager(
     Path(places[0]).mkdir(mode=0o700, exist_ok=True)
     continuous = values["enable_continuous_checkpointing"]
     backup = _backup_interval(values)
-    settings = {"todelete_subdir": _text_of(flags, _SUBDIR), **settings}
     if backup is not None and not continuous:
         settings = {"save_every": backup, **settings}
     return CheckpointManager(
@@ -207,11 +205,12 @@ def _values(flags: object) -> dict[str, Any]:
     # base.yml has the text "None", since YAML has no None.
     values |= {n: None for n, value in values.items() if value == "None" and DEFAULTS[n] is None}
     problems = _problems(values)
-    if _text_of(flags, _FULL_PATH) is not None:
-        problems.append(
-            f"{_FULL_PATH} is not supported: leave it unset, and set the bucket's soft delete, or"
-            " copy the folder of a step that is to stay"
-        )
+    problems += [
+        f"{name} is not supported: leave it unset, and set the bucket's soft delete, or copy the"
+        " folder of a step that is to stay"
+        for name in _PUT_AWAY
+        if _text_of(flags, name) is not None
+    ]
     if values["enable_multi_tier_checkpointing"] is True:
         given = [name for name in _BACKUP_INTERVALS if values[name]]
         if len(given) != 1:

@@ -219,7 +219,6 @@ class Opened:
             timeout_s=config.persistent_limits.patience_s,
             buffer_bytes=self.buffers.storage_bytes,
             orbax_item=config.orbax_item,
-            compression=config.storage_compression,
             step_name=config.step_name,
         )
         writer = self._writer_of(tier)
@@ -242,8 +241,6 @@ class Opened:
             tier.found,
             run_id=config.run_name,
             from_dir=config.run_name == run_id_of(tier.directory),
-            take_over=config.take_over_dir,
-            todelete_subdir=config.todelete_subdir,
             emit=self.events.emit,
         )
 

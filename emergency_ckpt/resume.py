@@ -52,7 +52,7 @@ class Resume:
         value = HostStateRestore(parts.restore_parts, host_state, placement.buddies)
         report: RestoreReport | None = None
         started_s = time.monotonic()
-        parts.saver.begin_restore()
+        parts.saver.ending.begin_restore()
         try:
             with parts.held_steps():
                 parts.events.emit("restore.stage", stage="started", requested_step=step)
@@ -75,7 +75,7 @@ class Resume:
             parts.events.emit("restore.failed", reason=str(error)[:500])
             raise
         finally:
-            parts.saver.end_restore()
+            parts.saver.ending.end_restore()
         if restored is None or report is None:
             parts.saver.expect_steps_after(-1)
             if number == 0:

@@ -4,8 +4,8 @@
 
 Ways take turns, each with a step kept before the one that is written: plain files written and
 synced by two threads; this package's persistent tier; the same without the pages of the step
-before; the same with ``storage_compression="zstd"``; plain Orbax with its defaults. Prints for each
-the median seconds, the CPU time, and how many times as long it takes as the second.
+before; plain Orbax with its defaults. Prints for each the median seconds, the CPU time, and how
+many times as long it takes as the second.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ def _measure(options: argparse.Namespace, root: Path) -> None:
         "plain files, synced": functools.partial(_write_files, root / "plain", state),
         _OURS: _tier(root / "ours", state),
         "the same, all pages new": _with_new_pages(_tier(root / "new", state)),
-        "the same, zstd": _tier(root / "zstd", state, compression="zstd"),
         "plain Orbax": _orbax(root / "orbax", state),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -103,7 +102,7 @@ def _write_files(folder: Path, state: dict[str, Any], step: int) -> None:
     shutil.rmtree(folder / str(step - 1), ignore_errors=True)
 
 
-def _tier(folder: Path, state: dict[str, Any], **options: Any) -> Callable[[int], object]:
+def _tier(folder: Path, state: dict[str, Any]) -> Callable[[int], object]:
     import numpy as np  # noqa: PLC0415
 
     from emergency_ckpt.state.staging import HostShard  # noqa: PLC0415
@@ -120,7 +119,7 @@ def _tier(folder: Path, state: dict[str, Any], **options: Any) -> Callable[[int]
         )
         for shard in ids
     }
-    tier = PersistentTier(str(folder), **options)
+    tier = PersistentTier(str(folder))
     tier.create()
     life, leaves = f"{1:012d}-{'5e' * 8}", [leaf.spec for leaf in tree.leaves]
     writer = DirectoryWriter(tier.storage, tier.found, run_id="run", from_dir=False)

@@ -188,15 +188,14 @@ class EmergencyCheckpointer(BaseCheckpointer):
         for policy in self._policies:
             policy.summaries = evaler_summaries or {}
         running = self._running or self._start(state)
-        if not (running.takes_every_step or running.should_save(step)):
+        if not running.should_save(step):
             return
         tensors, iterators = split(state)
         self._saving = state
         try:
             running.save(step=step, state=tensors, host_state=iterators or None)
         finally:
-            if not running.takes_every_step:  # else ``stop`` may save it
-                self._saving = None
+            self._saving = None
 
     def restore(self, *, step: int | None = None, state: PyTree) -> tuple[int | None, PyTree]:
         """Bring back the newest complete step, or just ``step``. Collective; blocks.
@@ -260,7 +259,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
 
     def _keep_index(self, event: Event, step: int) -> None:
         if event.name == "save.started" and event.fields.get("tier") == "persistent":
-            self._entries[step] = entries_of(step, self._saving)  # inside ``save`` or ``stop``
+            self._entries[step] = entries_of(step, self._saving)
         elif event.point == "persistent.stage.published":
             self._index.write(step, self._entries[step])
         elif event.point == "persistent.removal.begun":

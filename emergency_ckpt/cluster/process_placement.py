@@ -227,7 +227,7 @@ def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> 
         layout=layout,
         retained=retained,
         writers=writers(topology, config.persistent_writers),
-        buddies=buddies(me, topology, config.host_state_buddies),
+        buddies=buddies(me, topology),
         single=single_copies(config.placement, topology, held_leaves),
     )
 
@@ -266,13 +266,10 @@ def single_copy_text(config: Config, placement: ProcessPlacement) -> str:
         why = f"the job has one slice: {_why_one_slice(config)}"
     chosen = "" if config.replica_axis is None else "; without replica_axis the best one is chosen"
     if not single.nbytes:
-        cause, mend = "host_state_buddies is 0", "With more, other hosts keep copies"
-        if slices == 1:
-            cause = why
-            mend = f"With an axis over several hosts as replica_axis, others keep copies{chosen}"
         return (
             "each process's host state has one copy in RAM, on its own host, though tensors have"
-            f" more: {cause}. The loss of a host costs every step in RAM, and {back}. {mend}"
+            f" more: {why}. The loss of a host costs every step in RAM, and {back}. With an axis"
+            f" over several hosts as replica_axis, others keep copies{chosen}"
         )
     part, state = size_text(single.nbytes), size_text(single.total_bytes)
     return (

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from emergency_ckpt.core.placement.placement_policies import (
         PersistentWriters,
         PlacementPolicy,
-        StorageCompression,
     )
     from emergency_ckpt.core.save.retention_rules import NonFinite
     from emergency_ckpt.core.save.snapshot_plan import DeviceReads
@@ -36,25 +35,19 @@ class Settings(TypedDict, total=False):
     local_keep_last_n: int
     keep_last_n: int | None
     keep_every_n_steps: int | None
-    todelete_subdir: str | None
     preservation_policy: PreservationPolicy | None
     local_preservation_policy: PreservationPolicy | None
     async_save: bool
     save_on_preemption: bool
     exit_on_preemption: bool
-    save_on_stop: bool
     preemption_grace_s: float
     persistent_writers: PersistentWriters
     placement: str | PlacementPolicy
-    host_state_buddies: int | None
     host_state_remap: HostStateRemap | None
-    allow_missing_host_state: bool
-    take_over_dir: bool
     non_finite: NonFinite
     orbax_item: str | None
     step_name: str
     require: Collection[Requirement]
-    storage_compression: StorageCompression
     bind_host: str | None
     bind_port: int
     secret_file: os.PathLike[str] | str | None

@@ -28,7 +28,6 @@ from emergency_ckpt.core.placement.placement_policies import (
     AllButPrimary,
     PersistentWriters,
     PlacementPolicy,
-    StorageCompression,
 )
 from emergency_ckpt.core.save.retention_rules import NonFinite
 from emergency_ckpt.core.save.snapshot_plan import DeviceReads
@@ -137,10 +136,6 @@ class Config:
     """Number of complete steps kept in the persistent tier; None keeps all."""
     keep_every_n_steps: int | None = setting(None, tier="persistent", least=1, needs="keep_last_n")
     """With ``keep_last_n``: multiples of this number are kept as well."""
-    todelete_subdir: str | None = setting(None, tier="persistent", least=1, needs="dir")
-    """Folder below ``dir`` into which a step that is removed is moved, without its host states,
-    instead of being deleted; nothing is ever removed there. In a bucket, which renames nothing, it
-    has no effect, as with Orbax: set the bucket's soft delete."""
     preservation_policy: PreservationPolicy | None = setting(
         None, tier="persistent", orbax="persistent.preservation_policy"
     )
@@ -160,12 +155,6 @@ class Config:
     exit_on_preemption: bool = setting(False, basic=True)
     """At the sync point, end the process inside ``save`` by ``SystemExit`` with status 143 as soon
     as the step is written."""
-    save_on_stop: bool = False
-    """At a normal end (``stop``, or the end of the ``with`` block without an exception), save the
-    step of the last call of ``save`` in each tier that does not have it, whether it was due or not.
-    A notice within the last second, which no process has seen yet, then costs no step. Each
-    ``save`` captures the host state and holds a reference to the last state: device memory of one
-    state if the caller drops it without donating it."""
     preemption_grace_s: float = setting(25.0, may_differ=True, basic=True)
     """Time from the notice to the kill. Saves that are not complete by then are named in the
     log; the local tier is saved first."""
@@ -178,19 +167,9 @@ class Config:
     """Choice of the slices that store each shard in the local tier, as a policy or its text.
     ``"all_but_primary"``: every slice but the first stores all shards. ``"striped(2)"``, an extra:
     two slices store each shard, so a process transfers and stores less. See ``eckpt plan``."""
-    host_state_buddies: int | None = setting(None, tier="local")
-    """Number of processes on other slices that store a copy of a host state; None: one on every
-    other slice."""
     host_state_remap: HostStateRemap | None = setting(None, basic=True)
     """Function that derives a process's host state from those of a job of another size, of
     ``(all former host states, process, count)``. docs/policies.md has recipes for Grain."""
-    allow_missing_host_state: bool = setting(False, tier="persistent")
-    """For a ``restore`` that is given a host state. True: a step without host states is restored,
-    and the given host state stays unchanged. False: a step that plain Orbax wrote is an error, and
-    a step of this package whose host states are gone from storage does not count."""
-    take_over_dir: bool = setting(False, tier="persistent")
-    """Save in ``dir`` although it belongs to another run, and replace that run's name by this
-    one's. Later saves of that run into ``dir`` fail. Set it for one start only."""
     non_finite: NonFinite = setting("report")
     """What a save does about values that are NaN or infinite; their count costs nothing beside the
     checksum. "report": the event ``save.non_finite`` names leaves that were finite before: at an
@@ -211,10 +190,6 @@ class Config:
     ``start_timeout_s``, as behind a firewall. "storage": the start ends with an error when a small
     file cannot be written, read and removed in ``dir``; a job that does not save there makes no
     test."""
-    storage_compression: StorageCompression = setting("none", tier="persistent")
-    """Compression of the arrays in new steps. ``"zstd"``, the default of plain Orbax, saves some 8%
-    of the bytes of float32 weights and takes several times as long to write and to read. Steps of
-    either kind can be restored."""
     bind_host: str | None = setting(None, tier="local", may_differ=True, least=1, most=253)
     """Address on which this process serves its shards to peers. None: the address from which this
     host reaches the job's coordinator, or the processes on other hosts where the coordinator is
@@ -404,7 +379,20 @@ def _setting_names() -> frozenset[str]:
     return frozenset(field.name for field in dataclasses.fields(Config))
 
 
+_DROPPED = {
+    "allow_missing_host_state": "for a step without host states call restore without host_state",
+    "host_state_buddies": "one process on every other slice keeps a copy of a host state",
+    "save_on_stop": "save the last step of the loop with save(..., force=True)",
+    "take_over_dir": "'eckpt doctor --adopt --dir D --run-id R' gives a directory to another run",
+    "storage_compression": "arrays are written without compression; steps with zstd are read",
+    "todelete_subdir": "removed steps are deleted; to get them back, set the bucket's soft delete",
+}
+"""Settings that there were, and what to do instead."""
+
+
 def _unknown(name: str) -> str:
+    if name in _DROPPED:
+        return f"the setting {name!r} is gone: {_DROPPED[name]}"
     nearest = difflib.get_close_matches(name, sorted(_setting_names()), 1)
     return f"{name!r} is not a setting" + (f"; did you mean {nearest[0]!r}?" if nearest else "")
 

@@ -25,7 +25,7 @@ from emergency_ckpt.core.address import split_holder
 from emergency_ckpt.core.limits import NAME_PATTERN
 from emergency_ckpt.core.placement.placement_policies import PlacementPolicy
 from emergency_ckpt.core.save.timing import TimingRule
-from emergency_ckpt.core.step_names import METRICS, is_format, is_item_name, steps_by_kind
+from emergency_ckpt.core.step_names import METRICS, is_format, is_item_name
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import Event
 from emergency_ckpt.extensions import extension_of
@@ -154,18 +154,6 @@ def _step_name_problems(name: str) -> list[str]:
     return _line(
         not is_format(name),
         f"step_name {name!r} is no name of step 0, such as '0', '00000000', 'ckpt_0' or 'ckpt_000'",
-    )
-
-
-def _todelete_problems(folder: str | None) -> list[str]:
-    if folder is None:
-        return []
-    parts = folder.split("/")
-    return _line(
-        not {"", ".", ".."}.isdisjoint(parts)
-        or parts[0] in ("host_state", "metadata")
-        or bool(steps_by_kind(parts[:1])),
-        f"todelete_subdir {folder!r} is no name of a folder beside the steps",
     )
 
 
@@ -368,7 +356,6 @@ _RULES: tuple[_Rule, ...] = (
     (("dir", "local_dir"), _nested_problems),
     (("orbax_item",), _item_problems),
     (("step_name",), _step_name_problems),
-    (("todelete_subdir",), _todelete_problems),
     (("preservation_policy", "keep_last_n"), _one_preservation),
     *(((name,), partial(save_problems, name)) for name in ("local_save_every", "save_every")),
     *(

@@ -141,23 +141,18 @@ class LogWriter(NamedTuple):
     writer: str = ""
 
 
-def decide_claim(
-    there: Table | None, mine: LogWriter, *, held: bool = False, take_over: bool = False
-) -> tuple[Claim, str]:
+def decide_claim(there: Table | None, mine: LogWriter, *, held: bool = False) -> tuple[Claim, str]:
     """Return whether ``mine`` may write after ``there``: yes, once it is on record, or no.
 
     Of two lives of one run that with the greater number may write: it knew of the other. Of two
     with one number, neither of which knew of the other, that on record may.
 
-    Args:
-      held: ``mine`` was on record.
-      take_over: also where another run is on record.
+    ``held``: ``mine`` was on record.
     """
     if there is None:
         return "write", "no run has saved there"
     if there.run_id != mine.run_id and not (there.from_dir and mine.from_dir):
-        reason = f"run {there.run_id!r} saves there, and this is run {mine.run_id!r}"
-        return ("write" if take_over else "refuse"), reason
+        return "refuse", f"run {there.run_id!r} saves there, and this is run {mine.run_id!r}"
     if there.incarnation == mine.incarnation:
         if there.writer == mine.writer:
             return "hold", "this incarnation is on record there"
@@ -221,6 +216,13 @@ def with_lives(table: Table, lives: int, step: int, incarnation: str) -> Table:
     if entry is None or entry.incarnation != incarnation:
         return table
     return listing(table, msgspec.structs.replace(entry, lives=lives))
+
+
+def given_to(table: Table, run_id: str | None) -> Table:
+    """Return ``table`` with another run on record; None: with its own."""
+    if run_id in (None, table.run_id):
+        return table
+    return msgspec.structs.replace(table, run_id=run_id, from_dir=False)
 
 
 def without_lives(table: Table) -> Table:

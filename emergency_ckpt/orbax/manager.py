@@ -300,7 +300,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         """
         running = self._checkpointer
         state = items.state_of(args)
-        if not (force or running.takes_every_step or running.should_save(step)):
+        if not (force or running.should_save(step)):
             return False
         saved = running.save(
             step=step,

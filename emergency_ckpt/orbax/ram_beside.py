@@ -248,7 +248,7 @@ class RamBeside:
         *,
         force: bool,
     ) -> bool:
-        if not (force or ram.takes_every_step or ram.should_save(step)):
+        if not (force or ram.should_save(step)):
             return False
         self._look_at_failures(ram)
         items = items_of()

@@ -80,7 +80,7 @@ _DESCRIBED_IN_STALLS = 3
 _MOST_INSPECTED = 256
 _LOST_MARKER = (
     "its folder below host_state is gone, and with it the host states and their marker; to take its"
-    " tensors alone, set allow_missing_host_state"
+    " tensors alone, call restore without host_state"
 )
 _NAMED_STEPS = 10
 _NAMED_SHARDS = 16
@@ -527,11 +527,7 @@ class RestoreLeader:
             raise CorruptData(
                 "restore", f"step {item.step}", found.step.problem if found else "it is gone"
             )
-        if (
-            found.step.tensors_of
-            and self._wants_host_state
-            and not self._parts.config.allow_missing_host_state
-        ):
+        if found.step.tensors_of and self._wants_host_state:
             # This package wrote it, and it lacks the non-tensor marker: it does not count for a
             # restore that wants host states.
             logging.warning("step %d in %s: %s", item.step, tier.directory, _LOST_MARKER)
@@ -557,11 +553,7 @@ class RestoreLeader:
         )
         if mismatches:
             return NoPlan("state_mismatch", step=plan.step, mismatches=mismatches)
-        if (
-            stored.marker is None
-            and self._wants_host_state
-            and not self._parts.config.allow_missing_host_state
-        ):
+        if stored.marker is None and self._wants_host_state:
             return NoPlan("no_host_state", step=plan.step)
         return plan_load(
             plan,

@@ -174,8 +174,8 @@ def no_plan_error(answer: NoPlan, run: str) -> CheckpointError:
                 "restore",
                 f"host states of {step}",
                 "it has tensors only: plain Orbax wrote it, or its host_state directory is gone",
-                hint="set allow_missing_host_state to start with the non-tensor state as it is now,"
-                " or call restore without host_state",
+                hint="call restore without host_state, to start with the non-tensor state as it is"
+                " now",
             )
         case "foreign":
             return ForeignStep(

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
-import numpy as np
 
 from emergency_ckpt.background import Closeable, Failures, chain, no_garbage_collection
 from emergency_ckpt.cluster.coordination import Coordinator
@@ -122,33 +121,11 @@ class SaveRequest:
         if shared is not None:
             shared.release()
 
-    def held(self) -> SaveRequest:
-        """Return it as it is now, for a save after the loop has gone on. Raises HostStateError.
-
-        The host state is captured: what the iterator says at the end may be another step's. Device
-        arrays are held by reference: arrays that the caller neither donates nor drops cost nothing
-        more, and dropped ones stay for as long as this is held.
-        """
-        self.capture()
-        # The containers and the arrays of numpy are the caller's, who may write to them.
-        state = jax.tree.map(_unshared, self.state)
-        return dataclasses.replace(self, state=state, host_state=None)
-
     def capture(self) -> Payload:
         """The host state of the first call, for every tier: the next one may give other bytes."""
         if not self._captured:
             self._captured.append(host_states.capture(self.host_state))
         return self._captured[0]
-
-
-def was_donated(state: Any) -> bool:
-    """Return whether device memory of ``state`` was given away, so that nothing can be saved."""
-    leaves = jax.tree.leaves(state)
-    return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves)
-
-
-def _unshared(leaf: Any) -> Any:
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 Work = Callable[[], None]

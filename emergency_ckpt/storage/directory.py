@@ -7,7 +7,6 @@ import errno
 import math
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -357,13 +356,6 @@ class StorageDirectory:
 
         return self.do("write", f"/{below}", put, deadline_s)
 
-    def clear_folder(self, below: str) -> None:
-        """Remove a folder of a file system and its contents, if it exists. For use inside ``do``.
-
-        A symbolic link is removed, and nothing behind it.
-        """
-        _remove_tree(self.path / below)
-
     def lexists(self, below: str) -> bool:
         """Return whether a file system has the name ``below``, also as a dangling link."""
         return os.path.lexists(self.path / below)
@@ -458,17 +450,6 @@ def _right_hint(operation: str) -> str:
 def text_of(error: Exception) -> str:
     """Return what ``error`` says, in one line, without TensorStore's settings behind it."""
     return str(error).split("\n", maxsplit=1)[0].partition(" [tensorstore_spec=")[0][:500]
-
-
-def _remove_tree(path: epath.Path) -> None:
-    if os.path.islink(path) or not path.is_dir():
-        path.unlink(missing_ok=True)
-        return
-    try:
-        shutil.rmtree(path)
-    except FileNotFoundError as error:
-        if os.path.lexists(path):  # another removes it too
-            raise ConnectionError(f"not all of {path} could be removed: {error}") from error
 
 
 def _without_scheme(path: epath.Path) -> str:

@@ -25,7 +25,6 @@ import numpy.typing as npt
 from etils import epath
 
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_MARKER_BYTES
-from emergency_ckpt.core.placement.placement_policies import StorageCompression
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.shard_layout import state_size_bytes
@@ -106,7 +105,6 @@ class PersistentTier:
       orbax_item: the name of the item with the arrays: in the steps that are written (None:
         ``state``), and in those of plain Orbax (None: see ``describe_plain``).
       buffer_bytes: maximum number of bytes that a process transfers to or from storage at once.
-      compression: of the arrays that are written; steps of either kind are read.
       step_name: as in ``StorageDirectory``.
 
     Attributes:
@@ -124,7 +122,6 @@ class PersistentTier:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         buffer_bytes: int = Buffers.storage_bytes,
         orbax_item: str | None = None,
-        compression: StorageCompression = "none",
         step_name: str = "0",
     ) -> None:
         self.storage = StorageDirectory(directory, timeout_s, step_name)
@@ -132,7 +129,6 @@ class PersistentTier:
         self._directory = self.storage.path
         self._buffer_bytes = buffer_bytes
         self._orbax_item = orbax_item
-        self._compression: StorageCompression = compression
         self._written: list[str] = []  # its last databases on a file system
         self.writer: DirectoryWriter | None = None
 
@@ -143,7 +139,6 @@ class PersistentTier:
             timeout_s=timeout_s,
             buffer_bytes=self._buffer_bytes,
             orbax_item=self._orbax_item,
-            compression=self._compression,
             step_name=self.storage.step_name,
         )
         tier.found.log.seen = self.found.log.seen
@@ -481,7 +476,6 @@ class PersistentTier:
             attempt=attempt or new_attempt(),
             creates=me == writers[0],
             at_once_bytes=self._buffer_bytes,
-            compression=self._compression,
             progress=progress,
         )
 

@@ -22,7 +22,6 @@ CONTRACT = (
 FIRST = (
     "undisturbed",
     "until_44",
-    "saved_where_it_stops",
     "what_the_tools_see",
     "iterator_saved_but_not_wanted",
     "as_the_readme_says",
@@ -85,13 +84,6 @@ def test_tools_find_the_steps_in_storage(first: ByProgram) -> None:
     assert seen["arrays"]["model/layers/w"] == [[8, 8], "float32"]
     assert seen["arrays"]["learner/optimizer/0/count"] == [[], "int32"]
     assert len(seen["arrays"]) == 1 + 2 + 2 * 2 + 1
-
-
-def test_stop_saves_the_last_step_where_asked_to(first: ByProgram) -> None:
-    for seen in first["saved_where_it_stops"]:
-        assert seen["stored"] == [25, 44]
-        assert seen["indexed"] == ["step_00000025", "step_00000044"]
-        assert (seen["step"], seen["trained"]) == (44, [])
 
 
 def test_trainer_may_ask_again_without_the_iterator(first: ByProgram) -> None:

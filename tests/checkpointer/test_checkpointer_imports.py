@@ -20,8 +20,7 @@ from emergency_ckpt import EmergencyCheckpointer
 
 local_dir, storage = sys.argv[1:]
 config = EmergencyCheckpointer.default_config().set(
-    dir=storage, local_dir=local_dir, local_save_every=1, save_every=10,
-    host_state_buddies=0,
+    dir=storage, local_dir=local_dir, local_save_every=1, save_every=10
 )
 with config.instantiate() as ckpt:
     step, state = ckpt.restore(state={"w": jnp.zeros(8)})

@@ -112,9 +112,9 @@ def test_doctor_room_counts_slots_copies_and_processes(
     per_process = 3 * (8 << 30) // 4 // 2 + (1 << 20)
     assert checks["room"]["measured"]["needed_bytes"] == 2 * per_process
     assert checks["room"]["measured"]["spare_bytes"] == 2 * (8 << 30) // 4 // 2
-    host = ("--host-state-mib", 3, "--host-state-buddies", 1)
+    host = ("--host-state-mib", 3)
     _, checks = doctor(capsys, "--local-dir", ramdisk, *size, *options, *host)
-    with_copies = per_process + 3 * 2 * (3 << 20)
+    with_copies = per_process + 3 * 4 * (3 << 20)
     assert checks["room"]["measured"]["needed_bytes"] == 2 * with_copies
 
 

@@ -36,18 +36,12 @@ MUST_AGREE: dict[str, Any] = {
     "local_preservation_policy": lambda: ocm.LatestN(1),
     "save_on_preemption": False,
     "exit_on_preemption": True,
-    "save_on_stop": True,
-    "allow_missing_host_state": True,
-    "take_over_dir": True,
     "orbax_item": "params",
     "step_name": "ckpt_00000",
-    "todelete_subdir": ".trash",
     "require": {"peers", "storage"},
     "persistent_writers": "striped",
-    "storage_compression": "zstd",
     "placement": Striped(2),
     "local_keep_last_n": 2,
-    "host_state_buddies": 1,
     "host_state_remap": lambda: lambda payloads, index, count: payloads[0],
     "extra_holders": ("127.0.0.1:1",),
     "non_finite": "off",
@@ -213,7 +207,6 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"save_every": 2.5}, "save_every must be a whole number"),
         ({"save_every": True}, "save_every must be a whole number"),
         ({"keep_last_n": 0}, "keep_last_n must be a whole number of at least 1"),
-        ({"host_state_buddies": -1}, "host_state_buddies must be a whole number"),
         ({"device_reads": "copy"}, "device_reads must be 'auto', 'pinned_host' or 'pageable', not"),
         (
             {"device_reads": ["auto"]},
@@ -254,7 +247,6 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
             {"preservation_policy": ocm.LatestN(1), "keep_last_n": 2},
             "preservation_policy and keep_last_n are both set",
         ),
-        ({"storage_compression": "gzip"}, "storage_compression must be 'none' or 'zstd'"),
         ({"persistent_writers": "all"}, "persistent_writers must be 'primary' or 'striped'"),
         ({"exit_on_preemption": "yes"}, "exit_on_preemption must be True or False"),
         (
@@ -276,16 +268,11 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"orbax_item": ""}, "orbax_item is empty"),
         ({"orbax_item": "../x"}, "is not the name of an item"),
         ({"step_name": "step=0"}, "is no name of step 0"),
-        ({"todelete_subdir": "../trash"}, "is no name of a folder beside the steps"),
-        ({"todelete_subdir": "host_state/log"}, "is no name of a folder beside the steps"),
-        ({"todelete_subdir": "old_7"}, "is no name of a folder beside the steps"),
         ({"step_name": "../x_0"}, "is no name of step 0"),
         ({"step_name": "ckpt_1"}, "is no name of step 0"),
         ({"bind_host": ""}, "bind_host is empty"),
         ({"bind_host": "h" * 254}, "is longer than 253 characters"),
         ({"local_dir": "/" + "d" * 4096}, "is longer than 4096 characters"),
-        ({"take_over_dir": 1}, "take_over_dir must be True or False"),
-        ({"allow_missing_host_state": "no"}, "allow_missing_host_state must be True or False"),
         ({"on_event": [1]}, "on_event: 1 is neither a function nor an observer"),
         ({"on_event": "no_such(1)"}, "on_event: there is no extra 'no_such'"),
         ({"on_event": "striped(2)"}, "is an extra, but no observer"),
@@ -365,6 +352,12 @@ def test_unknown_setting_changes_nothing() -> None:
         "'locl_dir' is not a setting; did you mean 'local_dir'?",
     )
     assert config == Config()
+
+
+@pytest.mark.parametrize("name", ["save_on_stop", "todelete_subdir", "allow_missing_host_state"])
+def test_setting_that_is_gone_names_what_to_use_instead(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"the setting '{name}' is gone: .{{20}}"):
+        Config().set(**{name: True})
 
 
 def test_set_chains_in_place() -> None:

@@ -81,13 +81,6 @@ def test_decide_claim_of_a_version_gives(
     assert decide_claim(there and by(there), mine)[0] == expected
 
 
-@pytest.mark.parametrize("held", [False, True])
-def test_decide_claim_take_over_is_of_other_runs_alone(held: bool) -> None:
-    other, newer = by(LogWriter("other", False, life(9))), by(MINE._replace(incarnation=life(9)))
-    assert decide_claim(other, MINE, held=held, take_over=True)[0] == "write"
-    assert decide_claim(newer, MINE, held=held, take_over=True)[0] == "refuse"
-
-
 def test_decide_claim_of_a_drain_replaced_is_refused() -> None:
     """Of two drains of one life the later one writes; a job that lives goes before both."""
     second = by(DRAIN._replace(writer="drain-2"))

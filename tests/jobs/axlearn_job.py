@@ -87,19 +87,6 @@ def until_44(world: JobProcess) -> Any:
     return outcome(train)
 
 
-def saved_where_it_stops(world: JobProcess) -> Any:
-    """No policy wants the last step, and ``stop`` saves it; the next trainer goes on from there."""
-    train = trainer(world, "stopping", STOP, save_on_stop=True)
-    assert train.run()
-    world.meet()
-    base = f"{world.root}/persistent/stopping/checkpoints"
-    stored = EmergencyCheckpointer.checkpoint_steps(base)
-    indexed = [Path(path).name for path in indexed_steps(base)]
-    again = trainer(world, "stopping", STOP)
-    again.run()
-    return {"stored": stored, "indexed": indexed, "step": again.step, "trained": again.losses}
-
-
 def resumed(world: JobProcess) -> Any:
     """The next life: 40 is not whole, 35 is; then on to the end."""
     train = trainer(world, "acceptance", END)
@@ -192,7 +179,6 @@ PROGRAMS: dict[str, Callable[[JobProcess], Any]] = {
     for program in (
         undisturbed,
         until_44,
-        saved_where_it_stops,
         what_the_tools_see,
         iterator_saved_but_not_wanted,
         nothing_left_to_train,

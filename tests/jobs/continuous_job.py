@@ -289,7 +289,6 @@ def train_until(
     path = world.root / f"seen_{env.restart_count}_{world.process}.jsonl"
     hooks = Hooks(settings.pop("hooks", []), env)
     pace_s = settings.pop("pace_s", 0.0)
-    looks_again = settings.pop("looks_again", False)
 
     def note(**fields: Any) -> None:
         with path.open("a") as log:
@@ -327,12 +326,6 @@ def train_until(
                 raise SystemExit(PREEMPTED_EXIT_CODE)
         ckpt.wait_until_finished()
         note(finished=step)
-    if looks_again:
-        with config.instantiate() as ckpt:
-            step, found = ckpt.restore(state=training.spec, host_state=iterator)
-            right = step is not None and Training.is_at(found, step)
-            right = right and iterator.is_at(step or 0, world.process)
-            note(found_again=step, found_right=right)
 
 
 def life(arguments: list[str]) -> None:

@@ -101,18 +101,16 @@ def test_older_step_by_its_number(start: Any) -> None:
 
 
 def test_missing_host_state_is_an_error_with_the_way_out(start: Any) -> None:
-    with start() as ckpt, pytest.raises(HostStateError, match="allow_missing_host_state"):
+    with start() as ckpt, pytest.raises(HostStateError, match="call restore without host_state"):
         ckpt.restore(state=specs(), host_state={"batch": 0})
 
 
-def test_with_the_option_the_host_state_stays_as_it_is(start: Any) -> None:
-    host_state = {"batch": 41}
-    with start(allow_missing_host_state=True) as ckpt:
-        step, state = ckpt.restore(state=specs(), host_state=host_state)
-        assert (step, host_state) == (7, {"batch": 41})
+def test_steps_that_are_saved_from_then_on_have_a_host_state(start: Any) -> None:
+    host_state = {"batch": 42}
+    with start() as ckpt:
+        step, state = ckpt.restore(state=specs())
+        assert step == 7
         assert same_bits(state, state_at(7))
-        # What is saved from here on has one, beside the steps of plain Orbax.
-        host_state["batch"] = 42
         ckpt.save(step=9, state=state_at(9), host_state=host_state, force=True)
         ckpt.wait_until_finished()
         ckpt.check_for_errors()

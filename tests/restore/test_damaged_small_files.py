@@ -264,7 +264,7 @@ def test_restore_with_an_unreadable_marker_can_take_the_tensors(world: World) ->
     persist(world, 2)
     marker_of(world, 2).write_bytes(b"\xff")
     shutil.rmtree(world.persistent / "host_state" / "2")
-    with world.open_both(allow_missing_host_state=True) as ckpt:
+    with world.open_both() as ckpt:
         like = {name: leaf for name, leaf in world.state(0).items() if name != "empty"}
         assert ckpt.restore(state=like)[0] == 2
 

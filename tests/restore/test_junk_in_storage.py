@@ -245,9 +245,7 @@ def test_step_whose_metadata_are_junk_is_nobody_elses(
 
 
 @pytest.mark.parametrize("junk", _NO_METADATA)
-def test_step_whose_metadata_are_junk_goes_with_older_ones(
-    saved: World, junk: bytes
-) -> None:
+def test_step_whose_metadata_are_junk_goes_with_older_ones(saved: World, junk: bytes) -> None:
     (saved.persistent / "4" / "_CHECKPOINT_METADATA").write_bytes(junk)
     with saved.open_both(**STORAGE, keep_last_n=2) as ckpt:
         assert ckpt.restore(state=saved.state(0))[0] == REAL

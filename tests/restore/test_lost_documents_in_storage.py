@@ -20,9 +20,10 @@ def lose_documents(world: World, step: int) -> None:
     shutil.rmtree(world.persistent / "host_state" / str(step))
 
 
-def restored(world: World, **settings: Any) -> tuple[int | None, str]:
+def restored(world: World, *, is_alone: bool = False, **settings: Any) -> tuple[int | None, str]:
+    """``is_alone``: the tensors, without a host state."""
     with world.open_both(**settings) as ckpt:
-        step, state = ckpt.restore(state=world.state(0), host_state={})
+        step, state = ckpt.restore(state=world.state(0), host_state=None if is_alone else {})
         report = ckpt.last_restore
         assert step is not None
         assert report is not None
@@ -46,24 +47,24 @@ def test_step_without_documents_and_ram_does_not_count(world: World, besides: st
         shutil.rmtree(world.persistent / "host_state" / "log")
     if besides == "metadata":
         (world.persistent / "4" / "_CHECKPOINT_METADATA").write_bytes(b"{")
-    for settings, expected in (({"allow_missing_host_state": True}, 4), ({}, 2)):
+    for is_alone, expected in ((True, 4), (False, 2)):
         world.lose_ram()
         with logged() as lines:
-            assert restored(world, save_every=0, **settings) == (expected, "persistent")
+            assert restored(world, save_every=0, is_alone=is_alone) == (expected, "persistent")
         told = [line for line in lines if line.startswith("step 4 in ")]
         assert len(told) == (expected == 2)
         assert all("host states and their marker" in line for line in told)
     rejected = [e.fields["reason"] for e in world.events if e.name == "restore.rejected"]
-    assert any("set allow_missing_host_state" in reason for reason in rejected)
+    assert any("call restore without host_state" in reason for reason in rejected)
 
 
 def test_only_step_without_documents_is_no_fresh_start(world: World) -> None:
     save_in_both(world, 2)
     lose_documents(world, 2)
     world.lose_ram()
-    with pytest.raises(Unrecoverable, match=r"step 2.*set allow_missing_host_state"):
+    with pytest.raises(Unrecoverable, match=r"step 2.*call restore without host_state"):
         restored(world)
-    with pytest.raises(StepNotFound, match=r"set allow_missing_host_state"):
+    with pytest.raises(StepNotFound, match="call restore without host_state"):
         world.restores(2, asked=2, host=True)
 
 

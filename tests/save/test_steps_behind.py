@@ -77,12 +77,11 @@ def test_notice_behind_the_restored_step_claims_no_save(
     assert resumed.all_steps() == [NEWEST]
 
 
-@pytest.mark.parametrize("save_on_stop", [False, True])
-def test_notice_behind_a_requested_step_changes_nothing(world: World, save_on_stop: bool) -> None:
+def test_notice_behind_a_requested_step_changes_nothing(world: World) -> None:
     settings = {"save_every": 1, "local_save_every": 1, "local_keep_last_n": 2}
     with world.open_both(**settings) as checkpointer:
         save_all(checkpointer, world, 5, NEWEST)
-    with world.open_both(**settings, save_on_stop=save_on_stop) as checkpointer:
+    with world.open_both(**settings) as checkpointer:
         assert checkpointer.restore(5, state=world.state(0))[0] == 5
         os.kill(os.getpid(), signal.SIGTERM)
         assert not save(checkpointer, world, 3)

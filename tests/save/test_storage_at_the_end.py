@@ -116,12 +116,3 @@ def test_failed_save_of_a_step_that_was_rolled_back_is_none(world: World) -> Non
         assert save(checkpointer, world, 1)
         save_in_vain(checkpointer, world)
         world.restores(1, asked=1, by=checkpointer)
-
-
-def test_save_on_stop_that_fails_raises(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage_fails(monkeypatch, "finish")
-    with (
-        storage_lacks(2, "storage failed"),
-        world.open_both(save_on_stop=True, **NEVER) as checkpointer,
-    ):
-        assert not save(checkpointer, world, 2)

@@ -191,7 +191,7 @@ def test_evaluator_saves_and_removes_nothing(world: World) -> None:
     with trainer_of(world, "native") as trainer:
         trainer.save(1, 2, stores=True)
         before = contents(world)
-        with world.open_both(local_save_every=0, save_every=0, save_on_stop=True) as evaluator:
+        with world.open_both(local_save_every=0, save_every=0) as evaluator:
             evaluator.restore(1, state=target(world))
             assert not evaluator.save(step=5, state=state(world, 5))
             assert not evaluator.save(step=6, state=state(world, 6), force=True)

@@ -18,6 +18,7 @@ from emergency_ckpt.core.limits import MAX_VERSION
 from emergency_ckpt.core.step_log import Entry, LogWriter, Table, begun
 from emergency_ckpt.errors import DirectoryInUse, SaveFailed
 from emergency_ckpt.storage import PersistentTier, StepLog, StorageDirectory
+from emergency_ckpt.tools.cli.main import main
 
 
 def whole(world: World) -> list[int]:
@@ -43,6 +44,10 @@ def on_record(world: World) -> Table:
     return table
 
 
+def give_to(world: World, run_id: str) -> None:
+    assert main(["doctor", "--adopt", "--dir", str(world.persistent), "--run-id", run_id]) == 0
+
+
 def persist(world: World, *steps: int, **settings: Any) -> None:
     """A life that goes on from what there is."""
     with world.open_both(**{**STORAGE, **settings}) as ckpt:
@@ -53,7 +58,7 @@ def persist(world: World, *steps: int, **settings: Any) -> None:
 def test_second_run_in_a_directory_is_told_at_its_start(world: World) -> None:
     persist(world, 1, 2)
     before = contents(world)
-    with pytest.raises(DirectoryInUse, match=r"'run' saves there.*'other'.*take_over_dir"):
+    with pytest.raises(DirectoryInUse, match=r"'run' saves there.*'other'.*eckpt doctor --adopt"):
         world.open_both(**STORAGE, run_id="other", keep_last_n=1)
     assert contents(world) == before
     assert whole(world) == [1, 2]
@@ -137,7 +142,8 @@ def test_job_that_lost_its_directory_stays_out(world: World, number: int) -> Non
 def test_refusal_at_a_rollback_is_named_as_what_it_is(world: World) -> None:
     with world.open_both(local_save_every=1, local_keep_last_n=2, save_every=4) as older:
         save_all(older, world, 1, 2, 3, 4)
-        persist(world, 6, run_id="other", take_over_dir=True, local_dir=f"{world.ramdisk}2")
+        give_to(world, "other")
+        persist(world, 6, run_id="other", local_dir=f"{world.ramdisk}2")
         world.events.clear()
         assert older.restore(3, state=world.state(0))[0] == 3
         save_all(older, world, 5)
@@ -322,31 +328,17 @@ def test_version_of_the_last_number_says_how_to_mend_it(world: World) -> None:
     assert whole(world) == [1, 2]
 
 
-def test_take_over_dir_puts_this_run_in_the_others_place(world: World) -> None:
+def test_directory_that_is_given_to_a_run_is_the_others_no_more(world: World) -> None:
     older = world.open_both(**STORAGE)
     with older:
         save_all(older, world, 1)
-        persist(world, 2, run_id="other", take_over_dir=True, local_dir=f"{world.ramdisk}2")
+        give_to(world, "other")
+        persist(world, 2, run_id="other", local_dir=f"{world.ramdisk}2")
         older.save(step=3, state=world.state(3))
         older.wait_until_finished()
         with pytest.raises(SaveFailed, match="'other' saves there"):
             older.check_for_errors()
     persist(world, 3, run_id="other")
-    assert whole(world) == [1, 2, 3]
-
-
-def test_take_over_dir_is_once(world: World) -> None:
-    """Two jobs that both ask for it do not take turns."""
-    persist(world, 1)
-    other = world.open_both(**STORAGE, run_id="other", take_over_dir=True)
-    with other:
-        other.restore(state=world.state(0))
-        save_all(other, world, 2)
-        persist(world, 3, take_over_dir=True, local_dir=f"{world.ramdisk}2")
-        other.save(step=4, state=world.state(4))
-        other.wait_until_finished()
-        with pytest.raises(SaveFailed, match="'run' saves there"):
-            other.check_for_errors()
     assert whole(world) == [1, 2, 3]
 
 

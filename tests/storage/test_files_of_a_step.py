@@ -54,17 +54,13 @@ def state() -> dict[str, Any]:
     return {**large, "columns": columns, "point": sharded(np.int32(7), mesh), "host": np.arange(4)}
 
 
-@pytest.fixture(params=["none", "zstd"])
-def tier(world: World, request: pytest.FixtureRequest) -> PersistentTier:
-    settings = {"local_save_every": 0, "storage_compression": request.param}
-    with world.open_both(**settings) as checkpointer:
+@pytest.fixture
+def tier(world: World) -> PersistentTier:
+    with world.open_both(local_save_every=0) as checkpointer:
         assert checkpointer.save(step=STEP, state=state())
         checkpointer.wait_until_finished()
         checkpointer.check_for_errors()
     return PersistentTier(str(world.persistent))
-
-
-plain_only = pytest.mark.parametrize("tier", ["none"], indirect=True)
 
 
 def boxes_of(stored: StoredStep) -> tuple[list[tuple[ShardId, int]], int]:
@@ -100,7 +96,6 @@ def test_bytes_and_checksums_are_those_that_are_decoded(tier: PersistentTier) ->
     assert data == decoded(tier, stored)
 
 
-@plain_only
 def test_uncompressed_chunks_are_found_in_files(tier: PersistentTier) -> None:
     """Without this the tests here would compare the library with itself."""
     stored = tier.describe(tier.find(STEP))

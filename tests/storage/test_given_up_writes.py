@@ -140,7 +140,6 @@ def test_cancelled_save_begins_no_commit(tmp_path: Path) -> None:
         attempt="0",
         creates=True,
         at_once_bytes=1 << 20,
-        compression="none",
         progress=WorkProgress.until(time.monotonic() + 60),
     )
     database = writes.open(published_database_spec(str(tmp_path)), new_context())

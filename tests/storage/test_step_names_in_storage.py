@@ -13,7 +13,6 @@ from persistent_steps import life as life_of
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CorruptData
-from emergency_ckpt.events import point_of
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.types import SaveId
 
@@ -122,36 +121,6 @@ def test_marker_without_its_folder_is_no_step_of_another(tmp_path: Path) -> None
     marker.write_bytes(marker.read_bytes()[:-9])
     with pytest.raises(CorruptData, match=r"its marker .* cannot be used"):
         value_of(tier, 5)
-
-
-class Deadly:
-    """The process ends once a version says that a step is being removed."""
-
-    def emit(self, name: str, /, **fields: object) -> None:
-        if point_of(name, fields) == "persistent.removal.begun":
-            raise Killed
-
-
-def test_removal_into_a_folder_goes_on_after_a_crash(tmp_path: Path) -> None:
-    tier = tier_of(tmp_path)
-    save_over(tier, 5, 50, life_of(1))
-    save_over(tier, 6, 60, life_of(1))
-    killed = writer_of(tier, todelete_subdir="old", emit=Deadly().emit)
-    killed.hold(life_of(1))
-    with pytest.raises(Killed):
-        killed.remove([5], life_of(1))
-    writer = writer_of(tier, todelete_subdir="old")
-    writer.begin(life_of(2))
-    assert names_in(tmp_path) == {"ckpt_00006", "old"}
-    assert names_in(tmp_path / "old") == {"ckpt_00005"}
-    assert not (tmp_path / "host_state" / "5").exists()
-    # Of one number the later step stays there.
-    save_over(tier, 5, 51, life_of(2), writer=writer)
-    assert writer.remove([5], life_of(2)) == ["ckpt_00005"]
-    assert complete_steps(tier) == [6]
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbaxs:
-        found = orbaxs.restore(tmp_path / "old" / "ckpt_00005" / "state")
-    assert found["w"].tolist() == [51] * 4
 
 
 def test_remove_takes_the_folder_of_any_name(tmp_path: Path) -> None:

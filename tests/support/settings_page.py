@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from emergency_ckpt.core.placement.placement_policies import (
         PersistentWriters,
         PlacementPolicy,
-        StorageCompression,
     )
     from emergency_ckpt.core.save.retention_rules import NonFinite
     from emergency_ckpt.core.save.snapshot_plan import DeviceReads

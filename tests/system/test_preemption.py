@@ -179,24 +179,6 @@ def test_notice_without_jax_service_is_acted_on_by_all(monkeypatch: pytest.Monke
         lives.check_resumed(1, at)
 
 
-def test_notice_after_the_last_save_costs_no_step() -> None:
-    """Each looks once a second: the loop is over before the others can know of the notice."""
-    last = 47
-    with job_root() as root:
-        lives = run(
-            root,
-            last,
-            f"step={last} kill=process:2 signal=TERM exact",
-            dir=str(root / "persistent"),
-            save_on_stop=True,
-            looks_again=True,
-        )
-        assert all(last in steps for steps in lives.steps(0, "save.complete"))
-        assert all(last in steps for steps in lives.steps(0, "persistent.complete"))
-        assert lives.values(0, "found_again") == [last] * COUNT
-        assert lives.values(0, "found_right") == [True] * COUNT
-
-
 def test_notice_while_restoring_is_acted_upon_at_the_first_step() -> None:
     with job_root() as root:
         hooks = [

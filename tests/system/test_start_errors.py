@@ -88,7 +88,7 @@ def test_start_in_anothers_directory_fails_alike_on_all(seen: Results) -> None:
     assert first == second
     assert first["error"] == "DirectoryInUse", first
     assert "run 'another' saves there" in first["text"]
-    assert "take_over_dir=True" in first["text"]
+    assert "eckpt doctor --adopt" in first["text"]
 
 
 def test_first_writer_knows_the_life_that_is_over(seen: Results) -> None:

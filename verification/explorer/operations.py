@@ -285,7 +285,8 @@ def _older_life(url: str, _: int) -> None:
 
 def _other_run(url: str, _: int) -> None:
     """As a user tells it to, who takes the first life for dead."""
-    Here(url, 5, run_id="other", take_over=True).save(35, 45)
+    Here(url, 5, writer="adopt").writer.adopt("other")
+    Here(url, 5, run_id="other").save(35, 45)
 
 
 def _stranger(url: str, _: int) -> None:

@@ -220,30 +220,28 @@ def _stores(topology: Topology, process: int, slices: Collection[int]) -> bool:
     return own != Topology.primary_slice or len(slices) < 3
 
 
-def buddies(process: int, topology: Topology, copies: int | None = None) -> tuple[int, ...]:
+def buddies(process: int, topology: Topology) -> tuple[int, ...]:
     """Return the processes on other slices that keep copies of this process's host state.
 
-    One on each of the ``copies`` slices that follow its own (every other slice when None), at the
-    same position modulo the size of that slice. Empty in a job of one slice.
+    One on every other slice, beginning with the next one, at the same position modulo the size of
+    that slice. Empty in a job of one slice.
     """
     position = topology.position(process)
     chosen: list[int] = []
-    for slice_index in _following(topology, topology.slice_of[process], copies):
+    for slice_index in _following(topology, topology.slice_of[process]):
         members = topology.members[slice_index]
         chosen.append(members[position % len(members)])
     return tuple(chosen)
 
 
-def _following(topology: Topology, own: int, copies: int | None) -> tuple[int, ...]:
-    """Return the other slices in cyclic order after ``own``, at most ``copies`` of them."""
+def _following(topology: Topology, own: int) -> tuple[int, ...]:
+    """Return the other slices in cyclic order after ``own``."""
     slices = topology.slices
     place_of_own = slices.index(own)
-    others = slices[place_of_own + 1 :] + slices[:place_of_own]
-    return others if copies is None else others[: max(0, copies)]
+    return slices[place_of_own + 1 :] + slices[:place_of_own]
 
 
 PersistentWriters = Literal["primary", "striped"]
-StorageCompression = Literal["none", "zstd"]
 """``primary``: the first slice writes. ``striped``: each slice writes a part of the one copy."""
 
 

@@ -53,4 +53,4 @@ def unstored_text(last: int | None, stored: int | None, in_ram: int | None, reas
     text = f"the newest step in storage is {newest}, in RAM {'none' if in_ram is None else in_ram}"
     if in_ram is not None and (stored is None or in_ram > stored):
         text += f", which is lost with its hosts ({reason or 'it was not written'})"
-    return f"{text}: end the loop with save(..., force=True), or set save_on_stop"
+    return f"{text}: end the loop with save(..., force=True)"

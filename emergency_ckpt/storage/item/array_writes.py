@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import tensorstore
 
-from emergency_ckpt.core.placement.placement_policies import StorageCompression
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.storage.calls import wait_for
 from emergency_ckpt.storage.item.state import ItemArray, NamedArray, StoredPart
@@ -60,13 +59,11 @@ class ArrayWrites:
         attempt: str,
         creates: bool,
         at_once_bytes: int,
-        compression: StorageCompression,
         progress: WorkProgress,
     ) -> None:
         self.attempt = attempt
         self._creates = creates
         self._at_once_bytes = at_once_bytes
-        self._compressor = {"id": "zstd", "level": 1} if compression == "zstd" else None
         self._progress = progress
         self._counted_s = time.monotonic()
         self._written_bytes: int | None = None  # when counted last
@@ -205,7 +202,7 @@ class ArrayWrites:
                 "metadata": {
                     "shape": array.shape,
                     "chunks": array.chunk_shape,
-                    "compressor": self._compressor,
+                    "compressor": None,
                 },
                 "recheck_cached_data": False,
                 "recheck_cached_metadata": False,

@@ -331,7 +331,7 @@ class StepInspection:
         documents = f"{HOST_STATE}/{step}"
         problem = (
             f"its marker {documents}/{MARKER_NAME} cannot be used ({reason}); to take its"
-            f" tensors alone, remove the folder {documents} and set allow_missing_host_state"
+            f" tensors alone, remove the folder {documents} and call restore without host_state"
         )
         return self._problem(step, incarnation, problem, folder)
 

@@ -24,6 +24,7 @@ from emergency_ckpt.core.step_log import (
     begun,
     decide_claim,
     following,
+    given_to,
     greatest_number,
     in_state,
     listing,
@@ -72,10 +73,7 @@ class DirectoryWriter:
 
     Args:
       run_id, from_dir, writer: as in ``Table``.
-      take_over: replace another run's name, once.
       emit: told the events of changes, as ``EventSink.emit``; None: they go to the log alone.
-      todelete_subdir: folder of a file system, below the directory, into which removed steps are
-        moved; None: they are deleted, as always in a bucket.
     """
 
     def __init__(
@@ -86,8 +84,6 @@ class DirectoryWriter:
         run_id: str,
         from_dir: bool,
         writer: str = "",
-        take_over: bool = False,
-        todelete_subdir: str | None = None,
         emit: Callable[..., object] | None = None,
     ) -> None:
         self._storage = storage
@@ -95,8 +91,6 @@ class DirectoryWriter:
         self._found = found
         self._log: StepLog = found.log
         self._mine = LogWriter(run_id, from_dir, "", writer)
-        self._may_take_over = take_over
-        self._todelete_subdir = todelete_subdir
         self._emit = emit or EventSink(process_index=0).emit
         self._lock = threading.RLock()
         self._removed = threading.Condition(self._lock)
@@ -168,13 +162,14 @@ class DirectoryWriter:
         self._refresh(deadline_s)
         if self._decide(self._read.table, mine) == "write":
             self._append(lambda table: table, deadline_s)
-        self._is_held, self._may_take_over = True, False
+        self._is_held = True
 
-    def adopt(self) -> list[Entry]:
+    def adopt(self, run_id: str | None = None) -> list[Entry]:
         """List the complete steps of other programs that no entry names; return their entries.
 
         Without a claim, as ``note_lives``. Nothing where the log names no step: the first save
-        adopts all that is there. A step that a job saves meanwhile stays.
+        adopts all that is there. A step that a job saves meanwhile stays. ``run_id``: the run to
+        which the directory belongs from then on; later saves of the run on record are refused.
         """
         with self._lock:
             self.find()
@@ -186,7 +181,8 @@ class DirectoryWriter:
             entries = [self._entry_for(each) for each in found if each and each.step.is_foreign]
 
             def change(table: Table) -> Table:
-                return listing(table, *(e for e in entries if table.of(e.step) == seen.of(e.step)))
+                new = (e for e in entries if table.of(e.step) == seen.of(e.step))
+                return given_to(listing(table, *new), run_id)
 
             if not self._append_beside(change):
                 raise self._crowded()
@@ -341,7 +337,7 @@ class DirectoryWriter:
         return -1
 
     def _decide(self, there: Table | None, mine: LogWriter) -> str:
-        what, reason = decide_claim(there, mine, held=self._is_held, take_over=self._may_take_over)
+        what, reason = decide_claim(there, mine, held=self._is_held)
         if what == "refuse":
             self._is_held = False
             raise DirectoryInUse(
@@ -349,11 +345,9 @@ class DirectoryWriter:
                 str(self._directory),
                 reason,
                 hint="give this job its own dir, or set save_every=0 to only read there; if"
-                " no other job saves there, restart this one, with take_over_dir=True for another"
-                " run's directory",
+                " no other job saves there, restart this one, after 'eckpt doctor --adopt --dir'"
+                " with this directory and '--run-id' with this run where it belongs to another",
             )
-        if self._may_take_over and there is not None and there.run_id != mine.run_id:
-            logging.warning("taking over %s from run %r", self._directory, there.run_id)
         return what
 
     def _append(self, change: Callable[[Table], Table], deadline_s: float | None = None) -> Table:
@@ -765,7 +759,6 @@ class DirectoryWriter:
             # Not under the lock: it may take long, and saves go on meanwhile.
             self._lock.release()
             try:
-                self._put_away(entry, entry.own_folder if is_own else entry.hidden_folder)
                 self._delete(entry.step, folders | {self._hidden_folder(entry)})
             finally:
                 self._lock.acquire()
@@ -776,25 +769,6 @@ class DirectoryWriter:
 
     def _tell_removal(self, stage: str, step: int, **fields: object) -> None:
         self._emit("persistent.removal", step=step, stage=stage, **fields)
-
-    def _put_away(self, entry: Entry, folder: str) -> None:
-        """Move the tensors of a removed step to where the user wants them. Idempotent.
-
-        Of two steps with one name the later one stays there, as with Orbax.
-        """
-        storage, subdir = self._storage, self._todelete_subdir
-        if subdir is None or storage.is_object_store:
-            return
-
-        pinned = self._pinned(entry.step, folder)
-
-        def move() -> None:
-            if pinned.names and storage.lexists(folder):
-                (storage.path / subdir).mkdir(parents=True, exist_ok=True)
-                storage.clear_folder(f"{subdir}/{entry.own_folder}")
-                pinned.move(folder, f"{subdir}/{entry.own_folder}")
-
-        storage.do("move away", f"/{folder}", move, changes=entry.step)
 
     def _clear(self, step: int) -> None:
         """Remove the remains of a save in the place of ``step``, also of one that did not end."""

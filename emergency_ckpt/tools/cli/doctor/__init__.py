@@ -121,7 +121,8 @@ def _add_mending(mend: argparse._ArgumentGroup) -> None:  # pyright: ignore[repo
         "--adopt",
         action="store_true",
         help="take the steps that another program has written into --dir, beside a job's own, into"
-        " the step log: from then on they count",
+        " the step log: from then on they count. With --run-id, give --dir to that run: the run on"
+        " record, which must be over, saves there no more",
     )
     either.add_argument(
         "--reserve",

@@ -54,7 +54,10 @@ def _clean_storage(args: argparse.Namespace) -> None:
 
 
 def adopt(args: argparse.Namespace) -> int:
-    """List the steps of other programs in the step log, and print them. Blocks for storage."""
+    """List the steps of other programs in the step log, and print them. Blocks for storage.
+
+    With ``--run-id`` the directory is that run's from then on.
+    """
     if not args.dir:
         raise ConfigError(["name --dir"], target="eckpt doctor --adopt")
     tier = Places(directory=args.dir, timeout_s=args.timeout).storage()
@@ -62,8 +65,10 @@ def adopt(args: argparse.Namespace) -> int:
     if table is None:
         print_line(f"no step log in {args.dir}: the first save there takes in all steps")
         return 0
-    for entry in _writer(tier, table, "adopt").adopt():
+    for entry in _writer(tier, table, "adopt").adopt(args.run_id):
         print_line(f"step {entry.step}  taken in as {entry.incarnation}")
+    if args.run_id not in (None, table.run_id):
+        print_line(f"{args.dir} belongs to run {args.run_id!r} now; it was {table.run_id!r}'s")
     return 0
 
 

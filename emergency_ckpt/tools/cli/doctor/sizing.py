@@ -28,9 +28,6 @@ def add_size(parser: argparse.ArgumentParser) -> None:
 def add_host_state(parser: argparse.ArgumentParser) -> None:
     """Add the options of the size of host states."""
     parser.add_argument("--host-state-mib", type=float, default=0.0, help="of one process, MiB")
-    parser.add_argument(
-        "--host-state-buddies", type=int, help="as the setting; default: one on every other slice"
-    )
 
 
 def host_state_bytes(args: argparse.Namespace, command: str) -> int:
@@ -43,10 +40,8 @@ def host_state_bytes(args: argparse.Namespace, command: str) -> int:
 
 def process_bytes(args: argparse.Namespace, state_bytes: int, command: str) -> int:
     """Return what one process needs in its ramdisk: slots, host states and small files."""
-    others = args.slices - 1
-    buddies = others if args.host_state_buddies is None else min(args.host_state_buddies, others)
     slots, host = args.local_keep_last_n + 1, host_state_bytes(args, command)
-    needed = held_bytes(slot_bytes(args, state_bytes), host, max(buddies, 0), slots)
+    needed = held_bytes(slot_bytes(args, state_bytes), host, args.slices - 1, slots)
     return round(needed) + SMALL_FILES_BYTES
 
 

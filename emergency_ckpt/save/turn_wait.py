@@ -1,0 +1,128 @@
+"""The wait in ``save`` for the save before, and what happens to a save that gets no turn.
+
+A save to RAM waits at most ``save_timeout_s``. Where saves come too fast the leader leaves one out,
+for all processes (``turns``). A save to storage waits only where a setting or a notice says so.
+"""
+
+from __future__ import annotations
+
+import time
+
+from absl import logging
+
+from emergency_ckpt.core.save.save_rules import skip_reason, too_often_text
+from emergency_ckpt.core.save.timing import Repeats
+from emergency_ckpt.errors import PeerLeft, SaveFailed
+from emergency_ckpt.save.save_work import SaveRequest, SaverParts
+from emergency_ckpt.save.schedule import TierSchedule
+from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
+
+_INSPECTION_S = 1.0
+"""Pause between looks at the other processes."""
+
+
+class TurnWait:
+    """Waits for the turn of a save. For the training thread."""
+
+    def __init__(self, parts: SaverParts) -> None:
+        self._parts = parts
+        self._too_often = Repeats()
+
+    def wait(self, schedule: TierSchedule, request: SaveRequest, *, is_again: bool) -> bool:
+        """Wait for the save before; a ``request`` that it leaves no time for is left out."""
+        name, save = schedule.name, request.save
+        limit_s = self._longest_wait_s(name, request)
+        try:
+            if name == LOCAL:
+                is_idle = self._wait_for_ram(schedule, request, limit_s)
+            else:
+                is_idle = self._wait_idle(schedule, limit_s, each_time=request.must_exist)
+        except PeerLeft as error:
+            target = f"step {save.step} to the {name} tier"
+            failure = SaveFailed("save", target, error.problem, hint=error.hint)
+            failure.__cause__ = error
+            self._leave_out(schedule, request, failure)
+            return False
+        if is_idle:
+            return True
+        if is_again:  # what is under way is a save of this very step: nothing is missed yet
+            self._leave_out(schedule, request, None)
+        elif name == PERSISTENT or request.must_exist:
+            self._leave_out(schedule, request, self._missed(name, save, limit_s))
+        else:
+            self._leave_out(schedule, request, None)
+            self._say_too_often(schedule, save)
+        return False
+
+    def _leave_out(
+        self, schedule: TierSchedule, request: SaveRequest, why: SaveFailed | None
+    ) -> None:
+        """Leave a save out on this process, which tells the others in the background.
+
+        ``why``: recorded, where something is missed that the user asked for.
+        """
+        parts, save = self._parts, request.save
+        schedule.note_left_out(save.step)
+        if schedule.name == PERSISTENT or not parts.local.turns.is_left_out(save):
+            parts.saves[schedule.name].note_skipped(save)
+        if why is not None:
+            is_lost = request.must_exist and schedule.name == PERSISTENT
+            parts.failures.record(why, lost_step=save.step if is_lost else None)
+            self._tell_busy(schedule, save, why.problem)
+
+    def _tell_busy(self, schedule: TierSchedule, save: SaveId, reason: str) -> None:
+        self._parts.events.emit(
+            "save.skipped", step=save.step, tier=schedule.name, cause="busy", reason=reason
+        )
+
+    def _wait_for_ram(self, schedule: TierSchedule, request: SaveRequest, limit_s: float) -> bool:
+        """Wait for the save to RAM before; return whether this one may begin. As ``_wait_idle``."""
+        turns, save, now_s = self._parts.local.turns, request.save, time.monotonic()
+        deadline_s = now_s + limit_s
+        early_s = deadline_s if request.must_exist else now_s + turns.limit_s(limit_s)
+        while True:
+            left_s = (early_s if now_s < early_s else deadline_s) - now_s
+            if schedule.wait_idle(min(_INSPECTION_S, left_s), each_time=True):
+                return not turns.is_left_out(save)
+            now_s = time.monotonic()
+            if (now_s >= early_s and turns.leave_out(save)) or now_s >= deadline_s:
+                return False
+            self._parts.inspect()
+
+    def _say_too_often(self, schedule: TierSchedule, save: SaveId) -> None:
+        """Say it now and then, at the leader: the others leave out what that one does."""
+        text = too_often_text(save.step, schedule.last_started, *schedule.pace)
+        self._tell_busy(schedule, save, text)
+        if self._parts.process[0] == 0:
+            before = self._too_often.occurred("", time.monotonic())
+            if before is not None:
+                logging.warning("%s", text)
+
+    def _longest_wait_s(self, name: TierName, request: SaveRequest) -> float:
+        """Return the longest wait for the save before."""
+        config = self._parts.config
+        if request.limit_s is not None:
+            return request.limit_s
+        if name == LOCAL:
+            return config.save_timeout_s
+        # A slow bucket must not hold up training, nor with it the others' local saves. It is left
+        # out and not made up for at a later step, which the leader would have to announce.
+        least_s = config.save_timeout_s if request.must_exist else 0.0
+        return max(least_s, config.storage_wait_timeout_s)
+
+    def _missed(self, name: TierName, save: SaveId, limit_s: float) -> SaveFailed:
+        waits = self._parts.saves[name].waits_for_others
+        problem, hint = skip_reason(name, limit_s, waits_for_others=waits)
+        return SaveFailed("save", f"step {save.step} to the {name} tier", problem, hint=hint)
+
+    def _wait_idle(self, schedule: TierSchedule, limit_s: float, *, each_time: bool) -> bool:
+        """Wait for the save before. PeerLeft: a process that takes part in it has died."""
+        if not each_time:  # it waits for storage, if at all
+            return schedule.wait_idle(limit_s, each_time=False)
+        deadline_s = time.monotonic() + limit_s
+        is_idle = schedule.wait_idle(min(limit_s, _INSPECTION_S), each_time=True)
+        while not is_idle and time.monotonic() < deadline_s:
+            self._parts.inspect()
+            left_s = deadline_s - time.monotonic()
+            is_idle = schedule.wait_idle(max(0.0, min(left_s, _INSPECTION_S)), each_time=True)
+        return is_idle
