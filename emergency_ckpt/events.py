@@ -35,7 +35,7 @@ class Event:
     """One event.
 
     Attributes:
-      name: dotted name, e.g. ``"save.complete"``. docs/operations.md lists them all.
+      name: dotted name, e.g. ``"save.complete"``. docs/monitoring.md lists them all.
       fields: details; numbers, strings, booleans.
       time_s: Unix time, for display only.
       origin: the process, the run and its life.

@@ -17,7 +17,7 @@ from places import ROOT
 from emergency_ckpt.tools.cli.main import GONE
 
 EXAMPLE = runpy.run_path(str(ROOT / "docs" / "examples" / "compare_steps.py"))
-PAGE = (ROOT / "docs" / "operations.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "inspection.md").read_text("utf-8")
 
 
 def differing(*steps: tuple[Path, int]) -> dict[str, str]:

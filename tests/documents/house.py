@@ -86,7 +86,7 @@ POINT_TABLES = {
     "tools/survey/explanation.py",
 }
 
-OPERATIONS = ROOT / "docs" / "operations.md"
+MONITORING = ROOT / "docs" / "monitoring.md"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 SIZE = re.compile(r"(MAX|MIN)_.*(BYTES|CHARS|DEPTH|LENGTH)$|(.*_)?(LIMIT|MOST)_(BYTES|CHARS)$")
 POINT = re.compile(r"[a-z]+(\.[a-z_]+){1,2}")
@@ -295,7 +295,7 @@ def check_events_are_those_of_the_operations_page() -> Iterator[str]:
             case _:
                 pass
     listed = {name for names, _ in listed_events() for name in names}
-    yield from differing(emitted, listed, "docs/operations.md")
+    yield from differing(emitted, listed, "docs/monitoring.md")
 
 
 def check_points_in_tables_are_those_of_the_operations_page() -> Iterator[str]:
@@ -304,7 +304,7 @@ def check_points_in_tables_are_those_of_the_operations_page() -> Iterator[str]:
     kinds = {name.partition(".")[0] for names, _ in rows for name in names}
     points = {f"{name}.{word}" for names, words in rows for name in names for word in words}
     # The page names the events of a launcher outside of the table.
-    points |= set(re.findall(r"`([a-z_.]+)`", OPERATIONS.read_text("utf-8")))
+    points |= set(re.findall(r"`([a-z_.]+)`", MONITORING.read_text("utf-8")))
     for path, node in nodes():
         match node:
             case ast.Constant(value=str(text)) if path in POINT_TABLES and POINT.fullmatch(text):
@@ -316,7 +316,7 @@ def check_points_in_tables_are_those_of_the_operations_page() -> Iterator[str]:
 
 def listed_events() -> Iterator[tuple[list[str], list[str]]]:
     """Yield the names in each row of the table of events, and its stages and causes."""
-    table = OPERATIONS.read_text("utf-8").split("| event | fields | meaning |")[1]
+    table = MONITORING.read_text("utf-8").split("| event | fields | meaning |")[1]
     for line in table.splitlines():
         if line.startswith("| `"):
             yield (

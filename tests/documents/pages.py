@@ -29,7 +29,7 @@ from settings_page import (
 
 DOCS = ROOT / "docs"
 RUNBOOK = (DOCS / "runbook.md").read_text("utf-8")
-OPERATIONS = (DOCS / "operations.md").read_text("utf-8")
+MONITORING = (DOCS / "monitoring.md").read_text("utf-8")
 SHORTEST_MEANING_CHARS = 10
 LEAST_SETTINGS_IN_RUNBOOK = 10
 NOTICED = "What you will notice"
@@ -159,25 +159,25 @@ def check_each_setting_has_a_meaning() -> Iterator[str]:
             yield f"{name}: {text}"
 
 
-def check_metrics_are_those_of_the_operations_page() -> Iterator[str]:
+def check_metrics_are_those_of_the_page_on_monitoring() -> Iterator[str]:
     table = [
         str([m.name, "gauge" if m.kind == "age" else m.kind, m.label, m.meaning]) for m in METRICS
     ]
-    part = OPERATIONS.split("| metric | type | label | meaning |\n")[1].split("\n\n")[0]
+    part = MONITORING.split("| metric | type | label | meaning |\n")[1].split("\n\n")[0]
     lines = [
         str([cell.strip(" `") for cell in line.split("|")[1:-1]])
         for line in part.splitlines()
         if line.startswith("| `")
     ]
-    yield from differing(table, lines, "docs/operations.md")
+    yield from differing(table, lines, "docs/monitoring.md")
     if sorted(table) == sorted(lines) and table != lines:
         yield "the rows are in another order"
 
 
-def check_events_of_metrics_are_those_of_the_operations_page() -> Iterator[str]:
+def check_events_of_metrics_are_those_of_the_page_on_monitoring() -> Iterator[str]:
     fields: dict[str, str] = {}
     stages: dict[str, set[str]] = {}
-    for line in OPERATIONS.split("| event | fields | meaning |")[1].splitlines():
+    for line in MONITORING.split("| event | fields | meaning |")[1].splitlines():
         if line.startswith("| `"):
             _, names, values, meaning, *_ = line.split("|")
             for name in re.findall(r"`([a-z_.]+)`", names):

@@ -1,4 +1,4 @@
-"""Rules of ``docs/reliability.md``: each test and each commit that it names exists."""
+"""Rules of ``verification/record.md``: each test and each commit that it names exists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from findings import ROOT
 
-PAGE = (ROOT / "docs" / "reliability.md").read_text("utf-8")
+PAGE = (ROOT / "verification" / "record.md").read_text("utf-8")
 COLUMNS = ["what went wrong, and why", "introduced by", "mended in", "found by", "tests"]
 GIVEN_UP = "given up on purpose, because "
 COMMIT = re.compile(r"`([0-9a-f]{7})`")

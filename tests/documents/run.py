@@ -1,4 +1,4 @@
-"""Check what is written: the house's rules, the record of reliability, and the pages of docs.
+"""Check what is written: the house's rules, the record of defects, and the pages of docs.
 
     python tests/documents/run.py [--history]
 

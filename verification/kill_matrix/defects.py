@@ -15,7 +15,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 LIST = HERE / "defects.toml"
-RECORD = ROOT / "docs" / "reliability.md"
+RECORD = ROOT / "verification" / "record.md"
 _WORDS = ("same_as", "gone", "cannot", "yet")
 _FILE_OF_TESTS = re.compile(r"`((?:tests|verification)/[\w/]+\.py)`")
 
@@ -134,12 +134,12 @@ def faults() -> Iterator[str]:
     for words, commits, _ in record:
         entries = [row for row in rows if words.startswith(row.begins)]
         if len(entries) != 1:
-            yield f"{len(entries)} entries begin as this row of docs/reliability.md: {words[:70]}"
+            yield f"{len(entries)} entries begin as this row of the record: {words[:70]}"
         elif entries[0].mended != commits:
             yield f"the record has other commits, {', '.join(commits)}: {entries[0].begins}"
     for row in rows:
         if not any(words.startswith(row.begins) for words, _, _ in record):
-            yield f"docs/reliability.md has no row that begins so: {row.begins}"
+            yield f"verification/record.md has no row that begins so: {row.begins}"
         if bool(row.mutants) + len(row.words) != 1:
             yield f"mutants, or one of {', '.join(_WORDS)}, are needed: {row.begins}"
         if row.words.get("same_as", names[0]) not in names:

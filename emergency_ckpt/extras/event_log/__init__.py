@@ -11,7 +11,7 @@ Files of a directory:
 
 Each line is an object, ``{"time_s": float, "name": str, "process": int | null, "slice": int | null,
 "run_id": str, "incarnation": str, "fields": {...}, "life": int}``: Unix time; the event's
-name and fields as in ``docs/operations.md``; the process and its slice, null for the launcher; the
+name and fields as in ``docs/monitoring.md``; the process and its slice, null for the launcher; the
 run and the life of the job that emitted it (those of a restore carry the incarnation before it),
 empty before they are known; the number of restarts by ``eckpt launch``, 0 without it.
 

@@ -90,7 +90,7 @@ EXIT_CODES = (
     "exit status: 0 all is well; 1 something is damaged, absent, or could not be read;"
     " 2 the command line is wrong"
 )
-"""Of all commands that look; docs/operations.md has the same words."""
+"""Of all commands that look; docs/inspection.md has the same words."""
 
 
 def add_places(parser: argparse.ArgumentParser) -> None:

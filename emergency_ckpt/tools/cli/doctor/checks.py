@@ -113,7 +113,7 @@ def check_link() -> Finding:
         text += f", {facts.gb_s:.1f} GB/s"
     text += f"; host memory is {'' if facts.maps else 'not '}mapped"
     if facts.why and facts.way != "views":
-        mend = "Raise the limit of locked memory (`ulimit -l`), and see docs/operations.md."
+        mend = "Raise the limit of locked memory (`ulimit -l`), and see docs/ram_and_storage.md."
         return Finding("link", "warning", f"{text}: {facts.why}", mend, measured)
     return Finding("link", "ok", text, measured=measured)
 

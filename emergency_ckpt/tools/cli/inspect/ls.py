@@ -1,6 +1,6 @@
 """``eckpt ls``: the runs and steps in each tier, what each step lacks, and one step in full.
 
-docs/operations.md documents what ``--json`` prints.
+docs/inspection.md documents what ``--json`` prints.
 """
 
 from __future__ import annotations
