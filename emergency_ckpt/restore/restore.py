@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-import traceback
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import TypeVar
@@ -30,8 +29,7 @@ from typing import TypeVar
 from absl import logging
 
 from emergency_ckpt.cluster.beats import Beats
-from emergency_ckpt.cluster.coordination import ERROR_LIMIT_CHARS
-from emergency_ckpt.core.restore.inventory import RestoredSave, persistent_unusable
+from emergency_ckpt.core.restore.inventory import RestoredSave
 from emergency_ckpt.core.restore.plan_types import (
     Copies,
     NoPlan,
@@ -41,7 +39,8 @@ from emergency_ckpt.core.restore.plan_types import (
 )
 from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.core.wording import TIER_WORDS
-from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.restore.attempt import Plan, carry_out
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.host_state import HostStateRestore, fetch_documents
 from emergency_ckpt.restore.leader import RestoreLeader
@@ -53,8 +52,8 @@ from emergency_ckpt.restore.request import (
     no_plan_error,
 )
 from emergency_ckpt.restore.room import RestoreRoom
-from emergency_ckpt.restore.rounds import AllDone, Next, RestoreRounds, Row, Status, failure_kind
-from emergency_ckpt.restore.shards import CopiesFailed, ShardCollection
+from emergency_ckpt.restore.rounds import AllDone, Next, RestoreRounds, Row
+from emergency_ckpt.restore.shards import ShardCollection
 from emergency_ckpt.restore.storage_load import (
     LoadPlan,
     StorageLoad,
@@ -65,7 +64,6 @@ from emergency_ckpt.state.tree import BoxTable
 from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
 from emergency_ckpt.work_progress import WorkProgress
 
-_Plan = TypeVar("_Plan", RestorePlan, LoadPlan)
 _T = TypeVar("_T")
 
 _PHASES = ("plan", "load", "shards", "host_state", "agree")
@@ -322,12 +320,12 @@ class Restore:
 
     # 6: agree.
 
-    def _on_all(self, plan: _Plan, work: Callable[[_Plan], _T]) -> tuple[_T | None, Next]:
+    def _on_all(self, plan: Plan, work: Callable[[Plan], _T]) -> tuple[_T | None, Next]:
         """Do ``work``, this process's part of ``plan``; return its result, and what comes next.
 
         The result is None unless all are done. Raises what ends the restore, on all.
         """
-        result, status = _carry_out(work, plan)
+        result, status = carry_out(work, plan)
         try:
             with self._phase("agree"):
                 answer = self._rounds.hold(result if isinstance(result, Row) else Row(status))
@@ -435,41 +433,6 @@ def _new_leader(
 ) -> RestoreLeader:
     targets = BoxTable(request.tree, parts.process[1]).targets()
     return RestoreLeader(parts, request, targets, calls, limits, end_s)
-
-
-def _carry_out(work: Callable[[_Plan], _T], plan: _Plan) -> tuple[_T | None, Status]:
-    """Return the result of ``work``, or None and its error, which is told to all processes."""
-    try:
-        return work(plan), Status()
-    except Exception as error:  # noqa: BLE001 - becomes the collective error of all processes
-        _forget_frames(error)
-        return None, _status_of(error, plan)
-
-
-def _forget_frames(error: BaseException | None) -> None:
-    """Release what the frames of ``error`` hold, and those that they were called from.
-
-    That is memory of this attempt, which the next one needs, and, when ``restore`` has returned,
-    the arrays on the devices. Errors may be in reference cycles.
-    """
-    while error is not None and error.__traceback__ is not None:
-        traceback.clear_frames(error.__traceback__)
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
-
-
-def _status_of(error: Exception, plan: RestorePlan | LoadPlan) -> Status:
-    """Return the copies to blame, if any: a step from storage as a whole, those in RAM by one."""
-    if isinstance(error, CopiesFailed):
-        return Status(str(error), error.unusable)
-    is_load = isinstance(plan, LoadPlan)
-    lacks = isinstance(error, PersistentTierError) and not error.unreachable
-    if lacks or (isinstance(error, CorruptData) and is_load):
-        return Status(str(error)[:ERROR_LIMIT_CHARS], (persistent_unusable(plan.step),))
-    if isinstance(error, CorruptData):
-        return Status(str(error)[:ERROR_LIMIT_CHARS])
-    text = f"{type(error).__name__}: {error}"[:ERROR_LIMIT_CHARS]
-    return Status(text, kind=failure_kind(error))
 
 
 def _passed_over_text(rejected: Sequence[Rejection]) -> str:

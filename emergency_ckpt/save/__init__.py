@@ -1,7 +1,8 @@
 """Saves: when one is due, its snapshot, and its way into the local tier.
 
-``saver`` says the steps of a save, and is the file to read first. What makes one of the local tier
-count, after the snapshot:
+``saver`` says the steps of a save, and is the file to read first. ``turn_wait`` is the wait for the
+save before, ``ending`` the end of all. What makes a save of the local tier count, after the
+snapshot:
 
 1. ``local_save`` removes the manifest of a free slot, copies the shards into it with their CRC32C
    in one pass, writes the new manifest beside it and renames it, publishes the host state, and
