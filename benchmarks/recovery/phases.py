@@ -128,27 +128,41 @@ class Recovery:
         return sum(self.parts[key] for key in OURS)
 
 
+def at(
+    moments: Iterable[Moment], name: str, life: int, choose: Callable[[list[float]], float]
+) -> float:
+    """Return the time of an event of one life. ValueError when it is missing."""
+    times = [each.time_s for each in moments if (each.name, each.life) == (name, life)]
+    if not times:
+        raise ValueError(f"no event {name} in life {life}")
+    return choose(times)
+
+
+def parts_of(moments: Sequence[Moment], life: int) -> dict[str, float]:
+    """Return the seconds of the recovery that began a ``life`` above 0, by the keys of ``NAMES``.
+
+    A part of several processes ends with the last one. ValueError when an event is missing.
+    """
+    fault_s = at(moments, "fault.fired", life - 1, min)
+    exits = [
+        each.time_s for each in moments if (each.name, each.life) == ("process.exited", life - 1)
+    ]
+    noticed_s = min((time_s for time_s in exits if time_s >= fault_s), default=fault_s)
+    ended_s = at(moments, "life.ended", life - 1, max)
+    parts, before_s = {"notice": noticed_s - fault_s, "stop": ended_s - noticed_s}, ended_s
+    for key, name in _ENDS.items():
+        passed_s = at(moments, name, life, max)
+        parts[key], before_s = passed_s - before_s, passed_s
+    return parts
+
+
 def recovery(events: Iterable[Moment], marks: Sequence[Mark]) -> Recovery:
     """Return the parts of the one recovery. A part of several processes ends with the last one.
 
     ValueError when an event is missing.
     """
     found = [*events, *(mark.moment for mark in marks)]
-
-    def at(name: str, life: int, choose: Callable[[list[float]], float]) -> float:
-        times = [each.time_s for each in found if (each.name, each.life) == (name, life)]
-        if not times:
-            raise ValueError(f"no event {name} in life {life}")
-        return choose(times)
-
-    fault_s = at("fault.fired", 0, min)
-    exits = [each.time_s for each in found if each.name == "process.exited" and each.life == 0]
-    noticed_s = min((time_s for time_s in exits if time_s >= fault_s), default=fault_s)
-    ended_s = at("life.ended", 0, max)
-    passed = {name: at(name, 1, max) for name in MARKS}
-    parts, before_s = {"notice": noticed_s - fault_s, "stop": ended_s - noticed_s}, ended_s
-    for key, name in _ENDS.items():
-        parts[key], before_s = passed[name] - before_s, passed[name]
+    parts = parts_of(found, 1)
     begun = [mark for mark in marks if mark.moment.life == 1]
     cpu_s = _cpu_s(begun, lambda mark: mark.cpu_s)
     main_cpu_s = _cpu_s(begun, lambda mark: mark.main_cpu_s)
@@ -156,7 +170,7 @@ def recovery(events: Iterable[Moment], marks: Sequence[Mark]) -> Recovery:
     return Recovery(
         parts,
         sum(mark.cpu_s for mark in begun if mark.moment.name == STEPPED),
-        passed[SAVED] - passed[SAVING],
+        at(found, SAVED, 1, max) - at(found, SAVING, 1, max),
         {key: statistics.fmean(each[key] for each in cpu_s.values()) for key in (*_ENDS, SAVE)},
         cpu_s[0],
         main_cpu_s[0],

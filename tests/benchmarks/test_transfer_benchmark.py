@@ -12,7 +12,7 @@ from benchmarks import ROOT
 
 @pytest.mark.slow
 def test_transfer_benchmark_without_a_reader_ends() -> None:
-    command = [sys.executable, "-m", "benchmarks.micro.transfer"]
+    command = [sys.executable, "-m", "benchmarks.transfer"]
     command += ["--mib", "4", "--streams", "1,1,1", "--repeat", "1"]
     with subprocess.Popen(
         command,

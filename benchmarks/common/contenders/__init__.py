@@ -48,7 +48,7 @@ class Site:
     """jax.ShapeDtypeStruct leaves with shardings over the whole mesh."""
     tier: str
     """RAM: every save goes to the ramdisks only. STORAGE: to ``persistent_dir`` only. BOTH: to the
-    ramdisks, and each step that ``STORED_EVERY`` divides to ``persistent_dir`` too.
+    ramdisks, and each step that ``stored_every`` divides to ``persistent_dir`` too.
     """
     local_dir: Path
     """Directory on the ramdisk of this host. It exists."""
@@ -56,6 +56,7 @@ class Site:
     """Directory that all hosts share. It exists."""
     bind_host: str
     """Address on which the contender's own sockets listen."""
+    stored_every: int = STORED_EVERY
 
 
 class Session(Protocol):

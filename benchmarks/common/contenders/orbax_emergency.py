@@ -4,7 +4,7 @@ import orbax.checkpoint as ocp
 from absl import flags
 from orbax.checkpoint.experimental.emergency import checkpoint_manager as emergency
 
-from benchmarks.common.contenders import BOTH, STORAGE, STORED_EVERY, Site
+from benchmarks.common.contenders import BOTH, STORAGE, Site
 from benchmarks.common.contenders.orbax_base import OrbaxSession
 
 
@@ -29,7 +29,7 @@ def open_session(site: Site) -> OrbaxSession:
             ),
             persistent=emergency.PersistentCheckpointOptions(
                 should_save_fn=lambda step, latest: (
-                    site.tier == STORAGE or (site.tier == BOTH and step % STORED_EVERY == 0)
+                    site.tier == STORAGE or (site.tier == BOTH and step % site.stored_every == 0)
                 )
             ),
             replica_axis_index=site.replica_axis,

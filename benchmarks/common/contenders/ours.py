@@ -6,7 +6,6 @@ from benchmarks.common.contenders import (
     BOTH,
     RAM,
     STORAGE,
-    STORED_EVERY,
     PyTree,
     Site,
 )
@@ -82,7 +81,7 @@ def open_session(site: Site, **settings: Any) -> OurSession:
         local_dir=str(site.local_dir),
         run_id="benchmark",
         local_save_every=_OFF if site.tier == STORAGE else 1,
-        save_every={RAM: _OFF, STORAGE: 1, BOTH: STORED_EVERY}[site.tier],
+        save_every={RAM: _OFF, STORAGE: 1, BOTH: site.stored_every}[site.tier],
         bind_host=site.bind_host,
         mesh=site.mesh,
         replica_axis=site.replica_axis,

@@ -1,6 +1,6 @@
 """Measure the throughput of a fetch between two processes on loopback against plain sockets.
 
-    python -m benchmarks.micro.transfer [--mib 1024] [--streams 1,2,4] [--repeat 5]
+    python -m benchmarks.transfer [--mib 1024] [--streams 1,2,4] [--repeat 5]
 
 Prints the GB/s of the best and the median round of plain sockets and of a fetch, the ratio of the
 medians, and the CPU time of both processes, for one big shard and for 2,000 small ones. The rounds

@@ -1,1 +1,0 @@
-"""Benefit and cost of continuous saving."""

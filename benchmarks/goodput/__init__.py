@@ -1,1 +1,0 @@
-"""Goodput of large jobs, computed rather than measured."""

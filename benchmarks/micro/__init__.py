@@ -1,1 +1,0 @@
-"""Benchmarks of single parts: ramdisk pages, transfer between hosts, device to host."""

@@ -1,0 +1,1 @@
+"""The benchmark ``python -m benchmarks.minutes``."""

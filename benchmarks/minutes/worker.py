@@ -1,0 +1,102 @@
+"""One process of the job that is timed: the demo's model, restored and saved by one contender."""
+
+import argparse
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from benchmarks.common import contenders
+from benchmarks.recovery import phases, place
+from emergency_ckpt.extras.progress import report_step
+from examples.demo import model
+
+NOBODY = "nobody"
+"""Name of the contender that saves nothing."""
+STORED_EVERY = 4
+"""A contender with two tiers brings each so many saves to storage as well."""
+STEPS = "steps"
+"""File with one byte for each step that process 0 has trained, also those that are lost later."""
+_SEQUENCES_PER_DEVICE = 8
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    here = place.find(options)
+    marks = phases.MarkFile(options.marks_dir, here.process, here.life)
+    marks.add(phases.IMPORTED)
+    here.join()
+    jax.devices()
+    marks.add(phases.JOINED)
+    config, mesh = model.ModelConfig(), model.make_mesh(here.slices)
+    abstract = model.abstract_state(config, mesh)
+    # As numbers: Orbax's emergency manager restores no typed PRNG key.
+    key = jax.eval_shape(jax.random.key_data, abstract["key"])
+    replicated = NamedSharding(mesh, PartitionSpec())
+    stored = {
+        **abstract, "key": jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=replicated)
+    }  # fmt: skip
+    session = None
+    contender = None if options.contender == NOBODY else contenders.load(options.contender)
+    if contender is not None:
+        contender.prepare()
+    marks.add(phases.DESCRIBED)
+    if contender is not None:
+        session = contender.open_session(
+            contenders.Site(
+                mesh=mesh,
+                replica_axis=0,
+                abstract_state=stored,
+                tier=contenders.BOTH,
+                local_dir=here.local_dir,
+                persistent_dir=options.dir,
+                bind_host="127.0.0.1",
+                stored_every=STORED_EVERY * options.every,
+            )
+        )
+    marks.add(phases.OPENED)
+    sequences = _SEQUENCES_PER_DEVICE * mesh.size
+    train_step = model.compile_train_step(config, mesh, sequences)
+    marks.add(phases.COMPILED)
+    done, state = (None, None) if session is None else session.newest()
+    if done is None:
+        done, state = 0, model.init_state(config, mesh, 0)
+    else:
+        state = {**state, "key": jax.random.wrap_key_data(state["key"])}
+    jax.block_until_ready(state)
+    marks.add(phases.RESTORED)
+    rows = _SEQUENCES_PER_DEVICE * here.devices_per_host
+    with (options.marks_dir.parent / STEPS).open("ab", buffering=0) as trained:
+        for step in range(done + 1, options.steps + 1):
+            local = np.full((rows, config.sequence_length + 1), step % 256, np.uint8)
+            state, loss = train_step(state, model.global_batch(mesh, local))
+            jax.block_until_ready(loss)
+            if step == done + 1:
+                marks.add(phases.STEPPED)
+            if session is not None and step % options.every == 0:
+                session.save(step, {**state, "key": jax.random.key_data(state["key"])})
+            if here.process == 0:
+                trained.write(b".")
+            report_step(step)
+    marks.add(TRAINED)
+    if session is not None:
+        session.close()
+
+
+TRAINED = "trained"
+"""Mark of a process after its last step."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--contender", required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--every", type=int, required=True, help="steps between saves")
+    parser.add_argument("--marks-dir", type=Path, required=True)
+    parser.add_argument("--dir", type=Path, required=True, help="the persistent directory")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
