@@ -20,7 +20,7 @@ WERROR ?= OFF
 NATIVE_SOURCES = CMakeLists.txt $(wildcard native/engine/* native/glue/*)
 CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 
-.PHONY: help size demo test test-tf tf-tests test-dist test-slurm test-ray test-slow soak soak-kill fuzz simulate simulate-mutants kill-matrix model check bench bench-minutes bench-scale bench-recovery bench-dcn clean
+.PHONY: help size demo sdist test test-tf tf-tests test-dist test-slurm test-ray test-slow soak soak-kill fuzz simulate simulate-mutants kill-matrix model check bench bench-minutes bench-scale bench-recovery bench-dcn clean
 
 help:
 	@echo "make demo    train on a simulated job, lose a slice, and recover"
@@ -203,6 +203,12 @@ check-documents: $(INSTALLED)
 .PHONY: dist
 dist:
 	PYTHON=$(PYTHON) deploy/image/build_wheel.sh . dist
+
+# The wheels of a release are made by cibuildwheel: see pyproject.toml.
+sdist:
+	$(PYTHON) -m venv build/tools
+	build/tools/bin/pip install --quiet --disable-pip-version-check build
+	build/tools/bin/python -m build --sdist
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
