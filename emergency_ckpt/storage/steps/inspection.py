@@ -240,6 +240,8 @@ class StepInspection:
             found = self.listed(entry, 0, None)
             return not found.step.problem and found.folder == entry.own_folder
         metadata = self._metadata_of(entry.own_folder, None)
+        if metadata is not None and not fields_of(metadata):
+            metadata = self._metadata_of(entry.own_folder, None)  # for the reason of ``read_twice``
         if (ours_of(metadata) or {}).get("incarnation") == entry.incarnation:
             return True
         below = f"{HOST_STATE}/{entry.step}/{MARKER_NAME}"
