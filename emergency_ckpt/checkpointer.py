@@ -119,10 +119,10 @@ def _tell_lost_step(failures: Failures, *, raises: bool) -> None:
     step, failure = lost
     problem = f"the save of step {step} to storage failed: {failure.problem}"
     hint = "no later save has made it good; `eckpt ls` lists the steps that each tier has"
-    told = SaveFailed("end", "training", problem, hint=hint)
+    failure_of_end = SaveFailed("end", "training", problem, hint=hint)
     if raises:
-        raise told from failure
-    logging.error("%s", told)
+        raise failure_of_end from failure
+    logging.error("%s", failure_of_end)
 
 
 class EmergencyCheckpointer:
@@ -184,12 +184,12 @@ class EmergencyCheckpointer:
         config = self._config
         place = (config.run_name, config.local_dir)
         others = [] if config.only_reads else [e for e in _alive if not e._end.has_come]
-        for each in others:
-            theirs = each._config
+        for other in others:
+            theirs = other._config
             is_here = (theirs.run_name, theirs.local_dir) == place
-            if each.makes_way and is_here and not theirs.only_reads:
+            if other.makes_way and is_here and not theirs.only_reads:
                 logging.warning("run %r: %s", config.run_name, _REPLACED)
-                each._end.come(_REPLACED)
+                other._end.come(_REPLACED)
         return bool(others)
 
     @classmethod
@@ -336,11 +336,11 @@ class EmergencyCheckpointer:
         self._progress.restart()
         self._restored_host_state = host_state is not None
         self.makes_way = True
-        found = self._resume.restore(state, host_state, wanted, tensors_only=tensors_only)
+        outcome = self._resume.restore(state, host_state, wanted, tensors_only=tensors_only)
         self.makes_way = False
-        if found is None:
+        if outcome is None:
             return None, state
-        restored, self.last_restore = found
+        restored, self.last_restore = outcome
         return restored.save.step, restored.state
 
     def latest_step(self) -> int | None:

@@ -208,11 +208,11 @@ def _secret_problems(require: Collection[str], secret_file: str | None) -> list[
     if "secret" not in require:
         return []
     try:
-        found = own_secret(secret_file, os.environ)
+        secret = own_secret(secret_file, os.environ)
     except ConfigError as error:
         return list(error.problems)
     return _line(
-        found is None,
+        secret is None,
         "require has 'secret', but neither secret_file nor ECKPT_SECRET gives a secret",
     )
 

@@ -167,8 +167,8 @@ class RestoreLeader:
         holders = [report.inventory for _, report in sorted(reports.items())]
         if addresses := self._parts.config.extra_holders:
             holders += ask_extra_holders(self._parts.client, self._events, addresses, self._end_s)
-        self._greatest = max(self._greatest, *(each.greatest for each in holders))
-        self._restored = tuple(each for report in reports.values() for each in report.restored)
+        self._greatest = max(self._greatest, *(holder.greatest for holder in holders))
+        self._restored = tuple(save for report in reports.values() for save in report.restored)
         damaged = {
             Quarantined(report.inventory.holder, digest, shard)
             for report in reports.values()
@@ -228,8 +228,8 @@ class RestoreLeader:
         failed = {p: s for p, s in sorted(statuses.items()) if s.error}
         if not failed:
             return AllDone(self._next_incarnation())
-        found = {q for status in statuses.values() for q in status.unusable}
-        new = found - self._inventory.quarantined
+        unusable = {q for status in statuses.values() for q in status.unusable}
+        new = unusable - self._inventory.quarantined
         self._attempts += 1
         text = "; ".join(f"process {p}: {s.error}" for p, s in list(failed.items())[:4])
         fatal = [status for status in failed.values() if not status.unusable]
@@ -238,7 +238,7 @@ class RestoreLeader:
             kinds: set[FailureKind] = {status.kind for status in fatal}
             kind: FailureKind = kinds.pop() if len(kinds) == 1 else "failed"
             return Failed(text, kind, f"step {self._step}")
-        if self._persistent is not None and any(each.holder == PERSISTENT for each in new):
+        if self._persistent is not None and any(copy.holder == PERSISTENT for copy in new):
             self._has_news(self._persistent)
         self._replace(quarantined=self._inventory.quarantined | new)
         self._events.emit(
@@ -251,8 +251,8 @@ class RestoreLeader:
         if self._manifests.unread:
             manifests = self._manifests.read_again(list(self._manifests.unread))
             self._replace(manifests=manifests)
-        held = {each.save.step for h in self._inventory.holders for each in h.tensors}
-        local = tuple(step for step in sorted(held) if self._is_complete_in_ram(step))
+        steps_in_ram = {copy.save.step for h in self._inventory.holders for copy in h.tensors}
+        local = tuple(step for step in sorted(steps_in_ram) if self._is_complete_in_ram(step))
         if self._persistent is None:
             return CompleteSteps(local)
         if self._persistent_error is not None:
@@ -260,14 +260,14 @@ class RestoreLeader:
                 raise self._persistent_error
             return CompleteSteps(local)
         assert self._view is not None, "storage has answered"
-        unseen = [each for each in self._stored.values() if not each.is_seen]
+        unseen = [item for item in self._stored.values() if not item.is_seen]
         self._inspect(self._persistent, self._view, unseen, self._deadline_s)
         known = self._inventory.timeline
         stored = {
-            found.step
-            for found in self._stored.values()
-            if not found.problem
-            and (known is None or not known.rejection_reason(found.step, found.incarnation))
+            item.step
+            for item in self._stored.values()
+            if not item.problem
+            and (known is None or not known.rejection_reason(item.step, item.incarnation))
         }
         return CompleteSteps(local, tuple(sorted(stored)))
 
@@ -307,8 +307,8 @@ class RestoreLeader:
         if save in self._judged:
             return
         self._judged.add(save)
-        held = (each.save.step for h in self._inventory.holders for each in h.tensors)
-        reached = max([*held, save.step])
+        steps_in_ram = (copy.save.step for h in self._inventory.holders for copy in h.tensors)
+        reached = max([*steps_in_ram, save.step])
         self._events.emit(
             "restore.suspect",
             step=save.step,
@@ -363,7 +363,9 @@ class RestoreLeader:
         except CheckpointError as error:
             return f"what else there is cannot be told: {error}"
         named = {"RAM": steps.local, "storage": steps.persistent}
-        texts = [f"{tier} has {_steps_in_words(found)}" for tier, found in named.items() if found]
+        texts = [
+            f"{tier} has {_steps_in_words(of_tier)}" for tier, of_tier in named.items() if of_tier
+        ]
         return " and ".join(texts) or "no tier has any complete step"
 
     def _is_complete_in_ram(self, step: int) -> bool:
@@ -378,7 +380,7 @@ class RestoreLeader:
         Not of a step in storage that cannot be used: whoever writes its marker would choose the
         number.
         """
-        ids = [each.incarnation for each in self._stored.values() if not each.problem]
+        ids = [item.incarnation for item in self._stored.values() if not item.problem]
         if self._inventory.timeline is not None:
             ids.append(self._inventory.timeline.head)
         greatest = max([self._greatest, *map(number_of, ids)])
@@ -390,9 +392,13 @@ class RestoreLeader:
     def _settled(self, plan: RestorePlan, save: SaveId) -> RestorePlan:
         """Return the plan with what else the processes have to know; tell of copies that differ."""
         with no_garbage_collection():
-            found = divergences(self._inventory, save)
-        lines = [each.describe() for each in found if each not in self._told_divergences]
-        self._told_divergences.update(found)
+            differing = divergences(self._inventory, save)
+        lines = [
+            divergence.describe()
+            for divergence in differing
+            if divergence not in self._told_divergences
+        ]
+        self._told_divergences.update(differing)
         for text in (*lines[:_NAMED_SHARDS], *_and_more(len(lines))):
             self._events.emit("divergence", step=save.step, text=text)
         return msgspec.structs.replace(
@@ -437,17 +443,17 @@ class RestoreLeader:
             self._tell_log_problem("log_damaged", str(fault))
         holders, known = self._inventory.holders, self._inventory.timeline
         self._replace(timeline=newest_timeline(holders, known, view.table))
-        steps = {each.step: each for each in view.steps}
+        steps = {item.step: item for item in view.steps}
         step = self._requested_step
         if step is not None and (asked := view.of(step)) is not None:
             steps[step] = asked
         self._view, self._stored = view, steps
         self._greatest = max(self._greatest, view.greatest)
         # Of a step of plain Orbax there may be a copy in RAM, of these files or of those before.
-        held = {each.save for h in self._inventory.holders for each in h.tensors}
+        saves_in_ram = {copy.save for h in self._inventory.holders for copy in h.tensors}
         unsure = [
             steps[save.step]
-            for save in sorted(held)
+            for save in sorted(saves_in_ram)
             if save.step in steps and (not steps[save.step].is_seen or is_plain(save.incarnation))
         ]
         if unsure:
@@ -463,34 +469,34 @@ class RestoreLeader:
         """Replace ``items`` by what their files say, and drop those that are no steps."""
         junk: list[PersistentStep] = []
         answers = tier.found.inspect_each(view, items, deadline_s)
-        for item, found in zip(items, answers, strict=True):
-            if isinstance(found, CheckpointError):
-                raise found
-            if found is None or found.is_junk:
+        for item, inspected in zip(items, answers, strict=True):
+            if isinstance(inspected, CheckpointError):
+                raise inspected
+            if inspected is None or inspected.is_junk:
                 self._stored.pop(item.step, None)
                 hidden = view.hidden(item.step) if item.step == self._requested_step else None
                 if hidden is not None:
                     self._stored[item.step] = hidden
             else:
-                self._stored[item.step] = self._as_held(found.step)
-            if found is not None and found.is_junk:
-                text = f"{found.folder} in storage is passed over: {found.step.problem}"
+                self._stored[item.step] = self._as_held(inspected.step)
+            if inspected is not None and inspected.is_junk:
+                text = f"{inspected.folder} in storage is passed over: {inspected.step.problem}"
                 self._events.emit("restore.note", text=text)
-                junk.append(found.step)
+                junk.append(inspected.step)
         if junk and not self._stored:
             last = max(junk)
             self._stored[last.step] = last  # with nothing else there: this is no fresh start
-        if view.table is None and any(each.incarnation for each in self._stored.values()):
+        if view.table is None and any(item.incarnation for item in self._stored.values()):
             self._note_lost_log()
 
     def _as_held(self, step: PersistentStep) -> PersistentStep:
         """Return a step of plain Orbax under the name that a copy in RAM of its files has."""
         for holder in self._inventory.holders:
-            for each in holder.tensors:
-                if each.save.step == step.step and is_same_save(
-                    each.save.incarnation, step.incarnation
+            for copy in holder.tensors:
+                if copy.save.step == step.step and is_same_save(
+                    copy.save.incarnation, step.incarnation
                 ):
-                    return msgspec.structs.replace(step, incarnation=each.save.incarnation)
+                    return msgspec.structs.replace(step, incarnation=copy.save.incarnation)
         return step
 
     def _note_lost_log(self) -> None:
@@ -516,36 +522,38 @@ class RestoreLeader:
             self._inspect(tier, view, some[: self._inspected_at_once], self._deadline_s)
             self._inspected_at_once = min(2 * self._inspected_at_once, _MOST_INSPECTED)
             return None
-        found = tier.found.inspect(view, item, self._deadline_s)
-        if found is not None and found.step.is_foreign:
-            self._stored[item.step] = found.step
+        inspected = tier.found.inspect(view, item, self._deadline_s)
+        if inspected is not None and inspected.step.is_foreign:
+            self._stored[item.step] = inspected.step
             return None
-        if found is None or found.step.problem:
+        if inspected is None or inspected.step.problem:
             # The job that saves there may have removed it, and saved a newer one.
             if self._has_news(tier):
                 return None
             raise CorruptData(
-                "restore", f"step {item.step}", found.step.problem if found else "it is gone"
+                "restore",
+                f"step {item.step}",
+                inspected.step.problem if inspected else "it is gone",
             )
-        if found.step.tensors_of and self._wants_host_state:
+        if inspected.step.tensors_of and self._wants_host_state:
             # This package wrote it, and it lacks the non-tensor marker: it does not count for a
             # restore that wants host states.
             logging.warning("step %d in %s: %s", item.step, tier.directory, _LOST_MARKER)
             self._stored[item.step] = msgspec.structs.replace(item, problem=_LOST_MARKER)
             return None
-        if found.step.incarnation != item.incarnation:
-            self._stored[item.step] = found.step
+        if inspected.step.incarnation != item.incarnation:
+            self._stored[item.step] = inspected.step
             return None
-        return self._plan_load(answer, tier, found)
+        return self._plan_load(answer, tier, inspected)
 
     def _plan_load(
-        self, plan: RestorePlan, persistent: PersistentTier, found: FoundStep
+        self, plan: RestorePlan, persistent: PersistentTier, inspected: FoundStep
     ) -> LoadPlan | NoPlan:
         """Return the plan to load a persistent step, or the reason why it must not be restored."""
         now_s = time.monotonic()
         # One answer, however many arrays there are.
         limit_s = min((self._end_s - now_s) / 3, _DESCRIBED_IN_STALLS * self._limits.stall_s)
-        stored = persistent.describe(found, now_s + limit_s)
+        stored = persistent.describe(inspected, now_s + limit_s)
         if stored.marker is not None and not all(stored.marker.empty):
             self._warn_left_out(plan.step)
         arrays, mismatches = match_leaves(
@@ -587,8 +595,8 @@ class RestoreLeader:
     # What is told.
 
     def _tell_left_out(self, save: SaveId) -> None:
-        states = (held for each in self._inventory.holders for held in each.host_states)
-        if any(held.save == save and not held.empty for held in states):
+        states = (document for holder in self._inventory.holders for document in holder.host_states)
+        if any(document.save == save and not document.empty for document in states):
             self._warn_left_out(save.step)
 
     def _warn_left_out(self, step: int) -> None:

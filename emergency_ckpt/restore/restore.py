@@ -186,9 +186,12 @@ class Restore:
         self._tell_rejected(plan.rejected)
 
     def _tell_rejected(self, rejected: Sequence[Rejection]) -> None:
-        for each in rejected:
+        for rejection in rejected:
             self._parts.events.emit(
-                "restore.rejected", step=each.step, tier=each.tier, reason=each.reason
+                "restore.rejected",
+                step=rejection.step,
+                tier=rejection.tier,
+                reason=rejection.reason,
             )
 
     # 3: load.
@@ -237,7 +240,7 @@ class Restore:
         if loaded is not None and loaded.contents.save != save:
             parts.holdings.end_loaded()  # another step is restored
         self._tell_plan(plan, LOCAL)
-        parts.tier.protect([held.save for held in parts.tier.held()[0]])
+        parts.tier.protect([copy.save for copy in parts.tier.held()[0]])
         shards = ShardCollection(
             parts.tier,
             parts.client,
@@ -263,13 +266,13 @@ class Restore:
         """Return the state on the devices: verified, fetched, placed."""
         request = self._request
         with shards.collecting(copies) as arrivals:
-            held = shards.held
+            collected = shards.held
             state = materialize(
                 request.tree,
                 request.like,
-                held.bytes_of,
+                collected.bytes_of,
                 arrivals,
-                held.dtype_of,
+                collected.dtype_of,
                 self._parts.link.write,
             )
         events, tally, tier = self._parts.events, shards.tally, LOCAL
@@ -404,11 +407,15 @@ class Restore:
             rejected=restored.rejected,
             link=self._parts.link.facts,
         )
-        told = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
-        del told["host_state"], told["rejected"], told["link"]
+        fields = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
+        del fields["host_state"], fields["rejected"], fields["link"]
         passed = _passed_over_text(report.rejected)
-        self._parts.events.emit("restore.finished", **told, passed_over=passed)
-        newer = [each for each in report.rejected if each.step > report.step and not each.is_left]
+        self._parts.events.emit("restore.finished", **fields, passed_over=passed)
+        newer = [
+            rejection
+            for rejection in report.rejected
+            if rejection.step > report.step and not rejection.is_left
+        ]
         if newer and self._parts.process[0] == 0:
             text = "step %d is restored, and newer steps are passed over: %s"
             logging.warning(text, report.step, _passed_over_text(newer))
@@ -437,7 +444,10 @@ def _new_leader(
 
 def _passed_over_text(rejected: Sequence[Rejection]) -> str:
     """Each newer step that was not restored, and why; empty without any."""
-    texts = [f"step {each.step} in {TIER_WORDS[each.tier]} ({each.reason})" for each in rejected]
+    texts = [
+        f"step {rejection.step} in {TIER_WORDS[rejection.tier]} ({rejection.reason})"
+        for rejection in rejected
+    ]
     hidden = len(texts) - _MOST_PASSED_OVER
     more = [f"and {hidden} more"] if hidden > 0 else []
     return "; ".join([*texts[:_MOST_PASSED_OVER], *more])

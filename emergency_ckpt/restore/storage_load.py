@@ -103,9 +103,9 @@ class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=Tr
 def passed_over(save: SaveId, rejected: Iterable[Rejection]) -> set[SaveId]:
     """Return the saves in RAM that a plan of ``save`` passed over: none of them is complete."""
     return {
-        msgspec.structs.replace(save, step=each.step, incarnation=each.incarnation)
-        for each in rejected
-        if each.incarnation is not None
+        msgspec.structs.replace(save, step=rejection.step, incarnation=rejection.incarnation)
+        for rejection in rejected
+        if rejection.incarnation is not None
     }
 
 
@@ -178,10 +178,10 @@ def _stored_numbers(
 ) -> dict[str, str]:
     """By path, the dtypes of the wanted Python numbers; ``match_leaves`` found them right."""
     dtypes = {leaf.array.full_name: leaf.spec.dtype for leaf in stored.leaves.values()}
-    found = {path: dtypes[array.full_name] for path, array in arrays.items()}
+    dtype_by_path = {path: dtypes[array.full_name] for path, array in arrays.items()}
     if stored.marker is not None:
-        found |= {leaf.path: leaf.dtype for leaf in stored.marker.leaves}
-    return {p: dtype for p, dtype in found.items() if wanted[p].dtype in PYTHON_NUMBERS}
+        dtype_by_path |= {leaf.path: leaf.dtype for leaf in stored.marker.leaves}
+    return {p: dtype for p, dtype in dtype_by_path.items() if wanted[p].dtype in PYTHON_NUMBERS}
 
 
 def loaded_copies(plan: LoadPlan, inventory: Inventory) -> set[Quarantined]:
@@ -201,8 +201,8 @@ def loaded_copies(plan: LoadPlan, inventory: Inventory) -> set[Quarantined]:
             contents = inventory.manifests.get(tensors.digest)
             if tensors.save != plan.save or contents is None:
                 continue
-            held = {contents.shard_id(index) for index in range(len(contents.shards))}
-            if held == shards:
+            its_shards = {contents.shard_id(index) for index in range(len(contents.shards))}
+            if its_shards == shards:
                 replaced.add((holder.holder, tensors.digest))
         replaced.update(
             (holder.holder, state.digest)
@@ -293,7 +293,7 @@ class StorageLoad:
                 memory.abort()
             raise
         # What is here of the save is not complete, and was read once more.
-        self._tier.protect({held.save for held in self._tier.held()[0]} - {save})
+        self._tier.protect({copy.save for copy in self._tier.held()[0]} - {save})
         self._tier.drop(save)
         return LoadedPart(contents, memory, layout, documents)
 
@@ -337,7 +337,7 @@ class StorageLoad:
         def read_missing() -> None:
             missing = [read for read in self._part.reads if read.shard not in crcs]
             with writes_to(into) as sink:
-                found = self._persistent.read_into(
+                crcs = self._persistent.read_into(
                     self._plan.item,
                     self._part.arrays,
                     [(read.shard, offsets[read.shard]) for read in missing],
@@ -346,7 +346,7 @@ class StorageLoad:
                     progress=self._progress,
                 )
             damaged = list[CorruptData]()
-            for read, actual in zip(missing, found, strict=True):
+            for read, actual in zip(missing, crcs, strict=True):
                 if read.crc32c in (None, actual):
                     crcs[read.shard] = actual
                 else:

@@ -219,8 +219,8 @@ class Saver:
                 begun += self._begin(name, request)
         finally:
             request.release()
-            for each in begun:
-                self._wait_captured(each, request, begun)
+            for save_begun in begun:
+                self._wait_captured(save_begun, request, begun)
         return bool(begun)
 
     def _begin(self, name: TierName, request: SaveRequest) -> list[_Begun]:
@@ -238,14 +238,14 @@ class Saver:
             return []  # it was the save that has just ended
         if schedule.pauses and not request.must_exist and self._tell_pause(schedule, save):
             return []
-        snapshot, read, work, held = self.work.take(name, request)
+        snapshot, read, work, capture = self.work.take(name, request)
         snapshot.start()
         if read is not None:
             work = chain(read, work)
         self._parts.events.emit("save.started", step=request.step, tier=name)
         if name == LOCAL:
             self._parts.local.turns.begin()
-        schedule.start(closing(held, work))
+        schedule.start(closing(capture, work))
         self._begun[name] = save
         return [_Begun(name, snapshot, begun_s, waited_s, snapshot.ready_s)]
 
@@ -268,9 +268,11 @@ class Saver:
         if not captured:
             begun.snapshot.close()  # fails the save; training goes on
         now_s = time.monotonic()
-        ready_s = sum(each.snapshot.ready_s for each in together)
+        ready_s = sum(save_begun.snapshot.ready_s for save_begun in together)
         # Of a save that began before this one, some was before ``begun.begun_s``.
-        earlier_s = sum(each.taken_s for each in together if each.begun_s < begun.begun_s)
+        earlier_s = sum(
+            save_begun.taken_s for save_begun in together if save_begun.begun_s < begun.begun_s
+        )
         self._schedules[begun.tier].note_started(request.step, now_s - request.begun_s - ready_s)
         spent = {
             "seconds": now_s - begun.begun_s - (ready_s - earlier_s),
