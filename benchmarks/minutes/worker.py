@@ -1,6 +1,7 @@
 """One process of the job that is timed: the demo's model, restored and saved by one contender."""
 
 import argparse
+import time
 from pathlib import Path
 
 import jax
@@ -12,10 +13,14 @@ from benchmarks.recovery import phases, place
 from emergency_ckpt.extras.progress import report_step
 from examples.demo import model
 
+TRAINED = "trained"
+"""Mark of a process after its last step."""
+SAVING = "saving"
+"""Name of the seconds that the process spent in calls of ``save``, with that mark."""
 NOBODY = "nobody"
 """Name of the contender that saves nothing."""
-STORED_EVERY = 4
-"""A contender with two tiers brings each so many saves to storage as well."""
+STORED_EVERY = 50
+"""A contender with two tiers brings a save to storage as well about every so many steps."""
 STEPS = "steps"
 """File with one byte for each step that process 0 has trained, also those that are lost later."""
 _SEQUENCES_PER_DEVICE = 8
@@ -52,7 +57,7 @@ def main() -> None:
                 local_dir=here.local_dir,
                 persistent_dir=options.dir,
                 bind_host="127.0.0.1",
-                stored_every=STORED_EVERY * options.every,
+                stored_every=options.every * max(1, round(STORED_EVERY / options.every)),
             )
         )
     marks.add(phases.OPENED)
@@ -66,7 +71,7 @@ def main() -> None:
         state = {**state, "key": jax.random.wrap_key_data(state["key"])}
     jax.block_until_ready(state)
     marks.add(phases.RESTORED)
-    rows = _SEQUENCES_PER_DEVICE * here.devices_per_host
+    rows, saving_s = _SEQUENCES_PER_DEVICE * here.devices_per_host, 0.0
     with (options.marks_dir.parent / STEPS).open("ab", buffering=0) as trained:
         for step in range(done + 1, options.steps + 1):
             local = np.full((rows, config.sequence_length + 1), step % 256, np.uint8)
@@ -75,17 +80,15 @@ def main() -> None:
             if step == done + 1:
                 marks.add(phases.STEPPED)
             if session is not None and step % options.every == 0:
+                begun_s = time.monotonic()
                 session.save(step, {**state, "key": jax.random.key_data(state["key"])})
+                saving_s += time.monotonic() - begun_s
             if here.process == 0:
                 trained.write(b".")
             report_step(step)
-    marks.add(TRAINED)
+    marks.add(TRAINED, {SAVING: saving_s})
     if session is not None:
         session.close()
-
-
-TRAINED = "trained"
-"""Mark of a process after its last step."""
 
 
 def _parser() -> argparse.ArgumentParser:
