@@ -236,5 +236,5 @@ def _largest_divisor(size: int, most: int) -> int:
     """Return the largest divisor of ``size`` that is not above ``most``."""
     if size <= most:
         return size
-    small = [each for each in range(1, isqrt(size) + 1) if size % each == 0]
-    return max(each for low in small for each in (low, size // low) if each <= most)
+    small = [divisor for divisor in range(1, isqrt(size) + 1) if size % divisor == 0]
+    return max(divisor for low in small for divisor in (low, size // low) if divisor <= most)

@@ -83,4 +83,4 @@ def lay_out(leaves: Sequence[LeafSpec], shards: Iterable[tuple[ShardId, int]]) -
 
 def state_size_bytes(leaves: Iterable[LeafSpec]) -> int:
     """Return the bytes of a state with ``leaves``; of unknown dtypes none."""
-    return sum(prod(each.global_shape) * DTYPE_ITEM_BYTES.get(each.dtype, 0) for each in leaves)
+    return sum(prod(leaf.global_shape) * DTYPE_ITEM_BYTES.get(leaf.dtype, 0) for leaf in leaves)

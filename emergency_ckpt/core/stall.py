@@ -102,7 +102,7 @@ class ProcessWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 def slowest(works: Mapping[int, ProcessWork]) -> int | None:
     """Return the process that will take longest; None where none has bytes left."""
-    left = {p: each for p, each in works.items() if each.left_bytes}
+    left = {p: work for p, work in works.items() if work.left_bytes}
     return max(left, key=lambda p: (left[p].left_s, left[p].left_bytes, -p), default=None)
 
 
@@ -141,22 +141,22 @@ class BeatLog:
         Who has told nothing may come late; who tells no more is gone or hangs; and who tells of
         work that does not move should have ended it.
         """
-        found: dict[int, str] = {}
+        sentences: dict[int, str] = {}
         for process in sorted(processes):
             if process not in self._beats:
                 if now_s - self._begun_s >= self._limits.patience_s:
                     waited = seconds_text(now_s - self._begun_s)
-                    found[process] = f"process {process} has not come in {waited}"
+                    sentences[process] = f"process {process} has not come in {waited}"
                 continue
             work = self._beats[process][1]
             silent_s, still_s = now_s - self._came_s[process], now_s - self._moved_s[process]
             if silent_s >= self._limits.stall_s:
                 text = f"has sent nothing for {seconds_text(silent_s)}"
-                found[process] = f"process {process} {text}; last: {_work_text(work)}"
+                sentences[process] = f"process {process} {text}; last: {_work_text(work)}"
             elif still_s >= self._limits.patience_s:
                 text = f"is stuck since {seconds_text(still_s)}: {_work_text(work)}"
-                found[process] = f"process {process} {text}"
-        return found
+                sentences[process] = f"process {process} {text}"
+        return sentences
 
 
 def _work_text(work: ProcessWork) -> str:

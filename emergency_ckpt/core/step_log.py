@@ -123,13 +123,13 @@ class Table(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     def of(self, step: int) -> Entry | None:
         """Return the entry of ``step``."""
         place = bisect_left(self.steps, step, key=_step_of)
-        found = self.steps[place] if place < len(self.steps) else None
-        return found if found is not None and found.step == step else None
+        entry = self.steps[place] if place < len(self.steps) else None
+        return entry if entry is not None and entry.step == step else None
 
     def complete(self, step: int) -> Entry | None:
         """Return the entry of ``step`` if it is complete."""
-        found = self.of(step)
-        return found if found is not None and found.state == "complete" else None
+        entry = self.of(step)
+        return entry if entry is not None and entry.state == "complete" else None
 
 
 class LogWriter(NamedTuple):

@@ -94,9 +94,9 @@ def leaves_by_item(items: Collection[str], leaves: Mapping[str, _T]) -> dict[str
     """
     if len(items) == 1:
         return {name: dict(leaves) for name in items}
-    found: dict[str, dict[str, _T]] = {name: {} for name in items}
+    by_item: dict[str, dict[str, _T]] = {name: {} for name in items}
     for path, leaf in leaves.items():
         name, _, below = path.partition("/")
-        if name in found:
-            found[name][below] = leaf
-    return found
+        if name in by_item:
+            by_item[name][below] = leaf
+    return by_item

@@ -48,8 +48,8 @@ def new_incarnation(greatest: int, nonce: str) -> str:
 
 def number_of(incarnation: str) -> int:
     """Return the number of a life; 0 for a name without one. Names sort as their numbers."""
-    found = _NUMBER.match(incarnation)
-    return 0 if found is None else int(found[1])
+    match = _NUMBER.match(incarnation)
+    return 0 if match is None else int(match[1])
 
 
 def life_of(incarnation: str) -> str:
@@ -143,15 +143,15 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _last_step(self, incarnation: str) -> int:
         """Return the last step of an older ``incarnation`` that belongs; -1 when none does."""
         number = number_of(incarnation)
-        links = [each for each in self.ancestors if number_of(each.incarnation) <= number]
+        links = [link for link in self.ancestors if number_of(link.incarnation) <= number]
         if not links:
             return self.oldest_step
         if is_plain(incarnation):
             return links[0].last_step
-        same = [each for each in links if number_of(each.incarnation) == number]
-        own = [each for each in same if each.incarnation == incarnation]
+        same = [link for link in links if number_of(link.incarnation) == number]
+        own = [link for link in same if link.incarnation == incarnation]
         # A first life has no chain that names it: a step of plain Orbax, seen beside it, does.
-        if not own and all(is_plain(each.incarnation) for each in same):
+        if not own and all(is_plain(link.incarnation) for link in same):
             own = same
         return own[0].last_step if own else -1
 
@@ -171,9 +171,9 @@ def continued(before: Timeline | None, parent: SaveId | None, incarnation: str) 
         oldest_step = min(oldest_step, before.oldest_step)
         lives = [Ancestor(before.head, parent.step), *before.ancestors]
         older = [
-            Ancestor(each.incarnation, min(each.last_step, parent.step))
-            for each in lives
-            if _precedes(each.incarnation, left.incarnation)
+            Ancestor(ancestor.incarnation, min(ancestor.last_step, parent.step))
+            for ancestor in lives
+            if _precedes(ancestor.incarnation, left.incarnation)
         ]
     lives = [left, *older]
     if len(lives) > MAX_LIVES:
@@ -216,11 +216,11 @@ def newest(*timelines: Timeline | None, complete: Iterable[SaveId] = ()) -> Time
     Of lives with one number, neither of which knew of the other, that on whose way is the newest of
     ``complete``, saves that were complete; then by name.
     """
-    found = {each for each in timelines if each is not None}
-    greatest = max((number_of(each.head) for each in found), default=0)
-    last = [each for each in found if number_of(each.head) == greatest]
+    records = {record for record in timelines if record is not None}
+    greatest = max((number_of(record.head) for record in records), default=0)
+    last = [record for record in records if number_of(record.head) == greatest]
     saves = frozenset(complete) if len(last) > 1 else ()
-    return max(last, key=lambda each: (newest_step(saves, each), *_order(each)), default=None)
+    return max(last, key=lambda record: (newest_step(saves, record), *_order(record)), default=None)
 
 
 def _order(timeline: Timeline) -> tuple[str, int, bytes]:
@@ -231,7 +231,7 @@ def problem_of(timeline: Timeline) -> str:
     """Return the contradiction in a record from outside; empty when there is none."""
     if len(timeline.ancestors) > MAX_LIVES:
         return "it has too many lives before its head"
-    lives = [timeline.head, *(each.incarnation for each in timeline.ancestors)]
+    lives = [timeline.head, *(ancestor.incarnation for ancestor in timeline.ancestors)]
     if not number_of(timeline.head) or any(a <= b for a, b in itertools.pairwise(lives)):
         return "its lives are not numbered from the newest to the oldest"
     return ""

@@ -148,23 +148,24 @@ ALL_BUT_PRIMARY = "all_but_primary"
 
 
 def place(
-    policy: PlacementPolicy, topology: Topology, process: int, held: Sequence[HeldLeaves]
+    policy: PlacementPolicy, topology: Topology, process: int, held_leaves: Sequence[HeldLeaves]
 ) -> tuple[ShardId, ...]:
-    """Return the shards that ``process`` stores, sorted. All processes must give the same ``held``.
+    """Return the shards that ``process`` stores, sorted.
 
-    Together the processes store every box that any of them holds.
+    All processes must give the same ``held_leaves``. Together the processes store every box that
+    any of them holds.
     """
-    return place_on(policy, topology, {process}, held)[process]
+    return place_on(policy, topology, {process}, held_leaves)[process]
 
 
 def place_on(
     policy: PlacementPolicy,
     topology: Topology,
     processes: Collection[int],
-    held: Sequence[HeldLeaves],
+    held_leaves: Sequence[HeldLeaves],
 ) -> dict[int, tuple[ShardId, ...]]:
     """Return ``place`` of each of ``processes``, with less work than one call for each."""
-    stored = policy.stored_by(topology, processes, held)
+    stored = policy.stored_by(topology, processes, held_leaves)
     return {process: tuple(sorted(stored.get(process, ()))) for process in processes}
 
 
@@ -177,12 +178,12 @@ class SingleCopies(NamedTuple):
 
 
 def single_copies(
-    policy: PlacementPolicy, topology: Topology, held: Iterable[HeldLeaves]
+    policy: PlacementPolicy, topology: Topology, held_leaves: Iterable[HeldLeaves]
 ) -> SingleCopies:
     """Return the bytes of the parts of which ``place`` keeps one copy on all processes together."""
     once = total = 0
     leaf = ""
-    for leaves in held:
+    for leaves in held_leaves:
         for box, holders in leaves.holders.items():
             elements = volume(box)
             total += elements * sum(leaves.item_bytes.values())
@@ -194,10 +195,10 @@ def single_copies(
     return SingleCopies(once, total, leaf)
 
 
-def replicated_bytes(topology: Topology, held: Iterable[HeldLeaves]) -> tuple[int, int]:
+def replicated_bytes(topology: Topology, held_leaves: Iterable[HeldLeaves]) -> tuple[int, int]:
     """Return the bytes of the parts of a state that every slice holds, and those of all parts."""
     replicated = total = 0
-    for leaves in held:
+    for leaves in held_leaves:
         for box, holders in leaves.holders.items():
             nbytes = volume(box) * sum(leaves.item_bytes.values())
             total += nbytes
@@ -250,7 +251,7 @@ def writers(topology: Topology, which: PersistentWriters = "primary") -> tuple[i
     first, *others = topology.slices
     if which == "primary":
         return topology.members[first]
-    return sum((topology.members[each] for each in others), topology.members[first])
+    return sum((topology.members[slice_index] for slice_index in others), topology.members[first])
 
 
 class RamWriters(NamedTuple):
@@ -266,7 +267,10 @@ class RamWriters(NamedTuple):
 
 
 def writers_from_ram(
-    policy: PlacementPolicy, topology: Topology, held: Sequence[HeldLeaves], usual: Sequence[int]
+    policy: PlacementPolicy,
+    topology: Topology,
+    held_leaves: Sequence[HeldLeaves],
+    usual: Sequence[int],
 ) -> RamWriters:
     """Return who can write a step of which RAM alone has the bytes.
 
@@ -274,8 +278,8 @@ def writers_from_ram(
     and the first slice that does: with more than two slices the primary one stores nothing.
     """
     for holders in (tuple(usual), *topology.members.values()):
-        if _have_all(policy, topology, holders, held):
-            others = tuple(each for each in holders if each != usual[0])
+        if _have_all(policy, topology, holders, held_leaves):
+            others = tuple(process for process in holders if process != usual[0])
             return RamWriters((usual[0], *others), holders)
     return RamWriters()
 
@@ -284,11 +288,13 @@ def _have_all(
     policy: PlacementPolicy,
     topology: Topology,
     processes: Sequence[int],
-    held: Sequence[HeldLeaves],
+    held_leaves: Sequence[HeldLeaves],
 ) -> bool:
     """Return whether ``processes`` hold each part of the state, and store all that they hold."""
-    stored = {p: frozenset(s) for p, s in place_on(policy, topology, processes, held).items()}
-    for leaves in held:
+    stored = {
+        p: frozenset(s) for p, s in place_on(policy, topology, processes, held_leaves).items()
+    }
+    for leaves in held_leaves:
         for box, holders in leaves.holders.items():
             mine = stored.keys() & set(holders)
             shards = {ShardId(path, box) for path in leaves.item_bytes}

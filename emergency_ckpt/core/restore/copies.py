@@ -78,7 +78,7 @@ def _nearest(needs: Needs, place: int) -> tuple[Bundle, ...]:
     if needs.is_short:
         return needs.bundles
     named: dict[str, None] = {}
-    found: list[Bundle] = []
+    bundles: list[Bundle] = []
     for bundle in needs.bundles:
         # A manifest that another bundle needs as well does not have to be fetched for this one.
         sources = [source for source in bundle.sources if source.digest in named][:MAX_SOURCES]
@@ -91,8 +91,8 @@ def _nearest(needs: Needs, place: int) -> tuple[Bundle, ...]:
             else ManifestHolders(digest, holders)
             for digest, holders in ((source.digest, source.holders) for source in sources)
         )
-        found.append(msgspec.structs.replace(bundle, sources=nearest))
-    return tuple(found)
+        bundles.append(msgspec.structs.replace(bundle, sources=nearest))
+    return tuple(bundles)
 
 
 def _shared_objects(targets: Mapping[int, TargetSet]) -> dict[int, TargetSet]:
@@ -128,8 +128,8 @@ def _hints(
 def _missing_lines(needs: Iterable[Needs]) -> list[str]:
     """Return one line per leaf, with the boxes that no holder has intact."""
     lost: dict[str, set[Box]] = {}
-    for each in needs:
-        for shard in each.missing:
+    for process_needs in needs:
+        for shard in process_needs.missing:
             lost.setdefault(shard.leaf, set()).add(shard.box)
     lines: list[str] = []
     for leaf, boxes in sorted(lost.items()):
@@ -169,7 +169,7 @@ class Needs:
     @cached_property
     def is_short(self) -> bool:
         """Return whether all sources may be named."""
-        lists = [(each.sources, *(s.holders for s in each.sources)) for each in self.bundles]
+        lists = [(bundle.sources, *(s.holders for s in bundle.sources)) for bundle in self.bundles]
         return all(len(items) <= MAX_SOURCES for several in lists for items in several)
 
 
@@ -228,10 +228,10 @@ class _Sorting:
 
     def needs(self) -> Needs:
         missing = list[ShardId]()
-        found = set[int]().union(*(held.numbers for held in self._held.values()))
+        known = set[int]().union(*(source.numbers for source in self._held.values()))
         pieces: dict[ShardId, None] = {}
-        for number, shard in enumerate(self._target if len(found) < len(self._target) else ()):
-            if number in found or self._look_anywhere(shard, number):
+        for number, shard in enumerate(self._target if len(known) < len(self._target) else ()):
+            if number in known or self._look_anywhere(shard, number):
                 continue
             parts = self._tensors.pieces(shard)
             if parts is None:
@@ -277,14 +277,14 @@ class _Sorting:
     def _note(self, digest: str, index: int, number: int) -> None:
         holders = self._tensors.holders_of(digest, index)
         if holders:
-            held = self._held.setdefault((digest, id(holders)), _Held(digest, holders))
-            held.numbers[number] = None
+            source = self._held.setdefault((digest, id(holders)), _Held(digest, holders))
+            source.numbers[number] = None
 
     def _bundles(self) -> list[Bundle]:
-        every = sorted(self._held.values(), key=lambda held: (held.digest, held.holders))
+        every = sorted(self._held.values(), key=lambda source: (source.digest, source.holders))
         most = len(self._target)
         bundles: list[Bundle] = []
-        for sides, numbers in _groups(tuple((*held.numbers,) for held in every)):
+        for sides, numbers in _groups(tuple((*source.numbers,) for source in every)):
             others = tuple(self._pieces[number - most] for number in numbers if number >= most)
             is_all = not others and len(numbers) == most
             places = None if is_all else tuple(number for number in numbers if number < most)
@@ -293,7 +293,7 @@ class _Sorting:
             )
             bundles.append(Bundle(places, others, sources))
         bundles.sort(
-            key=lambda each: (len(each.sources), each.sources[0].digest, each.targets or ())
+            key=lambda bundle: (len(bundle.sources), bundle.sources[0].digest, bundle.targets or ())
         )
         return bundles
 
@@ -307,8 +307,8 @@ def _groups(
     ``numbers``: the shards that each side has. Cached, as ``_in_order`` is.
     """
     groups: list[tuple[set[int], list[int]]] = []
-    for side, held in enumerate(numbers):
-        rest, divided = set(held), list[tuple[set[int], list[int]]]()
+    for side, side_numbers in enumerate(numbers):
+        rest, divided = set(side_numbers), list[tuple[set[int], list[int]]]()
         for shards, sides in groups:
             both = shards & rest
             if both:
@@ -324,7 +324,7 @@ def _groups(
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _in_order(wanted: tuple[str, ...], held: tuple[str | None, ...]) -> tuple[int, ...]:
+def _in_order(wanted: tuple[str, ...], leaves: tuple[str | None, ...]) -> tuple[int, ...]:
     """Return, for each held leaf, its index in ``wanted``, matching the n-th of equal leaves.
 
     Empty when a leaf has no such index. Cached: the manifests of a large job differ in their boxes,
@@ -333,9 +333,9 @@ def _in_order(wanted: tuple[str, ...], held: tuple[str | None, ...]) -> tuple[in
     places: dict[str | None, deque[int]] = defaultdict(deque)
     for place, leaf in enumerate(wanted):
         places[leaf].append(place)
-    if any(len(places[leaf]) < often for leaf, often in Counter(held).items()):
+    if any(len(places[leaf]) < often for leaf, often in Counter(leaves).items()):
         return ()
-    return tuple(places[leaf].popleft() for leaf in held)
+    return tuple(places[leaf].popleft() for leaf in leaves)
 
 
 Copy = tuple[str, int]
@@ -400,21 +400,21 @@ class SaveTensors:
         damaged = self._damaged.get(digest)
         if not damaged:
             return holders
-        found = self._intact.get((digest, index))
-        if found is None:
+        intact = self._intact.get((digest, index))
+        if intact is None:
             bad = {holder for holder, shards in damaged.items() if index in shards}
-            found = tuple(h for h in holders if h not in bad) if bad else holders
-            self._intact[digest, index] = found
-        return found
+            intact = tuple(h for h in holders if h not in bad) if bad else holders
+            self._intact[digest, index] = intact
+        return intact
 
     def own_manifests(self, holder: str) -> tuple[OwnManifest, ...]:
         """Return the manifests of ``holder`` with a shard that it can use itself."""
-        found: list[OwnManifest] = []
+        manifests: list[OwnManifest] = []
         for digest in self.digests_of_holders.get(holder, ()):
             unusable = self._damaged.get(digest, {}).get(holder, frozenset[int]())
             if any(index not in unusable for index in range(len(self.contents[digest].shards))):
-                found.append(OwnManifest(digest, tuple(sorted(unusable))))
-        return tuple(found)
+                manifests.append(OwnManifest(digest, tuple(sorted(unusable))))
+        return tuple(manifests)
 
     @cached_property
     def digests_of_holders(self) -> Mapping[str, Sequence[str]]:

@@ -47,15 +47,17 @@ class Divergence(msgspec.Struct, frozen=True, order=True):
         return f"step {self.save.step}: copies of {part} differ: {sides}"
 
 
-def find_divergence(save: SaveId, held: Mapping[str, tuple[Contents, ...]]) -> list[Divergence]:
+def find_divergence(
+    save: SaveId, contents_of_holders: Mapping[str, tuple[Contents, ...]]
+) -> list[Divergence]:
     """Return the shards of ``save`` whose CRC differs between its holders, sorted by shard.
 
     Args:
-      held: published contents by holder name. Contents of other saves are skipped.
+      contents_of_holders: published contents by holder name. Contents of other saves are skipped.
         Holders may share one ``Contents`` object (equal digests): it is read once.
     """
     by_contents: dict[int, tuple[Contents, list[str]]] = {}
-    for holder, contents_of_holder in held.items():
+    for holder, contents_of_holder in contents_of_holders.items():
         for contents in contents_of_holder:
             if contents.save == save:
                 by_contents.setdefault(id(contents), (contents, []))[1].append(holder)
@@ -78,7 +80,7 @@ def find_divergence(save: SaveId, held: Mapping[str, tuple[Contents, ...]]) -> l
 
 def _suspicious(every: Sequence[Contents]) -> set[Box]:
     """Return the boxes for which some leaf has two CRCs: few or none, of millions."""
-    found: set[Box] = set()
+    boxes: set[Box] = set()
     by_path: dict[str, dict[Box, int]] = {}
     by_leaves: dict[int, list[dict[Box, int]]] = {}  # nearly all share one object
     for contents, entries in _compared(every):
@@ -90,8 +92,8 @@ def _suspicious(every: Sequence[Contents]) -> set[Box]:
             if 0 <= entry.leaf < len(seen):
                 crc = entry.crc32c
                 if seen[entry.leaf].setdefault(entry.box, crc) != crc:
-                    found.add(entry.box)
-    return found
+                    boxes.add(entry.box)
+    return boxes
 
 
 def _compared(every: Sequence[Contents]) -> Iterator[tuple[Contents, Iterator[ShardEntry]]]:
@@ -112,11 +114,13 @@ def _compared(every: Sequence[Contents]) -> Iterator[tuple[Contents, Iterator[Sh
 
 def divergences(inventory: Inventory, save: SaveId) -> list[Divergence]:
     """Return the shards of ``save`` whose copies differ between the holders of ``inventory``."""
-    held: dict[str, tuple[Contents, ...]] = {}
+    contents_of_holders: dict[str, tuple[Contents, ...]] = {}
     for holder in inventory.holders:
         contents = (inventory.manifests.get(t.digest) for t in holder.tensors if t.save == save)
-        held[holder.holder] = tuple(each for each in contents if each is not None)
-    return find_divergence(save, held)
+        contents_of_holders[holder.holder] = tuple(
+            manifest for manifest in contents if manifest is not None
+        )
+    return find_divergence(save, contents_of_holders)
 
 
 def left_out(
@@ -139,7 +143,9 @@ def left_out(
     """
     if len(manifests) < 2:
         return {}
-    differing = find_divergence(save, {digest: (each,) for digest, each in manifests.items()})
+    differing = find_divergence(
+        save, {digest: (contents,) for digest, contents in manifests.items()}
+    )
     if not differing:
         return {}
 
@@ -148,9 +154,9 @@ def left_out(
         has_lost = not bad or bool(set[int].intersection(*bad))
         return has_lost, -len(bad), digest
 
-    shards = {each.shard for each in differing}
+    shards = {divergence.shard for divergence in differing}
     chosen: dict[ShardId, int] = {}
-    found: dict[str, frozenset[int]] = {}
+    excluded: dict[str, frozenset[int]] = {}
     for digest in sorted(manifests, key=rank):
         contents = manifests[digest]
         others = frozenset(
@@ -161,5 +167,5 @@ def left_out(
             and chosen.setdefault(shard, entry.crc32c) != entry.crc32c
         )
         if others:
-            found[digest] = others
-    return found
+            excluded[digest] = others
+    return excluded

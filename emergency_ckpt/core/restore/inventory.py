@@ -64,7 +64,7 @@ class HolderInventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, g
     @property
     def greatest(self) -> int:
         """Return the greatest number of an incarnation that this holder knows; 0 without any."""
-        known = {held.save.incarnation for held in (*self.tensors, *self.host_states)}
+        known = {entry.save.incarnation for entry in (*self.tensors, *self.host_states)}
         known.update([self.incarnation, *([self.timeline.head] if self.timeline else [])])
         return max(map(number_of, known))
 
@@ -72,7 +72,7 @@ class HolderInventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, g
     def newest_step(self) -> int:
         """Return the newest step that may be complete and was not rolled back; -1 without any."""
         known = [self.known_complete] if self.known_complete else []
-        return newest_step([*known, *(held.save for held in self.tensors)], self.timeline)
+        return newest_step([*known, *(manifest.save for manifest in self.tensors)], self.timeline)
 
 
 class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
@@ -143,11 +143,11 @@ def newest_timeline(
     """
     chain = None if table is None else table.chain
     complete = _known_complete(holders, table)
-    return newest(*(each.timeline for each in holders), known, chain, complete=complete)
+    return newest(*(holder.timeline for holder in holders), known, chain, complete=complete)
 
 
 def _known_complete(holders: Sequence[HolderInventory], table: Table | None) -> Iterator[SaveId]:
-    yield from (each.known_complete for each in holders if each.known_complete)
+    yield from (holder.known_complete for holder in holders if holder.known_complete)
     if table is not None:
         yield from (SaveId(e.step, e.incarnation, table.run_id) for e in table.counting())
 
@@ -166,7 +166,7 @@ class RestoredSave(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=F
 
 def lives_from(save: SaveId, records: Iterable[RestoredSave]) -> int:
     """Return how many lives in a row began from ``save``, by who knows of most."""
-    return max((each.lives for each in records if each.save == save), default=0)
+    return max((record.lives for record in records if record.save == save), default=0)
 
 
 def suspicion(suspect: RestoredSave, reached: int) -> str:

@@ -32,7 +32,7 @@ Only dtypes of the same kind, so that no value changes on its way to a Python nu
 """
 
 
-def compare_leaves(expected: Mapping[str, LeafSpec], found: Iterable[LeafSpec]) -> tuple[str, ...]:
+def compare_leaves(expected: Mapping[str, LeafSpec], actual: Iterable[LeafSpec]) -> tuple[str, ...]:
     """Return one line for each leaf that differs, with both values, sorted by path.
 
     The division of a leaf into boxes is not compared, because any box layout can be restored to any
@@ -41,7 +41,7 @@ def compare_leaves(expected: Mapping[str, LeafSpec], found: Iterable[LeafSpec]) 
     """
     stored: dict[str, LeafSpec] = {}
     doubled: set[str] = set()
-    for leaf in found:
+    for leaf in actual:
         if stored.setdefault(leaf.path, leaf) != leaf:
             doubled.add(leaf.path)
     lines: list[str] = []
@@ -124,7 +124,7 @@ def match_leaves(
       recorded: all leaves as they were saved; None without a record.
     """
     by_name = {array.full_name: (spec, array) for spec, array in stored.values()}
-    found: dict[str, StoredArray] = {}
+    arrays: dict[str, StoredArray] = {}
     described: list[LeafSpec] = []
     used: set[str] = set()
     for path, leaf in expected.items():
@@ -134,7 +134,7 @@ def match_leaves(
                 described.append(leaf)
             continue
         used.add(array.full_name)
-        found[path] = array
+        arrays[path] = array
         holds = _holds(spec.dtype, leaf.dtype, is_recorded=recorded is not None)
         dtype = leaf.dtype if holds else spec.dtype
         described.append(LeafSpec(path, dtype, spec.global_shape, leaf.key_impl))
@@ -143,7 +143,7 @@ def match_leaves(
     if recorded is not None:
         # The record is exact; the description is only checked for contradictions.
         mismatches = compare_leaves(expected, recorded) or mismatches
-    return found, mismatches
+    return arrays, mismatches
 
 
 def _holds(stored: str, expected: str, *, is_recorded: bool) -> bool:

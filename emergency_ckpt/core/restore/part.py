@@ -77,7 +77,7 @@ def fetch_groups(
         if not wanted or not sources:
             continue
         nearest = sources[copies.place % len(sources)]
-        digest, holders = next((each for each in sources if each[0] in at_hand), nearest)
+        digest, holders = next((source for source in sources if source[0] in at_hand), nearest)
         at_hand.add(digest)
         shards.setdefault((digest, _from(holders, copies.place)), []).extend(wanted)
     parts = max(1, MAX_FETCHES // max(1, len(shards)))

@@ -91,7 +91,7 @@ def plan_restore(
     rejected: list[Rejection] = []
     candidates = list(_newest_first(usable, inventory, requested_step))
     if takes_rolled_back:
-        candidates.sort(key=lambda each: bool(_rejection_reason(each, inventory)))
+        candidates.sort(key=lambda candidate: bool(_rejection_reason(candidate, inventory)))
     for candidate in candidates:
         rejection_reason = _rejection_reason(candidate, inventory)
         if rejection_reason and not takes_rolled_back:
@@ -267,13 +267,13 @@ def _mismatches(
         by_leaves.setdefault(contents.leaves, []).append(digest)
     for leaves, digests in sorted(by_leaves.items(), key=lambda item: item[1]):
         tensors = SaveTensors({d: foreign[d] for d in digests}, part.manifests, part.damaged)
-        held: dict[str, list[Box]] = {}
+        boxes_of: dict[str, list[Box]] = {}
         for digest in digests:
             for shard in tensors.ids(digest):
                 if tensors.copies(shard):
-                    held.setdefault(shard.leaf, []).append(shard.box)
+                    boxes_of.setdefault(shard.leaf, []).append(shard.box)
         if all(
-            covers(whole(leaf.global_shape), sorted(held.get(leaf.path, ()))) for leaf in leaves
+            covers(whole(leaf.global_shape), sorted(boxes_of.get(leaf.path, ()))) for leaf in leaves
         ):
             return compare_leaves(request.leaves, leaves)
     return ()
@@ -493,24 +493,24 @@ def _sift_tensors(
     partial: Mapping[tuple[str, str], set[int]],
     parts: dict[SaveId, SaveParts],
 ) -> None:
-    for held in sorted(set(holder.tensors)):
-        part = parts.get(held.save)
+    for manifest in sorted(set(holder.tensors)):
+        part = parts.get(manifest.save)
         if part is None:
-            part = parts[held.save] = SaveParts(held.save)
-        contents = inventory.manifests.get(held.digest)
-        where = (holder.holder, held.digest)
-        label = f"manifest {held.digest[:12]} at {holder.holder}"
+            part = parts[manifest.save] = SaveParts(manifest.save)
+        contents = inventory.manifests.get(manifest.digest)
+        where = (holder.holder, manifest.digest)
+        label = f"manifest {manifest.digest[:12]} at {holder.holder}"
         if contents is None:
             part.faults.append(f"{label} could not be read")
-        elif contents.save != held.save:
+        elif contents.save != manifest.save:
             part.faults.append(f"{label} is of another save (step {contents.save.step})")
         elif where in entire:
             part.faults.append(f"{label} is quarantined")
         else:
-            part.manifests.setdefault(held.digest, []).append(holder.holder)
+            part.manifests.setdefault(manifest.digest, []).append(holder.holder)
             bad = partial.get(where)
             if bad:
-                part.damaged.setdefault(held.digest, {})[holder.holder] = frozenset(bad)
+                part.damaged.setdefault(manifest.digest, {})[holder.holder] = frozenset(bad)
                 count = f"{len(bad)} shard{'s' if len(bad) > 1 else ''}"
                 part.faults.append(f"{count} of {label} quarantined")
 
@@ -518,14 +518,14 @@ def _sift_tensors(
 def _sift_host_states(
     holder: HolderInventory, entire: set[tuple[str, str]], parts: dict[SaveId, SaveParts]
 ) -> None:
-    for held in holder.host_states:
-        part = parts.get(held.save)
+    for host_state in holder.host_states:
+        part = parts.get(host_state.save)
         if part is None:
-            part = parts[held.save] = SaveParts(held.save)
-        if (holder.holder, held.digest) in entire:
-            part.faults.append(f"host state {held.owner} at {holder.holder} is quarantined")
+            part = parts[host_state.save] = SaveParts(host_state.save)
+        if (holder.holder, host_state.digest) in entire:
+            part.faults.append(f"host state {host_state.owner} at {holder.holder} is quarantined")
         else:
-            part.host_states.append((holder.holder, held))
+            part.host_states.append((holder.holder, host_state))
 
 
 MAX_HOST_STATE_SOURCES = 4
@@ -559,11 +559,11 @@ def choose_host_states(part: SaveParts, process_count: int) -> HostStates | str:
     count is preferred, then one of the larger count; sets are never mixed.
     """
     sets: dict[int, dict[int, _Copies]] = {}
-    for holder, held in part.host_states:
-        if 0 <= held.owner < held.count:
-            copies = sets.setdefault(held.count, {}).setdefault(held.owner, {})
-            by_holder = copies.setdefault(held.digest, {})
-            by_holder[holder] = by_holder.get(holder, True) and held.empty
+    for holder, host_state in part.host_states:
+        if 0 <= host_state.owner < host_state.count:
+            copies = sets.setdefault(host_state.count, {}).setdefault(host_state.owner, {})
+            by_holder = copies.setdefault(host_state.digest, {})
+            by_holder[holder] = by_holder.get(holder, True) and host_state.empty
     if not sets:
         return "no host state is held anywhere"
     complete = [size for size, owners in sets.items() if len(owners) == size]
@@ -587,7 +587,7 @@ def _chosen(sets: Mapping[int, Mapping[int, _Copies]], size: int) -> HostStates:
         # own copy has no precedence, because process indices may have been permuted.
         digest = min(by_digest)
         copies[owner] = (digest, tuple(by_digest[digest]))
-        all_empty = all_empty and all(all(held.values()) for held in by_digest.values())
+        all_empty = all_empty and all(all(holders.values()) for holders in by_digest.values())
         if len(by_digest) > 1:
             notes.append(
                 f"{len(by_digest)} different host states of process {owner} are held:"

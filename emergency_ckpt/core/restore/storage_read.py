@@ -116,17 +116,17 @@ def _needs_of(
     groups: dict[int, tuple[TargetSet, list[int]]] = {}
     for process in sorted(targets):
         groups.setdefault(id(targets[process]), (targets[process], []))[1].append(process)
-    found: dict[str, dict[Box, list[list[int]]]] = {}
+    members_by_leaf: dict[str, dict[Box, list[list[int]]]] = {}
     for target, members in groups.values():
         for shard in target:
             if shard.leaf in arrays and volume(shard.box):
-                found.setdefault(shard.leaf, {}).setdefault(shard.box, []).append(members)
+                members_by_leaf.setdefault(shard.leaf, {}).setdefault(shard.box, []).append(members)
     shared: dict[tuple[int, ...], tuple[int, ...]] = {}
     needs: dict[str, dict[Box, tuple[int, ...]]] = {}
-    for leaf, boxes in found.items():
+    for leaf, boxes in members_by_leaf.items():
         needs[leaf] = {}
         for box, lists in boxes.items():
-            members = tuple(sorted({process for each in lists for process in each}))
+            members = tuple(sorted({process for group in lists for process in group}))
             needs[leaf][box] = shared.setdefault(members, members)
     return needs
 
@@ -216,15 +216,15 @@ def _needing(
 ) -> dict[Box, tuple[int, ...]]:
     """Return those of ``parts`` that touch a needed box, and the processes that need them."""
     index = BoxIndex(boxes)
-    found: dict[Box, tuple[int, ...]] = {}
+    needed: dict[Box, tuple[int, ...]] = {}
     for part in parts:
         if part in boxes:
-            found[part] = boxes[part]
+            needed[part] = boxes[part]
             continue
         touching = index.touching(part)
         if touching:
-            found[part] = tuple(sorted({p for box in touching for p in boxes[box]}))
-    return found
+            needed[part] = tuple(sorted({p for box in touching for p in boxes[box]}))
+    return needed
 
 
 def _deal(units: Sequence[_Unit], processes: Sequence[int]) -> tuple[dict[int, list[ShardId]], int]:

@@ -122,7 +122,7 @@ class Follower:
     def arrive(self, step: int, now_s: float) -> tuple[Met, ...]:
         """Note a call for ``step``; return the announcements by which the step is saved."""
         self._calls.append((step, now_s))
-        reached = [each for each in self._ahead.values() if each[0].step <= step]
+        reached = [entry for entry in self._ahead.values() if entry[0].step <= step]
         for announcement, _ in reached:
             del self._ahead[announcement.number]
         return tuple(

@@ -70,5 +70,5 @@ def choose_removals(steps: Sequence[int], wanted: Sequence[bool]) -> tuple[int, 
     if len(wanted) != len(steps):
         raise ValueError(f"the policy answered for {len(wanted)} of {len(steps)} steps")
     newest = max(steps, default=None)
-    found = (step for step, want in zip(steps, wanted, strict=True) if not want)
-    return tuple(sorted(step for step in found if step != newest))
+    unwanted = (step for step, want in zip(steps, wanted, strict=True) if not want)
+    return tuple(sorted(step for step in unwanted if step != newest))

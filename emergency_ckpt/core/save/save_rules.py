@@ -177,8 +177,8 @@ def check_items(orbax: OrbaxStep, state: object) -> None:
         raise InvalidState("save", "items", problem, hint=hint)
     if orbax.items is None or len(orbax.items) == 1:
         return
-    found = set(cast("Mapping[Any, Any]", state)) if isinstance(state, Mapping) else set[Any]()
-    if orbax.items and (found != set(orbax.items) or len(found) < len(orbax.items)):
+    keys = set(cast("Mapping[Any, Any]", state)) if isinstance(state, Mapping) else set[Any]()
+    if orbax.items and (keys != set(orbax.items) or len(keys) < len(orbax.items)):
         raise InvalidState("save", "items", "they are not the keys of the state")
 
 
