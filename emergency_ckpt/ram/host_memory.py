@@ -48,8 +48,8 @@ class Mount(NamedTuple):
 
 def file_system_of(path: str, mounts: Path = _MOUNTS) -> str | None:
     """Return the type of the file system of ``path``, which need not exist; None when unknown."""
-    found = mount_of(path, mounts)
-    return found.kind if found else None
+    mount = mount_of(path, mounts)
+    return mount.kind if mount else None
 
 
 def mount_of(path: str, mounts: Path = _MOUNTS) -> Mount | None:
@@ -66,7 +66,7 @@ def mount_of(path: str, mounts: Path = _MOUNTS) -> Mount | None:
         fields, file_system = left.split(), right.split()
         if not separator or len(fields) < 5 or not file_system:
             continue
-        point = Path(_ESCAPED.sub(lambda found: chr(int(found[1], 8)), fields[4]))
+        point = Path(_ESCAPED.sub(lambda match: chr(int(match[1], 8)), fields[4]))
         # Of two mounts at one place the later one hides the other.
         if real.is_relative_to(point) and (best is None or len(point.parts) >= best[0]):
             options = tuple(file_system[2].split(",")) if len(file_system) > 2 else ()
@@ -79,8 +79,8 @@ def memory_limits(root: Path = _ROOT, groups: Path = _GROUPS) -> list[MemoryLimi
 
     A file that is missing, or that has no number, is no limit.
     """
-    found = (_limit_of(folder) for folder in _memory_groups(root, groups))
-    return [limit for limit in found if limit is not None]
+    limits = (_limit_of(folder) for folder in _memory_groups(root, groups))
+    return [limit for limit in limits if limit is not None]
 
 
 def new_pages_fit(directory: Path, new_bytes: int) -> tuple[bool, str]:

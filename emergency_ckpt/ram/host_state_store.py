@@ -53,11 +53,11 @@ class HostStateStore:
         self._held: dict[Key, HeldHostState] = {}
         self._complete: SaveId | None = None
         self._dir_fd = files.ensure_directory(HOST_STATE_DIRECTORY, place.dir_fd)
-        for name, found in place.host_states():
-            if not isinstance(found, CorruptData):
-                self._held[found.save, found.owner, found.count] = found
+        for name, document in place.host_states():
+            if not isinstance(document, CorruptData):
+                self._held[document.save, document.owner, document.count] = document
                 continue
-            report(name, found)
+            report(name, document)
             with contextlib.suppress(OSError):  # it stays, and is damaged at the next scan too
                 self._remove_file(name)
         for name in os.listdir(self._dir_fd):
@@ -175,7 +175,7 @@ class HostStateStore:
                 and total + size_bytes <= MAX_DOCUMENTS_BYTES
             ):
                 return
-            older = {held for held in saves if held < save and held != self._complete}
+            older = {other for other in saves if other < save and other != self._complete}
             if not older:
                 raise RamdiskFull(
                     "publish host state in",

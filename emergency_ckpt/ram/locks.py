@@ -260,8 +260,8 @@ def claim_directory(
             names = itertools.chain([label], (f"{label}.{n}" for n in itertools.count(1)))
             fresh = (run_dir / name for name in names)
             for path in preferred + others:
-                if (found := claim_existing(path, start)) is not None:
-                    return found
+                if (claim_or_holder := claim_existing(path, start)) is not None:
+                    return claim_or_holder
             new = next(path for path in fresh if not os.path.lexists(path))
             if claim := _claim_new(new, start):
                 return claim
@@ -277,13 +277,15 @@ def claim_directory(
 
 def claim_existing(path: Path, start: str) -> Claim | Holder | None:
     """Claim one directory for ``start``; None when another process of it has it, or it is gone."""
-    found = _claim(path, create=True)
-    if isinstance(found, Claim):
-        found.sign(start)
-        return found
-    if found is None or (found.owner is not None and found.owner.start == start):
+    claim_or_holder = _claim(path, create=True)
+    if isinstance(claim_or_holder, Claim):
+        claim_or_holder.sign(start)
+        return claim_or_holder
+    if claim_or_holder is None or (
+        claim_or_holder.owner is not None and claim_or_holder.owner.start == start
+    ):
         return None
-    return found
+    return claim_or_holder
 
 
 def read_claim(path: Path, owner_uid: int | None = None) -> ReaderClaim | None:
@@ -360,8 +362,8 @@ def remove_empty(path: Path) -> None:
 def _claim_new(path: Path, start: str) -> Claim | None:
     with contextlib.suppress(FileExistsError, FileNotFoundError):
         path.mkdir(mode=files.DIRECTORY_MODE)
-        found = claim_existing(path, start)
-        return found if isinstance(found, Claim) else None
+        claim = claim_existing(path, start)
+        return claim if isinstance(claim, Claim) else None
     return None
 
 

@@ -34,23 +34,23 @@ def claim_or_wait(claim: Callable[[], T | Holder], run_id: str, wait_s: float) -
         error names the process, its host and the newest step that it holds.
     """
     begun_s = time.monotonic()
-    told = False
+    has_warned = False
     while True:
-        found = claim()
-        if not isinstance(found, Holder):
-            return found
-        limit_s = wait_s if found.is_certain else max(wait_s, SETTLE_S)
+        result = claim()
+        if not isinstance(result, Holder):
+            return result
+        limit_s = wait_s if result.is_certain else max(wait_s, SETTLE_S)
         waited_s = time.monotonic() - begun_s
-        if found.is_this_process or waited_s >= limit_s:
-            raise _error(found, run_id, waited_s)
-        if found.is_certain and not told:
-            told = True
+        if result.is_this_process or waited_s >= limit_s:
+            raise _error(result, run_id, waited_s)
+        if result.is_certain and not has_warned:
+            has_warned = True
             logging.warning(
                 "waiting up to %.3g s for an earlier life of run %r to end: %s holds %s. %s",
                 limit_s,
                 run_id,
-                found.describe(),
-                found.path,
+                result.describe(),
+                result.path,
                 _READS,
             )
         time.sleep(_INSPECTION_S)
@@ -65,12 +65,12 @@ def _error(holder: Holder, run_id: str, waited_s: float) -> LocalTierError:
             hint=f"stop or close it first. {_READS}",
         )
     step = _newest_step(holder)
-    held = "no step" if step is None else f"step {step}"
+    newest_text = "no step" if step is None else f"step {step}"
     return LocalTierError(
         "start",
         f"run {run_id!r} in {holder.path}",
         f"an earlier life of the run is not over: {holder.describe()} holds the directory, with"
-        f" {held}, after {waited_s:.3g} s",
+        f" {newest_text}, after {waited_s:.3g} s",
         hint=f"end that process; a start waits for it for most of start_timeout_s. {_READS}",
     )
 

@@ -72,8 +72,8 @@ def left_runs(local_dir: Path, run_id: str | None = None) -> list[LeftRun]:
 
 def holder_of(run: LeftRun) -> Holder | None:
     """Return a process that has a directory of the run locked, or None."""
-    with _locked(run) as found:
-        return found if isinstance(found, Holder) else None
+    with _locked(run) as claims_or_holder:
+        return claims_or_holder if isinstance(claims_or_holder, Holder) else None
 
 
 def remove_run(run: LeftRun, *, although_served: bool = False) -> bool:
@@ -82,12 +82,12 @@ def remove_run(run: LeftRun, *, although_served: bool = False) -> bool:
     Removes only files that this package names. OSError when a file cannot be removed.
     ``although_served``: readers are no reason to keep it; files.NotOwn when it is another user's.
     """
-    with _locked(run, own=although_served) as found:
-        if isinstance(found, Holder):
+    with _locked(run, own=although_served) as claims_or_holder:
+        if isinstance(claims_or_holder, Holder):
             return False
-        if not although_served and any(claim.is_served() for claim in found):
+        if not although_served and any(claim.is_served() for claim in claims_or_holder):
             return False
-        gone = [claim.delete(although_served=although_served) for claim in found]
+        gone = [claim.delete(although_served=although_served) for claim in claims_or_holder]
         parent = run.directories[0].parent
         for path in run.directories:
             # A process may have died before it made the lock file.
@@ -176,18 +176,18 @@ class OtherRuns:
 @contextlib.contextmanager
 def _locked(run: LeftRun, *, own: bool = False) -> Generator[list[Claim] | Holder]:
     """Lock all directories of a run, or none and return the process that holds one."""
-    held: list[Claim] = []
+    locked: list[Claim] = []
     try:
         for path in run.directories:
-            found = claims.claim_to_delete(path, own=own)
-            if isinstance(found, Holder):
-                yield found
+            claim_or_holder = claims.claim_to_delete(path, own=own)
+            if isinstance(claim_or_holder, Holder):
+                yield claim_or_holder
                 return
-            if found is not None:
-                held.append(found)
-        yield held
+            if claim_or_holder is not None:
+                locked.append(claim_or_holder)
+        yield locked
     finally:
-        for claim in held:
+        for claim in locked:
             claim.release()
 
 

@@ -96,7 +96,9 @@ class ProcessDirectory:
         self._record(msgspec.structs.replace(self.ledger, **changes))
         kept = {slot.published.save for slot in self.published() if slot.published is not None}
         self.host_states.note_complete(save, kept)
-        self.host_states.remove_if(lambda held: self.excludes(held.save) and held.save not in kept)
+        self.host_states.remove_if(
+            lambda host_state: self.excludes(host_state.save) and host_state.save not in kept
+        )
 
     def note_orderly_end(self) -> None:
         """Record that this life was not ended by the save that it began from."""
@@ -107,9 +109,13 @@ class ProcessDirectory:
     def finite(self) -> SaveId | None:
         """Return the newest save that is known to be finite, if a slot holds it and it counts."""
         save = self.ledger.finite
-        held = {slot.published.save for slot in self.published() if slot.published is not None}
+        saves_in_slots = {
+            slot.published.save for slot in self.published() if slot.published is not None
+        }
         return (
-            save if isinstance(save, SaveId) and save in held and not self.excludes(save) else None
+            save
+            if isinstance(save, SaveId) and save in saves_in_slots and not self.excludes(save)
+            else None
         )
 
     def excludes(self, save: SaveId) -> bool:
@@ -142,7 +148,7 @@ class ProcessDirectory:
         for slot in self.published():
             if slot.published is not None and left(slot.published.save):
                 slot.unpublish()
-        self.host_states.remove_if(lambda held: left(held.save))
+        self.host_states.remove_if(lambda host_state: left(host_state.save))
 
     def published(self) -> Iterator[Slot]:
         """Return the slots that hold a save."""
@@ -215,7 +221,7 @@ class ProcessDirectory:
         for slot in self.published():
             if slot.published is not None and unwanted(slot.published.save):
                 slot.unpublish()
-        self.host_states.remove_if(lambda held: unwanted(held.save))
+        self.host_states.remove_if(lambda host_state: unwanted(host_state.save))
         if self.ledger.complete is not None and newer(self.ledger.complete):
             try:
                 self._record_complete(than if than.incarnation else None)
@@ -233,7 +239,7 @@ class ProcessDirectory:
         for slot in self.published():
             if slot.published is not None and slot.published.save.step == step:
                 slot.unpublish()
-        self.host_states.remove_if(lambda held: held.save.step == step)
+        self.host_states.remove_if(lambda host_state: host_state.save.step == step)
         known = self.ledger.complete
         if not any(self.published()):
             self.invalidate_newer(SaveId(-1, "", self.files.run_id))
@@ -268,16 +274,16 @@ class ProcessDirectory:
         The caller then closes this one. On LocalTierError this directory stays as it is.
         """
         logging.warning("%s was removed while the job runs; it is made again", self.claim.path)
-        found = claim_directory(run_dir.parent, run_dir.name, writer.process_index, start)
-        if isinstance(found, Holder):
+        claim = claim_directory(run_dir.parent, run_dir.name, writer.process_index, start)
+        if isinstance(claim, Holder):
             raise LocalTierError(
-                "make again", str(found.path), f"{found.describe()} has taken the directory"
+                "make again", str(claim.path), f"{claim.describe()} has taken the directory"
             )
         try:
-            made = ProcessDirectory(found, self.files.run_id, self._mapper)
+            made = ProcessDirectory(claim, self.files.run_id, self._mapper)
         except OSError as error:
-            found.release()
-            raise files.local_error("make again", str(found.path), error) from error
+            claim.release()
+            raise files.local_error("make again", str(claim.path), error) from error
         made.quarantined.extend(self.quarantined)
         made.ledger = msgspec.structs.replace(self.ledger, complete=None)
         made.note_incarnation(self.ledger.incarnation)
@@ -327,8 +333,8 @@ class ProcessDirectory:
 
     def _scan_slots(self) -> None:
         names = os.listdir(self.claim.dir_fd)
-        found = {match.group(1) for name in names if (match := _SLOT_FILES.fullmatch(name))}
-        for number in sorted(map(int, found)):
+        numbers = {match.group(1) for name in names if (match := _SLOT_FILES.fullmatch(name))}
+        for number in sorted(map(int, numbers)):
             slot, problem = open_slot(number, self.claim, self.files, self._mapper)
             if problem is not None:
                 self._report(manifest_name(number), problem)

@@ -79,8 +79,8 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def newest_chain(ledgers: Iterable[Ledger]) -> Timeline | None:
     """Return the chain of the newest life on record; None without one."""
     ledgers = list(ledgers)
-    complete = (each.complete for each in ledgers if each.complete is not None)
-    return newest(*(each.chain for each in ledgers), complete=complete)
+    complete = (ledger.complete for ledger in ledgers if ledger.complete is not None)
+    return newest(*(ledger.chain for ledger in ledgers), complete=complete)
 
 
 LEDGER_FILE = DigestedFile("ledger", Ledger, limit_bytes=MAX_LEDGER_BYTES)
@@ -137,10 +137,10 @@ class ProcessFiles:
         except FileNotFoundError:
             return None
         manifest, encoded = decode_manifest(file)
-        found = manifest.contents.save.run_id
-        if found != self.run_id:
+        run_id = manifest.contents.save.run_id
+        if run_id != self.run_id:
             raise CorruptData(
-                "open", name, "another run's manifest", expected=self.run_id, actual=found
+                "open", name, "another run's manifest", expected=self.run_id, actual=run_id
             )
         return Published(
             digest=manifest.contents_digest,
@@ -191,14 +191,14 @@ class ProcessFiles:
                 try:
                     if count >= MAX_HOST_STATE_DOCUMENTS:
                         raise CorruptData("open", name, "there are too many documents")
-                    found = self._describe(save_name, name, save_fd)
+                    host_state = self._describe(save_name, name, save_fd)
                 except FileNotFoundError:
                     continue  # removed meanwhile
                 except CorruptData as error:
                     yield f"{save_name}/{name}", error
                 else:
                     count += 1
-                    yield f"{save_name}/{name}", found
+                    yield f"{save_name}/{name}", host_state
 
     def document(self, save: SaveId, owner: int, count: int) -> bytes:
         """Return a document. FileNotFoundError or another OSError when it is not held.

@@ -69,8 +69,8 @@ def choose_slot(
     number = least_needed(slots, protected)
     chosen = next((slot for slot in slots if slot.number == number), None)
     if chosen is not None and (chosen.save is None or len(slots) >= needed):
-        held = "holds nothing" if chosen.save is None else f"holds old step {chosen.save.step}"
-        return SlotChoice(chosen.number, False, f"slot {chosen.number} {held}")
+        content = "holds nothing" if chosen.save is None else f"holds old step {chosen.save.step}"
+        return SlotChoice(chosen.number, False, f"slot {chosen.number} {content}")
     blocked = "; ".join(_why_kept(slot) for slot in slots)
     usual = needed if at_rest is None else at_rest
     most = slots_allowed(slots, protected, usual)
@@ -119,8 +119,8 @@ def adds_nothing(old: Contents, new: Contents) -> bool:
     """Return True when ``new`` has every shard of ``old`` with the same CRC32C."""
     if old.save != new.save or old.leaves != new.leaves:
         return False
-    held = {(entry.leaf, entry.box): entry.crc32c for entry in new.shards}
-    return all(held.get((entry.leaf, entry.box)) == entry.crc32c for entry in old.shards)
+    new_crcs = {(entry.leaf, entry.box): entry.crc32c for entry in new.shards}
+    return all(new_crcs.get((entry.leaf, entry.box)) == entry.crc32c for entry in old.shards)
 
 
 def _is_free(slot: SlotState, protected: Collection[SaveId]) -> bool:

@@ -74,11 +74,11 @@ class RamStep:
         self._documents = documents
         self._inventory = _inventory(copies, documents)
         self._leaves = {leaf.path: leaf for leaf in copies[0].contents.leaves}
-        self.notes = [each.describe() for each in divergences(self._inventory, save)]
+        self.notes = [divergence.describe() for divergence in divergences(self._inventory, save)]
         holders: dict[str, list[str]] = {}
         for copy in copies:
             holders.setdefault(copy.digest, []).append(copy.holder)
-        others = left_out(save, {each.digest: each.contents for each in copies}, holders, {})
+        others = left_out(save, {copy.digest: copy.contents for copy in copies}, holders, {})
         self._copies: dict[str, dict[Box, list[tuple[SlotCopy, ShardEntry]]]]
         self._copies = {path: {} for path in self._leaves}
         for copy in copies:
@@ -106,10 +106,10 @@ class RamStep:
             for entry in copy.contents.shards:
                 path = copy.contents.leaves[entry.leaf].path
                 holders.setdefault((path, entry.box, entry.crc32c), []).append(copy.holder)
-        found: dict[str, list[ShardCopies]] = {}
+        by_leaf: dict[str, list[ShardCopies]] = {}
         for (path, box, crc), names in sorted(holders.items()):
-            found.setdefault(path, []).append(ShardCopies(box, crc, tuple(names)))
-        return found
+            by_leaf.setdefault(path, []).append(ShardCopies(box, crc, tuple(names)))
+        return by_leaf
 
     def boxes(self, path: str) -> list[Box]:
         """Return the parts of a leaf that one shard each supplies. LocalTierError."""
@@ -135,13 +135,15 @@ class RamStep:
     def documents(self) -> list[HeldDocument]:
         """Return its host states, by process and digest."""
         holders: dict[HeldHostState, list[str]] = {}
-        for each in self._documents:
-            holders.setdefault(each.held, []).append(each.holder)
-        return [HeldDocument(held, tuple(names)) for held, names in sorted(holders.items())]
+        for copy in self._documents:
+            holders.setdefault(copy.held, []).append(copy.holder)
+        return [
+            HeldDocument(host_state, tuple(names)) for host_state, names in sorted(holders.items())
+        ]
 
     def document(self, held: HeldHostState) -> bytes:
-        """Return the document of the first holder that has it as ``held`` says. CorruptData."""
-        return self._sound(held.owner, [each for each in self._documents if each.held == held])
+        """Return the document of the first holder of the host state ``held``. CorruptData."""
+        return self._sound(held.owner, [copy for copy in self._documents if copy.held == held])
 
     def host_states(self) -> dict[int, bytes]:
         """Return the set of documents that a restore would take. HostStateError, CorruptData."""
@@ -150,18 +152,18 @@ class RamStep:
         chosen = "no host state is held anywhere" if part is None else choose_host_states(part, 0)
         if isinstance(chosen, str):
             raise HostStateError("read", f"host states of {self.name}", chosen)
-        found: dict[int, bytes] = {}
+        documents: dict[int, bytes] = {}
         for owner, (digest, names) in chosen.copies.items():
             of_owner = [
-                each
+                copy
                 for name in names
-                for each in self._documents
-                if each.holder == name
-                and (each.held.owner, each.held.count, each.held.digest)
+                for copy in self._documents
+                if copy.holder == name
+                and (copy.held.owner, copy.held.count, copy.held.digest)
                 == (owner, chosen.count, digest)
             ]
-            found[owner] = self._sound(owner, of_owner)
-        return found
+            documents[owner] = self._sound(owner, of_owner)
+        return documents
 
     def close(self) -> None:
         """Forget the shard that was read last."""
@@ -169,14 +171,14 @@ class RamStep:
 
     def _sound(self, owner: int, copies: Sequence[DocumentCopy]) -> bytes:
         problems: list[str] = []
-        for each in copies:
+        for copy in copies:
             try:
-                data = each.read()
-                if decode(data).digest == each.held.digest:
+                data = copy.read()
+                if decode(data).digest == copy.held.digest:
                     return data
-                problems.append(f"{each.holder}: it was replaced")
+                problems.append(f"{copy.holder}: it was replaced")
             except _UNSOUND as error:
-                problems.append(f"{each.holder}: {error}")
+                problems.append(f"{copy.holder}: {error}")
         target = f"host state of process {owner} of {self.name}"
         raise CorruptData("read", target, f"no copy is sound: {'; '.join(problems)}")
 
@@ -236,8 +238,8 @@ def _inventory(copies: Sequence[SlotCopy], documents: Sequence[DocumentCopy]) ->
             tensors=tuple(
                 HeldTensors(c.contents.save, c.digest) for c in copies if c.holder == name
             ),
-            host_states=tuple(each.held for each in documents if each.holder == name),
+            host_states=tuple(document.held for document in documents if document.holder == name),
         )
-        for name in sorted({each.holder for each in (*copies, *documents)})
+        for name in sorted({copy.holder for copy in (*copies, *documents)})
     )
-    return Inventory(holders, {each.digest: each.contents for each in copies})
+    return Inventory(holders, {copy.digest: copy.contents for copy in copies})

@@ -364,8 +364,8 @@ class LocalTier:
             slot = self._slot_of(choice, save, nbytes, restores=restores)
             with self._lock:
                 # The tables may have changed while the slot was growing.
-                held = slot.published.save if slot.published else None
-                if slot.in_use or held in self._protected:
+                old_save = slot.published.save if slot.published else None
+                if slot.in_use or old_save in self._protected:
                     raise SlotBusy("begin write of", f"step {save.step}", "the slot was just taken")
                 try:
                     slot.unpublish()
@@ -429,12 +429,12 @@ class LocalTier:
                 own = self._own
                 own.note_complete(save, is_finite=is_finite, lives=lives)
                 for slot in own.slots:
-                    held = slot.published.save if slot.published else None
-                    if held == save:
+                    slot_save = slot.published.save if slot.published else None
+                    if slot_save == save:
                         slot.whole = True
-                    elif held is not None and slot.whole is False and held < save:
+                    elif slot_save is not None and slot.whole is False and slot_save < save:
                         slot.unpublish()  # the next life could not tell it from a whole one
-                newer = {held for held in self._protected if held.step > save.step}
+                newer = {protected for protected in self._protected if protected.step > save.step}
                 self._protected = frozenset({h for h in newer if not own.excludes(h)} | {save})
                 surplus = self._take_surplus()
             _delete(surplus)
@@ -442,8 +442,8 @@ class LocalTier:
     def restored(self) -> tuple[RestoredSave, ...]:
         """Return the saves that the newest lives began from, by the records here."""
         with self._lock:
-            found = [place.ledger.restored for place in self._directories()]
-        return tuple(each for each in found if isinstance(each, RestoredSave))
+            records = [place.ledger.restored for place in self._directories()]
+        return tuple(record for record in records if isinstance(record, RestoredSave))
 
     def note_orderly_end(self) -> None:
         """Record that this life does not end because of the save that it began from.
@@ -460,8 +460,8 @@ class LocalTier:
         """Unpublish ``save`` and free its slot, unless it is protected or being read."""
         with self._lock:
             for slot in self._own.slots:
-                held = slot.published.save if slot.published else None
-                if held == save and held not in self._protected and not slot.in_use:
+                slot_save = slot.published.save if slot.published else None
+                if slot_save == save and slot_save not in self._protected and not slot.in_use:
                     slot.unpublish()
 
     def publish_host_state(
@@ -510,8 +510,10 @@ class LocalTier:
             known = [p.ledger.complete for p in places if p.ledger.complete is not None]
             host_states: dict[tuple[SaveId, int, int], HeldHostState] = {}
             for place in places:
-                for held in place.host_states.held():
-                    host_states.setdefault((held.save, held.owner, held.count), held)
+                for host_state in place.host_states.held():
+                    host_states.setdefault(
+                        (host_state.save, host_state.owner, host_state.count), host_state
+                    )
             # Orphans may have been left behind by the chain of this process.
             complete = max(known, key=lambda s: (not self._own.excludes(s), s), default=None)
         return tuple(sorted(tensors)), tuple(sorted(host_states.values())), complete
@@ -565,14 +567,14 @@ class LocalTier:
     def contents(self, digest: str) -> Contents | None:
         """Return the contents published under a digest, or None."""
         with self._lock:
-            found = self._find(digest)
-            return found[1].contents if found else None
+            pair = self._find(digest)
+            return pair[1].contents if pair else None
 
     def contents_bytes(self, digest: str) -> bytes | None:
         """Return the canonical encoding whose SHA-256 is ``digest``, or None when not held."""
         with self._lock:
-            found = self._find(digest)
-            return found[1].encoded if found else None
+            pair = self._find(digest)
+            return pair[1].encoded if pair else None
 
     @contextlib.contextmanager
     def mapping_for(self, digest: str) -> Generator[tuple[Mapping, Contents]]:
@@ -582,10 +584,10 @@ class LocalTier:
         which would hold all of them for damaged.
         """
         with self._lock:
-            found = self._found(digest)
-            is_known = len(found) < 2 or digest in self._compared
+            pairs = self._found(digest)
+            is_known = len(pairs) < 2 or digest in self._compared
         if not is_known:
-            self.verify(digest, range(len(found[0][1].contents.shards)))
+            self.verify(digest, range(len(pairs[0][1].contents.shards)))
         with self._lock:
             if not is_known:
                 self._compared.add(digest)
@@ -619,8 +621,8 @@ class LocalTier:
             crcs: dict[int, int] = {}
             for slot in slots:
                 ranges = [(entry.offset, entry.nbytes) for entry in left.values()]
-                found = _native.crc32c_ranges(slot.mapping, ranges, self._threads)
-                crcs = dict(zip(left, found, strict=True))
+                slot_crcs = _native.crc32c_ranges(slot.mapping, ranges, self._threads)
+                crcs = dict(zip(left, slot_crcs, strict=True))
                 left = {
                     shard: entry
                     for shard, entry in left.items()
@@ -678,10 +680,10 @@ class LocalTier:
         """Return the room that host states of saves to come take beside those that are here."""
         with self._lock:
             by_save: Counter[SaveId] = Counter()
-            for held in self._own.host_states.held():
-                by_save[held.save] += held.size_bytes
-            each = max([self._document_bytes, *by_save.values()])
-            return max(self._slots_needed * each - by_save.total(), 0)
+            for host_state in self._own.host_states.held():
+                by_save[host_state.save] += host_state.size_bytes
+            largest_bytes = max([self._document_bytes, *by_save.values()])
+            return max(self._slots_needed * largest_bytes - by_save.total(), 0)
 
     def quarantine(self, digest: str, shard: int | None, detail: str) -> None:
         """Never use a copy again, and record the reason ``detail``.
@@ -718,14 +720,16 @@ class LocalTier:
         """
         del deadline_s
         tensors, _, complete = self.held()
-        return [] if complete not in {held.save for held in tensors} else [complete]
+        return [] if complete not in {manifest.save for manifest in tensors} else [complete]
 
     def open_step(self, step: int) -> RamStep:
         """Return the parts of ``step`` that are held, of its newest save. StepNotFound."""
         with self._lock:
             places = self._directories()
             tensors, _, _ = self.held()
-            save = max((held.save for held in tensors if held.save.step == step), default=None)
+            save = max(
+                (manifest.save for manifest in tensors if manifest.save.step == step), default=None
+            )
             if save is None:
                 where = f"it is not in {self._own.claim.path}"
                 raise StepNotFound("open", f"step {step}", where)
@@ -742,10 +746,12 @@ class LocalTier:
                 if slot.published is not None and slot.published.save == save
             ]
             documents = [
-                DocumentCopy(str(place.claim.path), held, partial(self._document, place, held))
+                DocumentCopy(
+                    str(place.claim.path), host_state, partial(self._document, place, host_state)
+                )
                 for place in places
-                for held in place.host_states.held()
-                if held.save == save
+                for host_state in place.host_states.held()
+                if host_state.save == save
             ]
         return RamStep(save, slots, documents)
 
@@ -753,10 +759,10 @@ class LocalTier:
         with self.mapping_for(digest) as (mapping, _):
             return np.array(mapping.view(entry.offset, entry.nbytes, self))
 
-    def _document(self, place: ProcessDirectory, held: HeldHostState) -> bytes:
-        data = place.host_states.read(held.save, held.owner, held.count)
+    def _document(self, place: ProcessDirectory, host_state: HeldHostState) -> bytes:
+        data = place.host_states.read(host_state.save, host_state.owner, host_state.count)
         if data is None:
-            raise NotHeld("read", f"host state of process {held.owner}", "it is gone")
+            raise NotHeld("read", f"host state of process {host_state.owner}", "it is gone")
         return data
 
     def remove(self, step: int, incarnation: str = "") -> None:
@@ -818,14 +824,14 @@ class LocalTier:
     def quarantined_shards(self, digest: str) -> frozenset[int]:
         """Return the indices of a manifest's shards that failed verification in this life."""
         with self._lock:
-            found = self._find(digest)
-            return frozenset(found[0].bad_shards) if found else frozenset()
+            pair = self._find(digest)
+            return frozenset(pair[0].bad_shards) if pair else frozenset()
 
     def damaged(self) -> dict[str, tuple[int, ...]]:
         """Return ``quarantined_shards`` of each manifest that has some."""
-        digests = {held.digest for held in self.held()[0]}
-        found = {digest: tuple(sorted(self.quarantined_shards(digest))) for digest in digests}
-        return {digest: shards for digest, shards in found.items() if shards}
+        digests = {manifest.digest for manifest in self.held()[0]}
+        quarantined = {digest: tuple(sorted(self.quarantined_shards(digest))) for digest in digests}
+        return {digest: shards for digest, shards in quarantined.items() if shards}
 
     def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:
         """Return the encoded document, or None when not held."""
@@ -926,11 +932,13 @@ class LocalTier:
             own, complete = self._own, self._own.ledger.complete
             kept = {save, *self._protected} | ({complete} if complete else set())
 
-            def may_go(held: SaveId) -> bool:
-                return restores or (complete is not None and held < complete)
+            def may_go(old_save: SaveId) -> bool:
+                return restores or (complete is not None and old_save < complete)
 
             published = {slot.published.save for slot in own.published() if slot.published}
-            documents = {held.save for held in own.host_states.held()} - kept - published
+            documents = (
+                {host_state.save for host_state in own.host_states.held()} - kept - published
+            )
             gone = min(filter(may_go, documents), default=None)
             taken: list[Slot] = []
             if gone is None and (restores or len(own.slots) > self._slots_needed):
@@ -948,7 +956,9 @@ class LocalTier:
                 taken = own.take_out(slot)
             elif gone is None:
                 return False
-            own.host_states.remove_if(lambda held: held.save == gone and gone not in kept)
+            own.host_states.remove_if(
+                lambda host_state: host_state.save == gone and gone not in kept
+            )
         _delete(taken)
         return True
 
@@ -992,26 +1002,26 @@ class LocalTier:
 
     def _found(self, digest: str) -> list[tuple[Slot, Published]]:
         """Return the slots with a digest, those with the fewest damaged shards first."""
-        found = [
+        pairs = [
             (slot, slot.published)
             for place in self._directories()
             for slot in place.published()
             if slot.published is not None and slot.published.digest == digest
         ]
-        return sorted(found, key=lambda pair: len(pair[0].bad_shards))
+        return sorted(pairs, key=lambda pair: len(pair[0].bad_shards))
 
     def _find(self, digest: str) -> tuple[Slot, Published] | None:
         return next(iter(self._found(digest)), None)
 
     def _held_slot(self, digest: str, shard: int | None = None) -> tuple[Slot, Published]:
         """Return a slot with the digest, preferably with a sound copy of ``shard``. NotHeld."""
-        found = self._found(digest)
-        if not found:
+        pairs = self._found(digest)
+        if not pairs:
             raise NotHeld(
                 "read", f"manifest {digest[:12]}", f"not held in {self._own.claim.path} (any more)"
             )
-        sound = (pair for pair in found if shard not in pair[0].bad_shards)
-        return next(sound, found[0])
+        sound = (pair for pair in pairs if shard not in pair[0].bad_shards)
+        return next(sound, pairs[0])
 
 
 def _delete(taken_out: Iterable[Slot]) -> None:
