@@ -175,8 +175,8 @@ def _errno_of(error: BaseException) -> int | None:
     """Return the error number of the system, also from the text of TensorStore's errors."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
-    found = _OS_ERROR.search(str(error))
-    return int(found[1]) if found else None
+    match = _OS_ERROR.search(str(error))
+    return int(match[1]) if match else None
 
 
 def _status_of(error: BaseException) -> int | None:
@@ -308,9 +308,9 @@ def read_twice(read: Callable[[], _T]) -> _T:
         return read()
     except CorruptData as error:
         first = error
-    found = read()
+    second = read()
     logging.warning("%s; %s", first, READ_AGAIN)
-    return found
+    return second
 
 
 class LateChanges:

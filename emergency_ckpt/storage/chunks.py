@@ -105,7 +105,7 @@ class ChunkIndex:
         if runs is None:
             return None
         chunk_bytes = int(np.prod(array.chunk_shape)) * array.item_bytes
-        found: list[bytes | Stretch] = []
+        parts: list[bytes | Stretch] = []
         for run in runs:
             key = ".".join(map(str, run.chunk)) or "0"
             value = self._entries.get(f"{array.name}/{key}", b"")
@@ -113,10 +113,10 @@ class ChunkIndex:
             if nbytes != chunk_bytes:
                 return None
             if isinstance(value, Stretch):
-                found.append(Stretch(f"{self._item}/{value.file}", value.offset, run.nbytes))
+                parts.append(Stretch(f"{self._item}/{value.file}", value.offset, run.nbytes))
             else:
-                found.append(value[: run.nbytes])
-        return found
+                parts.append(value[: run.nbytes])
+        return parts
 
 
 class _Form(NamedTuple):
@@ -132,20 +132,20 @@ class _Form(NamedTuple):
 def _form_of(document: bytes) -> _Form | None:
     """Return the decoded metadata; None for those that TensorStore must decode."""
     try:
-        found: dict[str, Any] = json.loads(document)
-        shape = tuple(int(size) for size in found["shape"])
-        chunks = tuple(int(size) for size in found["chunks"])
-        dtype = _dtype_of(found["dtype"])
+        metadata: dict[str, Any] = json.loads(document)
+        shape = tuple(int(size) for size in metadata["shape"])
+        chunks = tuple(int(size) for size in metadata["chunks"])
+        dtype = _dtype_of(metadata["dtype"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     if dtype is None or len(chunks) != len(shape) or min(chunks, default=1) < 1:
         return None
     is_plain = (
-        found.get("zarr_format") == 2
-        and found.get("compressor", "") is None
-        and found.get("filters", "") is None
-        and found.get("order") == "C"
-        and found.get("dimension_separator", ".") == "."
+        metadata.get("zarr_format") == 2
+        and metadata.get("compressor", "") is None
+        and metadata.get("filters", "") is None
+        and metadata.get("order") == "C"
+        and metadata.get("dimension_separator", ".") == "."
     )
     return _Form(shape, chunks, dtype, is_plain)
 
@@ -162,7 +162,7 @@ class _Nodes:
         manifest = self._wait(tensorstore.ocdbt.dump(self._base))
         if not manifest.get("versions"):
             return None  # the versions are in files of their own
-        found: dict[str, bytes | Stretch] = {}
+        values: dict[str, bytes | Stretch] = {}
         # By location, the beginning of all keys below it.
         nodes = [(manifest["versions"][-1]["root"]["location"], b"")]
         for count, (location, prefix) in enumerate(nodes):
@@ -176,13 +176,13 @@ class _Nodes:
                     continue
                 key = (prefix + bytes(entry["key"])).decode()
                 if "inline_value" in entry:
-                    found[key] = bytes(entry["inline_value"])
+                    values[key] = bytes(entry["inline_value"])
                     continue
                 place = _place_of(entry["indirect_value"])
                 if place is None:
                     return None
-                found[key] = place
-        return found
+                values[key] = place
+        return values
 
     def _wait(self, future: Any) -> Any:
         return result_by(self._progress, future, self._item)
@@ -249,10 +249,12 @@ def read_into(
         name = f"eckpt-read-{number}"
         threading.Thread(target=reading.work, name=name, daemon=True).start()
     crcs = reading.wait()
-    found = [0] * len(boxes)
+    crcs_of_boxes = [0] * len(boxes)
     for piece, crc in zip(reading.pieces, crcs, strict=True):
-        found[piece.box] = _native.crc32c_combine(found[piece.box], crc, piece.nbytes)
-    return found
+        crcs_of_boxes[piece.box] = _native.crc32c_combine(
+            crcs_of_boxes[piece.box], crc, piece.nbytes
+        )
+    return crcs_of_boxes
 
 
 def _cut(boxes: Sequence[FileBox]) -> list[_Piece]:

@@ -183,20 +183,20 @@ class StorageDirectory:
 
         For use inside ``do``.
         """
-        found: Generations = {}
+        objects: Generations = {}
         for prefix in prefixes:
             for page in self._pages(prefix):
-                for each in page.get("items", ()):
-                    found[each["name"].removeprefix(self._below)] = each["generation"]
-        return found
+                for item in page.get("items", ()):
+                    objects[item["name"].removeprefix(self._below)] = item["generation"]
+        return objects
 
     def _names_of_objects(self, prefix: str) -> set[str]:
         below = f"{self._below}{prefix}"
         names: set[str] = set()
         with contextlib.suppress(FileNotFoundError):  # there is no such bucket
             for page in self._pages(prefix, delimiter="/"):
-                names.update(each["name"].removeprefix(below) for each in page.get("items", ()))
-                names.update(each.removeprefix(below)[:-1] for each in page.get("prefixes", ()))
+                names.update(item["name"].removeprefix(below) for item in page.get("items", ()))
+                names.update(folder.removeprefix(below)[:-1] for folder in page.get("prefixes", ()))
         return names - {""}  # an object whose name ends with a slash stands for a folder
 
     def _pages(self, prefix: str, **query: str) -> Generator[dict[str, Any]]:

@@ -106,12 +106,12 @@ class StepLog:
                 raise self._lost(newest)
             if not numbers:
                 return LogRead(faults=strays)
-            found = self._decode(numbers, deadline_s)
-            if found is not None and found.number:
-                self.seen.note(found.number)
-                return found._replace(faults=(*strays, *found.faults))
-            if found is not None:
-                strays += found.faults
+            version = self._decode(numbers, deadline_s)
+            if version is not None and version.number:
+                self.seen.note(version.number)
+                return version._replace(faults=(*strays, *version.faults))
+            if version is not None:
+                strays += version.faults
                 continue
             # The newest that was listed is gone: others came after it, and the listing was old.
             if time.monotonic() + _PAUSE_S > deadline_s:

@@ -93,7 +93,7 @@ def encode_checksums(leaves: Sequence[LeafSpec], crcs: Mapping[ShardId, int]) ->
         ((index[shard.leaf], shard.box, crc) for shard, crc in crcs.items()),
     )
     return msgspec.json.encode(
-        Checksums(CHECKSUMS_VERSION, tuple(BoxChecksum(*each) for each in boxes))
+        Checksums(CHECKSUMS_VERSION, tuple(BoxChecksum(*box) for box in boxes))
     )
 
 
@@ -107,9 +107,9 @@ def decode_checksums(data: bytes, marker: StepMarker, target: str) -> dict[Shard
     if decode_file(data, Versioned, target).format != CHECKSUMS_VERSION:
         raise CorruptData("decode", target, "unknown version", expected=CHECKSUMS_VERSION)
     decoded = decode_file(data, Checksums, target)
-    if not all(0 <= each.leaf < len(marker.leaves) for each in decoded.boxes):
+    if not all(0 <= box.leaf < len(marker.leaves) for box in decoded.boxes):
         raise CorruptData("decode", target, "it names a leaf that does not exist")
-    return {ShardId(marker.leaves[each.leaf].path, each.box): each.crc32c for each in decoded.boxes}
+    return {ShardId(marker.leaves[box.leaf].path, box.box): box.crc32c for box in decoded.boxes}
 
 
 def build_marker(

@@ -71,11 +71,11 @@ def describe_item(item: epath.Path) -> dict[str, StoredLeaf]:
     """
     import orbax.checkpoint as ocp  # noqa: PLC0415
 
-    found = ocp.StandardCheckpointHandler().metadata(item)
-    driver = "zarr3" if found.use_zarr3 else "zarr"
+    metadata = ocp.StandardCheckpointHandler().metadata(item)
+    driver = "zarr3" if metadata.use_zarr3 else "zarr"
     ocdbt = ocp.type_handlers.is_ocdbt_checkpoint(item)
     leaves: dict[str, StoredLeaf] = {}
-    for key_path, value in jax.tree_util.tree_leaves_with_path(found.tree):
+    for key_path, value in jax.tree_util.tree_leaves_with_path(metadata.tree):
         path = path_of(key_path)
         if getattr(value, "shape", None) is None or getattr(value, "dtype", None) is None:
             continue
@@ -112,8 +112,8 @@ def open_by_name(
     progress = WorkProgress.until(deadline_s)
     # In a bucket all items of this package are; a look for the manifest takes two requests.
     ocdbt = in_bucket(item) or ocp.type_handlers.is_ocdbt_checkpoint(item)
-    if ocdbt and (found := _from_index(str(item), names, progress)) is not None:
-        return found
+    if ocdbt and (indexed := _from_index(str(item), names, progress)) is not None:
+        return indexed
 
     def start(path: str, context: tensorstore.Context) -> Any:
         spec = _spec(str(item), names[path], driver="zarr", ocdbt=ocdbt)
@@ -158,10 +158,10 @@ def _from_index(
         return None
     leaves: dict[str, StoredLeaf] = {}
     for path, name in names.items():
-        found = index.describe(path, name)
-        if found is None:
+        description = index.describe(path, name)
+        if description is None:
             return None
-        leaves[path] = StoredLeaf(*found)
+        leaves[path] = StoredLeaf(*description)
     return leaves
 
 
@@ -209,9 +209,9 @@ def _items_with_arrays(folder: epath.Path, item: str | None) -> Sequence[str]:
         if ((folder / name if name else folder) / TREE).exists():
             return (name,)
     below = sorted(path.name for path in folder.iterdir() if path.is_dir())
-    found = [name for name in below if (folder / name / TREE).exists()]
-    if item is None and found:
-        return found
+    items = [name for name in below if (folder / name / TREE).exists()]
+    if item is None and items:
+        return items
     wanted = "no item of arrays" if item is None else f"no item {item!r} of arrays (orbax_item)"
     raise FileNotFoundError(f"{wanted} in it; it has {', '.join(below) or 'none'}")
 
@@ -267,15 +267,15 @@ class BoxReader:
         gathered: npt.NDArray[Any] | None = None
         with contextlib.closing(self._read_parts(shards)) as parts:
             for part, array in parts:
-                found = array
+                box_array = array
                 if part.box != part.shard.box:
                     if gathered is None:
                         gathered = np.empty(shape_of(part.shard.box), array.dtype)
                     gathered[slices(relative(part.box, part.shard.box))] = array
-                    found = gathered
+                    box_array = gathered
                 if part.is_last:
                     gathered = None
-                    yield part.shard, found
+                    yield part.shard, box_array
 
     def _read_parts(self, shards: Sequence[ShardId]) -> Generator[tuple[_Part, npt.NDArray[Any]]]:
         leaves = {shard.leaf for shard in shards}
@@ -300,7 +300,7 @@ class BoxReader:
                 # A connection hangs, or a node of the database: what has not come is asked for as
                 # by a client that has waited for nothing. Or the link is slow: then less at once.
                 logging.warning("%s: nothing moves, it is asked for again", self._item)
-                late = {n: each for n, each in requests.items() if not each.future.done()}
+                late = {n: request for n, request in requests.items() if not request.future.done()}
                 for given_up in sorted(late, reverse=True):
                     requests.pop(given_up).future.cancel()
                     parts.appendleft((given_up, late[given_up].part))
@@ -330,8 +330,8 @@ class BoxReader:
         read = read_into(list(in_files.values()), sink, threads=threads, progress=self._progress)
         crcs = dict(zip(in_files, read, strict=True))
         others = [number for number in range(len(boxes)) if number not in in_files]
-        found = self.read([boxes[number][0] for number in others]) if others else ()
-        for number, (_, array) in zip(others, found, strict=True):
+        arrays = self.read([boxes[number][0] for number in others]) if others else ()
+        for number, (_, array) in zip(others, arrays, strict=True):
             data = _bytes_of(array)
             crcs[number] = _native.crc32c(data)
             sink.write(data, boxes[number][1])
@@ -340,7 +340,7 @@ class BoxReader:
     def _in_files(self, boxes: Sequence[tuple[ShardId, int]]) -> dict[int, FileBox]:
         """Return the boxes that can be read from the files of the database, by their number."""
         indexes: dict[str, ChunkIndex | None] = {}
-        found: dict[int, FileBox] = {}
+        file_boxes: dict[int, FileBox] = {}
         for number, (shard, offset) in enumerate(boxes):
             array = self._arrays[shard.leaf]
             item = self._item_of(array)
@@ -349,18 +349,18 @@ class BoxReader:
             index = indexes.get(item)
             parts = None if index is None else index.parts_of(shard, array)
             if parts is not None:
-                found[number] = FileBox(parts, offset)
-        return found
+                file_boxes[number] = FileBox(parts, offset)
+        return file_boxes
 
     def _result(self, request: _Request) -> npt.NDArray[Any]:
         try:
-            found = request.future.result()
+            array = request.future.result()
         except ValueError as error:
             raise (
                 _damaged("read", self._item, {request.part.shard.leaf: error}) or error
             ) from error
         self._progress.add(request.part.nbytes)
-        return found
+        return array
 
     def _start(self, leaf: str, context: tensorstore.Context) -> Any:
         return tensorstore.open(self._spec(self._arrays[leaf]), open=True, context=context)
@@ -462,12 +462,12 @@ def _opening(
 
 def _damaged(operation: str, item: str, errors: Mapping[str, Exception]) -> CorruptData | None:
     """Return the error of the leaves that TensorStore could not decode; None without such."""
-    found = {leaf: error for leaf, error in errors.items() if is_damage(error)}
-    if not found:
+    damage = {leaf: error for leaf, error in errors.items() if is_damage(error)}
+    if not damage:
         return None
-    named = few(map(repr, found), _MOST_NAMED)
-    word = "leaf" if len(found) == 1 else "leaves"
-    return CorruptData(operation, f"{item}, {word} {named}", text_of(next(iter(found.values()))))
+    named = few(map(repr, damage), _MOST_NAMED)
+    word = "leaf" if len(damage) == 1 else "leaves"
+    return CorruptData(operation, f"{item}, {word} {named}", text_of(next(iter(damage.values()))))
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
@@ -513,8 +513,8 @@ def kvstore_of(item: str, name: str = "") -> dict[str, Any] | str:
     It is a driver and a path, as Orbax writes it, because a URL gives ``%``, ``#``, ``?`` and ``|``
     a meaning.
     """
-    scheme, found, rest = item.partition("://")
-    if not found:
+    scheme, separator, rest = item.partition("://")
+    if not separator:
         return {"driver": "file", "path": f"{os.path.normpath(item)}/{name}"}
     if scheme == "gs":
         bucket, _, path = rest.partition("/")

@@ -67,20 +67,20 @@ def measure_clock(
 
 def is_left_over(name: str, own: str) -> bool:
     """Return True when ``name`` is a file of an earlier start, by the numbers in both names."""
-    found, mine = _NAME.fullmatch(name), _NAME.fullmatch(own)
-    return found is not None and mine is not None and found[1] < mine[1]
+    other, mine = _NAME.fullmatch(name), _NAME.fullmatch(own)
+    return other is not None and mine is not None and other[1] < mine[1]
 
 
 def _write_and_read(storage: StorageDirectory, below: str, data: bytes, deadline_s: float) -> None:
     storage.do("write", f"/{below}", lambda: storage.put_new(below, data), deadline_s)
-    found = storage.bytes_of(below, deadline_s)
-    if found != data:
+    read_back = storage.bytes_of(below, deadline_s)
+    if read_back != data:
         raise PersistentTierError(
             "read",
             f"{storage.path}/{below}",
             "the bytes differ from those just written",
             expected=data,
-            actual=found and found[: 2 * len(data)],
+            actual=read_back and read_back[: 2 * len(data)],
         )
 
 

@@ -43,14 +43,14 @@ class StoredStepReader:
       metrics: as given to ``save``, from the log.
     """
 
-    def __init__(self, tier: PersistentTier, found: FoundStep, name: str) -> None:
-        marker, step = found.marker, found.step
+    def __init__(self, tier: PersistentTier, stored_step: FoundStep, name: str) -> None:
+        marker, step = stored_step.marker, stored_step.step
         self.name = name
         self.save = marker.save if marker else SaveId(step.step, step.incarnation, "")
         self.notes: list[str] = []
-        self.found = found
-        self.saved_s = found.committed_ns / 1e9 if found.committed_ns else None
-        entry = found.entry
+        self.found = stored_step
+        self.saved_s = stored_step.committed_ns / 1e9 if stored_step.committed_ns else None
+        entry = stored_step.entry
         self.metrics: Mapping[str, Any] | None = None if entry is None else entry.metrics
         self._tier = tier
         self._arrays: tuple[str, Mapping[str, StoredLeaf]] | None = None
@@ -162,7 +162,7 @@ class StoredStepReader:
 
     def host_states(self) -> dict[int, bytes]:
         """Return all documents. CorruptData, PersistentTierError."""
-        return {held.owner: self.document(held) for held, _ in self.documents()}
+        return {host_state.owner: self.document(host_state) for host_state, _ in self.documents()}
 
     def close(self) -> None:
         """Do nothing: each read opens the arrays that it needs."""

@@ -102,7 +102,7 @@ class StepWriter:
         self._meet = meet
         self._objects = StepObjects(str(self._folder))
         self._begun_ns = time.time_ns()
-        described = {n: array_metadata(each.arrays) for n, each in self._items.items()}
+        described = {n: array_metadata(item.arrays) for n, item in self._items.items()}
         self._arrays_documents = {n: text for n, text in described.items() if text is not None}
 
     def write(self) -> None:
@@ -122,7 +122,7 @@ class StepWriter:
         merged = {n: UnpublishedDatabase(f"{self._folder}/{n}", self._writes) for n in self._items}
         apart = self._others
         if self._in_bucket:
-            self._write_into({name: each.store for name, each in merged.items()})
+            self._write_into({name: database.store for name, database in merged.items()})
         else:
             self._write_own(process)
             apart = (process, *apart)
@@ -130,9 +130,9 @@ class StepWriter:
         self._writes.check()
         self._check_others()
         manifests: dict[str, bytes] = {}
-        for name, each in merged.items():
-            each.merge([f"{self._folder}/{self._database_of(name, other)}" for other in apart])
-            manifests |= _manifest(each, name)
+        for name, database in merged.items():
+            database.merge([f"{self._folder}/{self._database_of(name, other)}" for other in apart])
+            manifests |= _manifest(database, name)
         self._commit(claim, manifests)
 
     def _write_own(self, process: int) -> None:
@@ -151,10 +151,10 @@ class StepWriter:
             name: UnpublishedDatabase(f"{self._folder}/{folder}", self._writes)
             for name, folder in folders.items()
         }
-        self._write_into({name: each.store for name, each in own.items()})
+        self._write_into({name: database.store for name, database in own.items()})
         self._writes.check()
-        for name, each in own.items():
-            self._objects.write(_manifest(each, folders[name]))
+        for name, database in own.items():
+            self._objects.write(_manifest(database, folders[name]))
 
     def _write_into(self, databases: Mapping[str, tensorstore.KvStore]) -> None:
         """Write this process's arrays into each item's database, and the documents meanwhile."""
@@ -208,17 +208,17 @@ class StepWriter:
         """Raise CorruptData when another writer divided the arrays in another way."""
         for item, own in self._arrays_documents.items():
             names = {writer: _arrays_name(item, writer) for writer in self._others}
-            found = self._objects.read(names.values())
+            documents = self._objects.read(names.values())
             for writer, name in names.items():
-                path, written = f"{self._folder}/{name}", found.get(name)
+                path, written = f"{self._folder}/{name}", documents.get(name)
                 check_same_arrays(own, written, path, writer)
 
     def _handlers(self) -> dict[str, str]:
         """Return the name of Orbax's handler of each item."""
-        found = dict.fromkeys(self._items, ocp.PyTreeCheckpointHandler.typestr())
+        handlers = dict.fromkeys(self._items, ocp.PyTreeCheckpointHandler.typestr())
         if self._orbax.metrics is not None:
-            found[METRICS] = ocp.JsonCheckpointHandler.typestr()
-        return found
+            handlers[METRICS] = ocp.JsonCheckpointHandler.typestr()
+        return handlers
 
     def _metadata(self, committed_ns: int | None) -> bytes:
         """Return the document of the step, as Orbax's manager writes it."""

@@ -169,10 +169,10 @@ class PersistentTier:
         view = self.found.view(deadline_s)
         run_id = "" if view.table is None else view.table.run_id
         steps: list[SaveId] = []
-        for each in self.found.counting(deadline_s, view):
-            entry = view.entry(each.step, each.incarnation)
+        for item in self.found.counting(deadline_s, view):
+            entry = view.entry(item.step, item.incarnation)
             is_ours = entry is not None and not entry.is_plain
-            steps.append(SaveId(each.step, each.incarnation, run_id if is_ours else ""))
+            steps.append(SaveId(item.step, item.incarnation, run_id if is_ours else ""))
         return steps
 
     def open_step(self, step: int) -> StoredStepReader:
@@ -180,17 +180,17 @@ class PersistentTier:
 
         CorruptData when it has a problem.
         """
-        found = self.found.find(step)
-        if found is None:
+        stored_step = self.found.find(step)
+        if stored_step is None:
             raise StepNotFound("open", f"step {step}", f"it is not in {self.directory}")
-        return self.reader(found)
+        return self.reader(stored_step)
 
-    def reader(self, found: FoundStep) -> StoredStepReader:
+    def reader(self, stored_step: FoundStep) -> StoredStepReader:
         """Return the reader of a step; CorruptData when it has a problem."""
-        number = found.step.step
-        if found.step.problem:
-            raise CorruptData("find", f"{self.directory}/{number}", found.step.problem)
-        return StoredStepReader(self, found, f"step {number} in {self.directory}")
+        number = stored_step.step.step
+        if stored_step.step.problem:
+            raise CorruptData("find", f"{self.directory}/{number}", stored_step.step.problem)
+        return StoredStepReader(self, stored_step, f"step {number} in {self.directory}")
 
     def publish(self, step: StepReader, life: str, chain: Timeline | None = None) -> None:
         """Write a step of another tier as a save of ``life`` does, with ``writer``, if it lacks it.
@@ -252,12 +252,12 @@ class PersistentTier:
     def newest_items(self) -> dict[str, epath.Path | None]:
         """Return the items of the newest step of this package, for the structure of the state."""
         view = self.found.view()
-        for each in reversed(view.steps):
-            (found,) = self.found.inspect_each(view, [each])
+        for item in reversed(view.steps):
+            (result,) = self.found.inspect_each(view, [item])
             # One that cannot be read, perhaps since another writes it, is of no use for that.
-            if isinstance(found, FoundStep) and found.marker is not None:
-                folder = self._directory / found.folder
-                return {name: folder / name for name in found.marker.items}
+            if isinstance(result, FoundStep) and result.marker is not None:
+                folder = self._directory / result.folder
+                return {name: folder / name for name in result.marker.items}
         return {}
 
     def remove(self, step: int, incarnation: str) -> None:
@@ -272,14 +272,14 @@ class PersistentTier:
 
     # Restore
 
-    def describe(self, found: FoundStep, deadline_s: float | None = None) -> StoredStep:
+    def describe(self, stored_step: FoundStep, deadline_s: float | None = None) -> StoredStep:
         """Return the description of a step from metadata only.
 
         CorruptData when it has a problem.
         """
         deadline_s = self.storage.deadline_s(deadline_s)
-        marker = found.marker
-        item, leaves = self.arrays(found, deadline_s)
+        marker = stored_step.marker
+        item, leaves = self.arrays(stored_step, deadline_s)
         crcs: dict[ShardId, int] = {}
         if marker is not None:
             crcs = self.read_checksums(marker, deadline_s)
@@ -288,11 +288,11 @@ class PersistentTier:
             marker,
             leaves,
             crcs,
-            found.step.incarnation,
+            stored_step.step.incarnation,
         )
 
     def arrays(
-        self, found: FoundStep, deadline_s: float | None = None
+        self, stored_step: FoundStep, deadline_s: float | None = None
     ) -> tuple[str, dict[str, StoredLeaf]]:
         """Return the folder of a step's item, and its arrays by path, from metadata only.
 
@@ -301,12 +301,14 @@ class PersistentTier:
         from emergency_ckpt.storage import orbax_reader  # noqa: PLC0415
 
         deadline_s = self.storage.deadline_s(deadline_s)
-        marker = found.marker
-        if found.step.problem:
-            raise CorruptData("describe", f"{self.directory}/{found.folder}", found.step.problem)
+        marker = stored_step.marker
+        if stored_step.step.problem:
+            raise CorruptData(
+                "describe", f"{self.directory}/{stored_step.folder}", stored_step.step.problem
+            )
 
         def describe() -> tuple[epath.Path, dict[str, StoredLeaf]]:
-            folder = self._directory / found.folder
+            folder = self._directory / stored_step.folder
             if marker is None:
                 return orbax_reader.describe_plain(folder, self._orbax_item)
             # Orbax does not store zero-size arrays.
@@ -321,7 +323,7 @@ class PersistentTier:
             return orbax_reader.describe_items(folder, marker.items, describe_one)
 
         item, leaves = read_twice(
-            lambda: self.storage.do("describe", f"/{found.folder}", describe, deadline_s)
+            lambda: self.storage.do("describe", f"/{stored_step.folder}", describe, deadline_s)
         )
         return str(item), leaves
 
@@ -330,13 +332,13 @@ class PersistentTier:
 
         PersistentTierError when there is none; CorruptData when it has a problem.
         """
-        found = self.found.find(step, deadline_s)
+        stored_step = self.found.find(step, deadline_s)
         target = f"{self.directory}/{step}"
-        if found is None:
+        if stored_step is None:
             raise PersistentTierError("find", target, "there is no such step")
-        if found.step.problem:
-            raise CorruptData("find", target, found.step.problem)
-        return found
+        if stored_step.step.problem:
+            raise CorruptData("find", target, stored_step.step.problem)
+        return stored_step
 
     def read_boxes(
         self,

@@ -217,14 +217,14 @@ class ArrayWrites:
 
 def _written_bytes() -> int:
     """Return the bytes that TensorStore has written in this process: of files that are complete."""
-    found = (
-        each
+    metrics = (
+        metric
         for driver in _DRIVERS
-        for each in tensorstore.experimental_collect_matching_metrics(
+        for metric in tensorstore.experimental_collect_matching_metrics(
             f"/tensorstore/kvstore/{driver}/bytes_written"
         )
     )
-    return sum(each["values"][0]["value"] for each in found)
+    return sum(metric["values"][0]["value"] for metric in metrics)
 
 
 def _batches(
@@ -301,7 +301,7 @@ class UnpublishedDatabase:
         opening = [tensorstore.KvStore.open(spec, context=self._context) for spec in specs]
         transaction = tensorstore.Transaction(atomic=True)
         into = self.store.with_transaction(transaction)
-        copies = [self._writes.result(each).experimental_copy_range_to(into) for each in opening]
+        copies = [self._writes.result(store).experimental_copy_range_to(into) for store in opening]
         for copy in copies:
             self._writes.result(copy)
         self._writes.result(transaction.commit_async())
@@ -309,8 +309,8 @@ class UnpublishedDatabase:
     def manifest(self) -> bytes | None:
         """Return the bytes of the manifest, or None when nothing was written."""
         memory = tensorstore.KvStore.open({"driver": "memory"}, context=self._context)
-        found: Any = self._writes.result(self._writes.result(memory).read(MANIFEST))
-        return found.value if found.state == "value" else None
+        result: Any = self._writes.result(self._writes.result(memory).read(MANIFEST))
+        return result.value if result.state == "value" else None
 
 
 def release_pages(database: str) -> None:

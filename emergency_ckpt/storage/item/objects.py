@@ -86,17 +86,17 @@ class StepObjects:
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the bytes of the objects that exist."""
         reads = {name: self._store.read(name) for name in names}
-        found = {name: result_of(future) for name, future in reads.items()}
-        return {name: each.value for name, each in found.items() if each.state == "value"}
+        results = {name: result_of(future) for name, future in reads.items()}
+        return {name: result.value for name, result in results.items() if result.state == "value"}
 
     def generation_of(self, write: _Write) -> bytes:
         """Return the generation that ``write`` has made; PersistentTierError when it made none."""
         generation = result_of(write.future).generation
         if generation:
             return generation
-        found = result_of(self._store.read(write.name))
-        if found.state == "value" and found.value == write.data:
-            return found.stamp.generation
+        result = result_of(self._store.read(write.name))
+        if result.state == "value" and result.value == write.data:
+            return result.stamp.generation
         raise self.lost(write.name)
 
     def remove(self, generations: Mapping[str, bytes]) -> None:

@@ -176,11 +176,11 @@ def _cut(leaf: Leaf, place: _Place, shards: Mapping[ShardId, HostShard]) -> Iter
 
 def _place_of(leaf: Leaf, sharding: jax.sharding.Sharding, writers: Sequence[int]) -> _Place:
     shape, me = leaf.spec.global_shape, jax.process_index()
-    stored = held = storage_sharding(sharding, writers)
+    stored = usual = storage_sharding(sharding, writers)
     # The array of a PRNG key has an axis that its sharding does not have.
     if len(writers) > 1 and leaf.kind is not LeafKind.KEYS:
-        stored = spread(held, shape)
-    saved = boxes_by_device(dataclasses.replace(leaf, sharding=held))
+        stored = spread(usual, shape)
+    saved = boxes_by_device(dataclasses.replace(leaf, sharding=usual))
     boxes = boxes_by_device(dataclasses.replace(leaf, sharding=stored))
     # Of several that hold a box the first one writes it.
     writer_of: dict[Box, Any] = {}
@@ -269,7 +269,7 @@ def _empty(value: Any) -> str:
 def shardings(arrays: Sequence[NamedArray]) -> str | None:
     """Return the document of the shardings; None when no array has one that Orbax knows."""
     texts: dict[jax.sharding.Sharding, str | None] = {}
-    found: dict[str, str] = {}
+    documents: dict[str, str] = {}
     for name, array in arrays:
         if array.sharding is None:
             continue
@@ -277,8 +277,8 @@ def shardings(arrays: Sequence[NamedArray]) -> str | None:
             texts[array.sharding] = _sharding(array.sharding)
         text = texts[array.sharding]
         if text is not None:
-            found[base64.urlsafe_b64encode(name.encode()).decode()] = text
-    return json.dumps(found) if found else None
+            documents[base64.urlsafe_b64encode(name.encode()).decode()] = text
+    return json.dumps(documents) if documents else None
 
 
 def _sharding(sharding: jax.sharding.Sharding) -> str | None:
@@ -292,7 +292,7 @@ def _sharding(sharding: jax.sharding.Sharding) -> str | None:
 
 def array_metadata(arrays: Sequence[NamedArray]) -> str | None:
     """Return the document of the arrays, the same for all writers; None when there are none."""
-    found = [
+    metadata = [
         {
             "array_metadata": {
                 "param_name": name,
@@ -304,7 +304,7 @@ def array_metadata(arrays: Sequence[NamedArray]) -> str | None:
         for name, array in arrays
         if array.kind == JAX_ARRAY
     ]
-    return json.dumps({"array_metadatas": found}) if found else None
+    return json.dumps({"array_metadatas": metadata}) if metadata else None
 
 
 def arrays_name(process: int) -> str:
@@ -334,8 +334,8 @@ def late_items(step: StepReader, like: Mapping[str, epath.Path | None]) -> dict[
         return {ITEM: tree_of(values)}
     trees = {name: tree_like(item, parts[name]) for name, item in like.items()}
     unlike = {name: tree_of(parts[name]) for name, tree in trees.items() if tree is None}
-    found = trees | unlike
-    return {n: tree for n, tree in found.items() if not ocp.utils.is_empty_node(tree)}
+    items = trees | unlike
+    return {n: tree for n, tree in items.items() if not ocp.utils.is_empty_node(tree)}
 
 
 def _late_array(step: StepReader, path: str) -> ItemArray | None:
@@ -398,8 +398,8 @@ def tree_like(item: epath.Path | None, values: Mapping[str, Any]) -> Any | None:
     if item is None:
         return None
     tree = ocp.StandardCheckpointHandler().metadata(item).tree
-    found = {path_of(key_path) for key_path, _ in jax.tree_util.tree_leaves_with_path(tree)}
-    if found != {path for path, value in values.items() if value is not None}:
+    paths = {path_of(key_path) for key_path, _ in jax.tree_util.tree_leaves_with_path(tree)}
+    if paths != {path for path, value in values.items() if value is not None}:
         return None
 
     def value_at(key_path: Any, described: Any) -> Any:

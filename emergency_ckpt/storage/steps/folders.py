@@ -68,7 +68,7 @@ class StepFolders:
         def has_steps(name: str | None) -> bool:
             return name is not None and self._has_steps([name], deadline_s)
 
-        found: set[str] = set()
+        kinds: set[str] = set()
         ranks = zip_longest(*(names[:INSPECTED_AT_MOST] for names in doubtful.values()))
         looks = [
             (kind, name)
@@ -79,12 +79,12 @@ class StepFolders:
         with ThreadPoolExecutor(INSPECTED_AT_ONCE, "eckpt-kinds") as pool:
             for start in range(0, min(len(looks), INSPECTED_AT_MOST), _INSPECTED):
                 some = looks[start : start + _INSPECTED]
-                asked = [name if kind not in found else None for kind, name in some]
+                asked = [name if kind not in kinds else None for kind, name in some]
                 answers = pool.map(has_steps, asked)
-                found |= {kind for (kind, _), yes in zip(some, answers, strict=True) if yes}
-                if len(found) in (2, len(doubtful)):
+                kinds |= {kind for (kind, _), yes in zip(some, answers, strict=True) if yes}
+                if len(kinds) in (2, len(doubtful)):
                     break
-        return sorted(found)
+        return sorted(kinds)
 
     def _refuse_unknown(self, names: Iterable[str], deadline_s: float | None) -> None:
         candidates = sorted(

@@ -104,10 +104,10 @@ class StepInspection:
         return self._confirmed(lambda: self._own(entry, self._listed(entry, number, deadline_s)))
 
     @staticmethod
-    def _own(entry: Entry, found: FoundStep) -> FoundStep:
+    def _own(entry: Entry, stored_step: FoundStep) -> FoundStep:
         """Return what is in the place of ``entry``, as foreign where its save did not write it."""
-        is_own = entry.incarnation in (found.step.incarnation, found.step.tensors_of)
-        return found.as_foreign() if found.is_plain and not is_own else found
+        is_own = entry.incarnation in (stored_step.step.incarnation, stored_step.step.tensors_of)
+        return stored_step.as_foreign() if stored_step.is_plain and not is_own else stored_step
 
     def _confirmed(self, look: Callable[[], _Found]) -> _Found:
         """Return what ``look`` finds; after a problem, what it finds the second time.
@@ -117,13 +117,13 @@ class StepInspection:
         first = look()
         if first is None or first.is_junk or not first.step.problem:
             return first
-        found = look()
-        if found is not None and found.step.problem:
-            self._warn(found.step.step, found.step.problem)
+        second = look()
+        if second is not None and second.step.problem:
+            self._warn(second.step.step, second.step.problem)
         else:
             text = f"step {first.step.step}: {first.step.problem}"
             self.tell(f"{text}; {READ_AGAIN}")
-        return found
+        return second
 
     def _listed(self, entry: Entry, number: int, deadline_s: float | None) -> FoundStep:
         folders = self._folders_of(entry)
@@ -174,14 +174,14 @@ class StepInspection:
         if is_own and self._storage.names_in(f"{HOST_STATE}/{entry.step}", deadline_s):
             return self._damaged(entry.step, entry.incarnation, folder, "it is gone")
         # Without our folder it has tensors only.
-        found = self._plain_in(folder, entry.step, number, deadline_s)
-        if found is None:
+        stored_step = self._plain_in(folder, entry.step, number, deadline_s)
+        if stored_step is None:
             return self._problem(entry.step, entry.incarnation, GONE, folder)
-        if found.is_junk or fields_of(metadata):
-            return found
+        if stored_step.is_junk or fields_of(metadata):
+            return stored_step
         # Metadata that cannot be read do not say who wrote it; the entry does.
-        step = msgspec.structs.replace(found.step, tensors_of=entry.incarnation)
-        return found._replace(step=step)
+        step = msgspec.structs.replace(stored_step.step, tensors_of=entry.incarnation)
+        return stored_step._replace(step=step)
 
     def _listed_plain(
         self, entry: Entry, folders: Sequence[str], number: int, deadline_s: float | None
@@ -189,15 +189,17 @@ class StepInspection:
         again = self._problem(entry.step, entry.incarnation, GONE, entry.own_folder)
         for folder in folders:
             is_hidden = entry.state == "hidden"
-            found = self._plain_in(folder, entry.step, number, deadline_s, is_hidden=is_hidden)
-            if found is None or found.is_junk:
+            stored_step = self._plain_in(
+                folder, entry.step, number, deadline_s, is_hidden=is_hidden
+            )
+            if stored_step is None or stored_step.is_junk:
                 continue
-            if is_same_save(found.step.incarnation, entry.incarnation):
+            if is_same_save(stored_step.step.incarnation, entry.incarnation):
                 # The number is of the time at which it was first seen.
-                step = msgspec.structs.replace(found.step, incarnation=entry.incarnation)
-                return found._replace(step=step)
+                step = msgspec.structs.replace(stored_step.step, incarnation=entry.incarnation)
+                return stored_step._replace(step=step)
             if folder == entry.own_folder and entry.state == "complete":
-                again = found  # plain Orbax has written it again
+                again = stored_step  # plain Orbax has written it again
         return again
 
     def unlisted(
@@ -214,13 +216,13 @@ class StepInspection:
         self, step: int, names: Sequence[str], number: int, deadline_s: float | None
     ) -> FoundStep | None:
         data = self._storage.bytes_of(f"{HOST_STATE}/{step}/{MARKER_NAME}", deadline_s)
-        found = {name: self._metadata_of(name, deadline_s) for name in names}
+        metadata_by_name = {name: self._metadata_of(name, deadline_s) for name in names}
         if data is not None:
-            return self._marked(step, data, found, number, deadline_s)
+            return self._marked(step, data, metadata_by_name, number, deadline_s)
         # Of two folders that which this package wrote is what the documents belong to.
-        names = sorted(names, key=lambda name: ours_of(found[name]) is None)
+        names = sorted(names, key=lambda name: ours_of(metadata_by_name[name]) is None)
         # No fields: not whole, or of an old version of Orbax without such a file.
-        metadata = found[names[0]]
+        metadata = metadata_by_name[names[0]]
         may_be_ours = not fields_of(metadata) or ours_of(metadata) is not None
         if may_be_ours and self._storage.names_in(f"{HOST_STATE}/{step}", deadline_s):
             return None
@@ -237,8 +239,8 @@ class StepInspection:
         that name no writer say that nobody else has written there.
         """
         if entry.is_plain:
-            found = self.listed(entry, 0, None)
-            return not found.step.problem and found.folder == entry.own_folder
+            stored_step = self.listed(entry, 0, None)
+            return not stored_step.step.problem and stored_step.folder == entry.own_folder
         metadata = self._metadata_of(entry.own_folder, None)
         if metadata is not None and not fields_of(metadata):
             metadata = self._metadata_of(entry.own_folder, None)  # for the reason of ``read_twice``
@@ -289,15 +291,15 @@ class StepInspection:
             marker = check_marker(data, step, path)
         except CorruptData as error:
             return self._damaged(step, "", name, error.problem)
-        its = [each for each in tensors if _digest(tensors[each]) == marker.tensors.metadata]
+        its = [folder for folder in tensors if _digest(tensors[folder]) == marker.tensors.metadata]
         name = its[0] if its else name
         metadata = tensors[name]
         problem = self._compare_tensors(name, metadata, marker, deadline_s)
         if problem == _REPLACED:
             self._warn(step, problem)
-            found = self._plain_in(name, step, number, deadline_s)
-            return found or self._problem(step, marker.save.incarnation, GONE, name)
-        found = PersistentStep(
+            stored_step = self._plain_in(name, step, number, deadline_s)
+            return stored_step or self._problem(step, marker.save.incarnation, GONE, name)
+        item = PersistentStep(
             step,
             len(marker.digests),
             not all(marker.empty),
@@ -307,7 +309,7 @@ class StepInspection:
         usable = None if problem else marker
         digest = hashlib.sha256(data).hexdigest()
         return FoundStep(
-            found, usable, name, committed_ns=_committed_ns(metadata), marker_digest=digest
+            item, usable, name, committed_ns=_committed_ns(metadata), marker_digest=digest
         )
 
     def _compare_tensors(
@@ -339,8 +341,8 @@ class StepInspection:
 
     @staticmethod
     def _problem(step: int, incarnation: str, problem: str, folder: str) -> FoundStep:
-        found = PersistentStep(step, 0, False, incarnation=incarnation, problem=problem)
-        return FoundStep(found, None, folder)
+        item = PersistentStep(step, 0, False, incarnation=incarnation, problem=problem)
+        return FoundStep(item, None, folder)
 
     def tensors_id(
         self, save: SaveId, items: Sequence[str], deadline_s: float | None = None
@@ -381,10 +383,10 @@ class StepInspection:
         """Return the step of plain Orbax: of its possible folders the first that Orbax wrote."""
         junk: FoundStep | None = None
         for folder in names:
-            found = self._plain_in(folder, step, number, deadline_s)
-            if found is not None and not found.is_junk:
-                return found
-            junk = junk or found
+            stored_step = self._plain_in(folder, step, number, deadline_s)
+            if stored_step is not None and not stored_step.is_junk:
+                return stored_step
+            junk = junk or stored_step
         return junk
 
     def _plain_in(
@@ -415,8 +417,8 @@ class StepInspection:
         incarnation = plain_incarnation(number, digest.hexdigest()[:16])
         saved = (ours_of(metadata) or {}).get("incarnation")
         tensors_of = saved if isinstance(saved, str) else ""
-        found = PersistentStep(step, 0, False, incarnation, tensors_of=tensors_of)
-        return FoundStep(found, None, folder, committed_ns=_committed_ns(metadata))
+        plain_step = PersistentStep(step, 0, False, incarnation, tensors_of=tensors_of)
+        return FoundStep(plain_step, None, folder, committed_ns=_committed_ns(metadata))
 
     def _is_finalized(self, folder: str, deadline_s: float | None) -> bool:
         # Imported here: it takes a second, and a list of this package's steps does without.
@@ -441,8 +443,8 @@ def _manifests(folder: str, items: Iterable[str]) -> list[str]:
 
 def _together(files: Iterable[bytes | None]) -> bytes | None:
     """Return the bytes of all files that there are; None where there is none."""
-    found = [data for data in files if data is not None]
-    return b"".join(found) if found else None
+    contents = [data for data in files if data is not None]
+    return b"".join(contents) if contents else None
 
 
 def items_of(metadata: bytes | None) -> tuple[str, ...]:
@@ -478,5 +480,5 @@ def ours_of(metadata: bytes | None) -> dict[str, Any] | None:
 
 
 def _committed_ns(metadata: bytes | None) -> int:
-    found = fields_of(metadata).get("commit_timestamp_nsecs")
-    return found if isinstance(found, int) else 0
+    commit_ns = fields_of(metadata).get("commit_timestamp_nsecs")
+    return commit_ns if isinstance(commit_ns, int) else 0

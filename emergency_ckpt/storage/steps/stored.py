@@ -63,19 +63,19 @@ class StoredView:
 
     def entry(self, step: int, incarnation: str) -> Entry | None:
         """Return the entry of the table, in any state."""
-        found = None if self.table is None else self.table.of(step)
-        return found if found is not None and is_same_save(found.incarnation, incarnation) else None
+        entry = None if self.table is None else self.table.of(step)
+        return entry if entry is not None and is_same_save(entry.incarnation, incarnation) else None
 
     def hidden(self, step: int) -> PersistentStep | None:
         """Return the hidden step of this number."""
-        found = None if self.table is None else self.table.of(step)
-        return _item(found, "") if found is not None and found.state == "hidden" else None
+        entry = None if self.table is None else self.table.of(step)
+        return _item(entry, "") if entry is not None and entry.state == "hidden" else None
 
     def of(self, step: int) -> PersistentStep | None:
         """Return what counts as ``step``, or the hidden step of this number; None without any."""
-        found = next((each for each in self.steps if each.step == step), None)
-        is_there = found is not None and not found.problem
-        return found if is_there else self.hidden(step) or found
+        item = next((item for item in self.steps if item.step == step), None)
+        is_there = item is not None and not item.problem
+        return item if is_there else self.hidden(step) or item
 
 
 class StoredSteps:
@@ -112,8 +112,8 @@ class StoredSteps:
         gone = self._gone([e for e in steps.values() if not _folders_of(e) & names], deadline_s)
         # Another folder of its number may have come in place of one that is gone.
         replaced = gone & unlisted.keys()
-        found = [e for e in steps.values() if e.step not in replaced]
-        items = [_item(e, GONE if e.step in gone else "") for e in found]
+        kept = [e for e in steps.values() if e.step not in replaced]
+        items = [_item(e, GONE if e.step in gone else "") for e in kept]
         numbers = {e.step for e in entries} - replaced
         items += [_unseen(step) for step in unlisted if step not in numbers]
         if not items:  # markers alone are no fresh start
@@ -138,7 +138,7 @@ class StoredSteps:
 
         with ThreadPoolExecutor(INSPECTED_AT_ONCE, "eckpt-steps") as pool:
             there = list(pool.map(is_there, missing))
-        return {e.step for e, found in zip(missing, there, strict=True) if not found}
+        return {e.step for e, has_folder in zip(missing, there, strict=True) if not has_folder}
 
     def _marked(self, deadline_s: float) -> list[int]:
         """Return the newest steps that have a marker."""
@@ -156,10 +156,10 @@ class StoredSteps:
 
         It may have another incarnation, where another program has written it again.
         """
-        found = self._inspect(view, item, self._storage.deadline_s(deadline_s))
-        if found is None:
+        stored_step = self._inspect(view, item, self._storage.deadline_s(deadline_s))
+        if stored_step is None:
             return None
-        return found._replace(entry=view.entry(item.step, found.step.incarnation))
+        return stored_step._replace(entry=view.entry(item.step, stored_step.step.incarnation))
 
     def _inspect(
         self, view: StoredView, item: PersistentStep, deadline_s: float
@@ -167,19 +167,19 @@ class StoredSteps:
         entry = view.entry(item.step, item.incarnation) if item.is_seen else None
         names = view.unlisted.get(item.step)
         if entry is not None:
-            found = self.inspection.listed(entry, view.greatest, deadline_s)
-            if found.step.problem != GONE or not names:
-                return found
+            stored_step = self.inspection.listed(entry, view.greatest, deadline_s)
+            if stored_step.step.problem != GONE or not names:
+                return stored_step
         if not names:
             return FoundStep(item, None, str(item.step))
-        found = self.inspection.unlisted(item.step, names, view.number_of_plain, deadline_s)
-        if found is None:
+        stored_step = self.inspection.unlisted(item.step, names, view.number_of_plain, deadline_s)
+        if stored_step is None:
             return None
-        if found.is_plain and view.table is not None and view.table.steps:
-            return found.as_unlisted()
-        other = view.entry(item.step, found.step.incarnation)
+        if stored_step.is_plain and view.table is not None and view.table.steps:
+            return stored_step.as_unlisted()
+        other = view.entry(item.step, stored_step.step.incarnation)
         # Else the table says that it does not count.
-        return found if other is None or other.state == "complete" else None
+        return stored_step if other is None or other.state == "complete" else None
 
     def inspect_each(
         self,
@@ -206,20 +206,20 @@ class StoredSteps:
         deadline_s: float | None = None,
     ) -> list[FoundStep | None]:
         """Return the result of ``inspect`` for each of ``items``; raise the first error."""
-        found: list[FoundStep | None] = []
-        for each in self.inspect_each(view, items, deadline_s):
-            if isinstance(each, CheckpointError):
-                raise each
-            found.append(each)
-        return found
+        steps: list[FoundStep | None] = []
+        for result in self.inspect_each(view, items, deadline_s):
+            if isinstance(result, CheckpointError):
+                raise result
+            steps.append(result)
+        return steps
 
     def resolved(self, view: StoredView, deadline_s: float | None = None) -> list[PersistentStep]:
         """Return the steps of ``view``, the unlisted ones as inspected, oldest first."""
-        unseen = [each for each in view.steps if not each.is_seen]
-        steps = [each for each in view.steps if each.is_seen]
-        for found in self.inspect_all(view, unseen, deadline_s):
-            if found is not None and not found.is_junk:
-                steps.append(found.step)
+        unseen = [item for item in view.steps if not item.is_seen]
+        steps = [item for item in view.steps if item.is_seen]
+        for stored_step in self.inspect_all(view, unseen, deadline_s):
+            if stored_step is not None and not stored_step.is_junk:
+                steps.append(stored_step.step)
         return sorted(steps)
 
     def counting(
@@ -230,10 +230,10 @@ class StoredSteps:
         view = self.view(deadline_s) if view is None else view
         chain = view.chain
         return [
-            each
-            for each in self.resolved(view, deadline_s)
-            if not each.problem
-            and (chain is None or not chain.rejection_reason(each.step, each.incarnation))
+            item
+            for item in self.resolved(view, deadline_s)
+            if not item.problem
+            and (chain is None or not chain.rejection_reason(item.step, item.incarnation))
         ]
 
     def find(self, step: int, deadline_s: float | None = None) -> FoundStep | None:
@@ -241,9 +241,9 @@ class StoredSteps:
         deadline_s = self._storage.deadline_s(deadline_s)
         view = self.view(deadline_s)
         item, hidden = view.of(step), view.hidden(step)
-        found = None if item is None else self.inspect(view, item, deadline_s)
-        is_step = found is not None and not found.is_junk
-        return found if is_step or hidden is None else self.inspect(view, hidden, deadline_s)
+        stored_step = None if item is None else self.inspect(view, item, deadline_s)
+        is_step = stored_step is not None and not stored_step.is_junk
+        return stored_step if is_step or hidden is None else self.inspect(view, hidden, deadline_s)
 
 
 def _folders_of(entry: Entry) -> frozenset[str]:

@@ -79,7 +79,7 @@ class DirectoryWriter:
     def __init__(
         self,
         storage: StorageDirectory,
-        found: StoredSteps,
+        stored: StoredSteps,
         *,
         run_id: str,
         from_dir: bool,
@@ -88,8 +88,8 @@ class DirectoryWriter:
     ) -> None:
         self._storage = storage
         self._directory = storage.path
-        self._found = found
-        self._log: StepLog = found.log
+        self._found = stored
+        self._log: StepLog = stored.log
         self._mine = LogWriter(run_id, from_dir, "", writer)
         self._emit = emit or EventSink(process_index=0).emit
         self._lock = threading.RLock()
@@ -141,7 +141,7 @@ class DirectoryWriter:
             if counting:
                 return greatest_number(table), counting[-1].step
             marked = self._newest_marked(deadline_s)
-            numbers = [number_of(each.incarnation) for each in marked]
+            numbers = [number_of(step.incarnation) for step in marked]
             newest = marked[0].step if marked else self._newest_plain(deadline_s)
             return max(greatest_number(table), *numbers, 0), newest
 
@@ -177,8 +177,12 @@ class DirectoryWriter:
             if seen is None:
                 return []
             view = self._found.view(log=self._read)
-            found = self._found.inspect_all(view, view.steps)
-            entries = [self._entry_for(each) for each in found if each and each.step.is_foreign]
+            stored_steps = self._found.inspect_all(view, view.steps)
+            entries = [
+                self._entry_for(stored_step)
+                for stored_step in stored_steps
+                if stored_step and stored_step.step.is_foreign
+            ]
 
             def change(table: Table) -> Table:
                 new = (e for e in entries if table.of(e.step) == seen.of(e.step))
@@ -252,12 +256,12 @@ class DirectoryWriter:
         on record this change ends with an error, as ``hold`` does.
         """
         target = f"/{prefixes[0].rstrip('/')}"
-        found = self._storage.do(
+        objects = self._storage.do(
             "list", target, lambda: self._storage.objects_with(*prefixes), changes=step
         )
-        if found:
+        if objects:
             self._look_again(target)
-        return found
+        return objects
 
     def _pinned(self, step: int, *names: str, temporary_of: Collection[str] = ()) -> Pinned:
         """Return what has these names in a file system, so far as a change of ``step`` may touch.
@@ -274,10 +278,10 @@ class DirectoryWriter:
             ]
             return Pinned(self._directory, dict.fromkeys((*names, *temporary)))
 
-        found = self._storage.do("inspect", f"/{names[0]}", pin, changes=step)
-        if found.names:
+        pinned = self._storage.do("inspect", f"/{names[0]}", pin, changes=step)
+        if pinned.names:
             self._look_again(f"/{names[0]}")
-        return found
+        return pinned
 
     def _look_again(self, target: str) -> None:
         """End with an error, as ``hold`` does, when another writer has come."""
@@ -313,7 +317,7 @@ class DirectoryWriter:
         marked = self._newest_marked(deadline_s)
         if not marked:
             return None
-        save, greatest = marked[0], max(number_of(each.incarnation) for each in marked)
+        save, greatest = marked[0], max(number_of(step.incarnation) for step in marked)
         life = life_of(save.incarnation)
         return Table(self._read.number, save.run_id, False, life, greatest=greatest)
 
@@ -401,8 +405,8 @@ class DirectoryWriter:
         kept, unfinished = self._sort(view, deadline_s)
         gone = [
             entry
-            for each in view.steps
-            if each.is_seen and each.problem and (entry := view.entry(each.step, each.incarnation))
+            for item in view.steps
+            if item.is_seen and item.problem and (entry := view.entry(item.step, item.incarnation))
         ]
 
         def change(table: Table) -> Table:
@@ -485,10 +489,10 @@ class DirectoryWriter:
         """Remove the remains of a save, unless it got as far as its marker: then it is listed."""
         if self._entry_of(step) is not None:
             return
-        found = self._unlisted(step)
-        if found is not None:
-            if found.marker is not None:
-                self._append(lambda table: listing(table, self._entry_for(found)))
+        stored_step = self._unlisted(step)
+        if stored_step is not None:
+            if stored_step.marker is not None:
+                self._append(lambda table: listing(table, self._entry_for(stored_step)))
             return
         self._clear(step)
         self._tell_removal("removed", step)
@@ -498,8 +502,10 @@ class DirectoryWriter:
     ) -> FoundStep | None:
         """Return the complete step that no entry names; in its own place unless ``names`` says."""
         number, names = greatest_number(self._read.table), names or (self._storage.name_of(step),)
-        found = self._found.inspection.unlisted(step, names, number, deadline_s)
-        return None if found is None or found.is_junk or found.step.problem else found
+        stored_step = self._found.inspection.unlisted(step, names, number, deadline_s)
+        if stored_step is None or stored_step.is_junk or stored_step.step.problem:
+            return None
+        return stored_step
 
     def _is_there(self, step: int) -> bool:
         """Return whether a step has a folder that the listing of a file server did not show."""
@@ -516,27 +522,27 @@ class DirectoryWriter:
         """Return entries for what the table lacks, and the steps of saves that did not end."""
         kept: list[Entry] = []
         garbage: set[int] = set()
-        unseen = [each for each in view.steps if not each.is_seen]
+        unseen = [item for item in view.steps if not item.is_seen]
         answers = self._found.inspect_all(view, unseen, deadline_s)
-        for each, found in zip(unseen, answers, strict=True):
-            if found is None:
-                garbage.add(each.step)
-            elif found.step.problem and not found.is_junk:
-                self._damaged.add(each.step)
-            elif not found.is_junk:
-                kept.append(self._entry_for(found))
+        for item, stored_step in zip(unseen, answers, strict=True):
+            if stored_step is None:
+                garbage.add(item.step)
+            elif stored_step.step.problem and not stored_step.is_junk:
+                self._damaged.add(item.step)
+            elif not stored_step.is_junk:
+                kept.append(self._entry_for(stored_step))
         return kept, garbage
 
     @staticmethod
-    def _entry_for(found: FoundStep) -> Entry:
-        step, marker, name = found.step, found.marker, found.folder
+    def _entry_for(stored_step: FoundStep) -> Entry:
+        step, marker, name = stored_step.step, stored_step.marker, stored_step.folder
         return Entry(
             step=step.step,
             incarnation=step.incarnation,
-            marker=found.marker_digest,
+            marker=stored_step.marker_digest,
             processes=step.process_count,
             stateful=step.has_host_state,
-            saved_s=found.committed_ns / 1e9,
+            saved_s=stored_step.committed_ns / 1e9,
             folder="" if name == str(step.step) else name,
             size_bytes=0 if marker is None else state_size_bytes(marker.leaves),
         )
@@ -593,9 +599,9 @@ class DirectoryWriter:
         table = self._read.table
         if entry.state != "complete" or table is None or table.rejection_reason(entry):
             return False
-        found = self._found.inspection.listed(entry, greatest_number(table), None)
-        is_whole = entry.is_plain or found.marker is not None
-        return is_whole and not found.step.problem
+        stored_step = self._found.inspection.listed(entry, greatest_number(table), None)
+        is_whole = entry.is_plain or stored_step.marker is not None
+        return is_whole and not stored_step.step.problem
 
     def has(self, save: SaveId) -> bool:
         """Return whether the log has ``save`` itself, complete, and nothing of it is damaged."""
@@ -719,8 +725,8 @@ class DirectoryWriter:
         """Remove ``entries``; return the errors of those that cannot be deleted, by step."""
         # Also those whose deletion has failed before, where another try may help.
         failed = [e for e in self._entries() if e.state == "removing" and e.step not in self._stuck]
-        found = {e.step: e for e in (*entries, *failed) if e.step not in self._removing}
-        leaving = in_state("removing", found.values())
+        by_step = {e.step: e for e in (*entries, *failed) if e.step not in self._removing}
+        leaving = in_state("removing", by_step.values())
         self._append(lambda table: listing(table, *leaving))
         for entry in leaving:
             self._tell_removal("begun", entry.step)
@@ -728,12 +734,12 @@ class DirectoryWriter:
 
     def _unlisted_entries(self, steps: Collection[int]) -> list[Entry]:
         view = self._found.view()
-        items = [each for each in view.steps if each.step in steps and not each.is_seen]
-        found = self._found.inspect_each(view, items)
+        items = [item for item in view.steps if item.step in steps and not item.is_seen]
+        results = self._found.inspect_each(view, items)
         return [
-            self._entry_for(each)
-            for each in found
-            if isinstance(each, FoundStep) and not (each.is_junk or each.step.problem)
+            self._entry_for(result)
+            for result in results
+            if isinstance(result, FoundStep) and not (result.is_junk or result.step.problem)
         ]
 
     def _finish_removal(self, entries: Collection[Entry]) -> dict[int, PersistentTierError]:
@@ -782,10 +788,10 @@ class DirectoryWriter:
         """
         names = self._storage.names_in()
         written = {name.partition(TEMPORARY_SUFFIX)[0] for name in names}
-        found = {name for name in written if is_name_of(step, name)}
+        step_names = {name for name in written if is_name_of(step, name)}
         return {
             name
-            for name in found
+            for name in step_names
             if name not in names
             or ours_of(self._storage.bytes_of(f"{name}/{STEP_METADATA}")) is not None
         }
