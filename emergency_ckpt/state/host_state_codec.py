@@ -172,9 +172,9 @@ def containers_in(encoded: bytes) -> int:
 
     It is exact where there are more than ``MAX_HOST_STATE_CONTAINERS``.
     """
-    found = encoded.count(b"[") + encoded.count(b"{")
-    if found <= MAX_HOST_STATE_CONTAINERS:
-        return found
+    count = encoded.count(b"[") + encoded.count(b"{")
+    if count <= MAX_HOST_STATE_CONTAINERS:
+        return count
     plain = _STRING.sub(b"", encoded)
     return plain.count(b"[") + plain.count(b"{")
 

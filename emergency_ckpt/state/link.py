@@ -268,8 +268,8 @@ def _private_copies(views: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]
     with ThreadPoolExecutor(helpers or 1, "eckpt-copy") as pool:  # of threads that are asked for
         copied = [pool.submit(copy_remaining) for _ in range(helpers)]
         copy_remaining()
-        for each in copied:
-            each.result()
+        for future in copied:
+            future.result()
     return copies
 
 

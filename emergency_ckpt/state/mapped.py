@@ -194,14 +194,14 @@ class MappedMemory:
         A copy by the device must not cross from one piece into the next, and JAX takes an array
         from where it is only where there is one part.
         """
-        found: list[tuple[int, int]] = []
+        parts: list[tuple[int, int]] = []
         at, stop = offset, offset + nbytes
         with self._changed:
             for begin, end in self._pieces:
                 if begin <= at < min(end, stop):
-                    found.append((at, min(end, stop) - at))
+                    parts.append((at, min(end, stop) - at))
                     at = min(end, stop)
-        return found if at == stop else None
+        return parts if at == stop else None
 
     @contextlib.contextmanager
     def transfer(self) -> Generator[bool]:

@@ -102,8 +102,8 @@ def _in_layout_of(like: object, array: Any) -> Any:
     there = array.format.layout
     if layout.major_to_minor == there.major_to_minor and layout.tiling in (None, there.tiling):
         return array
-    shards = [each.data for each in array.addressable_shards]
-    moved = jax.device_put(shards, [Format(layout, each.sharding) for each in shards])
+    shards = [shard.data for shard in array.addressable_shards]
+    moved = jax.device_put(shards, [Format(layout, data.sharding) for data in shards])
     return jax.make_array_from_single_device_arrays(
         array.shape, array.sharding, moved, dtype=array.dtype
     )
@@ -174,7 +174,9 @@ class _Placing:
                     places.append(_Place(path, target, views[box]))
         arrays: Sequence[jax.Array] = ()
         if places:
-            arrays = self._write([each.view for each in places], [each.target for each in places])
+            arrays = self._write(
+                [place.view for place in places], [place.target for place in places]
+            )
             self._begun += arrays
         parts: dict[str, list[jax.Array]] = {path: [] for path in paths}
         for place, array in zip(places, arrays, strict=True):

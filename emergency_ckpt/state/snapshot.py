@@ -70,7 +70,7 @@ def copy_on_device(arrays: list[jax.Array]) -> list[jax.Array]:
 
 
 def _stats_of_devices() -> list[tuple[str, Mapping[str, int]]]:
-    return [(each.platform, each.memory_stats() or {}) for each in jax.local_devices()]
+    return [(device.platform, device.memory_stats() or {}) for device in jax.local_devices()]
 
 
 class DeviceCopies:
@@ -108,8 +108,8 @@ class DeviceCopies:
         is_first, self._last_step = self._last_step is None, step
         if is_first:
             return
-        found = [free_for_copies(platform, stats) for platform, stats in self._stats()]
-        least = min(found, default=Free(0, "no device"))
+        free = [free_for_copies(platform, stats) for platform, stats in self._stats()]
+        least = min(free, default=Free(0, "no device"))
         if not self._has_looked or least.nbytes < self.limit_bytes:
             self.limit_bytes, self.reason = least
         self._has_looked = True
@@ -320,8 +320,8 @@ class SnapshotRecipe:
             for position in self._keys:
                 stored[position] = jax.random.key_data(flat[position])
         copied = self._copy_on_devices(stored) if plan.copies.leaves else {}
-        held, ready_s = self._hold(stored)
-        views: list[tuple[int, Memory]] = list(zip(plan.shared, held, strict=True))
+        memories, ready_s = self._hold(stored)
+        views: list[tuple[int, Memory]] = list(zip(plan.shared, memories, strict=True))
         for position in self._host_values:
             leaf = self._takes[position].leaf
             # The next step may change host values in place; they are small, so they are copied.
@@ -365,17 +365,17 @@ class SnapshotRecipe:
             self._ways = [
                 (take.leaf.position, _way_to(take, stored), take) for take in shared_takes
             ]
-        held: list[Memory] = []
+        memories: list[Memory] = []
         try:
             # In one pass: with thousands of leaves each one is out of the processor's caches.
             for position, way, take in self._ways:
                 array = stored[position]
                 if not is_over(array):
                     ready_s += wait_until_ready((array,), self._inspect)
-                held.append(memoryview(array) if way is None else way(take, stored))
+                memories.append(memoryview(array) if way is None else way(take, stored))
         except BufferError:  # not as it was: the error below says more, if it is one
-            held = [_array(take, stored) for take in shared_takes]
-        return held, ready_s
+            memories = [_array(take, stored) for take in shared_takes]
+        return memories, ready_s
 
     def _copy_on_devices(self, stored: Sequence[Any]) -> dict[int, jax.Array]:
         """Return the planned copies by position; empty when there is no room for them now."""
@@ -438,13 +438,13 @@ def _takes(tree: StateTree, wanted: Sequence[ShardId], link: Link) -> list[_Take
     """Return the source of each wanted shard, spread evenly over the devices that hold it."""
     leaves = {leaf.spec.path: leaf for leaf in tree.leaves}
     holders = [_holders(leaves[shard.leaf], shard) for shard in wanted]
-    for i, held in enumerate(holders):
-        first = next(iter(held), None)
+    for i, by_device in enumerate(holders):
+        first = next(iter(by_device), None)
         if first is not None and link.way == "views":
             # All share one memory, and the first is found fastest.
-            holders[i] = {first: held[first]}
+            holders[i] = {first: by_device[first]}
     sizes = [shard_nbytes(leaves[shard.leaf].spec, shard.box) for shard in wanted]
-    on_devices = [i for i, held in enumerate(holders) if held]
+    on_devices = [i for i, by_device in enumerate(holders) if by_device]
     chosen = choose_sources(
         [[device.id for device in holders[i]] for i in on_devices], [sizes[i] for i in on_devices]
     )
@@ -473,14 +473,14 @@ def _holders(leaf: Leaf, shard: ShardId) -> dict[Device, int]:
         return {}
     me = jax.process_index()
     mine = [(d, box) for d, box in boxes_by_device(leaf).items() if d.process_index == me]
-    found = {device: index for index, (device, box) in enumerate(mine) if box == shard.box}
-    if not found:
+    indices = {device: index for index, (device, box) in enumerate(mine) if box == shard.box}
+    if not indices:
         raise StateMismatch(
             "save",
             f"leaf {shard.leaf!r}",
             [f"{shard.leaf}: box {shard.box} is not on this process"],
         )
-    return found
+    return indices
 
 
 _PLACED = attrgetter("aval", "sharding")

@@ -192,7 +192,7 @@ class _Flight:
 def _lost(source: DeviceShard, error: BaseException) -> SaveFailed:
     if source.array.is_deleted():
         return SaveFailed("read", f"shard {source.position}", f"its array was deleted: {error}")
-    device = ", ".join(str(each) for each in source.array.devices())
+    device = ", ".join(str(holder) for holder in source.array.devices())
     return SaveFailed("read", f"a shard from device {device}", str(error))
 
 
@@ -231,7 +231,7 @@ class Snapshot:
           ready_s: seconds that the training thread has waited for arrays still being computed.
         """
         self.ready_s = ready_s
-        self._computed = [each.array for each in sources if each.waited_for]
+        self._computed = [source.array for source in sources if source.waited_for]
         self._views = deque(views)
         self._waiting = deque(sources)
         self._held = set(sources)  # not released
@@ -281,7 +281,7 @@ class Snapshot:
         with self._lock:
             flights = deque(self._waited_for)
         # The array of a pageable transfer is as ready as its source.
-        pinned = [each.array for each in flights if each.way == "pinned_host"]
+        pinned = [flight.array for flight in flights if flight.way == "pinned_host"]
         wait_until_ready(pinned, inspect)
         try:
             while flights:  # what has landed is the reader's alone
@@ -303,10 +303,10 @@ class Snapshot:
             was closed before all was read.
         """
         mapped = target.mapped
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             if mapped is not None and self._dma is not None:
-                self._is_mapped = held.enter_context(mapped.transfer())
-            held.callback(self._end_direct)
+                self._is_mapped = stack.enter_context(mapped.transfer())
+            stack.callback(self._end_direct)
             with self._lock:
                 self._target = target
             yield from self._read_views(target)
@@ -321,7 +321,7 @@ class Snapshot:
         """
         with self._lock:
             self._closed = self._closed or bool(self._views or self._waiting or self._started)
-            flights = [each for each in self._started if each.way == "direct"]
+            flights = [flight for flight in self._started if flight.way == "direct"]
             for source in self._held:
                 source.release()
             self._held.clear()
@@ -330,14 +330,14 @@ class Snapshot:
             self._views.clear()
             self._computed = []
             self._nothing_to_start.set()
-            flights += [each for each in self._waited_for if each.way == "direct"]
+            flights += [flight for flight in self._waited_for if flight.way == "direct"]
             self._waited_for.clear()
         _wait_for_direct(flights)
 
     def _end_direct(self) -> None:
         """At the end of reading, in whatever way: nothing is written to the target any more."""
         with self._lock:
-            flights = [each for each in self._started if each.way == "direct"]
+            flights = [flight for flight in self._started if flight.way == "direct"]
         _wait_for_direct(flights)
 
     def _read_views(self, target: LandingPlace) -> Iterator[list[Landed]]:
@@ -386,17 +386,17 @@ class Snapshot:
             whole = {source.position for source in ended}
             del ended
             pieces = _settle(target, batch)
-            sizes = [each.nbytes for each in batch]
+            sizes = [arrived.nbytes for arrived in batch]
             del batch
-            found: list[Landed] = []
+            landed: list[Landed] = []
             for piece, nbytes in zip(pieces, sizes, strict=True):
                 there, crc, matches = begun.pop(piece.position, (0, 0, 0))
                 joined = _native.crc32c_combine(crc, piece.crc32c, nbytes)
                 begun[piece.position] = (there + nbytes, joined, matches + piece.matches)
             for position in whole:
                 _, crc, matches = begun.pop(position)
-                found.append(Landed(position, crc, matches))
-            yield found
+                landed.append(Landed(position, crc, matches))
+            yield landed
 
     def _go_on(self, staged_bytes: int, copies: Sequence[weakref.ref[npt.NDArray[Any]]]) -> bool:
         """Give ``staged_bytes`` back and start more; return False when no piece is left."""
@@ -487,7 +487,7 @@ class Snapshot:
         try:
             _start_by_jax(by_jax, self._bound_bytes)
         except Exception as error:
-            self._started = deque(each for each in self._started if each not in by_jax)
+            self._started = deque(flight for flight in self._started if flight not in by_jax)
             self._waited_for.difference_update(by_jax)
             failure = _lost(by_jax[0].source, error)
             self._fail(failure)
@@ -550,9 +550,9 @@ def _wait_for_direct(flights: Iterable[_Flight]) -> None:
 def _settle(target: LandingPlace, batch: Sequence[_Arrived]) -> list[Landed]:
     """Copy to the target what is not there yet; return the CRC32C of each, in order."""
     threads, patterns = copy_threads(), target.patterns
-    found: dict[int, Landed] = {}
+    landed: dict[int, Landed] = {}
     for in_place in (False, True):
-        indices = [i for i, each in enumerate(batch) if (each.view is None) is in_place]
+        indices = [i for i, piece in enumerate(batch) if (piece.view is None) is in_place]
         if not indices:
             continue
         wanted = [patterns[batch[i].position] if patterns else NO_VALUES for i in indices]
@@ -569,8 +569,8 @@ def _settle(target: LandingPlace, batch: Sequence[_Arrived]) -> list[Landed]:
             ]
             read = _native.copy_and_count(target.mapping, copies, wanted, threads)
         for i, crc, count in zip(indices, *read, strict=True):
-            found[i] = Landed(batch[i].position, crc, count)
-    return [found[i] for i in range(len(batch))]
+            landed[i] = Landed(batch[i].position, crc, count)
+    return [landed[i] for i in range(len(batch))]
 
 
 _DIRECT_PIECES = 4

@@ -306,13 +306,13 @@ class BoxTable:
             self._leaf_keys.append((leaf.spec, key))
 
     def _boxes_by_process(self, leaf: Leaf) -> dict[int, tuple[Box, ...]]:
-        found: dict[int, set[Box]] = {}
+        boxes_of: dict[int, set[Box]] = {}
         for device, box in boxes_by_device(leaf).items():
-            found.setdefault(device.process_index, set()).add(box)
-        if len(found) <= 1 < self._process_count or not found:
+            boxes_of.setdefault(device.process_index, set()).add(box)
+        if len(boxes_of) <= 1 < self._process_count or not boxes_of:
             everywhere = (whole(leaf.spec.global_shape),)
             return dict.fromkeys(range(self._process_count), everywhere)
-        return {process: tuple(sorted(boxes)) for process, boxes in found.items()}
+        return {process: tuple(sorted(boxes)) for process, boxes in boxes_of.items()}
 
     def shards_of(self, process: int) -> tuple[ShardId, ...]:
         """Return the distinct shards that ``process`` holds, sorted."""
@@ -345,9 +345,11 @@ class BoxTable:
         )
 
     def _holders(self, key: tuple[object, ...]) -> dict[Box, tuple[int, ...]]:
-        found: dict[Box, list[int]] = {}
+        processes_of: dict[Box, list[int]] = {}
         for process, boxes in sorted(self._by_kind[key].items()):
             for box in boxes:
-                found.setdefault(box, []).append(process)
+                processes_of.setdefault(box, []).append(process)
         shared: dict[tuple[int, ...], tuple[int, ...]] = {}
-        return {box: shared.setdefault(t, t) for box, ps in found.items() for t in (tuple(ps),)}
+        return {
+            box: shared.setdefault(t, t) for box, ps in processes_of.items() for t in (tuple(ps),)
+        }
