@@ -282,13 +282,13 @@ class SaveAnnouncements:
     def _reports_of_others(self, tier: TierName) -> list[SaveReport]:
         """Return the newest reports on ``tier``; one that cannot be read is no obstacle."""
         name = f"{self._name}/report"
-        told = by_process(self._coordinator.list(name), name, self._coordinator.process_count)
+        values = by_process(self._coordinator.list(name), name, self._coordinator.process_count)
 
         def unreadable(text: str) -> Reports:
             self._failures.record(CoordinationError("read", name, text))
             return {tier: SaveReport(ended=MAX_INT)}
 
-        every = decode_each(told, Reports, name, unreadable, limit_bytes=MAX_MESSAGE_BYTES)
+        every = decode_each(values, Reports, name, unreadable, limit_bytes=MAX_MESSAGE_BYTES)
         return [reports[tier] for reports in every.values() if tier in reports]
 
     # The others.
@@ -319,8 +319,8 @@ class SaveAnnouncements:
 
     def _skip_deleted(self) -> None:
         """Go on behind announcements that went by while this process was stopped."""
-        found = self._coordinator.list(f"{self._name}/step")
-        numbers = [number_of(text, f"{self._name}/step") for text in found]
+        keys = self._coordinator.list(f"{self._name}/step")
+        numbers = [number_of(text, f"{self._name}/step") for text in keys]
         later = [number for number in numbers if number > self._next_number]
         if later and self._next_number not in numbers:
             self._next_number = min(later)

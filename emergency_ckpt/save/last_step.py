@@ -56,19 +56,19 @@ def decision_of(data: bytes, run_id: str, count: int) -> LastSave:
     CoordinationError, CorruptData: it cannot be one.
     """
     name = "the last save, process 0"
-    found: LastSave = decode_message(data, LastSave, name, limit_bytes=MAX_MESSAGE_BYTES)
-    if found.in_ram is None:
-        return found
-    members, holders = found.members, found.holders
-    if found.stored is None or not holders or not set(holders) <= set(members):
+    decision: LastSave = decode_message(data, LastSave, name, limit_bytes=MAX_MESSAGE_BYTES)
+    if decision.in_ram is None:
+        return decision
+    members, holders = decision.members, decision.holders
+    if decision.stored is None or not holders or not set(holders) <= set(members):
         raise CoordinationError("read", name, "it does not say who writes what")
     if max(members) >= count or members[0] != 0 or len(set(members)) < len(members):
         raise CoordinationError("read", name, f"these are no writers of this job: {members}")
-    for save in (found.in_ram, found.stored):
+    for save in (decision.in_ram, decision.stored):
         check_save(save)
-        if (save.step, save.run_id) != (found.in_ram.step, run_id):
+        if (save.step, save.run_id) != (decision.in_ram.step, run_id):
             raise CoordinationError("read", name, f"{save} is none of its saves")
-    return found
+    return decision
 
 
 class LastStep:

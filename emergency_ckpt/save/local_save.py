@@ -276,13 +276,13 @@ class LocalSaves:
         except TransferError as error:
             if job.host_state is not None:
                 raise
-            told = (
+            warning = (
                 "save step %s to the local tier: the record that this process has no host state"
                 " could not be sent to process %s (%s). If this host is lost before a save that"
                 " sends it, restores pass over its steps in RAM"
             )
             logging.log_every_n_seconds(
-                logging.WARNING, told, _TOLD_AGAIN_S, job.save.step, buddy, error
+                logging.WARNING, warning, _TOLD_AGAIN_S, job.save.step, buddy, error
             )
             return False
         return True
@@ -355,15 +355,15 @@ class LocalSaves:
         Also about those that only other processes hold, and with the leader's times, so that all
         ask about the same. What storage still reads stays here a while longer.
         """
-        found = {each.save for each in self._tier.held()[0]} - self._tier.incomplete()
-        held = [save for save in sorted(found) if save.step < newest.step]
-        older = {*self.steps, *(save.step for save in held)}
+        saves = {manifest.save for manifest in self._tier.held()[0]} - self._tier.incomplete()
+        held_saves = [save for save in sorted(saves) if save.step < newest.step]
+        older = {*self.steps, *(save.step for save in held_saves)}
         now_s = decided_s or time.time()
         times = {step: self._published_s.get(step, now_s) for step in older if step < newest.step}
         self._published_s = times = {**dict(sorted(times.items())), newest.step: now_s}
         records = [StepRecord(step, time_s) for step, time_s in times.items()]
         gone = set(choose_removals(list(times), wanted_steps(records, policy)))
-        for save in held:
+        for save in held_saves:
             if save.step in gone:
                 self._tier.drop(save)
         return gone
@@ -375,7 +375,7 @@ class LocalSaves:
     def _newest_before(self) -> SaveId | None:
         """The save to keep until one is complete or restored: a former one, or left over."""
         tensors, _, on_record = self._tier.held()
-        saves = {held.save for held in tensors} - self._tier.incomplete() - self._in_doubt
+        saves = {manifest.save for manifest in tensors} - self._tier.incomplete() - self._in_doubt
         rejection_reason = self._timelines.rejection_reason
         saves = {save for save in saves if not rejection_reason(save.step, save.incarnation)}
         # Another process may have been told of a decision that this one died before it learned.
@@ -394,7 +394,7 @@ class LocalSaves:
 
     def _report_divergence(self, save: SaveId, digests: dict[str, int]) -> None:
         try:
-            held = {
+            contents = {
                 holder_name(process): (self._contents(process, digest),)
                 for digest, process in digests.items()
             }
@@ -402,8 +402,8 @@ class LocalSaves:
             processes = sorted(digests.values())
             self._events.emit("divergence", step=save.step, text=f"{processes}: {error}")
             return
-        for found in find_divergence(save, held):
-            self._events.emit("divergence", step=save.step, text=found.describe())
+        for divergence in find_divergence(save, contents):
+            self._events.emit("divergence", step=save.step, text=divergence.describe())
 
     def _contents(self, process: int, digest: str) -> Contents:
         own = self._tier.contents(digest)

@@ -76,10 +76,10 @@ class SaverParts:
     @functools.cached_property
     def saves(self) -> dict[TierName, LocalSaves | PersistentSaves]:
         """Return what carries out the saves to each tier."""
-        found: dict[TierName, LocalSaves | PersistentSaves] = {LOCAL: self.local}
+        saves: dict[TierName, LocalSaves | PersistentSaves] = {LOCAL: self.local}
         if self.persistent is not None:
-            found[PERSISTENT] = self.persistent
-        return found
+            saves[PERSISTENT] = self.persistent
+        return saves
 
 
 @dataclasses.dataclass
@@ -453,7 +453,7 @@ class SavedSteps:
     def forget_newer(self, step: int) -> None:
         """Leave out the steps newer than ``step``, which was restored."""
         for saves in self._saves.values():
-            saves.steps = tuple(each for each in saves.steps if each <= step)
+            saves.steps = tuple(kept_step for kept_step in saves.steps if kept_step <= step)
 
     def of(self, name: TierName) -> tuple[int, ...]:
         """Return the steps that a tier has complete, oldest first; none where it does not save."""
@@ -467,7 +467,7 @@ class SavedSteps:
         """``step`` was removed from both tiers."""
         self._removed[step] += 1
         for saves in self._saves.values():
-            saves.steps = tuple(each for each in saves.steps if each != step)
+            saves.steps = tuple(kept_step for kept_step in saves.steps if kept_step != step)
 
     def identity(self, step: int, *, forced: bool) -> SaveId:
         """The identity of the next save.

@@ -216,7 +216,7 @@ class Vote:
     def _wait_for_ballots(self, save: SaveId) -> dict[int, str]:
         """Return why ballots are missing that will not come, by process; {} when all have."""
         count, began_s = self._coordinator.process_count, time.monotonic()
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
 
         def find_absent(missing: Collection[int]) -> dict[int, str]:
             absent = self._left_processes.absent(LOCAL, save, missing)
@@ -227,20 +227,20 @@ class Vote:
             return absent
 
         def rule(said: Mapping[int, bytes], absent: Mapping[int, str]) -> bytes | None:
-            found.update(absent)
+            reasons.update(absent)
             return b"" if absent or len(said) == count else None
 
-        held = self._ballots(save, find_absent)
+        ballots = self._ballots(save, find_absent)
         try:
-            held.hear(rule)
+            ballots.hear(rule)
         except DeadlineExceeded as error:
             if not error.missing:
                 raise  # the service did not answer
-            self._late = set(range(count)) - held.heard.keys()
+            self._late = set(range(count)) - ballots.heard.keys()
         else:
-            if not found:
+            if not reasons:
                 self._late.clear()
-        return found
+        return reasons
 
     def _decide(
         self, save: SaveId, missing: Mapping[int, str], *, ends_wait: bool = False

@@ -74,7 +74,7 @@ class SlotCapture:
                 _shards_of(
                     pin,
                     leaves,
-                    ((each.shard, each.offset, each.nbytes, crc) for each, crc in places),
+                    ((place.shard, place.offset, place.nbytes, crc) for place, crc in places),
                 ),
             )
         self._settled.set()
@@ -153,10 +153,10 @@ class PublishedCapture:
         mapping, self._pin, contents = self._tier.pin(self._save)
         if {leaf.path: leaf for leaf in contents.leaves} != self._leaves:
             raise SaveFailed("read", target, "the state has other leaves by now")
-        entries = {contents.shard_id(index): each for index, each in enumerate(contents.shards)}
+        entries = {contents.shard_id(index): entry for index, entry in enumerate(contents.shards)}
         if lacking := sorted(self._wanted - entries.keys()):
             raise SaveFailed("read", target, f"the slot of this process lacks {lacking[0]}")
-        ranges = [(each.offset, each.nbytes) for each in entries.values()]
+        ranges = [(entry.offset, entry.nbytes) for entry in entries.values()]
         crcs = _native.crc32c_ranges(mapping, ranges, copy_threads())
         for (shard, entry), crc in zip(entries.items(), crcs, strict=True):
             if crc != entry.crc32c:
@@ -298,7 +298,7 @@ class StorageCapture:
             "persistent.stage",
             stage="captured",
             step=self._step,
-            size_bytes=sum(each.view.nbytes for each in self._captured.values()),
+            size_bytes=sum(shard.view.nbytes for shard in self._captured.values()),
             source=source,
             seconds=time.monotonic() - started_s,
         )
@@ -358,13 +358,14 @@ class StorageCapture:
         """Copy the shards in the slot of ``pin`` into the scratch area."""
         mapping, _ = self._area()
         copies = [
-            (flat_bytes(each.view), self._places[shard].offset) for shard, each in copied.items()
+            (flat_bytes(host_shard.view), self._places[shard].offset)
+            for shard, host_shard in copied.items()
         ]
         crcs = _native.copy_crc32c(mapping, copies, copy_threads())
-        for (shard, each), crc in zip(copied.items(), crcs, strict=True):
-            if crc != each.crc32c:
+        for (shard, host_shard), crc in zip(copied.items(), crcs, strict=True):
+            if crc != host_shard.crc32c:
                 raise SaveFailed("copy", f"shard {shard}", "its slot was changed since its capture")
-        self._note([(shard, each.crc32c) for shard, each in copied.items()])
+        self._note([(shard, host_shard.crc32c) for shard, host_shard in copied.items()])
         pin.end()
         return "scratch"
 
@@ -374,10 +375,10 @@ class StorageCapture:
             self._pins.append(self._borrowed[1])
         return self._borrowed
 
-    def _note(self, found: Sequence[tuple[ShardId, int]]) -> None:
+    def _note(self, crcs: Sequence[tuple[ShardId, int]]) -> None:
         """Take (shard, CRC32C) that are in the scratch area."""
         _, pin = self._area()
-        for shard, crc in found:
+        for shard, crc in crcs:
             memory = pin.view(self._places[shard].offset, self._places[shard].nbytes)
             spec = self._specs[shard.leaf]
             self._captured[shard] = HostShard.of_bytes(memory, spec, shard.box, crc)

@@ -133,14 +133,14 @@ class Preservation:
         if table is None:
             return [], ""
         lines = self._timelines
-        found = [
+        records = [
             StepRecord(entry.step, entry.saved_s, entry.metrics)
             for entry in table.counting()
             if not entry.is_plain
             and entry.step not in self._failed_steps
             and not (lines and lines.rejection_reason(entry.step, entry.incarnation))
         ]
-        return found, table.incarnation
+        return records, table.incarnation
 
     def _unwanted(self) -> tuple[tuple[int, ...], str]:
         """Return the steps that nothing asks to keep, and the incarnation on record."""

@@ -93,15 +93,15 @@ def agreed_crcs(every: Sequence[StageReport]) -> tuple[dict[ShardId, int], list[
 
     Those have none: which copy Orbax took is unknown.
     """
-    found: dict[ShardId, int] = {}
+    crcs: dict[ShardId, int] = {}
     differing: set[ShardId] = set()
     for part in every:
         for shard, crc in part.crcs:
-            if found.setdefault(shard, crc) != crc:
+            if crcs.setdefault(shard, crc) != crc:
                 differing.add(shard)
     for shard in differing:
-        del found[shard]
-    return found, sorted(differing)
+        del crcs[shard]
+    return crcs, sorted(differing)
 
 
 def checked_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -159,10 +159,10 @@ class StorageRounds:
 
     def absent(self, save: SaveId, processes: Collection[int]) -> dict[int, str]:
         """Return which of ``processes`` take no part in ``save``, each with a sentence."""
-        found = self._left_processes.absent(PERSISTENT, save, processes)
-        if not found:
+        absent = self._left_processes.absent(PERSISTENT, save, processes)
+        if not absent:
             self._check(processes)
-        return found
+        return absent
 
     def stage(self, save: SaveId, stage: str, writers: Sequence[int]) -> Round:
         """Begin a round of the ``writers``, which the first of them leads."""
@@ -277,7 +277,7 @@ class StorageRounds:
         self._ending.set()
 
 
-def rule_of(held: Round, stage: str, step: int, first_writer: int) -> Rule:
+def rule_of(stage_round: Round, stage: str, step: int, first_writer: int) -> Rule:
     """Return the rule of a stage: the first failure at once, or that it went well for all.
 
     It raises PeerLeft when a writer takes no part (any more), CoordinationError for no report.
@@ -292,7 +292,7 @@ def rule_of(held: Round, stage: str, step: int, first_writer: int) -> Rule:
             report = report_of(data, stage, step, process)
             if report.error:
                 return msgspec.json.encode(report.named(process))
-        return held.when_all(all_well)(said, absent)
+        return stage_round.when_all(all_well)(said, absent)
 
     return rule
 

@@ -213,8 +213,8 @@ class PersistentSaves:
                 if not writers:
                     self._rounds.say_first(save, report)
                 return
-            held = self._rounds.stage(save, FIRST_STAGE, writers)
-            self._give_up(held, writers, report)
+            stage_round = self._rounds.stage(save, FIRST_STAGE, writers)
+            self._give_up(stage_round, writers, report)
             if me == writers[0]:
                 self._rounds.decide(save, report)
         except CoordinationError as error:
@@ -314,14 +314,14 @@ class PersistentSaves:
             documents.update(self._collect(job))
             return StageReport(attempt=new_attempt())
 
-        told, _ = self._stage(job, FIRST_STAGE, first)
+        first_report, _ = self._stage(job, FIRST_STAGE, first)
         self._came(members)
-        if told.kept:
+        if first_report.kept:
             return True
         written = self._stage(
             job, DOCUMENTS, lambda: self._write_documents(job, documents, shards)
         )[1]
-        self._write_tensors(job, shards, members, told.attempt)
+        self._write_tensors(job, shards, members, first_report.attempt)
         if is_first:
             self._publish(job, written)
         return False
@@ -337,17 +337,17 @@ class PersistentSaves:
         if not is_listed and (keeps is None or keeps.step != step):
             return False
         try:
-            found = self._tier.find(step)
+            stored_step = self._tier.find(step)
         except (CorruptData, PersistentTierError) as error:
             if error.retryable:
                 raise
             return False  # it is not there, or not complete
-        if found.entry is not None and found.entry.state != "complete":
+        if stored_step.entry is not None and stored_step.entry.state != "complete":
             return False
-        there = found.marker
+        there = stored_step.marker
         if there is None:
             kept = None if keeps is None else (keeps.step, keeps.incarnation)
-            return kept == (step, found.step.incarnation)
+            return kept == (step, stored_step.step.incarnation)
         fits = there.leaves == tuple(leaf.spec for leaf in job.tree.leaves)
         timelines = self._chain.timelines
         return there.save == keeps or (fits and timelines.leads_to(job.save, there.save))
@@ -368,7 +368,7 @@ class PersistentSaves:
         me = self._coordinator.process_index
         own = self._own_document(job)
         others = [owner for owner in owners_of(me, job.topology, job.writers) if owner != me]
-        found = self._inbox.wait_for(
+        documents = self._inbox.wait_for(
             job.save,
             others,
             self._limits.patience_s,
@@ -377,7 +377,7 @@ class PersistentSaves:
         if me == job.writers[0]:
             # Here the other writers wait for this one: nothing is being written.
             self._chain.make_room(job.save)
-        return {me: own, **found}
+        return {me: own, **documents}
 
     def _write_tensors(
         self,
@@ -389,7 +389,7 @@ class PersistentSaves:
         # An incarnation that has hung must not commit what the next one writes in the step's place.
         is_first = self._coordinator.process_index == members[0]
         check, started_s = self._chain.writer.check, time.monotonic()
-        size_bytes = sum(each.view.nbytes for each in shards.values())
+        size_bytes = sum(shard.view.nbytes for shard in shards.values())
         self._progress.begin("tensors", size_bytes)
         meetings = WriterMeetings(
             self._rounds, job.save, members, is_first=is_first, before_commit=check
@@ -436,12 +436,12 @@ class PersistentSaves:
         self._events.emit(
             "persistent.stage", stage="host_states_written", step=save.step, seconds=seconds
         )
-        every = tuple((shard, each.crc32c) for shard, each in shards.items())
+        every = tuple((shard, host_shard.crc32c) for shard, host_shard in shards.items())
         return StageReport(documents=written, crcs=every)
 
     def _publish(self, job: PersistentSave, every: Sequence[StageReport]) -> None:
         """Set the marker, with what all writers said they have written: for the first writer."""
-        documents = {owner: each for part in every for owner, each in part.documents.items()}
+        documents = {owner: written for part in every for owner, written in part.documents.items()}
         crcs, differing = agreed_crcs(every)
         for shard in differing:
             text = f"{shard.leaf}{shard.box} differs between the processes that write it"
@@ -459,22 +459,26 @@ class PersistentSaves:
         Return the first writer's answer and, there, the reports of all.
         """
         step, writers = job.save.step, job.writers
-        held = self._rounds.stage(job.save, name, writers)
+        stage_round = self._rounds.stage(job.save, name, writers)
         self._progress.begin(name)
         try:
             report = work()
         except Exception as error:
-            self._give_up(held, writers, failure_of(error))
+            self._give_up(stage_round, writers, failure_of(error))
             raise
         self._progress.begin("")
-        data = held.hold(msgspec.json.encode(report), rule_of(held, name, step, writers[0]))
+        data = stage_round.hold(
+            msgspec.json.encode(report), rule_of(stage_round, name, step, writers[0])
+        )
         answer = report_of(data, name, step, writers[0])
         raise_failure(answer, step)
-        every = [report_of(each, name, step, p) for p, each in sorted(held.heard.items())]
+        every = [
+            report_of(message, name, step, p) for p, message in sorted(stage_round.heard.items())
+        ]
         return answer, every
 
-    def _give_up(self, held: Round, writers: Sequence[int], report: StageReport) -> None:
+    def _give_up(self, stage_round: Round, writers: Sequence[int], report: StageReport) -> None:
         """Say that this writer does not go on; the first one tells all others at once."""
-        held.say(msgspec.json.encode(report))
+        stage_round.say(msgspec.json.encode(report))
         if self._coordinator.process_index == writers[0]:
-            held.tell(msgspec.json.encode(report.named(writers[0])))
+            stage_round.tell(msgspec.json.encode(report.named(writers[0])))
