@@ -174,8 +174,10 @@ def ask_extra_holders(
             return None
 
     with ThreadPoolExecutor(_EXTRA_HOLDERS_AT_ONCE, "eckpt-holders") as pool:
-        found = dict.fromkeys(each for some in pool.map(each_address, addresses) for each in some)
-        answers = list(pool.map(ask, found))
+        distinct = dict.fromkeys(
+            resolved for some in pool.map(each_address, addresses) for resolved in some
+        )
+        answers = list(pool.map(ask, distinct))
     return [answer for answer in answers if answer is not None]
 
 
@@ -201,9 +203,9 @@ class ManifestReads:
         """Contents of what these hold. Each holder is asked a few times; see ``unread``."""
         self._holders, saves = {}, dict[str, SaveId]()
         for holder in holders:
-            for held in holder.tensors:
-                self._holders.setdefault(held.digest, {})[holder.holder] = holder.address
-                saves[held.digest] = held.save
+            for manifest in holder.tensors:
+                self._holders.setdefault(manifest.digest, {})[holder.holder] = holder.address
+                saves[manifest.digest] = manifest.save
         self._found = {d: c for d, c in self._found.items() if d in self._holders}
         missing = [digest for digest in self._holders if digest not in self._found]
         unreachable = self._read_all(missing, attempts=_ATTEMPTS)
@@ -282,7 +284,7 @@ def passed_over_unread(
     Pure. Without them nobody can say that ``answer`` is the newest complete step. A persistent step
     is as good as the same in RAM, unless it lies in RAM because this restore has loaded it.
     """
-    found: list[str] = []
+    digests: list[str] = []
     for digest, save in unread:
         if requested_step not in (None, save.step):
             continue
@@ -297,5 +299,5 @@ def passed_over_unread(
             blocked = answer.kind in ends
             is_newer = not blocked or answer.step is None or save.step > answer.step
         if is_newer:
-            found.append(digest)
-    return found
+            digests.append(digest)
+    return digests

@@ -83,9 +83,9 @@ class RestoreRoom:
     ) -> _T | None:
         if self.lack:
             return None
-        held = {each.save for each in self._tier.held()[0]}
+        saves = {manifest.save for manifest in self._tier.held()[0]}
         failure: LocalTierError | None = None
-        for protected in (held, held.difference(expendable), held.intersection(sources)):
+        for protected in (saves, saves.difference(expendable), saves.intersection(sources)):
             self._tier.protect(protected)
             try:
                 return work()

@@ -222,7 +222,7 @@ class RestoreRounds:
 
     def _hold(self, row: Row, ask: Callable[[RestoreLeader, Mapping[int, Row]], Answer]) -> Answer:
         name = f"{self._name}/{self._held}"
-        held = Round(
+        answer_round = Round(
             self._coordinator,
             name,
             deadline_left_s(self._deadline_s),
@@ -231,10 +231,10 @@ class RestoreRounds:
             grouped=True,
             series=self._series,
         )
-        held.say(msgspec.json.encode(row))
+        answer_round.say(msgspec.json.encode(row))
         me = self._coordinator.process_index
         if me != 0:
-            data = held.learn()
+            data = answer_round.learn()
             self._held += 1
             return decode_message(data, Answer, f"{name}, the answer of process 0")
         answers: list[Answer] = []
@@ -246,7 +246,7 @@ class RestoreRounds:
             encoded = msgspec.json.encode(answer)
             return lambda _: encoded
 
-        held.decide(held.when_all(answer_all))
+        answer_round.decide(answer_round.when_all(answer_all))
         self._held += 1
         return answers[0]
 

@@ -107,10 +107,10 @@ class Arrivals:
                     if time.monotonic() >= self._progress.deadline_s + _GRACE_S:
                         problem = "they did not come in time"
                         raise self._progress.error("restore", "shards", problem)
-                found, self._waiting = self._waiting, []
-            if not found:
+                arrived, self._waiting = self._waiting, []
+            if not arrived:
                 return
-            yield found
+            yield arrived
 
 
 class HeldShards:
@@ -134,14 +134,14 @@ class HeldShards:
 
     def bytes_of(self, wanted: ShardId) -> npt.NDArray[np.uint8]:
         """Return the bytes of a shard: where they are, or put together when boxes differ."""
-        held = self._views.get(wanted.leaf, {})
-        if wanted.box in held:
-            return held[wanted.box]()
+        views = self._views.get(wanted.leaf, {})
+        if wanted.box in views:
+            return views[wanted.box]()
         if volume(wanted.box) == 0:
             return np.empty(0, np.uint8)
         dtype = dtype_named(self._leaves[wanted.leaf].dtype)
         # Boxes of one save may overlap: see ``boxes.divide``.
-        portions, missing = divide(wanted.box, tuple(held))
+        portions, missing = divide(wanted.box, tuple(views))
         if missing:
             raise RestoreFailed(
                 "restore",
@@ -151,7 +151,7 @@ class HeldShards:
             )
         target = np.empty(shape_of(wanted.box), dtype)
         for source, parts in groupby(portions, key=attrgetter("source")):
-            array = held[source]().view(dtype).reshape(shape_of(source))
+            array = views[source]().view(dtype).reshape(shape_of(source))
             for portion in parts:
                 into, out_of = relative(portion.part, wanted.box), relative(portion.part, source)
                 target[slices(into)] = array[slices(out_of)]
@@ -440,7 +440,7 @@ class ShardCollection:
             if placed.shard in crcs and (self._retained is None or placed.shard in self._retained)
         ]
         part = Layout(tuple(stays), layout.size_bytes)
-        built = build_contents(self._save, leaves, part, [crcs[each.shard] for each in stays])
+        built = build_contents(self._save, leaves, part, [crcs[placed.shard] for placed in stays])
         try:
             digest = writer.stage(built)
             writer.publish()
@@ -587,15 +587,15 @@ class ShardFetcher:
 
         CopiesFailed when none has it, HolderUnreachable.
         """
-        found = self._calls.first(
+        contents = self._calls.first(
             f"manifest {digest[:12]} of step {self._save.step}",
             holders,
             lambda holder: fetch_contents(self._client, self._addresses[holder], digest),
             lambda holder, error: self.mark_failed(Quarantined(holder, digest), None, str(error)),
         )
-        if found is None:
+        if contents is None:
             raise CopiesFailed(self._save.step, self.unusable)
-        return found
+        return contents
 
     def fetch_all(
         self,

@@ -82,11 +82,11 @@ class StepCatalog:
         rejection_reason = self.parts.timelines.rejection_reason
         for tier in self.tiers:
             try:
-                found = tier.complete_steps(time.monotonic() + LISTING_TIMEOUT_S)
+                saves = tier.complete_steps(time.monotonic() + LISTING_TIMEOUT_S)
             except (PersistentTierError, CorruptData) as error:
                 failures.append(error)
                 continue
-            steps |= {x.step for x in found if not rejection_reason(x.step, x.incarnation)}
+            steps |= {x.step for x in saves if not rejection_reason(x.step, x.incarnation)}
         for error in failures:
             if not steps:
                 raise error
@@ -172,19 +172,19 @@ class StepCatalog:
 
         StepNotFound when it is in neither; PersistentTierError, CorruptData.
         """
-        found: list[tuple[TierName, StepReader]] = []
+        readers: list[tuple[TierName, StepReader]] = []
         missing: CheckpointError | None = None
         for tier in self.tiers:
             try:
-                found.append((tier.name, tier.open_step(step)))
+                readers.append((tier.name, tier.open_step(step)))
             except (StepNotFound, CorruptData) as error:
                 missing = error
-        if not found:
+        if not readers:
             raise StepNotFound("describe", f"step {step}", "it is in no tier at hand") from missing
-        (name, reader), (_, last) = found[0], found[-1]
+        (name, reader), (_, last) = readers[0], readers[-1]
         me = self.parts.coordinator.process_index
-        documents = sorted(reader.documents(), key=lambda each: each.held.owner != me)
-        value = _first_intact(partial(reader.document, held) for held, _ in documents)
+        documents = sorted(reader.documents(), key=lambda document: document.held.owner != me)
+        value = _first_intact(partial(reader.document, host_state) for host_state, _ in documents)
         leaves = tuple(reader.leaves.values())
         return StepDescription(leaves, value, name, last.saved_s, last.metrics)
 
