@@ -117,14 +117,14 @@ class Beats:
 
     def _look(self, processes: Collection[int]) -> None:
         if len(processes) <= _ASKED_ALONE:
-            each = {p: self._coordinator.find(f"{self.name}/{p}") for p in processes}
-            found = {p: data for p, data in each.items() if data is not None}
+            answers = {p: self._coordinator.find(f"{self.name}/{p}") for p in processes}
+            beats = {p: data for p, data in answers.items() if data is not None}
         else:
             listed = self._coordinator.list(self.name)
-            found = by_process(listed, self.name, self._coordinator.process_count)
+            beats = by_process(listed, self.name, self._coordinator.process_count)
         now_s = self._progress.clock.now_s()
         with self._lock:
-            for process, data in found.items():
+            for process, data in beats.items():
                 what = f"{self.name}/{process}"
                 number, work = decode_message(data, _Beat, what, limit_bytes=MAX_MESSAGE_BYTES)
                 self._log.note(process, number, work, now_s)

@@ -119,11 +119,11 @@ class JaxCoordinator:
 
     def list(self, prefix: str) -> Mapping[str, bytes]:
         try:
-            found = self._client.key_value_dir_get_bytes(self._key(prefix))
+            entries = self._client.key_value_dir_get_bytes(self._key(prefix))
         except jax.errors.JaxRuntimeError as error:
             raise _service_error("list", prefix, error) from error
         start = len(self._key(prefix)) + 1
-        return {key[start:]: value for key, value in found}
+        return {key[start:]: value for key, value in entries}
 
     def delete(self, prefix: str) -> None:
         try:
@@ -250,10 +250,10 @@ def jax_has_answers(count: int) -> bool:
     if not jax_hears_notices():
         return True
     try:
-        found = distributed.global_state.client.key_value_dir_get_bytes(_JAX_ANSWERS)
+        answers = distributed.global_state.client.key_value_dir_get_bytes(_JAX_ANSWERS)
     except jax.errors.JaxRuntimeError as error:
         raise _service_error("list", _JAX_ANSWERS, error) from error
-    return len(found) >= count
+    return len(answers) >= count
 
 
 def _find(client: Any, key: str, shown: str) -> bytes | None:
@@ -275,11 +275,11 @@ def own_address(bind_host: str | None = None) -> str:
     """
     if bind_host is not None:
         try:
-            found = socket.getaddrinfo(bind_host or None, 0, type=socket.SOCK_STREAM)
+            addresses = socket.getaddrinfo(bind_host or None, 0, type=socket.SOCK_STREAM)
         except OSError as error:
             problem = f"transfer address {bind_host!r}: {error}"
             raise ConfigError([problem], target="transfer server") from error
-        return str(found[0][4][0])
+        return str(addresses[0][4][0])
     address = distributed.global_state.coordinator_address
     if not address:
         return "127.0.0.1"
@@ -329,10 +329,10 @@ def run_and_report(work: Callable[[], object], tell: Callable[[str], Told]) -> T
         text = f"unexpected {type(error).__name__}: {error}"
         failure = CheckpointError("run", "the collective work", text)
         failure.__cause__ = error
-    told = tell(str(failure or "")[:ERROR_LIMIT_CHARS])
+    answer = tell(str(failure or "")[:ERROR_LIMIT_CHARS])
     if failure is not None:
         raise failure
-    return told
+    return answer
 
 
 def forget(coordinator: Coordinator, prefix: str) -> None:
@@ -375,7 +375,7 @@ def decode_message(
 
 
 def decode_each(
-    found: Mapping[int, bytes],
+    values: Mapping[int, bytes],
     kind: type[_T],
     name: str,
     unreadable: Callable[[str], _T],
@@ -387,7 +387,7 @@ def decode_each(
     ``unreadable``: makes the message that replaces an undecodable one, from the reason.
     """
     messages: dict[int, _T] = {}
-    for process, data in found.items():
+    for process, data in values.items():
         try:
             messages[process] = decode_message(
                 data, kind, f"{name}/{process}", limit_bytes=limit_bytes
@@ -397,9 +397,9 @@ def decode_each(
     return messages
 
 
-def by_process(found: Mapping[str, bytes], name: str, process_count: int) -> dict[int, bytes]:
+def by_process(values: Mapping[str, bytes], name: str, process_count: int) -> dict[int, bytes]:
     """Return the values below the key ``name`` by process. CoordinationError: unknown process."""
-    return {process_of(text, name, process_count): data for text, data in found.items()}
+    return {process_of(text, name, process_count): data for text, data in values.items()}
 
 
 def process_of(text: str, name: str, process_count: int) -> int:

@@ -70,8 +70,8 @@ def has_come_to(process: int, step: int) -> str:
 def leaving(coordinator: Coordinator) -> dict[int, str]:
     """Return the processes that begin no more saves, each with a sentence."""
     everyone = range(coordinator.process_count)
-    found = sorted(_leaving(coordinator, everyone).items())
-    return {p: f"process {p} has left: {leaving.reason}" for p, leaving in found}
+    announcements = sorted(_leaving(coordinator, everyone).items())
+    return {p: f"process {p} has left: {leaving.reason}" for p, leaving in announcements}
 
 
 def have_left(coordinator: Coordinator, processes: Collection[int]) -> dict[int, str]:
@@ -82,17 +82,17 @@ def have_left(coordinator: Coordinator, processes: Collection[int]) -> dict[int,
 
 def _leaving(coordinator: Coordinator, processes: Collection[int]) -> dict[int, _Leaving]:
     """Return the announcements; an unreadable one counts as left, without any save begun."""
-    found = _said(coordinator, LEAVING, processes)
-    return decode_each(found, _Leaving, LEAVING, lambda text: _Leaving(text, {}))
+    values = _said(coordinator, LEAVING, processes)
+    return decode_each(values, _Leaving, LEAVING, lambda text: _Leaving(text, {}))
 
 
 def _said(coordinator: Coordinator, kind: str, processes: Collection[int]) -> dict[int, bytes]:
     """Return the values below ``kind`` of those of ``processes`` that have one."""
     if len(processes) <= _ASKED_ALONE:
-        each = {process: coordinator.find(f"{kind}/{process}") for process in processes}
-        return {process: value for process, value in each.items() if value is not None}
-    found = by_process(coordinator.list(kind), kind, coordinator.process_count)
-    return {process: value for process, value in found.items() if process in processes}
+        answers = {process: coordinator.find(f"{kind}/{process}") for process in processes}
+        return {process: value for process, value in answers.items() if value is not None}
+    listed = by_process(coordinator.list(kind), kind, coordinator.process_count)
+    return {process: value for process, value in listed.items() if process in processes}
 
 
 class LeftProcesses:
@@ -142,16 +142,16 @@ class LeftProcesses:
     def absent(self, tier: TierName, save: SaveId, processes: Collection[int]) -> dict[int, str]:
         """Return those of ``processes`` that take no part in ``save``, each with a sentence."""
         coordinator = self._coordinator
-        found = have_left(coordinator, processes)
+        sentences = have_left(coordinator, processes)
         for process, leaving in _leaving(coordinator, processes).items():
             if leaving.begun.get(tier, (-1, -1, "")) < in_order(save):
-                found[process] = f"process {process} has left: {leaving.reason}"
+                sentences[process] = f"process {process} has left: {leaving.reason}"
         kind = f"{_AT}/{tier}"
         for process, data in _said(coordinator, kind, processes).items():
             at = _place(data, f"{kind}/{process}")
             if at > in_order(save):
-                found[process] = has_come_to(process, at[1])
-        return dict(sorted(found.items()))
+                sentences[process] = has_come_to(process, at[1])
+        return dict(sorted(sentences.items()))
 
     def has_passed(self, tier: TierName, save: SaveId, process: int) -> bool:
         """Return whether ``process`` has come to a later save than ``save``."""

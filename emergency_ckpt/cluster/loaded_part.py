@@ -102,8 +102,8 @@ class LoadedPart:
 
     def document(self, save: SaveId, owner: int, count: int) -> bytes | None:
         """Return an encoded host state; None when it is not here."""
-        for held, data in self._documents.items():
-            if (held.save, held.owner, held.count) == (save, owner, count):
+        for host_state, data in self._documents.items():
+            if (host_state.save, host_state.owner, host_state.count) == (save, owner, count):
                 return data
         return None
 

@@ -167,10 +167,12 @@ class Membership:
         )
         self.holdings.address = self._server.contact
         self._server.start()
-        held = self.holdings.inventory()
+        inventory = self.holdings.inventory()
         # Directories that this process may adopt only when all have come know of incarnations too.
         nearby = greatest_number(local_dir / self._run_id)
-        self.known = Known(max(held.greatest, nearby), held.newest_step, held.known_complete)
+        self.known = Known(
+            max(inventory.greatest, nearby), inventory.newest_step, inventory.known_complete
+        )
         return self._server.contact, self.known
 
     def _ensure_local_dir(self) -> Path:

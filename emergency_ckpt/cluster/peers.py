@@ -138,13 +138,13 @@ def agree_start(
     except (CheckpointError, OSError) as error:
         failure = error
     hello = _Hello(address, known, "" if failure is None else str(failure)[:ERROR_LIMIT_CHARS])
-    held = Round(coordinator, "hello", deadline_left_s(deadline_s), prompt=True)
+    hello_round = Round(coordinator, "hello", deadline_left_s(deadline_s), prompt=True)
 
     def begin(said: Mapping[int, bytes]) -> bytes:
         hellos = decode_each(said, _Hello, "hello", lambda text: _Hello("", Known(), text))
         return msgspec.json.encode(_begin(hellos, stored))
 
-    data = held.hold(msgspec.json.encode(hello), held.when_all(begin))
+    data = hello_round.hold(msgspec.json.encode(hello), hello_round.when_all(begin))
     agreed = decode_message(data, Started, "hello.told", limit_bytes=MAX_MESSAGE_BYTES)
     if failure is not None:
         raise failure
@@ -159,11 +159,11 @@ def _begin(hellos: dict[int, _Hello], stored: Callable[[], Known]) -> Started:
         return Started("", error=error)
     try:
         every = [stored(), *(hello.known for hello in hellos.values())]
-        incarnation = new_incarnation(max(each.greatest for each in every), secrets.token_hex(8))
+        incarnation = new_incarnation(max(known.greatest for known in every), secrets.token_hex(8))
     except CheckpointError as failure:  # the others wait for it
         return Started("", error=str(failure)[:ERROR_LIMIT_CHARS])
-    complete = max((each.complete for each in every if each.complete), default=None)
-    return Started(incarnation, max(each.newest_step for each in every), complete)
+    complete = max((known.complete for known in every if known.complete), default=None)
+    return Started(incarnation, max(known.newest_step for known in every), complete)
 
 
 def _rejection_reason(hellos: dict[int, _Hello]) -> str:

@@ -80,10 +80,10 @@ class SigtermListener:
         """Return a flag that is set at each SIGTERM from now on."""
         flag = SignalFlag()
         self._flags.append(flag)
-        found = signal.getsignal(signal.SIGTERM)
-        is_of_jax = found is signal.SIG_DFL and jax_hears_notices()
+        earlier = signal.getsignal(signal.SIGTERM)
+        is_of_jax = earlier is signal.SIG_DFL and jax_hears_notices()
         if _in_main_thread() and not self._is_set and not is_of_jax:
-            self._earlier, self._handler = found, self._handler_before(found)
+            self._earlier, self._handler = earlier, self._handler_before(earlier)
             signal.signal(signal.SIGTERM, self._handler)
         return flag
 

@@ -39,7 +39,7 @@ def topology_of(
     mesh: jax.sharding.Mesh | None,
     replica_axis: str | int | None,
     tree: StateTree,
-    held: Sequence[HeldLeaves],
+    held_leaves: Sequence[HeldLeaves],
     *,
     needs_whole: bool,
 ) -> Topology:
@@ -48,8 +48,8 @@ def topology_of(
     From the coordinate on ``replica_axis`` of ``mesh``; without a mesh from the devices'
     ``slice_index`` where they differ; else from the mesh of the state's own shardings; else there
     is one slice. Slices that share a process are merged, because they fail together. ConfigError
-    when ``replica_axis`` is no axis of the mesh that was found. ``held``, ``needs_whole``: as
-    ``replicated_axis``, which chooses where ``replica_axis`` is None.
+    when ``replica_axis`` is no axis of the mesh that was found. ``held_leaves`` and
+    ``needs_whole``: as ``replicated_axis``, which chooses where ``replica_axis`` is None.
     """
     one = Topology(jax.process_count(), (0,) * jax.process_count())
     if mesh is None:
@@ -60,13 +60,13 @@ def topology_of(
     if mesh is None:
         return one
     if replica_axis is None:
-        axis = replicated_axis(mesh, held, needs_whole=needs_whole)
+        axis = replicated_axis(mesh, held_leaves, needs_whole=needs_whole)
         return one if axis is None else _along(mesh, axis)
     return _along(mesh, _axis_of(mesh, replica_axis))
 
 
 def replicated_axis(
-    mesh: jax.sharding.Mesh, held: Sequence[HeldLeaves], *, needs_whole: bool
+    mesh: jax.sharding.Mesh, held_leaves: Sequence[HeldLeaves], *, needs_whole: bool
 ) -> int | None:
     """Return the axis of ``mesh`` along which the most bytes are replicated, the first of equals.
 
@@ -76,14 +76,14 @@ def replicated_axis(
     hold the whole state, to write it to storage) also where a part of the state is not.
 
     Args:
-      held: the processes that hold each part of the state.
+      held_leaves: the processes that hold each part of the state.
     """
     chosen, most = None, 0
     for axis in range(mesh.devices.ndim):
         topology = _along(mesh, axis)
         if len(topology.slices) == 1:
             continue
-        replicated, total = replicated_bytes(topology, held)
+        replicated, total = replicated_bytes(topology, held_leaves)
         if replicated > most and (replicated == total or not needs_whole):
             chosen, most = axis, replicated
     return chosen
@@ -215,15 +215,15 @@ def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> 
         every = config.persistent_writers == "striped"
         for index in topology.slices if every else topology.slices[:1]:
             _check_slice_is_whole(tree, table, topology, index, config)
-    held = table.shards_of(me)
+    shards = table.shards_of(me)
     # Fewer copies than slices must not grow to more in a restore; where the primary alone stores
     # nothing, what it has fetched is one copy more.
-    retained = None if config.placement.copies is None else RetainedShards(stored, held)
+    retained = None if config.placement.copies is None else RetainedShards(stored, shards)
     return ProcessPlacement(
         tree=tree,
         topology=topology,
         leaves=leaves,
-        held=held,
+        held=shards,
         layout=layout,
         retained=retained,
         writers=writers(topology, config.persistent_writers),
@@ -235,8 +235,8 @@ def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> 
 def ram_writers(config: Config, placement: ProcessPlacement) -> RamWriters:
     """Return who can write a step of this structure to storage from RAM alone. Pure."""
     topology = placement.topology
-    held = BoxTable(placement.tree, topology.process_count).held_leaves()
-    return writers_from_ram(config.placement, topology, held, placement.writers)
+    held_leaves = BoxTable(placement.tree, topology.process_count).held_leaves()
+    return writers_from_ram(config.placement, topology, held_leaves, placement.writers)
 
 
 def single_copy_text(config: Config, placement: ProcessPlacement) -> str:

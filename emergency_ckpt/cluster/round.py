@@ -160,10 +160,10 @@ class Cell:
         try:
             self._coordinator.put(self.key, value)
         except (CoordinationError, DeadlineExceeded):
-            found = self.find()  # another's, or ours, whose reply was lost
-            if found is None:
+            counting = self.find()  # another's, or ours, whose reply was lost
+            if counting is None:
                 raise
-            return found
+            return counting
         return value
 
     def find(self) -> bytes | None:
@@ -278,8 +278,8 @@ class Round:
 
     def said(self) -> dict[int, bytes]:
         """Return what has been said so far, by process. CoordinationError: by a stranger."""
-        found = self._coordinator.list(self._name)
-        return by_process(found, self._name, self._coordinator.process_count)
+        values = self._coordinator.list(self._name)
+        return by_process(values, self._name, self._coordinator.process_count)
 
     def hold(self, value: bytes, rule: Rule) -> bytes:
         """Say ``value``, and return the answer: the leader's by ``rule``. Collective."""
@@ -363,8 +363,8 @@ class Round:
             self._series.tidy(self._coordinator)
         return answer if isinstance(answer, bytes) else answer([self._leader])
 
-    def _settle(self, cell: Cell, told: bytes) -> None:
-        if cell.settle(told) != told:
+    def _settle(self, cell: Cell, answer: bytes) -> None:
+        if cell.settle(answer) != answer:
             raise CoordinationError("tell", cell.key, "something else has been told")
 
     def fail(self, error: Exception) -> None:
@@ -478,8 +478,10 @@ def agree(
     def join(said: Mapping[int, bytes]) -> bytes:
         return joined_errors({p: reason_of(data) for p, data in said.items()}).encode()
 
-    held = Round(coordinator, name, timeout_s, prompt=True, series=series)
-    return reason_of(held.hold(error[:JOINED_LIMIT_CHARS].encode(), held.when_all(join)))
+    error_round = Round(coordinator, name, timeout_s, prompt=True, series=series)
+    return reason_of(
+        error_round.hold(error[:JOINED_LIMIT_CHARS].encode(), error_round.when_all(join))
+    )
 
 
 class _Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -519,8 +521,8 @@ def run_on_all(
 
     def tell(error: str) -> _Ready:
         own = msgspec.json.encode(_Ready(error, watch.last_number, in_use))
-        held = Round(coordinator, name, timeout_s, prompt=True, series=series)
-        data = held.hold(own, held.when_all(lambda said: _together(said, name)))
+        ready_round = Round(coordinator, name, timeout_s, prompt=True, series=series)
+        data = ready_round.hold(own, ready_round.when_all(lambda said: _together(said, name)))
         together: _Ready = decode_message(
             data, _Ready, f"{name}.told", limit_bytes=MAX_MESSAGE_BYTES
         )
@@ -540,14 +542,14 @@ def leave_together(coordinator: Coordinator, timeout_s: float) -> None:
     The exit of one process can get the others killed, or end JAX's coordination service.
     """
     try:
-        held = Round(coordinator, "preempted", timeout_s, prompt=True)
-        held.hold(b"", held.when_all(lambda _: b""))
+        last_round = Round(coordinator, "preempted", timeout_s, prompt=True)
+        last_round.hold(b"", last_round.when_all(lambda _: b""))
     except CheckpointError as error:
         logging.warning("not all processes finished in time after the notice: %s", error)
 
 
-def _together(found: Mapping[int, bytes], name: str) -> bytes:
-    reports = decode_each(found, _Ready, name, lambda text: _Ready(text, 0))
+def _together(messages: Mapping[int, bytes], name: str) -> bytes:
+    reports = decode_each(messages, _Ready, name, lambda text: _Ready(text, 0))
     errors = joined_errors({p: report.error for p, report in reports.items()})
     number = max(report.number for report in reports.values())
     in_use = next((report.in_use for report in reports.values() if report.in_use), None)

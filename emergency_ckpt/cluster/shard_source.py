@@ -65,8 +65,8 @@ class HostStateInbox:
             with self._changed:
                 left_s = max(deadline_s - time.monotonic(), 0)
                 if self._changed.wait_for(lambda: not missing(), min(left_s, _CHECK_INTERVAL_S)):
-                    found = self._by_save.get(save, {})
-                    return {owner: found[owner] for owner in owners}
+                    documents = self._by_save.get(save, {})
+                    return {owner: documents[owner] for owner in owners}
                 if time.monotonic() >= deadline_s:
                     raise DeadlineExceeded(
                         "wait for host states of",
@@ -109,8 +109,8 @@ class ProcessHoldings:
         return None if loaded is None or loaded.digest != digest else loaded
 
     def inventory(self) -> HolderInventory:
-        held = self._tier.inventory(self.name, self._process_index, self.address)
-        return held if self.loaded is None else self.loaded.added_to(held)
+        inventory = self._tier.inventory(self.name, self._process_index, self.address)
+        return inventory if self.loaded is None else self.loaded.added_to(inventory)
 
     def contents(self, digest: str) -> Contents | None:
         """Return the contents with a digest, or None when not held."""

@@ -71,10 +71,10 @@ def tell_problem(coordinator: Coordinator, error: CheckpointError) -> None:
     """
     problem = str(error)[:ERROR_LIMIT_CHARS]
     try:
-        held = _round(coordinator, "settings", 0.0)
-        held.say(msgspec.json.encode(_Hello("", problem)))
+        settings_round = _round(coordinator, "settings", 0.0)
+        settings_round.say(msgspec.json.encode(_Hello("", problem)))
         if coordinator.process_index == 0:
-            held.tell(msgspec.json.encode(_Decision(error=f"process 0: {problem}")))
+            settings_round.tell(msgspec.json.encode(_Decision(error=f"process 0: {problem}")))
     except CoordinationError as failure:
         error.add_note(f"The other processes were not told: {failure}")
 
@@ -94,9 +94,11 @@ def agree_settings(
     """
     deadline_s = time.monotonic() + timeout_s
     hello = _Hello(settings_digest(own), "", host)
-    held = _round(coordinator, "settings", timeout_s)
+    settings_round = _round(coordinator, "settings", timeout_s)
     try:
-        data = held.hold(msgspec.json.encode(hello), lambda said, _: _answer(held, said))
+        data = settings_round.hold(
+            msgspec.json.encode(hello), lambda said, _: _answer(settings_round, said)
+        )
     except DeadlineExceeded as error:
         raise _not_all_came(timeout_s, error.missing) from error
     decision: _Decision = decode_message(
@@ -105,9 +107,11 @@ def agree_settings(
     if decision.differ:
         # Only when they differ, because the texts of all processes are large.
         texts = _round(coordinator, "settings.texts", deadline_left_s(deadline_s) + _DIFFER_S)
-        told = texts.hold(msgspec.json.encode(own), texts.when_all(_differences))
+        differences = texts.hold(msgspec.json.encode(own), texts.when_all(_differences))
         name = "settings.texts.told, process 0"
-        raise ConfigError(decode_message(told, list[str], name, limit_bytes=MAX_MESSAGE_BYTES))
+        raise ConfigError(
+            decode_message(differences, list[str], name, limit_bytes=MAX_MESSAGE_BYTES)
+        )
     if decision.error:
         raise ConfigError([decision.error])
     return AgreedStart(decision.start, decision.outside)
@@ -118,7 +122,7 @@ def _round(coordinator: Coordinator, name: str, timeout_s: float) -> Round:
     return Round(coordinator, name, timeout_s, absent=nobody, prompt=True)
 
 
-def _answer(held: Round, said: Mapping[int, bytes]) -> Answer | None:
+def _answer(settings_round: Round, said: Mapping[int, bytes]) -> Answer | None:
     """The rule: an error at once, before the last one has come; else what all hellos give."""
     hellos = decode_each(said, _Hello, "settings", lambda text: _Hello("", text))
     errors = joined_errors({p: hello.problem for p, hello in hellos.items()})
@@ -130,7 +134,7 @@ def _answer(held: Round, said: Mapping[int, bytes]) -> Answer | None:
     else:
         outside = outside_hosts(hello.host for hello in hellos.values() if hello.host)
         decision = _Decision(start=secrets.token_hex(8), outside=outside)
-    return held.when_all(lambda _: msgspec.json.encode(decision))(said, {})
+    return settings_round.when_all(lambda _: msgspec.json.encode(decision))(said, {})
 
 
 def _differences(said: Mapping[int, bytes]) -> bytes:

@@ -119,7 +119,7 @@ class Timelines:
             left = self._newest_step
             if self._tier is not None:
                 tensors, _, complete = self._tier.held()
-                saves = [held.save for held in tensors] + ([complete] if complete else [])
+                saves = [manifest.save for manifest in tensors] + ([complete] if complete else [])
                 left = max(left, newest_step(saves, self._bound))
             if left >= 0:
                 self._pending = continued(None, None, save.incarnation)
