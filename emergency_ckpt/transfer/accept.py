@@ -163,7 +163,7 @@ class Accept:
         self._advance(accepted)  # its hello has often arrived already
 
     def _make_room(self, host: str) -> None:
-        oldest = next(each for each in self._accepted.values() if each.host == host)
+        oldest = next(newcomer for newcomer in self._accepted.values() if newcomer.host == host)
         self._note(oldest.name, "made room for other newcomers")
         self._drop(oldest)
 

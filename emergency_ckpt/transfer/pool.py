@@ -240,8 +240,9 @@ def each_address(address: str) -> list[str]:
     """
     if split_holder(address)[0]:
         return [address]
-    found = numeric_addresses(address)
-    return found if len(found) > 1 else [address]  # the call to it names an error of the name
+    addresses = numeric_addresses(address)
+    # A name with one address stays a name: the error of a call then says the name.
+    return addresses if len(addresses) > 1 else [address]
 
 
 def numeric_addresses(address: str) -> list[str]:

@@ -358,7 +358,7 @@ class TransferServer:
             daemon=True,
         )
         self._sessions[session] = thread
-        self._leaving = [each for each in self._leaving if each.is_alive()]
+        self._leaving = [leaving for leaving in self._leaving if leaving.is_alive()]
         try:
             thread.start()
         except RuntimeError as error:  # the process can start no more threads: busy
@@ -387,8 +387,8 @@ class TransferServer:
 
 def _bind(host: str, port: int) -> tuple[socket.socket, str]:
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, name = found[0]
+        addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, name = addresses[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise ConfigError(

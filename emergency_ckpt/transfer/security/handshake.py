@@ -162,8 +162,8 @@ def prove_to_server(
         answer = stream.receive_payload(timeout(), limit_bytes=MAX_UNPROVEN_FRAME_BYTES)
     except ProtocolViolation as error:
         raise NotProved(error.problem) from error
-    proof, keys, found = handshake.receive(answer)
-    if holder not in ("", found):
+    proof, keys, identity = handshake.receive(answer)
+    if holder not in ("", identity):
         raise NotProved("another server has that address now")
     stream.send_frame(proof, timeout())
     seal(stream, keys, is_server=False)
