@@ -160,8 +160,8 @@ def with_data(manager: Any, data_iterator: Any) -> Any:
         as only Grain's iterators have, or is a placeholder, ``manager`` itself is returned.
     """
     loaders: list[Any] = data_iterator if isinstance(data_iterator, list) else [data_iterator]
-    known = [as_stateful(getattr(each, "local_iterator", None)) for each in loaders]
-    iterators = [each for each in known if each is not None]
+    known = [as_stateful(getattr(loader, "local_iterator", None)) for loader in loaders]
+    iterators = [iterator for iterator in known if iterator is not None]
     return _WithData(manager, iterators) if len(iterators) == len(loaders) else manager
 
 

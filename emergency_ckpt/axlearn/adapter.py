@@ -158,9 +158,9 @@ class EmergencyCheckpointer(BaseCheckpointer):
     def checkpoint_steps(cls, base_dir: str) -> list[int]:
         """The complete steps in storage under ``base_dir``, oldest first. Blocks for storage."""
         return [
-            each.step
-            for each in PersistentTier(os.path.join(base_dir, _TENSORS)).found.counting()
-            if each.process_count
+            step.step
+            for step in PersistentTier(os.path.join(base_dir, _TENSORS)).found.counting()
+            if step.process_count
         ]
 
     @classmethod
@@ -210,8 +210,8 @@ class EmergencyCheckpointer(BaseCheckpointer):
         """
         running = self._running or self._start(state)
         tensors, iterators = split(state)
-        found, restored = running.restore(step, state=tensors, host_state=iterators or None)
-        return (None, state) if found is None else (found, join(state, restored))
+        restored_step, restored = running.restore(step, state=tensors, host_state=iterators or None)
+        return (None, state) if restored_step is None else (restored_step, join(state, restored))
 
     def wait_until_finished(self) -> None:
         """Return when no save is under way; raises the newest error of one. Not collective."""

@@ -34,7 +34,7 @@ def _with_ours(orbaxs: ModuleType) -> ModuleType:
     """Return a module with the names of ``orbaxs``, where the manager and its options are ours."""
     module = ModuleType(orbaxs.__name__, orbaxs.__doc__)
     ours = (CheckpointManager, CheckpointManagerOptions)
-    vars(module).update(vars(orbaxs), **{each.__name__: each for each in ours})
+    vars(module).update(vars(orbaxs), **{kind.__name__: kind for kind in ours})
     return module
 
 

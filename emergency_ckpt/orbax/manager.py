@@ -203,8 +203,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         processes that have no save in progress. Does not block. ``read=True``: what is there now;
         then it is collective, and blocks.
         """
-        found = self._surveyed() if read else self._checkpointer.known_steps
-        return sorted({*found.local, *found.persistent})
+        steps = self._surveyed() if read else self._checkpointer.known_steps
+        return sorted({*steps.local, *steps.persistent})
 
     def latest_step(self) -> int | None:
         """Return the newest complete step that is known; None when there is none. Not collective.
@@ -339,7 +339,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         wanted = items.restore_target(args, self._abstract_state)
         self._open_again_where_lost()
         try:
-            found, state = self._checkpointer.restore(
+            restored_step, state = self._checkpointer.restore(
                 step,
                 state=wanted.state,
                 host_state=target,
@@ -347,12 +347,12 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             )
         except StepNotFound as error:
             raise FileNotFoundError(str(error)) from error
-        if found is None:
+        if restored_step is None:
             raise FileNotFoundError(f"there are no steps in {self._directory} nor in RAM")
         state = wanted.part_of(state)
         if target is None:
             return ocp.args.Composite(state=state)
-        return ocp.args.Composite(state=state, dataset=items.dataset_in(target, found))
+        return ocp.args.Composite(state=state, dataset=items.dataset_in(target, restored_step))
 
     # Contents of a step.
 
@@ -442,5 +442,5 @@ def replica_axis_of(mesh: jax.sharding.Mesh, axis: int, state: PyTree) -> int | 
     """
     if slice_count(mesh, axis) > 1:
         return axis
-    held = BoxTable(describe(state, "open"), jax.process_count()).held_leaves()
-    return replicated_axis(mesh, held, needs_whole=True)
+    held_leaves = BoxTable(describe(state, "open"), jax.process_count()).held_leaves()
+    return replicated_axis(mesh, held_leaves, needs_whole=True)

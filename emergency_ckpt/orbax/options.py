@@ -248,11 +248,11 @@ def with_further(settings: Mapping[str, Any], further: Mapping[str, Any]) -> dic
 
     An interval in place of a policy leaves preemptions to ``save_on_preemption``, which is then on.
     """
-    found = {**settings, **further}
+    merged = {**settings, **further}
     given = [further[name] for name in ("local_save_every", "save_every") if name in further]
     if any(all(is_interval(part) for part in parts_of(every)) for every in given):
-        found["save_on_preemption"] = further.get("save_on_preemption", True)
-    return found
+        merged["save_on_preemption"] = further.get("save_on_preemption", True)
+    return merged
 
 
 def save_policy_of(tier: LocalCheckpointOptions | PersistentCheckpointOptions) -> PerProcessPolicy:

@@ -56,7 +56,9 @@ class Handlers:
         if given is not None and not isinstance(given, Mapping):
             given = {ONLY: given}
         by_name = {} if given is None else cast("Mapping[str, Any]", given)
-        self._by_name = {name: getattr(each, "handler", each) for name, each in by_name.items()}
+        self._by_name = {
+            name: getattr(handler, "handler", handler) for name, handler in by_name.items()
+        }
         self._registry = registry
 
     def given(self, items: Any, kwargs: Any, args: Any) -> dict[str, Given]:
@@ -102,23 +104,23 @@ def saved(given: Mapping[str, Given]) -> Items:
     iterators: dict[str, Any] = {}
     values: dict[str, Any] = {}
     count = 0
-    for name, each in given.items():
-        if each.kind == "tree":
-            problem, leaves = _problem_of(name, each)
+    for name, entry in given.items():
+        if entry.kind == "tree":
+            problem, leaves = _problem_of(name, entry)
             if problem:
                 return Items(unfit=problem)
-            trees[name] = each.item
+            trees[name] = entry.item
             count += leaves
-        elif each.kind == "iterator":
-            iterators[name] = each.item
-        elif each.kind == "value":
+        elif entry.kind == "iterator":
+            iterators[name] = entry.item
+        elif entry.kind == "value":
             try:  # as storage would give it back
-                values[name] = json.loads(json.dumps(each.item))
+                values[name] = json.loads(json.dumps(entry.item))
             except (TypeError, ValueError) as error:
                 return Items(unfit=f"{name!r}: {error}")
         else:
             return Items(
-                unfit=f"{name!r} of {type(each.args).__name__}: no arrays, iterator or JSON"
+                unfit=f"{name!r} of {type(entry.args).__name__}: no arrays, iterator or JSON"
             )
     return Items(trees, iterators, values) if count else Items(unfit="there are no trees of arrays")
 
@@ -126,7 +128,7 @@ def saved(given: Mapping[str, Given]) -> Items:
 def _problem_of(name: str, given: Given) -> tuple[str, int]:
     """Return why a tree cannot be kept, empty if it can, and the number of its leaves."""
     casts = jax.tree.leaves(getattr(given.args, "save_args", None))
-    if any(getattr(each, "dtype", None) is not None for each in casts):
+    if any(getattr(argument, "dtype", None) is not None for argument in casts):
         return f"{name!r} is saved with a cast", 0
     try:
         return "", len(describe({name: given.item}, "save").leaves)
@@ -173,11 +175,11 @@ def target(given: Mapping[str, Given], kept: Kept, template: Mapping[str, PyTree
     iterators: dict[str, Any] = {}
     parts: dict[str, Callable[[Any], Any]] = {}
     for name in kept.trees:
-        each = given.get(name, Given("tree", None, None))
-        if each.args is not None and each.kind != "tree":
+        entry = given.get(name, Given("tree", None, None))
+        if entry.args is not None and entry.kind != "tree":
             raise ValueError(f"item {name!r} is a tree of arrays in the step")
-        check_transforms(each.args)
-        wanted = _wanted(name, each, template)
+        check_transforms(entry.args)
+        wanted = _wanted(name, entry, template)
         trees[name], part = wanted.target, wanted.part_of
         if name in names:
             parts[name] = part

@@ -183,9 +183,9 @@ class CheckpointManager:
                 target = self._target(given, choice)
                 restored = self._ram.restore(choice, step, target.items)
                 if restored is not None:
-                    found = {name: part(restored[name]) for name, part in target.parts.items()}
-                    is_alone = set(found) == {plain_items.ONLY}
-                    return found[plain_items.ONLY] if is_alone else ocp.args.Composite(**found)
+                    values = {name: part(restored[name]) for name, part in target.parts.items()}
+                    is_alone = set(values) == {plain_items.ONLY}
+                    return values[plain_items.ONLY] if is_alone else ocp.args.Composite(**values)
             step = choice.stored if step is None else step
             loaded = self._orbax.restore(step, items, restore_kwargs, directory, args)
             self._ram.go_on_from(step)
@@ -235,8 +235,8 @@ class CheckpointManager:
         stored = self._orbax.latest_step()
         if step is None or step != self._ram.newest or stored is None:
             return self._orbax.metadata() if step is None else self._orbax.metadata(step)
-        found = self._orbax.metadata(stored)
-        return dataclasses.replace(found, metrics={}, custom_metadata={})
+        metadata = self._orbax.metadata(stored)
+        return dataclasses.replace(metadata, metrics={}, custom_metadata={})
 
     # Waiting and ending.
 

@@ -194,7 +194,7 @@ class RamBeside:
             self._ram = EmergencyCheckpointer(config)
         except Exception as error:  # noqa: BLE001 - of RAM: storage goes on
             listeners = listeners_of(config.on_event)
-            plain = [each for each in listeners if not isinstance(each, Observer | str)]
+            plain = [listener for listener in listeners if not isinstance(listener, Observer | str)]
             _tell_given_up(EventSink(*plain, process_index=jax.process_index()), "start", error)
             return
         self.survey()
@@ -316,11 +316,11 @@ class RamBeside:
 
     def _agree(self, ram: EmergencyCheckpointer, wanted: int | None) -> RamChoice:
         ram.wait_until_finished()
-        self._found = found = ram.steps.survey(()).local
-        known, step = self._stored(), max(found, default=None) if wanted is None else wanted
+        self._found = local_steps = ram.steps.survey(()).local
+        known, step = self._stored(), max(local_steps, default=None) if wanted is None else wanted
         newest = max(known, default=_NONE)
         asked = newest if wanted is None else wanted if wanted in known else _NONE
-        kept = None if step is None or step not in found else _kept(ram, step)
+        kept = None if step is None or step not in local_steps else _kept(ram, step)
         parts, name = ram.steps.parts, f"choice/{next(self._numbers)}"
         may_remap = parts.config.host_state_remap is not None
 
@@ -328,7 +328,7 @@ class RamBeside:
             said = decode_each(words, _Said, name, lambda _: _Said(_NONE, _NONE, None))
             return msgspec.json.encode(_chosen(step, said, wanted=wanted, may_remap=may_remap))
 
-        held = Round(
+        choice_round = Round(
             parts.coordinator,
             name,
             parts.config.restore_limits.patience_s,
@@ -336,7 +336,7 @@ class RamBeside:
             series=parts.series,
         )
         own = msgspec.json.encode(_Said(asked, newest, kept))
-        data = held.hold(own, held.when_all(rule))
+        data = choice_round.hold(own, choice_round.when_all(rule))
         return decode_message(data, RamChoice, f"{name}.told", limit_bytes=MAX_MESSAGE_BYTES)
 
     def survey(self) -> None:
@@ -348,13 +348,13 @@ class RamBeside:
 
     def agreed(self, problem: str) -> str:
         """Return the problems of all processes, the same on all; empty without. Collective."""
-        told = problem
+        problems = problem
         with self._guarded("agree beside"):
             if self._ram is not None:
                 parts, name = self._ram.steps.parts, f"problem/{next(self._numbers)}"
                 limit_s = parts.config.restore_limits.patience_s
-                told = agree(parts.coordinator, name, problem, limit_s, parts.series)
-        return told
+                problems = agree(parts.coordinator, name, problem, limit_s, parts.series)
+        return problems
 
     # Restoring.
 
@@ -424,7 +424,7 @@ class RamBeside:
         if self._ram is None or step is None:
             return
         known = self._known(self._ram)
-        self._left_behind = step if any(each > step for each in known) else None
+        self._left_behind = step if any(known_step > step for known_step in known) else None
         if self._left_behind is None:
             self._ram.go_on_after(CompleteSteps(tuple(sorted(known))))
 
@@ -434,9 +434,9 @@ class RamBeside:
             return
         step, self._left_behind, self._newest = self._left_behind, None, None
         ram.wait_until_finished()
-        for newer in sorted(each for each in self._known(ram) if each > step):
+        for newer in sorted(known_step for known_step in self._known(ram) if known_step > step):
             ram.steps.remove(newer)
-        self._found = tuple(each for each in self._found if each <= step)
+        self._found = tuple(known_step for known_step in self._found if known_step <= step)
         ram.go_on_after(CompleteSteps((step,)))
 
     def _known(self, ram: EmergencyCheckpointer) -> set[int]:
@@ -450,11 +450,11 @@ class RamBeside:
         """
         if self._ram is None or step != self.newest:
             return None
-        found = self._ram.steps.describe(step)
-        kept: Kept = decoder_of(Kept).decode(found.host_state["kept"])
-        tree = nested({leaf.path: leaf for leaf in found.leaves})
+        description = self._ram.steps.describe(step)
+        kept: Kept = decoder_of(Kept).decode(description.host_state["kept"])
+        tree = nested({leaf.path: leaf for leaf in description.leaves})
         trees = tree if len(kept.trees) > 1 else dict.fromkeys(kept.trees, tree)
-        return trees, found.host_state["metadata"]
+        return trees, description.host_state["metadata"]
 
     def forget(self, step: int) -> bool:
         """Remove ``step`` from RAM; return whether RAM had it. Collective; blocks.
@@ -540,9 +540,11 @@ def _tell_given_up(events: EventSink, operation: str, error: Exception) -> None:
 def _kept(ram: EmergencyCheckpointer, step: int) -> Kept | None:
     """Return what RAM has of a step; None where this process cannot tell, or another class did."""
     try:
-        found = ram.steps.describe(step)
-        kept: Kept = decoder_of(Kept).decode(found.host_state["kept"])
-        keys = {leaf.path: leaf.key_impl for leaf in found.leaves if leaf.key_impl is not None}
+        description = ram.steps.describe(step)
+        kept: Kept = decoder_of(Kept).decode(description.host_state["kept"])
+        keys = {
+            leaf.path: leaf.key_impl for leaf in description.leaves if leaf.key_impl is not None
+        }
         return msgspec.structs.replace(kept, keys=keys)
     except (CheckpointError, msgspec.MsgspecError, KeyError, TypeError):
         return None
@@ -557,10 +559,10 @@ def _chosen(
     """
     first = said[0]
     stored = None if first.stored == _NONE else first.stored
-    told = [each.kept for each in said.values() if each.kept is not None]
-    if step is None or not told:
+    kept_steps = [answer.kept for answer in said.values() if answer.kept is not None]
+    if step is None or not kept_steps:
         return RamChoice(stored=stored)
-    kept = max(told, key=lambda each: each.follows)
+    kept = max(kept_steps, key=lambda record: record.follows)
     is_of_each = bool(kept.iterators or kept.values) and not may_remap
     counts = kept.processes == len(said) or not is_of_each
     if wanted is None:

@@ -30,8 +30,8 @@ def stored_tree(item: epath.Path, keys: Mapping[str, str]) -> PyTree:
     """
     described = ocp.PyTreeCheckpointHandler().metadata(item).tree
 
-    def leaf_of(path: Any, found: Any) -> Any:
-        leaf, impl = _stored_leaf(found), keys.get(path_of(path))
+    def leaf_of(path: Any, metadata: Any) -> Any:
+        leaf, impl = _stored_leaf(metadata), keys.get(path_of(path))
         return leaf if impl is None else _key_of(leaf, impl)
 
     return jax.tree_util.tree_map_with_path(leaf_of, described)
@@ -61,14 +61,14 @@ def _key_of(data: Any, impl: str) -> Any:
     return jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=sharding)
 
 
-def _stored_leaf(found: Any) -> Any:
-    """Return the leaf to restore into, of the kind, dtype and sharding of Orbax's ``found``."""
-    if isinstance(found, ocp.metadata.ScalarMetadata):
-        return np.dtype(found.dtype).type(0).item()
-    sharding: Any = None if found.sharding is None else found.sharding.to_jax_sharding()
+def _stored_leaf(metadata: Any) -> Any:
+    """Return the leaf to restore into, of the kind, dtype and sharding of Orbax's ``metadata``."""
+    if isinstance(metadata, ocp.metadata.ScalarMetadata):
+        return np.dtype(metadata.dtype).type(0).item()
+    sharding: Any = None if metadata.sharding is None else metadata.sharding.to_jax_sharding()
     if sharding is None:
-        return _host_array(found.shape, found.dtype)
-    return jax.ShapeDtypeStruct(found.shape, found.dtype, sharding=sharding)
+        return _host_array(metadata.shape, metadata.dtype)
+    return jax.ShapeDtypeStruct(metadata.shape, metadata.dtype, sharding=sharding)
 
 
 def _host_array(shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
@@ -125,8 +125,8 @@ class Wanted:
 
     def part_of(self, restored: PyTree) -> PyTree:
         """Return what the caller asked for of the restored tree."""
-        found, _ = by_path(restored)
-        leaves = [self._as_given[p] if p in self._as_given else found[p] for p in self._order]
+        leaf_of, _ = by_path(restored)
+        leaves = [self._as_given[p] if p in self._as_given else leaf_of[p] for p in self._order]
         return jax.tree.unflatten(self._given, leaves)
 
 

@@ -16,18 +16,18 @@ from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.state.tree import describe
 
 
-def step_metadata(found: StepDescription, abstract_state: Any) -> ocp.metadata.StepMetadata:
+def step_metadata(description: StepDescription, abstract_state: Any) -> ocp.metadata.StepMetadata:
     """Return the ``StepMetadata`` of a step; see ``CheckpointManager.metadata``."""
-    written_ns = None if found.written_s is None else int(found.written_s * 1e9)
+    written_ns = None if description.written_s is None else int(description.written_s * 1e9)
     return ocp.metadata.StepMetadata(
-        item_metadata=ocp.args.Composite(state=_arrays(found, abstract_state)),  # pyright: ignore[reportArgumentType]
-        metrics=items.metrics_in(found.host_state) or {},
-        custom_metadata=items.metadata_in(found.host_state),
+        item_metadata=ocp.args.Composite(state=_arrays(description, abstract_state)),  # pyright: ignore[reportArgumentType]
+        metrics=items.metrics_in(description.host_state) or {},
+        custom_metadata=items.metadata_in(description.host_state),
         commit_timestamp_nsecs=written_ns,
     )
 
 
-def _arrays(found: StepDescription, abstract_state: Any) -> Any:
+def _arrays(description: StepDescription, abstract_state: Any) -> Any:
     arrays = {
         leaf.path: ocp.metadata.ArrayMetadata(
             name=leaf.path.replace("/", "."),
@@ -36,7 +36,7 @@ def _arrays(found: StepDescription, abstract_state: Any) -> Any:
             sharding=None,
             dtype=dtype_named(leaf.dtype),
         )
-        for leaf in found.leaves
+        for leaf in description.leaves
     }
     tree = describe(abstract_state, "describe")
     return tree.unflatten(arrays) if set(tree.specs) == set(arrays) else arrays

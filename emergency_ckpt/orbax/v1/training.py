@@ -123,7 +123,7 @@ class Checkpointer:
         )
         self._ram = RamBeside(
             self.directory,
-            lambda: [each.step for each in storage.checkpoints],
+            lambda: [checkpoint.step for checkpoint in storage.checkpoints],
             local_directory=local_directory,
             settings=settings,
         )
@@ -237,8 +237,8 @@ class Checkpointer:
         Raises:
           StepNotFoundError: no tier has the step. Otherwise as ``load_checkpointables``.
         """
-        found = self.load_checkpointables(step, {checkpointable_name: abstract_state})
-        return found[checkpointable_name]
+        loaded = self.load_checkpointables(step, {checkpointable_name: abstract_state})
+        return loaded[checkpointable_name]
 
     def load_checkpointables(
         self, step: Any = None, abstract_checkpointables: dict[str, Any] | None = None
@@ -284,16 +284,18 @@ class Checkpointer:
         Of a step in RAM alone it has the leaves as ``jax.ShapeDtypeStruct``, in dicts by their
         paths, where this process holds a part of the step.
         """
-        found = self._described(step)
-        if found is None:
+        description = self._described(step)
+        if description is None:
             return self._storage.metadata(step)
-        kept = {"metrics": found.metrics, "custom_metadata": found.custom_metadata}
-        return self._of_ram(found.step, found.metadata.get(_STATE, found.metadata), kept)
+        kept = {"metrics": description.metrics, "custom_metadata": description.custom_metadata}
+        return self._of_ram(
+            description.step, description.metadata.get(_STATE, description.metadata), kept
+        )
 
     def checkpointables_metadata(self, step: Any = None) -> Any:
         """Return the metadata of a step's checkpointables, by name. As ``metadata``."""
-        found = self._described(step)
-        return self._storage.checkpointables_metadata(step) if found is None else found
+        description = self._described(step)
+        return self._storage.checkpointables_metadata(step) if description is None else description
 
     def _described(self, step: Any) -> Any:
         """Return the metadata of a step in RAM alone; None of any other."""
@@ -301,13 +303,13 @@ class Checkpointer:
         if newest is None or (step is not None and _number(step) != newest):
             return None
         try:
-            found = self._ram.metadata_of(newest)
+            metadata = self._ram.metadata_of(newest)
         except StepNotFound as error:
             text = f"step {newest} is in RAM of others: {error}"
             raise errors.StepNotFoundError(text) from error
-        if found is None:
+        if metadata is None:
             return None
-        return self._of_ram(newest, *found)
+        return self._of_ram(newest, *metadata)
 
     def root_metadata(self) -> RootMetadata:
         """Return the directory and the metadata of the run. As Orbax's."""
