@@ -189,13 +189,15 @@ def survival_of(holders: Iterable[frozenset[str]], units: int) -> Survival:
     )
 
 
-def holders_of_parts(held: Mapping[str, Iterable[Hashable]]) -> dict[Hashable, frozenset[str]]:
+def holders_of_parts(
+    parts_of_units: Mapping[str, Iterable[Hashable]],
+) -> dict[Hashable, frozenset[str]]:
     """Return the units that hold each part, from the parts that each unit holds."""
-    found: dict[Hashable, set[str]] = {}
-    for unit, parts in held.items():
+    units_of_parts: dict[Hashable, set[str]] = {}
+    for unit, parts in parts_of_units.items():
         for part in parts:
-            found.setdefault(part, set()).add(unit)
-    return {part: frozenset(units) for part, units in found.items()}
+            units_of_parts.setdefault(part, set()).add(unit)
+    return {part: frozenset(units) for part, units in units_of_parts.items()}
 
 
 def held_bytes(

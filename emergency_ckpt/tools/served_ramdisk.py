@@ -79,27 +79,27 @@ class ReadOnlyRamdisk:
         holders = [folder.holder for folder in folders]
         ledgers = [folder.ledger for folder in folders]
         host_states = {
-            (held.save, held.owner, held.count): held
+            (host_state.save, host_state.owner, host_state.count): host_state
             for holder in holders
-            for held in holder.host_states
+            for host_state in holder.host_states
         }
         known = [ledger.complete for ledger in ledgers if ledger.complete is not None]
         return HolderInventory(
             holder=f"server/{self.address.rpartition('@')[2]}",
             process_index=None,
             address=self.address,
-            tensors=tuple(sorted({held for holder in holders for held in holder.tensors})),
+            tensors=tuple(sorted({manifest for holder in holders for manifest in holder.tensors})),
             host_states=tuple(sorted(host_states.values())),
             known_complete=max(known, default=None),
             timeline=newest_chain(ledgers),
-            incarnation=max((each.incarnation for each in ledgers), key=number_of, default=""),
+            incarnation=max((ledger.incarnation for ledger in ledgers), key=number_of, default=""),
         )
 
     def contents_bytes(self, digest: str) -> bytes | None:
         """Return the canonical encoding whose SHA-256 is ``digest``, or None."""
         with self._lock:
-            found = self._find(digest)
-            return found[1].published.encoded if found else None
+            slot = self._find(digest)
+            return slot[1].published.encoded if slot else None
 
     @contextmanager
     def mapping_for(self, digest: str) -> Generator[tuple[Mapping, Contents]]:
@@ -108,10 +108,10 @@ class ReadOnlyRamdisk:
         NotHeld when they are not published, or the slot is gone or too short.
         """
         with self._lock:
-            found = self._find(digest)
-            if found is None:
+            slot = self._find(digest)
+            if slot is None:
                 raise NotHeld("read", f"contents {digest[:12]}", "not published here (any more)")
-            place, copy = found
+            place, copy = slot
             mapping = place.mapping(copy)
         yield mapping, copy.published.contents
 
@@ -157,13 +157,13 @@ class ReadOnlyRamdisk:
     def _find(self, digest: str) -> tuple[_Directory, RamCopy] | None:
         """Return the slot that was published last; an older one may have failed verification."""
         self._refresh()
-        found = [
+        slots = [
             (place, copy)
             for place in self._directories.values()
             for copy in place.folder.copies
             if copy.published.digest == digest
         ]
-        return max(found, key=lambda each: each[1].saved_s, default=None)
+        return max(slots, key=lambda slot: slot[1].saved_s, default=None)
 
     def _refresh(self) -> None:
         present = process_directories(self._run_dir)
@@ -222,7 +222,9 @@ class _Directory:
             self.folder = self._read()
             # The last reader of another one frees it.
             left = {_slot_of(copy) for copy in self.folder.copies}
-            self._mappings = {slot: each for slot, each in self._mappings.items() if slot in left}
+            self._mappings = {
+                slot: mapping for slot, mapping in self._mappings.items() if slot in left
+            }
 
     def _read(self) -> ProcessFolder:
         # If a file is replaced meanwhile, the next request sees another version.

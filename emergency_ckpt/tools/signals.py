@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable
 @contextlib.contextmanager
 def handling(numbers: Iterable[int], handle: Callable[[int], object]) -> Generator[None]:
     """Call ``handle`` with each of these signals during this context. Main thread only."""
-    before = {each: signal.signal(each, lambda number, _: handle(number)) for each in numbers}
+    before = {number: signal.signal(number, lambda number, _: handle(number)) for number in numbers}
     try:
         yield
     finally:

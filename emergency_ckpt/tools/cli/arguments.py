@@ -172,4 +172,4 @@ def print_json(document: object) -> None:
 
 def addresses(text: str) -> tuple[str, ...]:
     """Return the addresses of ``HOST:PORT,...``."""
-    return tuple(each for each in text.split(",") if each)
+    return tuple(address for address in text.split(",") if address)

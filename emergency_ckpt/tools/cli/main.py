@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         _open_closed_streams()
     status = _run(list(sys.argv[1:] if argv is None else argv))
-    calls = [each for each in threading.enumerate() if each.name.startswith(THREAD_NAME)]
+    calls = [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)]
     if argv is None and calls:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -198,11 +198,12 @@ def _parser(name: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=_version())
     subparsers = parser.add_subparsers(metavar="COMMAND", help="one of those below")
-    for each in COMMANDS:
-        if each != name:
-            subparsers.add_parser(each, add_help=False)
+    for command_name in COMMANDS:
+        if command_name != name:
+            subparsers.add_parser(command_name, add_help=False)
             continue
-        command, module = subparsers.add_parser(each, formatter_class=_Help), _load(each)
+        command = subparsers.add_parser(command_name, formatter_class=_Help)
+        module = _load(command_name)
         module.add_arguments(command)
         command.epilog = f"{command.epilog or ''}\n\nexample:\n  {module.EXAMPLE}".lstrip()
     return parser

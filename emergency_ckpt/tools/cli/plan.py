@@ -124,8 +124,8 @@ def run(args: argparse.Namespace) -> int:
     rows = study(job)
     chosen, reason = recommend(job, rows, wanted_survival=args.survival)
     if args.json:
-        found = {"job": job, "placements": rows, "recommended": chosen.name, "reason": reason}
-        print_json(found)
+        answer = {"job": job, "placements": rows, "recommended": chosen.name, "reason": reason}
+        print_json(answer)
         return 0
     _print_costs(job, rows, chosen)
     for line in (f"Recommended: {chosen.name} ({reason}).", *_LEGEND):

@@ -79,19 +79,19 @@ class Fault:
 
     def problems(self, topology: JobLayout) -> list[str]:
         """Return the problems of this fault for a job of this size; empty without any."""
-        found: list[str] = []
+        problems: list[str] = []
         limit = topology.slices if self.target.kind == "slice" else topology.process_count
         for index in self.target.indices:
             if index >= limit:
-                found.append(f"fault '{self}': no {self.target.kind} {index}, there are {limit}")
+                problems.append(f"fault '{self}': no {self.target.kind} {index}, there are {limit}")
         count = topology.process_count
         if self.permute is not None:
             new_index = new_indices(self.permute, topology)
             if sorted(new_index) != list(range(count)):
-                found.append(
+                problems.append(
                     f"fault '{self}': permute must name each of 0..{count - 1} exactly once"
                 )
-        return found
+        return problems
 
     def __str__(self) -> str:
         return self.text

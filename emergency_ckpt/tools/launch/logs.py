@@ -92,13 +92,13 @@ def temporary_logs(parent: Path | None = None) -> Generator[Path]:
 
 
 def _remove_old(parent: Path) -> None:
-    found: list[tuple[float, Path]] = []
+    by_age: list[tuple[float, Path]] = []
     for path in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             status = path.lstat()
             if status.st_uid == os.getuid():
-                found.append((status.st_mtime, path))
-    for _, path in sorted(found)[: -(KEPT_DIRECTORIES - 1)]:
+                by_age.append((status.st_mtime, path))
+    for _, path in sorted(by_age)[: -(KEPT_DIRECTORIES - 1)]:
         with contextlib.suppress(OSError):  # in use, no directory, or removed by another job
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:

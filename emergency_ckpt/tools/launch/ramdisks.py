@@ -82,8 +82,8 @@ class SlotReserves:
     def __init__(self, spec: JobSpec, layout: JobLayout) -> None:
         """Start a thread for each such host. Does not block."""
         self._closing = threading.Event()
-        found = {host: slot_sizes(spec.ramdisk(host)) for host in layout.host_of_process}
-        wanted = lost_slots(found)
+        sizes_of_hosts = {host: slot_sizes(spec.ramdisk(host)) for host in layout.host_of_process}
+        wanted = lost_slots(sizes_of_hosts)
         self._threads = [
             threading.Thread(
                 target=self._reserve,
@@ -111,18 +111,20 @@ class SlotReserves:
 
 
 def lost_slots(
-    found: Mapping[int, Mapping[str, tuple[float, int]]],
+    sizes_of_hosts: Mapping[int, Mapping[str, tuple[float, int]]],
 ) -> dict[int, tuple[str, int]]:
     """Return, for each host without a slot of the newest run: (that run, bytes of its largest).
 
-    Pure. ``found``: the result of ``slot_sizes`` for each host.
+    Pure. ``sizes_of_hosts``: the result of ``slot_sizes`` for each host.
     """
-    newest = max(((runs[run][0], run) for runs in found.values() for run in runs), default=None)
+    newest = max(
+        ((runs[run][0], run) for runs in sizes_of_hosts.values() for run in runs), default=None
+    )
     if newest is None:
         return {}
     run_id = newest[1]
-    largest = max(runs[run_id][1] for runs in found.values() if run_id in runs)
-    return {host: (run_id, largest) for host, runs in found.items() if run_id not in runs}
+    largest = max(runs[run_id][1] for runs in sizes_of_hosts.values() if run_id in runs)
+    return {host: (run_id, largest) for host, runs in sizes_of_hosts.items() if run_id not in runs}
 
 
 def _locked(descriptor: int) -> bool:

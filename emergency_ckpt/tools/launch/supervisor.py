@@ -155,9 +155,9 @@ class Supervisor:
     def _is_configuration(self, life: LifeResult) -> bool:
         """Return whether a ConfigError that nobody caught has ended a process of ``life``."""
         paths = [
-            self.spec.log_path(life.restart_count, each.process)
-            for each in life.exits
-            if each.returncode == _UNCAUGHT_EXIT_CODE
+            self.spec.log_path(life.restart_count, process_exit.process)
+            for process_exit in life.exits
+            if process_exit.returncode == _UNCAUGHT_EXIT_CODE
         ]
         return any(
             line.startswith(_CONFIG_ERROR) for path in paths for line in log_tail(path).splitlines()

@@ -71,7 +71,7 @@ class Check:
         counts.manifests += len(self._copies)
         counts.host_states += sum(len(folder.host_states) for folder in self._survey.folders)
         yield from self._replicas()
-        stored = [each for each in self._survey.of(PERSISTENT) if each.state != "damaged"]
+        stored = [step for step in self._survey.of(PERSISTENT) if step.state != "damaged"]
         if not stored:
             return
         documents = functools.partial(self._documents, self._places.storage())
@@ -84,9 +84,9 @@ class Check:
 
         A ramdisk may be empty beside others that are not, as that of a host that was replaced.
         """
-        told = [fault.where for fault in self._survey.faults]
+        named = [fault.where for fault in self._survey.faults]
         for local_dir in () if self._survey.folders else self._places.local_dirs:
-            if not any(Path(x).is_relative_to(local_dir) for x in told):
+            if not any(Path(x).is_relative_to(local_dir) for x in named):
                 yield SurveyFault(str(local_dir), "it has no directory of a job's process")
         stored = self._survey.directory
         if stored is None or stored.faults or stored.table is not None:
@@ -97,34 +97,34 @@ class Check:
     def _replicas(self) -> Iterator[SurveyFault]:
         """Find replicas whose bytes differed at capture, or that one process changed since."""
         for save in self._survey.of(LOCAL):
-            for each in divergences(self._survey.inventory(save.run_id), save.save):
+            for divergence in divergences(self._survey.inventory(save.run_id), save.save):
                 where = f"step {save.step} in RAM"
-                yield SurveyFault(where, f"replicas differ: {each.describe()}", save.step)
+                yield SurveyFault(where, f"replicas differ: {divergence.describe()}", save.step)
 
     def _documents(
         self, tier: PersistentTier, looked_at: tuple[SurveyedStep, FoundStep | CheckpointError]
     ) -> list[SurveyFault]:
-        number, found = looked_at[0].step, looked_at[1]
+        number, stored_step = looked_at[0].step, looked_at[1]
         where = f"{self._places.directory}/{number}"
-        if isinstance(found, CheckpointError):
-            return [SurveyFault.of(where, found, number)]
-        if found.step.problem:
-            return [SurveyFault(where, found.step.problem, number)]
+        if isinstance(stored_step, CheckpointError):
+            return [SurveyFault.of(where, stored_step, number)]
+        if stored_step.step.problem:
+            return [SurveyFault(where, stored_step.step.problem, number)]
         faults: list[SurveyFault] = []
-        self.found[number, found.step.incarnation] = found
-        if found.marker is None:
+        self.found[number, stored_step.step.incarnation] = stored_step
+        if stored_step.marker is None:
             return []  # a step of plain Orbax
         self.counts.manifests += 1
-        step = tier.reader(found)
+        step = tier.reader(stored_step)
         try:
-            tier.read_checksums(found.marker)
+            tier.read_checksums(stored_step.marker)
         except CheckpointError as error:
             faults.append(SurveyFault.of(error.target, error, number))
-        for held, _ in step.documents():
-            if held.empty:
+        for host_state, _ in step.documents():
+            if host_state.empty:
                 continue
             try:
-                decode(step.document(held))
+                decode(step.document(host_state))
                 self.counts.host_states += 1
             except CheckpointError as error:
                 faults.append(SurveyFault.of(error.target, error, number))
@@ -177,10 +177,10 @@ class Check:
                 advance(entry.nbytes)
                 if actual != entry.crc32c:
                     path = contents.leaves[entry.leaf].path
-                    found = "cut short" if actual is None else f"{actual:08x}"
+                    actual_text = "cut short" if actual is None else f"{actual:08x}"
                     damaged.append(
                         f"{path}{describe(entry.box)} is damaged: its CRC32C differs from that of"
-                        f" capture (expected {entry.crc32c:08x}, got {found})"
+                        f" capture (expected {entry.crc32c:08x}, got {actual_text})"
                     )
         finally:
             os.close(fd)

@@ -18,15 +18,15 @@ from emergency_ckpt.types import ShardId
 
 
 def check_stored(
-    found: FoundStep, places: Places, counts: CheckCounts, advance: Advance
+    stored_step: FoundStep, places: Places, counts: CheckCounts, advance: Advance
 ) -> Iterator[SurveyFault]:
     """Read a step from storage and yield a fault for each box that is damaged. Blocks.
 
     ``places.timeout_s`` bounds the reading of each ``PIECE_BYTES``.
     """
-    number = found.step.step
+    number = stored_step.step.step
     name = f"{places.directory}/{number}"
-    step = places.storage().reader(found)
+    step = places.storage().reader(stored_step)
     try:
         step.arrays()
         pieces = list(_pieces(step))

@@ -93,21 +93,23 @@ def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
     if places.local_dirs or places.directory:  # else the survey only says that there is nothing
         faults = [*survey.faults, *faults]
     stored = [
-        each.step
-        for each in survey.of(PERSISTENT)
-        if each.state == "whole" and each.run_id in ("", run_id)
+        step.step
+        for step in survey.of(PERSISTENT)
+        if step.state == "whole" and step.run_id in ("", run_id)
     ]
     stored_step = max(stored, default=None)
     save = newest_complete(inventory)
-    hosts = sorted({each.host for each in holders})
+    hosts = sorted({holder.host for holder in holders})
     if save is None:
         return SurvivalReport(
             run_id, None, "", stored_step, len(hosts), 0, 0, None, None, (), tuple(faults)
         )
-    units = [("host", host, [each for each in holders if each.host != host]) for host in hosts]
-    slices = sorted({each.slice_index for each in holders if each.slice_index is not None})
+    units = [
+        ("host", host, [holder for holder in holders if holder.host != host]) for host in hosts
+    ]
+    slices = sorted({holder.slice_index for holder in holders if holder.slice_index is not None})
     for number in slices if len(slices) > 1 else ():
-        left = [each for each in holders if each.slice_index != number]
+        left = [holder for holder in holders if holder.slice_index != number]
         units.append(("slice", str(number), left))
     losses = [_loss(*unit, inventory, save, stored_step) for unit in units]
     shards, host_states = _copies(inventory, holders, save, len(hosts))
@@ -119,7 +121,7 @@ def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
         hosts=len(hosts),
         seen=_processes_with(save, holders),
         processes=max(
-            (h.count for each in inventory.holders for h in each.host_states if h.save == save),
+            (h.count for holder in inventory.holders for h in holder.host_states if h.save == save),
             default=0,
         ),
         shards=shards,
@@ -143,8 +145,8 @@ def _holders_of(
     holders: list[_Holder] = []
     for folder in survey.folders:
         if folder.run_id == run_id:
-            found = (each.published.writer for each in reversed(folder.copies))
-            writer = next((each for each in found if each is not None), None)
+            writers = (copy.published.writer for copy in reversed(folder.copies))
+            writer = next((writer for writer in writers if writer is not None), None)
             at = (None, None) if writer is None else (writer.slice_index, writer.process_index)
             holders.append(_Holder(folder.holder, str(folder.local_dir), *at))
     inventory = survey.inventory(run_id)
@@ -155,13 +157,13 @@ def _holders_of(
     with TransferClient(run_id=run_id, secret=places.secret) as client:
         asked, manifests, faults = ask_peers(client, peers, inventory)
     # A peer may be the process of a ramdisk that was read too: its copies count once.
-    read = {each.process: each.host for each in holders if each.process is not None}
+    read = {holder.process: holder.host for holder in holders if holder.process is not None}
     # Peers do not say of which slice they are.
-    holders = [each._replace(slice_index=None) for each in holders]
-    for each in asked:
-        own = _host_name(each.address)
-        host = own if each.process_index is None else read.get(each.process_index, own)
-        holders.append(_Holder(each, host, None, each.process_index))
+    holders = [holder._replace(slice_index=None) for holder in holders]
+    for answer in asked:
+        own = _host_name(answer.address)
+        host = own if answer.process_index is None else read.get(answer.process_index, own)
+        holders.append(_Holder(answer, host, None, answer.process_index))
     return merged(inventory, asked, manifests), holders, faults
 
 
@@ -169,11 +171,11 @@ def _processes_with(save: SaveId, holders: Iterable[_Holder]) -> int:
     """Return the number of processes whose part of ``save`` was read, each once."""
     seen: set[int] = set()
     count = 0
-    for each in holders:
-        if each.process not in seen:
-            count += sum(held.save == save for held in each.inventory.tensors)
-        if each.process is not None:
-            seen.add(each.process)
+    for holder in holders:
+        if holder.process not in seen:
+            count += sum(manifest.save == save for manifest in holder.inventory.tensors)
+        if holder.process is not None:
+            seen.add(holder.process)
     return count
 
 
@@ -196,7 +198,7 @@ def _loss(
     stored_step: int | None,
 ) -> Loss:
     """Return the loss of all holders but ``others``."""
-    holders = tuple(each.inventory for each in others)
+    holders = tuple(holder.inventory for holder in others)
     left = msgspec.structs.replace(inventory, holders=holders)
     missing = lacks_of(save, left)
     if not missing:
@@ -222,16 +224,18 @@ def _copies(
     shards: dict[str, set[Hashable]] = {}
     states: dict[str, set[Hashable]] = {}
     for holder, host, _, _ in holders:
-        for held in holder.tensors:
-            contents = inventory.manifests.get(held.digest)
-            if held.save == save and contents is not None:
+        for manifest in holder.tensors:
+            contents = inventory.manifests.get(manifest.digest)
+            if manifest.save == save and contents is not None:
                 own = shards.setdefault(host, set())
                 own.update(
                     contents.shard_id(index)
                     for index, entry in enumerate(contents.shards)
                     if entry.nbytes
                 )
-        documents = {held.owner for held in holder.host_states if held.save == save}
+        documents = {
+            host_state.owner for host_state in holder.host_states if host_state.save == save
+        }
         states.setdefault(host, set()).update(documents)
     return (
         survival_of(holders_of_parts(shards).values(), hosts),

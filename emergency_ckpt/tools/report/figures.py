@@ -154,14 +154,18 @@ def recoveries_of(
 def _recovery(
     before: Sequence[JobLife], life: JobLife, restores: Sequence[LoggedEvent]
 ) -> RunRecovery:
-    trained = [each for each in before if each.steps] or [before[-1]]
+    trained = [earlier for earlier in before if earlier.steps] or [before[-1]]
     last = trained[-1]
     back_to = life.restored_step
     settled = life.trains_from_s is not None
     lost = None
     if settled and last.last_step is not None and (back_to is not None or not restores):
         lost = max(0, last.last_step - (back_to or 0))
-    times = [each for each in (number(event, "seconds") for event in restores) if each is not None]
+    times = [
+        seconds
+        for seconds in (number(event, "seconds") for event in restores)
+        if seconds is not None
+    ]
     return RunRecovery(
         life=life.number,
         last_step=last.last_step,

@@ -82,14 +82,14 @@ def number_lives(events: Iterable[LoggedEvent]) -> list[LoggedEvent]:
     of_process, of_job = [], []
     for event in events:
         (of_job if event.process is None else of_process).append(event)
-    found = _numbered(_segments(of_process))
+    numbered = _numbered(_segments(of_process))
     begun: list[float] = []
-    for event in found:
+    for event in numbered:
         begun += [event.time_s] * (event.life + 1 - len(begun))
     for event in of_job:
         life = max(0, bisect.bisect_right(begun, event.time_s) - 1)
-        found.append(msgspec.structs.replace(event, life=life))
-    return sorted(found, key=lambda event: event.time_s)
+        numbered.append(msgspec.structs.replace(event, life=life))
+    return sorted(numbered, key=lambda event: event.time_s)
 
 
 def _numbered(segments: Sequence[tuple[str, list[LoggedEvent]]]) -> list[LoggedEvent]:
@@ -99,26 +99,26 @@ def _numbered(segments: Sequence[tuple[str, list[LoggedEvent]]]) -> list[LoggedE
             begun[incarnation] = min(begun.get(incarnation, part[0].time_s), part[0].time_s)
     if not begun:
         return _numbered_in_turn(segments)
-    order = sorted(begun, key=lambda each: (number_of(each), begun[each]))
+    order = sorted(begun, key=lambda incarnation: (number_of(incarnation), begun[incarnation]))
     numbers = {incarnation: life for life, incarnation in enumerate(order)}
-    found: list[LoggedEvent] = []
+    numbered: list[LoggedEvent] = []
     for incarnation, part in segments:
         life = numbers.get(incarnation)
         if life is None:
             at_s = part[0].time_s
-            life = numbers[min(order, key=lambda each: abs(begun[each] - at_s))]
-        found += [msgspec.structs.replace(event, life=life) for event in part]
-    return sorted(found, key=lambda event: event.time_s)
+            life = numbers[min(order, key=lambda incarnation: abs(begun[incarnation] - at_s))]
+        numbered += [msgspec.structs.replace(event, life=life) for event in part]
+    return sorted(numbered, key=lambda event: event.time_s)
 
 
 def _numbered_in_turn(segments: Sequence[tuple[str, list[LoggedEvent]]]) -> list[LoggedEvent]:
     counts: dict[int | None, int] = defaultdict(int)
-    found: list[LoggedEvent] = []
+    numbered: list[LoggedEvent] = []
     for _, part in segments:
         process = part[0].process
-        found += [msgspec.structs.replace(event, life=counts[process]) for event in part]
+        numbered += [msgspec.structs.replace(event, life=counts[process]) for event in part]
         counts[process] += 1
-    return sorted(found, key=lambda event: event.time_s)
+    return sorted(numbered, key=lambda event: event.time_s)
 
 
 def _segments(events: Iterable[LoggedEvent]) -> list[tuple[str, list[LoggedEvent]]]:
@@ -126,7 +126,7 @@ def _segments(events: Iterable[LoggedEvent]) -> list[tuple[str, list[LoggedEvent
     by_process: dict[int | None, list[LoggedEvent]] = defaultdict(list)
     for event in events:
         by_process[event.process].append(event)
-    found: list[tuple[str, list[LoggedEvent]]] = []
+    segments: list[tuple[str, list[LoggedEvent]]] = []
     for of_process in by_process.values():
         of_process.sort(key=lambda event: event.time_s)
         parts: list[list[LoggedEvent]] = [[]]
@@ -141,8 +141,8 @@ def _segments(events: Iterable[LoggedEvent]) -> list[tuple[str, list[LoggedEvent
             if event.name == _DUE:
                 trains_in = trains_in or _life_name(event)
             parts[-1].append(event)
-        found += [(_incarnation_of(part), part) for part in parts if part]
-    return found
+        segments += [(_incarnation_of(part), part) for part in parts if part]
+    return segments
 
 
 def _life_name(event: LoggedEvent) -> str:
@@ -190,7 +190,7 @@ def _finished_steps(events: Iterable[LoggedEvent], name: str) -> tuple[tuple[int
         step = whole(event, "step") if event.name == name else None
         if step is not None:
             first[step] = min(first.get(step, event.time_s), event.time_s)
-    found: list[tuple[int, float]] = []
+    finished: list[tuple[int, float]] = []
     for step in sorted(first):  # clocks of hosts may differ: time never goes back here
-        found.append((step, max(first[step], found[-1][1]) if found else first[step]))
-    return tuple(found)
+        finished.append((step, max(first[step], finished[-1][1]) if finished else first[step]))
+    return tuple(finished)

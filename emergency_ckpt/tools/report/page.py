@@ -191,18 +191,18 @@ def _recoveries(recoveries: Sequence[RunRecovery]) -> str:
     )
     rows = [
         (
-            str(each.life),
-            _or_dash(each.last_step),
-            _or_dash(each.restored_step),
-            TIER_WORDS.get(each.tier, "-"),
-            ("at least " if each.at_least and each.steps_lost is not None else "")
-            + _or_dash(each.steps_lost),
-            _time(each.lost_s),
-            _time(each.recovery_s),
-            _time(each.away_s),
-            _time(each.restore_s),
+            str(recovery.life),
+            _or_dash(recovery.last_step),
+            _or_dash(recovery.restored_step),
+            TIER_WORDS.get(recovery.tier, "-"),
+            ("at least " if recovery.at_least and recovery.steps_lost is not None else "")
+            + _or_dash(recovery.steps_lost),
+            _time(recovery.lost_s),
+            _time(recovery.recovery_s),
+            _time(recovery.away_s),
+            _time(recovery.restore_s),
         )
-        for each in recoveries[:MAX_TABLE_ROWS]
+        for recovery in recoveries[:MAX_TABLE_ROWS]
     ]
     caption = (
         "RPO: training between the restored step and the last one. RTO: from the end of training to"
@@ -225,10 +225,13 @@ def _sources(restore: RestoreBytes) -> str:
     if not sources:
         return ""
     shown = dict(list(restore.bytes_of.items())[: charts.MAX_ROWS])
-    each = {**{f"process {process}": row for process, row in shown.items()}, "all": restore.totals}
+    rows_of = {
+        **{f"process {process}": row for process, row in shown.items()},
+        "all": restore.totals,
+    }
     rows = [
         [name, *(size_text(row[source]) if source in row else "" for source in sources)]
-        for name, row in each.items()
+        for name, row in rows_of.items()
     ]
     left_out = len(restore.sources) - len(sources), len(restore.bytes_of) - len(shown)
     note = f"{left_out[0]} sources and {left_out[1]} processes are left out."
@@ -260,7 +263,7 @@ def _mark_table(marks: Sequence[Mark], events: Sequence[LoggedEvent]) -> str:
 
 
 def _table(heads: Iterable[str], rows: Iterable[Sequence[str]], *, css: str = "") -> str:
-    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in heads)
+    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
     lines = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )

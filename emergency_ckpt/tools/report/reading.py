@@ -60,20 +60,20 @@ def _error(directory: Path, problem: str, *, hint: str) -> CheckpointError:
 
 
 def _warnings_of(history: EventHistory) -> list[str]:
-    found: list[str] = []
+    warnings: list[str] = []
     if history.bad_lines:
         more = history.bad_lines - len(history.damaged)
         named = [*history.damaged, *([f"and {more} more"] if more > 0 else [])]
         count = count_text(history.bad_lines, "line is", "lines are")
-        found.append(f"{count} no event and left out: {'; '.join(map(bounded_text, named))}.")
+        warnings.append(f"{count} no event and left out: {'; '.join(map(bounded_text, named))}.")
     if history.unreadable:
         named_files = "; ".join(map(bounded_text, history.unreadable[:_MAX_RUN_IDS]))
         count = count_text(len(history.unreadable), "file", "files")
-        found.append(f"{count} could not be read: {named_files}.")
+        warnings.append(f"{count} could not be read: {named_files}.")
     if history.is_cut:
-        found.append("The log is larger than a report takes; its oldest events are left out.")
+        warnings.append("The log is larger than a report takes; its oldest events are left out.")
     lost = sum(event.name == "log.lost" for event in history.events)
     if lost:
         times = count_text(lost, "time", "times")
-        found.append(f"The log itself lost events, {times} (log.lost).")
-    return found
+        warnings.append(f"The log itself lost events, {times} (log.lost).")
+    return warnings

@@ -102,14 +102,14 @@ def spans_of(events: Sequence[LoggedEvent]) -> list[Span]:
     parts: dict[tuple[int | None, int], list[LoggedEvent]] = defaultdict(list)
     for event in sorted(events, key=lambda event: event.time_s):
         parts[event.process, event.life].append(event)
-    found: list[Span] = []
+    spans: list[Span] = []
     for (process, _), part in parts.items():
         if process is not None:
-            found += _training(process, part)
-            found += _saves(process, part)
-            found += _stalls(process, part)
-            found += _restores(process, part)
-    return sorted(found, key=lambda span: (span.begin_s, span.end_s))
+            spans += _training(process, part)
+            spans += _saves(process, part)
+            spans += _stalls(process, part)
+            spans += _restores(process, part)
+    return sorted(spans, key=lambda span: (span.begin_s, span.end_s))
 
 
 def _training(process: int, part: Iterable[LoggedEvent]) -> list[Span]:
@@ -125,7 +125,7 @@ def _training(process: int, part: Iterable[LoggedEvent]) -> list[Span]:
 
 
 def _saves(process: int, part: Sequence[LoggedEvent]) -> list[Span]:
-    found: list[Span] = []
+    spans: list[Span] = []
     begun: dict[tuple[str, int | None], float] = {}
     for event in part:
         step = whole(event, "step")
@@ -136,26 +136,26 @@ def _saves(process: int, part: Sequence[LoggedEvent]) -> list[Span]:
             begun[kind, step] = event.time_s
         elif is_end and (kind, step) in begun:
             begin_s = begun.pop((kind, step))
-            found.append(_span(process, kind, begin_s, event.time_s, step))
+            spans.append(_span(process, kind, begin_s, event.time_s, step))
     last_s = part[-1].time_s
     for (kind, step), begin_s in begun.items():
         span = _span(process, kind, begin_s, last_s, step)
-        found.append(dataclasses.replace(span, unfinished=True))
-    return found
+        spans.append(dataclasses.replace(span, unfinished=True))
+    return spans
 
 
 def _stalls(process: int, part: Iterable[LoggedEvent]) -> list[Span]:
-    found: list[Span] = []
+    spans: list[Span] = []
     for event in part:
         stall_s = number(event, "seconds") if event.name == "save.captured" else None
         if stall_s is not None:
             begin_s = event.time_s - stall_s
-            found.append(_span(process, "stall", begin_s, event.time_s, whole(event, "step")))
-    return found
+            spans.append(_span(process, "stall", begin_s, event.time_s, whole(event, "step")))
+    return spans
 
 
 def _restores(process: int, part: Sequence[LoggedEvent]) -> list[Span]:
-    found: list[Span] = []
+    spans: list[Span] = []
     begun_s: float | None = None
     phase_s: float | None = None
     step: int | None = None
@@ -164,18 +164,18 @@ def _restores(process: int, part: Sequence[LoggedEvent]) -> list[Span]:
         if event.point == "restore.stage.started":
             begun_s = phase_s = event.time_s
         elif event.point in _PHASES and phase_s is not None:
-            found.append(_span(process, _PHASES[event.point], phase_s, event.time_s, step))
+            spans.append(_span(process, _PHASES[event.point], phase_s, event.time_s, step))
             phase_s = event.time_s
         elif event.name in _RESTORE_ENDS:
             if begun_s is not None:
-                found.append(_span(process, "restore", begun_s, event.time_s, step))
+                spans.append(_span(process, "restore", begun_s, event.time_s, step))
             if phase_s is not None and event.name == "restore.finished":
-                found.append(_span(process, "handing over, waits", phase_s, event.time_s, step))
+                spans.append(_span(process, "handing over, waits", phase_s, event.time_s, step))
             begun_s = phase_s = None
     if begun_s is not None:
         span = _span(process, "restore", begun_s, part[-1].time_s, step)
-        found.append(dataclasses.replace(span, unfinished=True))
-    return found
+        spans.append(dataclasses.replace(span, unfinished=True))
+    return spans
 
 
 def _span(process: int, kind: str, begin_s: float, end_s: float, step: int | None) -> Span:

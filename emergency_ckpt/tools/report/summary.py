@@ -29,10 +29,10 @@ def figures_of(
     use: RunGoodput, recoveries: Sequence[RunRecovery], events: Sequence[LoggedEvent]
 ) -> dict[str, str]:
     """Return the figures of the whole run by their names."""
-    lost = [each.steps_lost for each in recoveries if each.steps_lost is not None]
-    points = [each.lost_s for each in recoveries if each.lost_s is not None]
-    times = [each.recovery_s for each in recoveries if each.recovery_s is not None]
-    least = "at least " if any(each.at_least for each in recoveries) else ""
+    lost = [recovery.steps_lost for recovery in recoveries if recovery.steps_lost is not None]
+    points = [recovery.lost_s for recovery in recoveries if recovery.lost_s is not None]
+    times = [recovery.recovery_s for recovery in recoveries if recovery.recovery_s is not None]
+    least = "at least " if any(recovery.at_least for recovery in recoveries) else ""
     failed = sum(event.name in ("save.incomplete", "persistent.failed") for event in events)
     return {
         "goodput": f"{use.share:.1%}",

@@ -19,28 +19,30 @@ def lacks_of(save: SaveId, inventory: Inventory) -> str:
     others.
     """
     holders = tuple(_parts_of(save, holder) for holder in inventory.holders)
-    digests = sorted({held.digest for holder in holders for held in holder.tensors})
+    digests = sorted({manifest.digest for holder in holders for manifest in holder.tensors})
     manifests = [inventory.manifests[d] for d in digests if d in inventory.manifests]
     if not manifests:
         return "no manifest"
     leaves = {leaf.path: leaf for leaf in manifests[0].leaves}
-    found = plan_restore(
+    plan = plan_restore(
         msgspec.structs.replace(inventory, holders=holders, persistent=(), timeline=None),
         {0: tuple(_whole_leaf(leaf) for leaf in leaves.values())},
         leaves,
         requested_step=save.step,
         host_state_remap=True,
     )
-    if not isinstance(found, NoPlan):
+    if not isinstance(plan, NoPlan):
         return ""
-    reasons = [each.reason for each in found.rejected] or list(found.missing + found.mismatches)
+    reasons = [rejected.reason for rejected in plan.rejected] or list(
+        plan.missing + plan.mismatches
+    )
     return "; ".join(reasons)
 
 
 def newest_complete(inventory: Inventory) -> SaveId | None:
     """Return the newest save that is complete and was not rolled back, or None."""
     timeline = inventory.timeline
-    saves = {held.save for holder in inventory.holders for held in holder.tensors}
+    saves = {manifest.save for holder in inventory.holders for manifest in holder.tensors}
     for save in sorted(saves, reverse=True):
         rejection_reason = (
             timeline.rejection_reason(save.step, save.incarnation) if timeline else ""
@@ -58,8 +60,10 @@ def _parts_of(save: SaveId, holder: HolderInventory) -> HolderInventory:
     """Return the part of an inventory that is of one save."""
     return msgspec.structs.replace(
         holder,
-        tensors=tuple(held for held in holder.tensors if held.save == save),
-        host_states=tuple(held for held in holder.host_states if held.save == save),
+        tensors=tuple(manifest for manifest in holder.tensors if manifest.save == save),
+        host_states=tuple(
+            host_state for host_state in holder.host_states if host_state.save == save
+        ),
         known_complete=None,
         timeline=None,
     )

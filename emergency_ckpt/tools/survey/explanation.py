@@ -121,7 +121,7 @@ class RestoreExplanation(msgspec.Struct, frozen=True):
 
 def last_restore(events: Sequence[LoggedEvent]) -> RestoreExplanation | None:
     """Return the explanation of the newest restore in ``events``, in order of time; or None."""
-    starts = [each for each in events if each.point == "restore.stage.started"]
+    starts = [event for event in events if event.point == "restore.stage.started"]
     if not starts:
         return None
     newest = starts[-1]
@@ -142,7 +142,7 @@ def last_restore(events: Sequence[LoggedEvent]) -> RestoreExplanation | None:
         life=newest.life,
         started_s=started_s,
         seconds=max(part[-1].time_s for part in parts.values()) - started_s,
-        outcome=_outcome(each.outcome for each in processes),
+        outcome=_outcome(process.outcome for process in processes),
         step=_first(parts.values(), "restore.finished", "step"),
         tier=_tier(parts.values()),
         requested_step=_first(parts.values(), "restore.stage.started", "requested_step"),
@@ -158,7 +158,7 @@ def _life(event: LoggedEvent) -> tuple[str, int, str]:
 
 def _restore_of(events: Sequence[LoggedEvent]) -> list[LoggedEvent]:
     """Return a process's events of its last restore; none when it began none."""
-    starts = [n for n, each in enumerate(events) if each.point == "restore.stage.started"]
+    starts = [n for n, event in enumerate(events) if event.point == "restore.stage.started"]
     if not starts:
         return []
     begin = starts[-1]
@@ -175,15 +175,15 @@ def _belongs(event: LoggedEvent) -> bool:
 
 
 def _process(part: Sequence[LoggedEvent], started_s: float) -> RestoredProcess:
-    ends = {each.point: each for each in part}
+    ends = {event.point: event for event in part}
     last = part[-1]
     fetched = ends.get("restore.stage.fetched")
     finished = ends.get("restore.finished")
     received: dict[str, int] = {}
-    for each in part:
-        if each.point == "restore.stage.received":
+    for event in part:
+        if event.point == "restore.stage.received":
             # A later attempt counts anew: its bytes replace those of the attempt that failed.
-            received[_text(each, "holder")] = whole(each, "size_bytes") or 0
+            received[_text(event, "holder")] = whole(event, "size_bytes") or 0
     return RestoredProcess(
         process=last.process or 0,
         slice=last.slice,
@@ -214,56 +214,56 @@ def _phases(part: Sequence[LoggedEvent]) -> RestorePhases:
     ends |= dict.fromkeys(_ENDS, "settle")
     spent: dict[str, float] = dict.fromkeys(["plan", "load", "fetch", "settle"], 0.0)
     before_s = part[0].time_s
-    for each in part:
-        if (phase := ends.get(each.point)) is not None:
-            spent[phase] += each.time_s - before_s
-            before_s = each.time_s
+    for event in part:
+        if (phase := ends.get(event.point)) is not None:
+            spent[phase] += event.time_s - before_s
+            before_s = event.time_s
     return RestorePhases(**spent)
 
 
 def _outcome(outcomes: Iterable[Outcome]) -> Outcome:
     """Return the worst outcome: a restore is that of all processes."""
-    found = set(outcomes)
+    present = set(outcomes)
     order: tuple[Outcome, ...] = ("failed", "unfinished", "finished", "nothing")
-    return next(each for each in order if each in found)
+    return next(outcome for outcome in order if outcome in present)
 
 
 def _first(parts: Iterable[Sequence[LoggedEvent]], point: str, field: str) -> int | None:
     for part in parts:
-        for each in part:
-            if each.point == point and (value := whole(each, field)) is not None:
+        for event in part:
+            if event.point == point and (value := whole(event, field)) is not None:
                 return value
     return None
 
 
 def _tier(parts: Iterable[Sequence[LoggedEvent]]) -> str:
     """Return the tier of the restored save: storage when any process read it there."""
-    ended = [each for part in parts for each in part if each.name == "restore.finished"]
-    tiers = {_text(each, "tier") for each in ended}
+    ended = [event for part in parts for event in part if event.name == "restore.finished"]
+    tiers = {_text(event, "tier") for event in ended}
     return PERSISTENT if PERSISTENT in tiers else max(tiers, default="")
 
 
 def _passed_over(parts: Iterable[Sequence[LoggedEvent]]) -> tuple[PassedOver, ...]:
-    found = {
-        PassedOver(whole(each, "step") or 0, _text(each, "tier"), _text(each, "reason"))
+    rejected = {
+        PassedOver(whole(event, "step") or 0, _text(event, "tier"), _text(event, "reason"))
         for part in parts
-        for each in part
-        if each.name == "restore.rejected"
+        for event in part
+        if event.name == "restore.rejected"
     }
-    return tuple(sorted(found, reverse=True))
+    return tuple(sorted(rejected, reverse=True))
 
 
 def _remarks(parts: Iterable[Sequence[LoggedEvent]], started_s: float) -> tuple[RestoreRemark, ...]:
-    found: list[RestoreRemark] = []
+    remarks: list[RestoreRemark] = []
     for part in parts:
-        for each in part:
-            fields = _REMARKS.get(each.point)
+        for event in part:
+            fields = _REMARKS.get(event.point)
             if fields is not None:
-                texts = [f"{name} {_text(each, name)}" for name in fields if name in each.fields]
-                process = each.process or 0
-                after_s = each.time_s - started_s
-                found.append(RestoreRemark(after_s, process, each.point, ", ".join(texts)))
-    return tuple(sorted(found, key=lambda remark: remark.after_s)[:_MAX_REMARKS])
+                texts = [f"{name} {_text(event, name)}" for name in fields if name in event.fields]
+                process = event.process or 0
+                after_s = event.time_s - started_s
+                remarks.append(RestoreRemark(after_s, process, event.point, ", ".join(texts)))
+    return tuple(sorted(remarks, key=lambda remark: remark.after_s)[:_MAX_REMARKS])
 
 
 def _text(event: LoggedEvent, field: str) -> str:

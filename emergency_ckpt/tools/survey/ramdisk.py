@@ -98,24 +98,24 @@ def read_ramdisks(places: Places) -> tuple[tuple[ProcessFolder, ...], list[Surve
     if places.run_id is not None:
         check_run_id(places.run_id)
     faults: list[SurveyFault] = []
-    found: dict[Path, ProcessFolder | SurveyFault] = {}
+    known: dict[Path, ProcessFolder | SurveyFault] = {}
     changing = bool(places.local_dirs)
     for _ in range(_PASSES):
         faults, changing = [], False
         present: dict[Path, ProcessFolder | SurveyFault] = {}
         for local_dir in places.local_dirs:
             for path in _process_paths(local_dir, places, faults):
-                old = found.get(path)
+                old = known.get(path)
                 new = _read_again(old, path, places)
                 changing = changing or new is not old
                 if new is not None:
                     present[path] = new
-        changing = changing or present.keys() != found.keys()
-        found = present
+        changing = changing or present.keys() != known.keys()
+        known = present
         if not changing:
             break
-    folders = tuple(each for each in found.values() if isinstance(each, ProcessFolder))
-    faults += [each for each in found.values() if isinstance(each, SurveyFault)]
+    folders = tuple(folder for folder in known.values() if isinstance(folder, ProcessFolder))
+    faults += [fault for fault in known.values() if isinstance(fault, SurveyFault)]
     faults += [fault for folder in folders for fault in folder.faults]
     return folders, faults, changing
 
@@ -202,11 +202,11 @@ def read_folder(path: Path, place: ProcessFiles, places: Places) -> ProcessFolde
         except CorruptData as error:
             note(manifest_name(number), error)
     host_states: list[HeldHostState] = []
-    for name, found in place.host_states():
-        if isinstance(found, CorruptData):
-            note(f"{HOST_STATE_DIRECTORY}/{name}", found)
+    for name, document in place.host_states():
+        if isinstance(document, CorruptData):
+            note(f"{HOST_STATE_DIRECTORY}/{name}", document)
         else:
-            host_states.append(found)
+            host_states.append(document)
     return ProcessFolder(
         path=path,
         local_dir=path.parents[1],
@@ -248,9 +248,9 @@ def _read_shard(places: Places, copy: RamCopy, entry: ShardEntry) -> Array:
     return data[:done]
 
 
-def _read_document(places: Places, path: Path, held: HeldHostState) -> bytes:
+def _read_document(places: Places, path: Path, host_state: HeldHostState) -> bytes:
     with ProcessFiles.opened(path, places.owner_uid) as place:
-        return place.document(held.save, held.owner, held.count)
+        return place.document(host_state.save, host_state.owner, host_state.count)
 
 
 def ram_parts(
@@ -271,9 +271,9 @@ def ram_parts(
         if copy.published.save == save
     ]
     documents = [
-        DocumentCopy(str(folder.path), held, partial(folder.read_document, held))
+        DocumentCopy(str(folder.path), host_state, partial(folder.read_document, host_state))
         for folder in own
-        for held in folder.host_states
-        if held.save == save
+        for host_state in folder.host_states
+        if host_state.save == save
     ]
     return copies, documents

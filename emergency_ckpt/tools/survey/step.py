@@ -82,17 +82,17 @@ def show_step(survey: Survey, step: int, *, tier: str = "", incarnation: str = "
       StepNotFound: no place has it.
       CheckpointError: it cannot be described.
     """
-    found = [
-        each
-        for each in survey.steps
-        if each.step == step and tier in ("", each.tier) and incarnation in ("", each.incarnation)
+    saves = [
+        save
+        for save in survey.steps
+        if save.step == step and tier in ("", save.tier) and incarnation in ("", save.incarnation)
     ]
-    if not found:
+    if not saves:
         raise StepNotFound(
             "show", f"step {step}", "no place that was given has it", hint="'eckpt ls' lists steps"
         )
     # Stable: within a state, RAM comes first and the newest incarnation before older ones.
-    best = min(found, key=lambda each: each.state != "whole")
+    best = min(saves, key=lambda save: save.state != "whole")
     try:
         reader = survey.open_step(best)
     except CorruptData as error:
@@ -116,17 +116,19 @@ def _host_states(
 ) -> tuple[tuple[ShownHostState, ...], tuple[SurveyFault, ...]]:
     shown: list[ShownHostState] = []
     faults: list[SurveyFault] = []
-    for held, holders in reader.documents():
-        value, size_bytes = None, held.size_bytes
-        if not held.empty:
+    for host_state, holders in reader.documents():
+        value, size_bytes = None, host_state.size_bytes
+        if not host_state.empty:
             try:
-                data = reader.document(held)
+                data = reader.document(host_state)
                 value, size_bytes = abbreviated(decode(data).payload), len(data)
             except CheckpointError as error:
                 where = holders[0] if holders else error.target
                 faults.append(SurveyFault.of(where, error, reader.save.step))
         shown.append(
-            ShownHostState(held.owner, held.count, held.digest, size_bytes, holders, value)
+            ShownHostState(
+                host_state.owner, host_state.count, host_state.digest, size_bytes, holders, value
+            )
         )
     return tuple(shown), tuple(faults)
 

@@ -104,25 +104,25 @@ def _read(stored: StoredSteps, places: Places) -> StoredDirectory:
     faults = [SurveyFault.of(fault.target, fault) for fault in view.log.faults]
     steps: list[ListedEntry] = []
     unfinished: list[str] = []
-    seen = [each for each in view.steps if each.is_seen]
-    unseen = [each for each in view.steps if not each.is_seen]
-    steps += [ListedEntry(each, view.entry(each.step, each.incarnation)) for each in seen]
-    for each, found in zip(unseen, stored.inspect_each(view, unseen), strict=True):
-        where = f"{places.directory}/{each.step}"
-        if found is None:
-            unfinished += view.unlisted.get(each.step, ())
-        elif isinstance(found, CheckpointError):
-            faults.append(SurveyFault.of(where, found, each.step))
-        elif not found.is_junk:
-            steps.append(ListedEntry(found.step, None, found))
+    seen = [item for item in view.steps if item.is_seen]
+    unseen = [item for item in view.steps if not item.is_seen]
+    steps += [ListedEntry(item, view.entry(item.step, item.incarnation)) for item in seen]
+    for item, result in zip(unseen, stored.inspect_each(view, unseen), strict=True):
+        where = f"{places.directory}/{item.step}"
+        if result is None:
+            unfinished += view.unlisted.get(item.step, ())
+        elif isinstance(result, CheckpointError):
+            faults.append(SurveyFault.of(where, result, item.step))
+        elif not result.is_junk:
+            steps.append(ListedEntry(result.step, None, result))
     if view.log.number and view.table is None:
         faults.append(SurveyFault(stored.log.target, "no version of the step log can be used"))
     elif view.table is None and any(x.found and x.found.marker for x in steps):
         faults.append(SurveyFault(stored.log.target, "the step log is gone"))
     faults += [
-        SurveyFault(f"{places.directory}/{each.step.step}", each.step.problem, each.step.step)
-        for each in steps
-        if each.step.problem
+        SurveyFault(f"{places.directory}/{listed.step.step}", listed.step.problem, listed.step.step)
+        for listed in steps
+        if listed.step.problem
     ]
     steps += [
         ListedEntry(hidden, entry)
@@ -132,7 +132,7 @@ def _read(stored: StoredSteps, places: Places) -> StoredDirectory:
     names = sorted(name for name in view.names if _LEFTOVER.fullmatch(name))
     return StoredDirectory(
         directory=places.directory,
-        steps=tuple(sorted(steps, key=lambda each: (each.step.step, each.step.incarnation))),
+        steps=tuple(sorted(steps, key=lambda listed: (listed.step.step, listed.step.incarnation))),
         table=view.table,
         unfinished=(*unfinished, *(name for name in names if ".orbax-checkpoint-tmp" in name)),
         hidden=tuple(name for name in names if ".orbax-checkpoint-tmp" not in name),

@@ -89,7 +89,7 @@ class Survey:
 
     def of(self, tier: TierName) -> list[SurveyedStep]:
         """Return the steps of one tier."""
-        return [each for each in self.steps if each.tier == tier]
+        return [step for step in self.steps if step.tier == tier]
 
     def open_step(self, step: SurveyedStep) -> StepReader:
         """Return the reader of one of ``steps``. Blocks for storage; CheckpointError.
@@ -98,10 +98,10 @@ class Survey:
         """
         if step.tier == LOCAL:
             return RamStep(step.save, *ram_parts(self.folders, step.save))
-        ((_, found),) = self.inspect_each([step])
-        if isinstance(found, CheckpointError):
-            raise found
-        return self.places.storage().reader(found)
+        ((_, stored_step),) = self.inspect_each([step])
+        if isinstance(stored_step, CheckpointError):
+            raise stored_step
+        return self.places.storage().reader(stored_step)
 
     def inspect_each(
         self, steps: Sequence[SurveyedStep]
@@ -109,15 +109,15 @@ class Survey:
         """Return steps in storage as their files have them now, or their errors."""
         stored = self.places.storage().found
         items = [PersistentStep(x.step, 0, False, x.incarnation) for x in steps]
-        found: list[FoundStep | CheckpointError | None]
+        results: list[FoundStep | CheckpointError | None]
         try:
-            found = stored.inspect_each(stored.view(), items)
+            results = stored.inspect_each(stored.view(), items)
         except CheckpointError as error:
-            found = [error for _ in items]
+            results = [error for _ in items]
         where = self.places.directory
         return [
-            (x, each or PersistentTierError("inspect", f"{where}/{x.step}", "it is gone"))
-            for x, each in zip(steps, found, strict=True)
+            (x, result or PersistentTierError("inspect", f"{where}/{x.step}", "it is gone"))
+            for x, result in zip(steps, results, strict=True)
         ]
 
     def only_run(self, peers: Sequence[str], target: str) -> str:
@@ -156,7 +156,7 @@ def with_folders(survey: Survey, folders: tuple[ProcessFolder, ...]) -> Survey:
     """Return ``survey`` with further process directories, such as those of other hosts."""
     survey = dataclasses.replace(survey, folders=(*survey.folders, *folders))
     steps = [*_ram_steps(survey), *_stored_steps(survey)]
-    return dataclasses.replace(survey, steps=tuple(sorted(steps, key=lambda each: -each.step)))
+    return dataclasses.replace(survey, steps=tuple(sorted(steps, key=lambda step: -step.step)))
 
 
 def _inventory(folders: tuple[ProcessFolder, ...], run_id: str) -> Inventory:
@@ -164,7 +164,7 @@ def _inventory(folders: tuple[ProcessFolder, ...], run_id: str) -> Inventory:
     published = (copy.published for folder in own for copy in folder.copies)
     return Inventory(
         holders=tuple(folder.holder for folder in own),
-        manifests={each.digest: each.contents for each in published},
+        manifests={manifest.digest: manifest.contents for manifest in published},
         timeline=newest_timeline([folder.holder for folder in own]),
     )
 
@@ -217,13 +217,13 @@ def _stored_steps(survey: Survey) -> Iterator[SurveyedStep]:
     directory, only = survey.directory, survey.places.run_id
     if directory is None:
         return
-    for each in reversed(directory.steps):
+    for listed in reversed(directory.steps):
         # A plain step and a damaged one name no run, so no run_id leaves them out.
-        run_id = _run_of(each, directory)
+        run_id = _run_of(listed, directory)
         if only is not None and run_id not in {"", only}:
             continue
-        step, saved_s = each.step, each.saved_s
-        state, reason = _state_of_stored(each, directory.timeline)
+        step, saved_s = listed.step, listed.saved_s
+        state, reason = _state_of_stored(listed, directory.timeline)
         yield SurveyedStep(
             tier=PERSISTENT,
             step=step.step,
@@ -233,27 +233,27 @@ def _stored_steps(survey: Survey) -> Iterator[SurveyedStep]:
             reason=reason,
             saved_s=saved_s,
             age_s=None if saved_s is None else survey.time_s - saved_s,
-            size_bytes=each.size_bytes,
+            size_bytes=listed.size_bytes,
             held_bytes=None,
             processes=step.process_count or None,
             holders=(),
-            lives=_lives_of(each, SaveId(step.step, step.incarnation, run_id), survey.folders),
+            lives=_lives_of(listed, SaveId(step.step, step.incarnation, run_id), survey.folders),
         )
 
 
 def _restored(folders: tuple[ProcessFolder, ...]) -> list[RestoredSave]:
     """Return the saves that the newest lives began from, by the ledgers."""
-    found = [folder.ledger.restored for folder in folders]
-    return [each for each in found if isinstance(each, RestoredSave)]
+    records = [folder.ledger.restored for folder in folders]
+    return [record for record in records if isinstance(record, RestoredSave)]
 
 
-def _lives_of(each: ListedEntry, save: SaveId, folders: tuple[ProcessFolder, ...]) -> int:
-    listed = 0 if each.entry is None else each.entry.lives
+def _lives_of(item: ListedEntry, save: SaveId, folders: tuple[ProcessFolder, ...]) -> int:
+    listed = 0 if item.entry is None else item.entry.lives
     return max(listed, lives_from(save, _restored(folders)))
 
 
-def _state_of_stored(each: ListedEntry, timeline: Timeline | None) -> tuple[SaveState, str]:
-    step, entry = each.step, each.entry
+def _state_of_stored(listed: ListedEntry, timeline: Timeline | None) -> tuple[SaveState, str]:
+    step, entry = listed.step, listed.entry
     rejection_reason = timeline.rejection_reason(step.step, step.incarnation) if timeline else ""
     if entry is not None and entry.state == "hidden":
         reason = rejection_reason or "it was rolled back"
@@ -263,8 +263,8 @@ def _state_of_stored(each: ListedEntry, timeline: Timeline | None) -> tuple[Save
     return ("rolled_back", rejection_reason) if rejection_reason else ("whole", "")
 
 
-def _run_of(each: ListedEntry, directory: StoredDirectory) -> str:
-    if each.entry is not None:
-        return "" if each.entry.is_plain else directory.run_id
-    marker = each.found.marker if each.found else None
+def _run_of(listed: ListedEntry, directory: StoredDirectory) -> str:
+    if listed.entry is not None:
+        return "" if listed.entry.is_plain else directory.run_id
+    marker = listed.found.marker if listed.found else None
     return "" if marker is None else marker.save.run_id

@@ -256,10 +256,10 @@ def _state_bytes(args: argparse.Namespace) -> int:
     # Orbax, which this imports, takes a second to load.
     from emergency_ckpt.tools.cli.doctor.checks import newest_state_bytes  # noqa: PLC0415
 
-    finding, found = newest_state_bytes(args.dir, args.timeout)
-    if found is None:
+    finding, state_bytes = newest_state_bytes(args.dir, args.timeout)
+    if state_bytes is None:
         print_line(f"{finding.text}; {finding.mend}", sys.stderr)
         raise ConfigError(
             ["give --state-gib: no step tells the size"], target="eckpt doctor --reserve"
         )
-    return found
+    return state_bytes

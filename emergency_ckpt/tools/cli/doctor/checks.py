@@ -65,10 +65,12 @@ def check_versions() -> Finding:
     for requirement in wanted:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        found = _version(requirement.name)
-        if found is None or not requirement.specifier.contains(found, prereleases=True):
-            wrong.append(f"{requirement.name} is {found or 'missing'}, not {requirement.specifier}")
-    names = ", ".join(f"{name} {found}" for name in _NAMED if (found := _version(name)))
+        version = _version(requirement.name)
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(
+                f"{requirement.name} is {version or 'missing'}, not {requirement.specifier}"
+            )
+    names = ", ".join(f"{name} {version}" for name in _NAMED if (version := _version(name)))
     text = f"emergency-ckpt {own}, Python {platform.python_version()}, {names}"
     if wrong:
         mend = f"{sys.executable} -m pip install --upgrade {_DISTRIBUTION}"
@@ -289,11 +291,11 @@ def newest_state_bytes(directory: str, timeout_s: float) -> tuple[Finding, int |
         table = StoredSteps(StorageDirectory(directory, timeout_s)).view().table
     except CheckpointError as error:
         return Finding("state", "warning", str(error), "Give --state-gib."), None
-    found = [] if table is None else [e for e in table.counting() if not e.is_plain]
-    if not found:
+    entries = [] if table is None else [e for e in table.counting() if not e.is_plain]
+    if not entries:
         text = f"{directory} has no step from which the size of the state could be taken"
         return Finding("state", "warning", text, "Give --state-gib."), None
-    newest = found[-1]
+    newest = entries[-1]
     size_bytes = newest.size_bytes
     text = f"{size_text(size_bytes)}, as step {newest.step} in {directory}"
     return Finding("state", "ok", text, measured={"state_bytes": size_bytes}), size_bytes
@@ -366,8 +368,8 @@ def _room(
         "held_by_this_run_bytes": held_bytes,
         "held_by_other_runs_bytes": others_bytes,
     }
-    held = f", {size_text(held_bytes)} held by this run" if held_bytes else ""
-    there = f"{size_text(free_bytes)} free of {size_text(total_bytes)}{held}"
+    held_text = f", {size_text(held_bytes)} held by this run" if held_bytes else ""
+    there = f"{size_text(free_bytes)} free of {size_text(total_bytes)}{held_text}"
     if needed_bytes is None:
         mend = "Give --state-gib, or --dir with a step in it, to have the room checked."
         return Finding("room", "warning", f"{there}; the size of the state is unknown", mend)
@@ -444,7 +446,7 @@ def _held(local_dir: Path, run_id: str | None) -> tuple[int, int]:
 
 def _nearest(path: Path) -> Path:
     """Return ``path``, or the nearest directory above it that exists."""
-    return next(each for each in (path, *path.parents) if each.is_dir())
+    return next(directory for directory in (path, *path.parents) if directory.is_dir())
 
 
 def _kernel_choice() -> str:
@@ -470,13 +472,13 @@ def check_copies(places: Places, peers: tuple[str, ...]) -> Finding:
     if not (dirs or peers):
         return Finding("copies", "ok", f"no step of run {run_id!r} is in RAM")
     report = report_survival(dataclasses.replace(places, local_dirs=dirs), peers)
-    found = _of_report(report, f"run {run_id!r}")
+    finding = _of_report(report, f"run {run_id!r}")
     if not report.faults:
-        return found
+        return finding
     fault = report.faults[0]
-    text = f"{found.text}; {count_text(len(report.faults), 'fault', 'faults')}: {fault.where}"
-    mend = found.mend or "'eckpt ls --survives' lists the faults."
-    return Finding("copies", "warning", f"{text}: {fault.problem}", mend, found.measured)
+    text = f"{finding.text}; {count_text(len(report.faults), 'fault', 'faults')}: {fault.where}"
+    mend = finding.mend or "'eckpt ls --survives' lists the faults."
+    return Finding("copies", "warning", f"{text}: {fault.problem}", mend, finding.measured)
 
 
 def _of_report(report: SurvivalReport, run: str) -> Finding:

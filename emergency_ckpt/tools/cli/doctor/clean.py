@@ -123,8 +123,8 @@ def _outcome(left: LeftRun, now_s: float, args: argparse.Namespace) -> tuple[str
     elif left.age_s(now_s) < args.older_than:
         stays = "not old enough (--older-than)"
     elif args.served:
-        found = (_sign_of_life(peer, args.timeout) for peer in args.peers)
-        stays = next((each for each in found if each), "")
+        signs = (_sign_of_life(peer, args.timeout) for peer in args.peers)
+        stays = next((sign for sign in signs if sign), "")
     if stays:
         return f"stays: {stays}", False
     if not args.yes:

@@ -59,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _data(check: Check, survey: Survey, places: Places) -> Iterator[SurveyFault]:
     stored = list(check.found.values())
-    sizes = (state_size_bytes(each.marker.leaves) for each in stored if each.marker)
+    sizes = (
+        state_size_bytes(stored_step.marker.leaves) for stored_step in stored if stored_step.marker
+    )
     total_bytes = check.ram_bytes + sum(sizes)
     with progress_of("check", total_bytes) as advance:
         yield from check.ram_data(advance)
@@ -67,15 +69,15 @@ def _data(check: Check, survey: Survey, places: Places) -> Iterator[SurveyFault]
             # Imported here: Orbax, which a check of RAM does without, takes seconds.
             from emergency_ckpt.tools.offline.check_stored import check_stored  # noqa: PLC0415
 
-            for each in stored:
-                yield from check_stored(each, places, check.counts, advance)
+            for stored_step in stored:
+                yield from check_stored(stored_step, places, check.counts, advance)
 
 
 def _print(result: CheckResult) -> None:
     counts = result.checked
-    states = [each.state.replace("_", " ") for each in result.steps]
-    found = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    print_line(f"{count_text(len(states), 'step', 'steps')}{': ' if found else ''}{found}")
+    states = [step.state.replace("_", " ") for step in result.steps]
+    by_state = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    print_line(f"{count_text(len(states), 'step', 'steps')}{': ' if by_state else ''}{by_state}")
     checked = [
         count_text(counts.manifests, "manifest or marker", "manifests and markers"),
         count_text(counts.host_states, "host state", "host states"),

@@ -59,9 +59,9 @@ def _print(explanation: RestoreExplanation) -> None:
     print_line(f"{_headline(explanation)}, in {seconds_text(explanation.seconds)}")
     if explanation.passed_over:
         print("\nnewer steps that were passed over:")
-        for each in explanation.passed_over:
-            tier = TIER_WORDS.get(each.tier, each.tier)
-            print_line(f"  step {each.step} in {tier}: {each.reason}")
+        for rejected in explanation.passed_over:
+            tier = TIER_WORDS.get(rejected.tier, rejected.tier)
+            print_line(f"  step {rejected.step} in {tier}: {rejected.reason}")
     if explanation.remarks:
         print("\nmeanwhile:")
         for remark in explanation.remarks:
@@ -71,12 +71,12 @@ def _print(explanation: RestoreExplanation) -> None:
     print()
     tables.print_table(
         _COLUMNS,
-        [_row(each) for each in explanation.processes],
+        [_row(process) for process in explanation.processes],
     )
-    for each in explanation.processes:
-        if each.outcome in ("failed", "unfinished"):
-            reason = each.reason or f"it did not end; its last event is {each.last_event}"
-            print_line(f"process {each.process}: {reason}")
+    for process in explanation.processes:
+        if process.outcome in ("failed", "unfinished"):
+            reason = process.reason or f"it did not end; its last event is {process.last_event}"
+            print_line(f"process {process.process}: {reason}")
 
 
 def _headline(explanation: RestoreExplanation) -> str:
@@ -97,18 +97,18 @@ def _headline(explanation: RestoreExplanation) -> str:
             return f"the restore did not end on all processes{asked}"
 
 
-def _row(each: RestoredProcess) -> list[str]:
-    phases = each.phases
-    spent = (phases.plan, phases.load, phases.fetch, phases.settle, each.seconds)
-    senders = sorted(each.received.items(), key=lambda item: -item[1])
+def _row(process: RestoredProcess) -> list[str]:
+    phases = process.phases
+    spent = (phases.plan, phases.load, phases.fetch, phases.settle, process.seconds)
+    senders = sorted(process.received.items(), key=lambda item: -item[1])
     named = [f"{holder} {size_text(nbytes)}" for holder, nbytes in senders[:_MOST_SENDERS]]
     more = [f"{len(senders) - _MOST_SENDERS} more"] if len(senders) > _MOST_SENDERS else []
     return [
-        str(each.process),
-        "-" if each.slice is None else str(each.slice),
+        str(process.process),
+        "-" if process.slice is None else str(process.slice),
         *(seconds_text(value) if value else "-" for value in spent),
-        size_text(each.bytes_local),
-        size_text(each.bytes_peer),
-        size_text(each.bytes_persistent),
+        size_text(process.bytes_local),
+        size_text(process.bytes_peer),
+        size_text(process.bytes_persistent),
         ", ".join([*named, *more]) or "-",
     ]

@@ -224,7 +224,7 @@ def _print(listing: Listing) -> None:
     if listing.steps:
         tables.print_table(
             ["STEP", "TIER", "AGE", "SIZE", "PROCESSES", "RUN", "INCARNATION", "STATE"],
-            [_row(each) for each in listing.steps],
+            [_row(step) for step in listing.steps],
         )
     else:
         print("no steps")
@@ -232,7 +232,7 @@ def _print(listing: Listing) -> None:
         print()
         tables.print_table(
             ["PROCESS", "SLICE", "HOST", "OWNER", "STEPS", "DIRECTORY"],
-            [_process_row(each) for each in listing.processes],
+            [_process_row(process) for process in listing.processes],
         )
     directory = listing.directory
     if directory is not None:
@@ -246,33 +246,33 @@ def _print(listing: Listing) -> None:
     tables.print_faults(listing.faults)
 
 
-def _row(each: SurveyedStep) -> list[str]:
-    state = each.state.replace("_", " ")
-    began = count_text(each.lives, "life", "lives") + " in a row began from it"
-    reason = "; ".join(filter(None, [each.reason, began if each.lives else ""]))
+def _row(step: SurveyedStep) -> list[str]:
+    state = step.state.replace("_", " ")
+    began = count_text(step.lives, "life", "lives") + " in a row began from it"
+    reason = "; ".join(filter(None, [step.reason, began if step.lives else ""]))
     return [
-        str(each.step),
-        TIER_WORDS[each.tier],
-        tables.age(each.age_s),
-        tables.size(each.size_bytes),
-        "-" if each.processes is None else str(each.processes),
-        each.run_id or "-",
-        each.incarnation or "-",
+        str(step.step),
+        TIER_WORDS[step.tier],
+        tables.age(step.age_s),
+        tables.size(step.size_bytes),
+        "-" if step.processes is None else str(step.processes),
+        step.run_id or "-",
+        step.incarnation or "-",
         f"{state}: {reason}" if reason else state,
     ]
 
 
-def _process_row(each: ListedProcess) -> list[str]:
-    of = "" if each.process_count is None else f" of {each.process_count}"
-    pid = "-" if each.pid is None else str(each.pid)
-    life = {True: "running", False: "ended", None: "elsewhere"}[each.is_running]
+def _process_row(process: ListedProcess) -> list[str]:
+    of = "" if process.process_count is None else f" of {process.process_count}"
+    pid = "-" if process.pid is None else str(process.pid)
+    life = {True: "running", False: "ended", None: "elsewhere"}[process.is_running]
     return [
-        "-" if each.process_index is None else f"{each.process_index}{of}",
-        "-" if each.slice_index is None else str(each.slice_index),
-        each.hostname or "-",
+        "-" if process.process_index is None else f"{process.process_index}{of}",
+        "-" if process.slice_index is None else str(process.slice_index),
+        process.hostname or "-",
         f"{pid} {life}",
-        ", ".join(map(str, each.steps)) or "-",
-        each.path,
+        ", ".join(map(str, process.steps)) or "-",
+        process.path,
     ]
 
 
@@ -297,19 +297,19 @@ def _print_step(shown: ShownStep) -> None:
     print()
     places = sorted(
         {h for leaf in shown.leaves for shard in leaf.shards for h in shard.holders}
-        | {h for each in shown.host_states for h in each.holders}
+        | {h for host_state in shown.host_states for h in host_state.holders}
     )
     numbers = {holder: str(number) for number, holder in enumerate(places)}
     rows = [row for leaf in shown.leaves for row in _shard_rows(leaf, numbers)]
     if rows:
         columns = ["LEAF", "DTYPE", "SHAPE", "BOX", "BYTES", "CRC32C", "HOLDERS"]
         tables.print_table(columns, rows)
-    for each in shown.host_states:
-        held = _held(each.holders, numbers)
-        value = msgspec.json.encode(each.value).decode()
-        where = f" (holders {held})" if held else ""
+    for host_state in shown.host_states:
+        holders_text = _held(host_state.holders, numbers)
+        value = msgspec.json.encode(host_state.value).decode()
+        where = f" (holders {holders_text})" if holders_text else ""
         print()
-        print_line(f"host state of process {each.process} of {each.count}{where}:")
+        print_line(f"host state of process {host_state.process} of {host_state.count}{where}:")
         print_line(value)
     if places:
         print("\nholders:")

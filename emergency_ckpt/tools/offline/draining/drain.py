@@ -103,7 +103,7 @@ class _Moves:
 
     def __call__(self, event: Event) -> None:
         if event.point == "persistent.removal.hidden":
-            step, folder, reason = (event.fields[each] for each in ("step", "kept_as", "reason"))
+            step, folder, reason = (event.fields[field] for field in ("step", "kept_as", "reason"))
             self.notes.append(f"step {step} is kept as {folder}: {reason}")
 
 
@@ -144,7 +144,7 @@ def drain(
 def _drain_with_peers(
     work: _Drain, client: TransferClient, peers: Sequence[str], shown: Shown, deadline_s: float
 ) -> Drained:
-    addresses = [each for name in peers for each in each_address(name)]
+    addresses = [address for name in peers for address in each_address(name)]
     local = work.inventory
     asked, manifests, faults = ask_peers(client, addresses, local)
     running = [peer.address for peer in asked if peer.process_index is not None]
@@ -195,10 +195,10 @@ class _Drain:
         self._notes = [f"{fault.where}: {fault.problem}" for fault in survey.faults]
         self._recorded = None if writer.table is None else writer.table.chain
         self._timeline = newest_timeline(self.inventory.holders, table=writer.table)
-        for each in survey.of(LOCAL):
-            reason = self._rejection_reason(each.step, each.incarnation)
-            if each.run_id == run_id and reason:
-                self._notes.append(f"step {each.step} in RAM is passed over: {reason}")
+        for step in survey.of(LOCAL):
+            reason = self._rejection_reason(step.step, step.incarnation)
+            if step.run_id == run_id and reason:
+                self._notes.append(f"step {step.step} in RAM is passed over: {reason}")
 
     def again(self, others: PeerRam) -> _Drain:
         """Return the same drain with the RAM of other hosts besides."""
@@ -214,32 +214,32 @@ class _Drain:
         stored = self._newest_stored()
         if stored is None or self._recorded != self._timeline:
             return None
-        is_saved = all(_has(stored, each.save) for each in self._candidates())
+        is_saved = all(_has(stored, step.save) for step in self._candidates())
         return self._outcome(stored.step) if is_saved else None
 
     def _candidates(self) -> list[SurveyedStep]:
         """Return the saves of the run that were not rolled back, newest first."""
         return sorted(
             (
-                each
-                for each in self._survey.of(LOCAL)
-                if each.run_id == self.run_id
-                and not self._rejection_reason(each.step, each.incarnation)
+                step
+                for step in self._survey.of(LOCAL)
+                if step.run_id == self.run_id
+                and not self._rejection_reason(step.step, step.incarnation)
             ),
-            key=lambda each: each.save,
+            key=lambda step: step.save,
             reverse=True,
         )
 
     def run(self, shown: Shown) -> Drained:
         """Write what is to be written."""
         stored = self._newest_stored()
-        for each in self._candidates():
-            if stored is not None and _has(stored, each.save):
+        for step in self._candidates():
+            if stored is not None and _has(stored, step.save):
                 break
-            reason = each.reason or self._write(each, shown)
+            reason = step.reason or self._write(step, shown)
             if not reason:
-                return self._outcome(each.step, is_written=True)
-            self._notes.append(f"step {each.step} in RAM is passed over: {reason}")
+                return self._outcome(step.step, is_written=True)
+            self._notes.append(f"step {step.step} in RAM is passed over: {reason}")
         if stored is not None:
             self._writer.begin(self._life(stored.incarnation), self._timeline)
         else:
@@ -247,18 +247,18 @@ class _Drain:
             self._notes.append(f"no whole step of run {self.run_id!r} is in {where}")
         return self._outcome(stored.step if stored else None)
 
-    def _write(self, each: SurveyedStep, shown: Shown) -> str:
+    def _write(self, save: SurveyedStep, shown: Shown) -> str:
         """Read and check a save, then write it; return why that is not possible, or ""."""
-        step = _DrainedStep(each.save, *ram_parts(self._survey.folders, each.save))
+        step = _DrainedStep(save.save, *ram_parts(self._survey.folders, save.save))
         total_bytes = sum(map(leaf_bytes, step.leaves.values()))
         try:
-            with shown(f"check step {each.step}", total_bytes) as step.progress:
+            with shown(f"check step {save.step}", total_bytes) as step.progress:
                 step.check()
         except (CorruptData, HostStateError, LocalTierError) as error:
             return str(error)
         try:
-            with shown(f"write step {each.step}", total_bytes) as step.progress:
-                self._tier.publish(step, self._life(each.incarnation), self._timeline)
+            with shown(f"write step {save.step}", total_bytes) as step.progress:
+                self._tier.publish(step, self._life(save.incarnation), self._timeline)
         except _LostMeanwhile as error:
             return str(error)
         self._notes += step.notes
@@ -287,12 +287,12 @@ class _Drain:
         """Return the newest step in storage that a restore would take, as its files have it."""
         stored = self._tier.found
         view = stored.view()
-        for each in reversed(stored.resolved(view)):
-            if each.problem or self._rejection_reason(each.step, each.incarnation):
+        for item in reversed(stored.resolved(view)):
+            if item.problem or self._rejection_reason(item.step, item.incarnation):
                 continue
-            found = stored.inspect(view, each)
-            if found is not None and not found.step.problem:
-                return found.step
+            stored_step = stored.inspect(view, item)
+            if stored_step is not None and not stored_step.step.problem:
+                return stored_step.step
         return None
 
     def _rejection_reason(self, step: int, incarnation: str) -> str:

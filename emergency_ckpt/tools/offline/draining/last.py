@@ -55,7 +55,7 @@ def turn_at_the_end(own: str, candidates: tuple[str, ...], answering: Collection
     if own not in candidates:
         return "wait" if answering else "leave"
     before = candidates[: candidates.index(own)]
-    return "wait" if any(each in answering for each in before) else "drain"
+    return "wait" if any(address in answering for address in before) else "drain"
 
 
 class LastDrain:
@@ -123,7 +123,7 @@ class LastDrain:
             left_s -= _ASK_EVERY_S
         peers = self._peers()
         candidates = candidates_of(self._own, self._answering(peers))
-        others = [each for each in candidates if each != self._own]
+        others = [address for address in candidates if address != self._own]
         while (turn := turn_at_the_end(self._own, candidates, self._answering(others))) == "wait":
             if stopped.wait(_ASK_EVERY_S):
                 return
@@ -140,21 +140,21 @@ class LastDrain:
 
     def _peers(self) -> list[str]:
         """Return the other servers, sorted."""
-        found = {each for name in self._peer_names for each in numeric_addresses(name)}
-        return sorted(found - {self._own})
+        addresses = {address for name in self._peer_names for address in numeric_addresses(name)}
+        return sorted(addresses - {self._own})
 
     def _trainers(self) -> list[str]:
-        return [each for name in self._trainer_names for each in numeric_addresses(name)]
+        return [address for name in self._trainer_names for address in numeric_addresses(name)]
 
     def _is_below(self, peers: Sequence[str]) -> bool:
         """Return whether a server before this one answers, which then is the one to drain."""
-        return any(self._answers(each) for each in peers if each < self._own)
+        return any(self._answers(address) for address in peers if address < self._own)
 
     def _answering(self, addresses: Iterable[str]) -> set[str]:
         asked = list(addresses)
         with ThreadPoolExecutor(_THREADS, "eckpt-drain") as pool:
             answers = list(pool.map(self._answers, asked))
-        return {each for each, answer in zip(asked, answers, strict=True) if answer}
+        return {address for address, answer in zip(asked, answers, strict=True) if answer}
 
     def _answers(self, address: str) -> bool:
         try:

@@ -37,15 +37,15 @@ def ask_peers(
     faults: list[SurveyFault] = []
     for address in peers:
         try:
-            found = client.inventory(address)
-            for held in found.tensors:
-                if held.digest not in manifests and held.digest not in inventory.manifests:
-                    data = client.fetch_contents(address, held.digest)
-                    manifests[held.digest] = decode_contents(data, held.digest)
+            holder = client.inventory(address)
+            for manifest in holder.tensors:
+                if manifest.digest not in manifests and manifest.digest not in inventory.manifests:
+                    data = client.fetch_contents(address, manifest.digest)
+                    manifests[manifest.digest] = decode_contents(data, manifest.digest)
         except CheckpointError as error:
             faults.append(SurveyFault.of(address, error))
             continue
-        asked.append(msgspec.structs.replace(found, holder=address, address=address))
+        asked.append(msgspec.structs.replace(holder, holder=address, address=address))
     return asked, manifests, faults
 
 
@@ -82,10 +82,10 @@ class PeerRam:
                     RamCopy(
                         folder=Path(peer.address),
                         number=number,
-                        published=Published(held.digest, b"", manifests[held.digest]),
+                        published=Published(manifest.digest, b"", manifests[manifest.digest]),
                         saved_s=0.0,
                     )
-                    for number, held in enumerate(peer.tensors)
+                    for number, manifest in enumerate(peer.tensors)
                 ),
                 host_states=peer.host_states,
                 faults=(),
@@ -114,8 +114,10 @@ class PeerRam:
         self._client.fetch_shards(address, published.digest, [wanted], buffer, self._deadline_s)
         return buffer.view(0, entry.nbytes, self)
 
-    def _document(self, address: str, held: HeldHostState) -> bytes:
-        return self._client.fetch_host_state(address, held.save, held.owner, held.count)
+    def _document(self, address: str, host_state: HeldHostState) -> bytes:
+        return self._client.fetch_host_state(
+            address, host_state.save, host_state.owner, host_state.count
+        )
 
     def _room_for(self, size_bytes: int) -> NativeMapping:
         if self._buffer is None or self._buffer.size_bytes < size_bytes:
