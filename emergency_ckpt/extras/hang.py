@@ -232,12 +232,12 @@ class _Watch:
         and a job that was paused as a whole has gone on.
         """
         coordinator = self._coordinator
-        found = by_process(coordinator.list(_AT), _AT, coordinator.process_count)
-        told = decode_each(found, ProcessProgress, _AT, lambda _: _UNKNOWN)
+        rows = by_process(coordinator.list(_AT), _AT, coordinator.process_count)
+        reports = decode_each(rows, ProcessProgress, _AT, lambda _: _UNKNOWN)
         now_s = time.monotonic()
         progress: dict[int, ProcessProgress] = {}
         for process in range(coordinator.process_count):
-            at = told.get(process, _UNKNOWN)
+            at = reports.get(process, _UNKNOWN)
             if self._seen.get(process, (-1, 0.0))[0] != at.beat:
                 self._seen[process] = at.beat, now_s
             is_silent = now_s - self._seen[process][1] >= self._silence_s
@@ -256,12 +256,12 @@ class _Watch:
                 text = "no step for %g s, which is no hang: %s"
                 logging.warning(text, self._timeout_s, decision.reason)
             return None
-        told = msgspec.structs.replace(
+        decided = msgspec.structs.replace(
             decision,
             behind=decision.behind[:_LISTED_AT_MOST],
             reason=decision.reason[:_REASON_LIMIT_CHARS],
         )
-        return self._cell.settle(msgspec.json.encode(told))
+        return self._cell.settle(msgspec.json.encode(decided))
 
     def _guard(self) -> None:
         while not self._stopping.wait(self._pause_s):

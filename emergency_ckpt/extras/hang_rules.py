@@ -60,18 +60,18 @@ def decide_hang(progress: Mapping[int, ProcessProgress], timeout_s: float) -> Ha
     Args:
       progress: of every process of the job.
     """
-    there = {p: each for p, each in sorted(progress.items()) if not each.has_left}
-    silent = [p for p, each in there.items() if each.is_silent]
+    there = {p: report for p, report in sorted(progress.items()) if not report.has_left}
+    silent = [p for p, report in there.items() if report.is_silent]
     if silent:
         last = ", ".join(_step_text(there[p]) for p in silent[:_NAMED_AT_MOST])
         reason = f"{processes_text(silent)} sent nothing; last: {last}"
         return HangDecision(True, tuple(silent), reason, is_silence=True)
-    starting = [p for p, each in there.items() if each.step is None]
+    starting = [p for p, report in there.items() if report.step is None]
     if starting or not there:
         text = f"{processes_text(starting)} has not made its first step"
         return HangDecision(False, (), text if starting else "all processes have left")
-    lowest = min(each.step for each in there.values() if each.step is not None)
-    behind = [p for p, each in there.items() if each.step == lowest]
+    lowest = min(report.step for report in there.values() if report.step is not None)
+    behind = [p for p, report in there.items() if report.step == lowest]
     why_not = _reason_against(there, behind, timeout_s)
     if why_not:
         return HangDecision(False, (), why_not)
@@ -115,18 +115,18 @@ def _behind_text(there: Mapping[int, ProcessProgress], behind: Sequence[int], lo
     calls = sorted({there[p].call for p in behind} - {""})
     where = f", in the checkpointer's {' and '.join(calls)}" if calls else ""
     if len(behind) == len(there):
-        places = sorted({each.place for each in there.values()} - {""})
+        places = sorted({report.place for report in there.values()} - {""})
         at = f", {_places_text(there)}" if len(there) == 2 and len(places) == 2 else ""
         return f"all processes stand at step {lowest}{where}, for {still_s:.1f} s{at}"
-    highest = max(each.step or 0 for each in there.values())
+    highest = max(report.step or 0 for report in there.values())
     text = f"{processes_text(behind)} fell behind: at step {lowest}{where} for {still_s:.1f} s"
     return f"{text}, others at step {highest}"
 
 
 def _places_text(there: Mapping[int, ProcessProgress]) -> str:
-    return " and ".join(f"process {p} at {each.place}" for p, each in there.items())
+    return " and ".join(f"process {p} at {report.place}" for p, report in there.items())
 
 
-def _step_text(each: ProcessProgress) -> str:
-    step = "before its first step" if each.step is None else f"step {each.step}"
-    return f"{step}, in the checkpointer's {each.call}" if each.call else step
+def _step_text(report: ProcessProgress) -> str:
+    step = "before its first step" if report.step is None else f"step {report.step}"
+    return f"{step}, in the checkpointer's {report.call}" if report.call else step

@@ -89,14 +89,14 @@ def blocks(slices: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
     3}, {2, 4}, {3, 4}.
     """
     members = tuple(slices)
-    found: list[tuple[int, ...]] = []
+    sets: list[tuple[int, ...]] = []
     while len(members) >= 2 * copies:
-        found.append(members[:copies])
+        sets.append(members[:copies])
         members = members[copies:]
     if len(members) <= copies:
-        return (*found, members)
+        return (*sets, members)
     left_out = blocks(members[::-1], len(members) - copies)
-    return (*found, *(tuple(s for s in members if s not in out) for out in left_out))
+    return (*sets, *(tuple(s for s in members if s not in out) for out in left_out))
 
 
 @dataclass(frozen=True)
@@ -176,13 +176,13 @@ class Striping:
         slice, and transitively theirs.
         """
         sets = {leaves.holders[box] for leaves, _, boxes in self._exclusive for box in boxes}
-        found, size = set(processes), 0
-        while size < len(found):
-            size = len(found)
+        replicas, size = set(processes), 0
+        while size < len(replicas):
+            size = len(replicas)
             for holders in sets:
-                if not found.isdisjoint(holders):
-                    found.update(holders)
-        return found
+                if not replicas.isdisjoint(holders):
+                    replicas.update(holders)
+        return replicas
 
     def _deal(self, among: set[int]) -> dict[int, list[ShardId]]:
         """Return the shards that each process stores; complete for the processes of ``among``, or
@@ -231,7 +231,10 @@ class Striping:
         # Each position begins with another block, otherwise the first slices get every odd shard.
         start = holders[0] % len(sets)
         order = sets[start:] + sets[:start]
-        heap = [(sum(loads[p] for p in each), place, each) for place, each in enumerate(order)]
+        heap = [
+            (sum(loads[p] for p in processes), place, processes)
+            for place, processes in enumerate(order)
+        ]
         heapify(heap)
         return heap
 

@@ -156,9 +156,9 @@ class EventLog:
         if time.monotonic() < self._retry_at_s:
             self._lost += len(events)
             return
-        told = [_lost_before(events[0], self._lost)] if self._lost else []
+        loss = [_lost_before(events[0], self._lost)] if self._lost else []
         try:
-            self._files.append(b"".join(map(encode_line, [*told, *events])))
+            self._files.append(b"".join(map(encode_line, [*loss, *events])))
         except Exception as error:  # noqa: BLE001 - the log must not end training, nor itself
             self._lost += len(events)
             self._retry_at_s = time.monotonic() + _RETRY_S

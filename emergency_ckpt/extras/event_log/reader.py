@@ -59,12 +59,12 @@ def read_events(
             if FILE_PATTERN.fullmatch(entry.name) is None:
                 continue
             try:
-                found = entry.stat(follow_symlinks=False)
+                status = entry.stat(follow_symlinks=False)
             except OSError as error:
                 unreadable.append(f"{entry.name}: {error}")
                 continue
-            if stat.S_ISREG(found.st_mode):
-                sizes[Path(entry.path)] = found.st_size
+            if stat.S_ISREG(status.st_mode):
+                sizes[Path(entry.path)] = status.st_size
     events: list[LoggedEvent] = []
     damaged: list[str] = []
     bad_lines, is_cut, left_bytes = 0, False, limit_bytes
@@ -103,10 +103,10 @@ def _newest(path: Path, limit_bytes: int, most_events: int) -> _Part:
     # O_NONBLOCK: a pipe that took the file's place must not block.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError("not a regular file")
-        start = max(0, found.st_size - limit_bytes)
+        start = max(0, status.st_size - limit_bytes)
         if start:
             file.seek(start - 1)
             file.readline(MAX_LINE_BYTES)  # the end of the line before

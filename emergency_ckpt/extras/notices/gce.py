@@ -60,9 +60,9 @@ class MetadataServer:
                 "it has no instance/preempted, so it is not the machine's own: behind Workload"
                 " Identity GKE's answers in its place, and SIGTERM is the notice"
             )
-        found = preempted_notice(preempted)
-        if found:
-            return found
+        notice = preempted_notice(preempted)
+        if notice:
+            return notice
         event = maintenance_event_notice(self._text("maintenance-event") or "NONE")
         coming = upcoming_maintenance_notice(
             json.loads(self._text("upcoming-maintenance") or '{"error": ""}'),

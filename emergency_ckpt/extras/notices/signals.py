@@ -57,12 +57,12 @@ class SignalSource:
 
         Its first call looks back to the ``begin`` that it belongs to.
         """
-        told = self._begun.pop(0) if self._begun else self._count
+        seen_count = self._begun.pop(0) if self._begun else self._count
 
         def inspect() -> str:
-            nonlocal told
-            before, told = told, self._count
-            return f"{self._number.name} has come" if told > before else ""
+            nonlocal seen_count
+            before, seen_count = seen_count, self._count
+            return f"{self._number.name} has come" if seen_count > before else ""
 
         return inspect
 
