@@ -178,14 +178,14 @@ def _causes(error: BaseException) -> list[BaseException]:
 
     The chain may branch and may contain cycles.
     """
-    found: dict[int, BaseException] = {}
+    errors: dict[int, BaseException] = {}
     left: list[BaseException | None] = [error]
     while left:
         part = left.pop()
-        if part is not None and id(part) not in found:
-            found[id(part)] = part
+        if part is not None and id(part) not in errors:
+            errors[id(part)] = part
             left += (part.__cause__, part.__context__)
-    return list(found.values())
+    return list(errors.values())
 
 
 class SignalFlag:
@@ -227,11 +227,11 @@ class SignalFlag:
 def wait_for(changed: threading.Condition, is_so: Callable[[], bool], timeout_s: float) -> bool:
     """Wait as ``changed.wait_for`` does, in pieces, after each of which signal handlers run."""
     deadline_s = time.monotonic() + timeout_s
-    while not (found := changed.wait_for(is_so, max(0.0, min(timeout_s, _PIECE_S)))):
+    while not (is_met := changed.wait_for(is_so, max(0.0, min(timeout_s, _PIECE_S)))):
         timeout_s = deadline_s - time.monotonic()
         if timeout_s <= 0:
             break
-    return found
+    return is_met
 
 
 def join(thread: threading.Thread, timeout_s: float) -> bool:
@@ -437,8 +437,8 @@ def at_program_end(call: Callable[[], object]) -> None:
 
 def not_at_program_end(call: Callable[[], object]) -> None:
     """Do not call ``call`` at the end. Nothing happens if that was not asked for."""
-    for each in [each for each in _at_end if each[1] == call]:
-        _at_end.remove(each)
+    for entry in [entry for entry in _at_end if entry[1] == call]:
+        _at_end.remove(entry)
 
 
 def _end_program() -> None:

@@ -30,16 +30,16 @@ def decoder_of(kind: type[_T] | Any) -> Decoder[_T]:
 
     All threads may use it at once.
     """
-    found = _made.get(kind)
-    if found is None:
+    decoder = _made.get(kind)
+    if decoder is None:
         with _making:
-            found = _made.get(kind)
-            if found is None:
+            decoder = _made.get(kind)
+            if decoder is None:
                 for key in _hashed(inspect.type_info(kind), set()):
                     if isinstance(key, inspect.IntType) and key.lt is None and key.le is None:
                         raise TypeError(f"keys of a dict in {kind} are integers without bounds")
-                found = _made[kind] = Decoder(kind)
-    return found
+                decoder = _made[kind] = Decoder(kind)
+    return decoder
 
 
 def _hashed(kind: inspect.Type, seen: set[type]) -> Iterator[inspect.Type]:

@@ -411,9 +411,10 @@ class Opened:
 def _sink(config: Config, me: int, observers: list[Observer]) -> EventSink:
     """Return the sink of events; ``observers`` gets those of ``on_event`` that are observers."""
     listeners = listeners_of(config.on_event)
-    watching = [each for each in listeners if isinstance(each, Observer)]
+    watching = [listener for listener in listeners if isinstance(listener, Observer)]
     events = EventSink(
-        *(each for each in listeners if not isinstance(each, Observer)), process_index=me
+        *(listener for listener in listeners if not isinstance(listener, Observer)),
+        process_index=me,
     )
     events.locate(run_id=config.run_name)
     try:

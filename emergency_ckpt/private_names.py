@@ -24,8 +24,8 @@ def private_module(name: str, *needed: str, project: str) -> Any:
     """
     try:
         module = import_module(name)
-        for each in needed:
-            getattr(module, each)
+        for attribute in needed:
+            getattr(module, attribute)
     except (ImportError, AttributeError) as error:
         installed, supported = _versions(project)
         raise MissingDependency(
@@ -49,5 +49,9 @@ def _versions(project: str) -> tuple[str, str]:
         declared = [Requirement(text) for text in metadata.requires(_DISTRIBUTION) or ()]
     except metadata.PackageNotFoundError:
         declared = []  # a source tree: the supported range is known by its pyproject.toml alone
-    ranges = [f"{each.name}{each.specifier}" for each in declared if each.name == project]
+    ranges = [
+        f"{requirement.name}{requirement.specifier}"
+        for requirement in declared
+        if requirement.name == project
+    ]
     return installed, ranges[0] if ranges else f"another version of {project}"

@@ -137,5 +137,7 @@ class Resume:
         parts.saver.continue_from(save, incarnation, tier, leaves_newer=is_requested)
         parts.events.locate(incarnation=restored.incarnation)
         if parts.preservation is not None:
-            stored = [each.step for each in restored.rejected if each.tier == PERSISTENT]
+            stored = [
+                rejection.step for rejection in restored.rejected if rejection.tier == PERSISTENT
+            ]
             parts.preservation.mark_failed(stored)

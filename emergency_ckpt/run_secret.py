@@ -53,8 +53,8 @@ def load_secret_file(path: Path) -> bytes:
     try:
         descriptor = os.open(path, flags)
         try:
-            found = os.fstat(descriptor)
-            mode = found.st_mode
+            status = os.fstat(descriptor)
+            mode = status.st_mode
             is_file = stat.S_ISREG(mode)
             data = os.read(descriptor, MAX_SECRET_BYTES + 1) if is_file else b""
         finally:
@@ -63,9 +63,9 @@ def load_secret_file(path: Path) -> bytes:
         raise ConfigError([f"{path} cannot be read: {error}"], target="secret file") from error
     if not is_file:
         raise ConfigError([f"{path} is {_kind_of(mode)}, not a regular file"], target="secret file")
-    if found.st_uid not in (os.geteuid(), 0):
+    if status.st_uid not in (os.geteuid(), 0):
         raise ConfigError(
-            [f"{path} belongs to user {found.st_uid}, who knows it and can change it: chown it"],
+            [f"{path} belongs to user {status.st_uid}, who knows it and can change it: chown it"],
             target="secret file",
         )
     if mode & (stat.S_IWGRP | stat.S_IRWXO):
