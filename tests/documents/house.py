@@ -23,6 +23,11 @@ MAX_FUNCTION_LINES = 70
 MAX_TEST_NAME_CHARS = 60
 MOST_FILES_WITH_TIER_LITERALS = 10
 
+# A local name says what its value is. These say how the value was got.
+VAGUE_NAMES = {"found", "each", "held", "told"}
+MOST_VAGUE_NAMES = 162
+"""The uses of ``VAGUE_NAMES`` in the package, with the fields of these names. It only falls."""
+
 # Names that stand in two adapters because users of each know them from the project that it adapts.
 FACES = {"CheckpointManager", "CheckpointManagerOptions", "EmergencyCheckpointer"}
 
@@ -178,6 +183,22 @@ def check_functions_are_short() -> Iterator[str]:
             lines = (node.end_lineno or 0) - node.lineno + 1
             if lines > MAX_FUNCTION_LINES:
                 yield f"{path}: {node.name} has {lines} lines, over {MAX_FUNCTION_LINES}"
+
+
+def check_local_names_say_what_a_value_is() -> Iterator[str]:
+    uses = Counter(short(path) for path in files_of_package() for _ in vague_names_in(path))
+    if uses.total() > MOST_VAGUE_NAMES:
+        names, most = ", ".join(sorted(VAGUE_NAMES)), ", ".join(dict(uses.most_common(3)))
+        yield f"{uses.total()} uses of {names}, expected {MOST_VAGUE_NAMES} at most: see {most}"
+
+
+def vague_names_in(path: Path) -> Iterator[str]:
+    for node in ast.walk(parsed(path)):
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name) if name in VAGUE_NAMES:
+                yield name
+            case _:
+                pass
 
 
 def check_bounds_have_one_owner_each() -> Iterator[str]:
