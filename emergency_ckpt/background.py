@@ -174,7 +174,7 @@ class Failures:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Return ``error`` and its chain of causes and contexts, each once.
+    """Return ``error`` and its chain of causes and contexts, every error once.
 
     The chain may branch and may contain cycles.
     """
@@ -225,7 +225,7 @@ class SignalFlag:
 
 
 def wait_for(changed: threading.Condition, is_so: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait as ``changed.wait_for`` does, in pieces, after each of which signal handlers run."""
+    """Wait as ``changed.wait_for`` does, but in pieces: signal handlers run after each piece."""
     deadline_s = time.monotonic() + timeout_s
     while not (is_met := changed.wait_for(is_so, max(0.0, min(timeout_s, _PIECE_S)))):
         timeout_s = deadline_s - time.monotonic()
@@ -436,7 +436,7 @@ def at_program_end(call: Callable[[], object]) -> None:
 
 
 def not_at_program_end(call: Callable[[], object]) -> None:
-    """Do not call ``call`` at the end. Nothing happens if that was not asked for."""
+    """Do not call ``call`` at the end. Nothing happens if nobody asked for the call."""
     for entry in [entry for entry in _at_end if entry[1] == call]:
         _at_end.remove(entry)
 

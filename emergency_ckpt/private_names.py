@@ -19,8 +19,8 @@ def private_module(name: str, *needed: str, project: str) -> Any:
     """Return the module ``name`` of ``project``, which has all names in ``needed``.
 
     Raises:
-      MissingDependency: the module, or one of the names, is not there. It says the version that is
-        installed, and the range of versions that this package works with.
+      MissingDependency: the module, or one of the names, is not there. The error says the version
+        that is installed, and the range of versions that this package works with.
     """
     try:
         module = import_module(name)

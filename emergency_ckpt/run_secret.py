@@ -48,7 +48,8 @@ def load_secret_file(path: Path) -> bytes:
     another user than this one or root, or is open to others. Group read is allowed, because mounted
     Kubernetes secrets with an fsGroup always have it.
     """
-    # O_NONBLOCK: opening a pipe or a device must not block; O_NOCTTY: it must not become ours.
+    # O_NONBLOCK: opening a pipe or a device must not block; O_NOCTTY: a terminal must not become
+    # ours.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
         descriptor = os.open(path, flags)

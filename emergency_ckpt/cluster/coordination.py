@@ -269,8 +269,9 @@ def _find(client: Any, key: str, shown: str) -> bytes | None:
 def own_address(bind_host: str | None = None) -> str:
     """Return ``bind_host`` as a numeric address, else this host's on its route to the coordinator.
 
-    127.0.0.1 in a job on one machine, or without ``jax.distributed``. It is also a loopback address
-    where the name of the coordinator's host stands for one on that host: see ``reachable_host``.
+    The address is 127.0.0.1 in a job on one machine, or without ``jax.distributed``. The address is
+    also a loopback address where the name of the coordinator's host stands for such an address on
+    that host: see ``reachable_host``.
     ConfigError: ``bind_host`` is no address.
     """
     if bind_host is not None:
@@ -315,10 +316,10 @@ def joined_errors(errors: Mapping[int, str]) -> str:
 
 
 def run_and_report(work: Callable[[], object], tell: Callable[[str], Told]) -> Told:
-    """Run ``work``, report its result to the others with ``tell``, and return what that returns.
+    """Run ``work``, report its result to the others with ``tell``; return the result of ``tell``.
 
-    ``tell`` gets the text of ``work``'s error, empty on success; that error is raised after it, as
-    a CheckpointError.
+    ``tell`` gets the text of the error of ``work``, empty on success. The error is raised after the
+    call of ``tell``, as a CheckpointError.
     """
     failure: CheckpointError | None = None
     try:

@@ -168,7 +168,8 @@ class Membership:
         self.holdings.address = self._server.contact
         self._server.start()
         inventory = self.holdings.inventory()
-        # Directories that this process may adopt only when all have come know of incarnations too.
+        # Directories that this process may adopt only when all processes have come know of
+        # incarnations too.
         nearby = greatest_number(local_dir / self._run_id)
         self.known = Known(
             max(inventory.greatest, nearby), inventory.newest_step, inventory.known_complete

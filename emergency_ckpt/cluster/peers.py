@@ -122,13 +122,13 @@ def agree_start(
     timeout_s: float,
     stored: Callable[[], Known] = Known,
 ) -> Started:
-    """Run ``start`` on all, and begin an incarnation after all that any of them knows of.
+    """Run ``start`` on all processes, and begin an incarnation after all that any process knows of.
 
     Collective: when it fails on one process, every process raises.
 
     Args:
       start: returns this process's address and what its RAM knows.
-      stored: called at the leader once all have come: what storage knows.
+      stored: returns what storage knows; called at the leader once all processes have come.
     """
     deadline_s = time.monotonic() + timeout_s
     failure: Exception | None = None
@@ -160,7 +160,7 @@ def _begin(hellos: dict[int, _Hello], stored: Callable[[], Known]) -> Started:
     try:
         every = [stored(), *(hello.known for hello in hellos.values())]
         incarnation = new_incarnation(max(known.greatest for known in every), secrets.token_hex(8))
-    except CheckpointError as failure:  # the others wait for it
+    except CheckpointError as failure:  # the other processes wait for the answer
         return Started("", error=str(failure)[:ERROR_LIMIT_CHARS])
     complete = max((known.complete for known in every if known.complete), default=None)
     return Started(incarnation, max(known.newest_step for known in every), complete)

@@ -45,10 +45,10 @@ def topology_of(
 ) -> Topology:
     """Return the slice of each process. Not collective. ``replica_axis``: see ``Config``.
 
-    From the coordinate on ``replica_axis`` of ``mesh``; without a mesh from the devices'
-    ``slice_index`` where they differ; else from the mesh of the state's own shardings; else there
-    is one slice. Slices that share a process are merged, because they fail together. ConfigError
-    when ``replica_axis`` is no axis of the mesh that was found. ``held_leaves`` and
+    The slices follow from the coordinate on ``replica_axis`` of ``mesh``; without a mesh from the
+    devices' ``slice_index`` where these differ; else from the mesh of the state's own shardings.
+    Else there is one slice. Slices that share a process are merged, because they fail together.
+    ConfigError when ``replica_axis`` is no axis of the mesh that was found. ``held_leaves`` and
     ``needs_whole``: as ``replicated_axis``, which chooses where ``replica_axis`` is None.
     """
     one = Topology(jax.process_count(), (0,) * jax.process_count())
@@ -70,10 +70,11 @@ def replicated_axis(
 ) -> int | None:
     """Return the axis of ``mesh`` along which the most bytes are replicated, the first of equals.
 
-    The same on all processes. Only axes with several slices count: a mesh may begin with axes of
-    size 1, as MaxText's with ``diloco``, or have axes inside a host, and along neither would
-    another host have a copy. None where nothing is replicated; with ``needs_whole`` (a slice must
-    hold the whole state, to write it to storage) also where a part of the state is not.
+    The axis is the same on all processes. Only axes with several slices count: a mesh may begin
+    with axes of size 1, as MaxText's with ``diloco``, or have axes inside a host, and along neither
+    would another host have a copy. The result is None where nothing is replicated. With
+    ``needs_whole`` (a slice must hold the whole state, to write it to storage) the result is also
+    None where a part of the state is not replicated.
 
     Args:
       held_leaves: the processes that hold each part of the state.
@@ -192,7 +193,8 @@ def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> 
 
     Raises:
       InvalidState: with a persistent tier, a leaf of a dtype that this tier cannot store.
-      ConfigError: with it, a leaf that a slice which writes to storage does not hold whole.
+      ConfigError: with a persistent tier, a leaf that a slice which writes to storage does not hold
+        whole.
     """
     me, count = process
     table = BoxTable(tree, count)

@@ -155,7 +155,8 @@ class Cell:
     def settle(self, value: bytes) -> bytes:
         """Set the cell, unless it is set; return the value that counts.
 
-        The error of the service where that is not known: ``value`` may count all the same.
+        Where that value is not known, the error of the service is raised: ``value`` may count all
+        the same.
         """
         try:
             self._coordinator.put(self.key, value)
@@ -277,7 +278,7 @@ class Round:
             raise CoordinationError("say", cell.key, "this process has said something else")
 
     def said(self) -> dict[int, bytes]:
-        """Return what has been said so far, by process. CoordinationError: by a stranger."""
+        """Return what each process has sent so far. CoordinationError: a stranger has sent."""
         values = self._coordinator.list(self._name)
         return by_process(values, self._name, self._coordinator.process_count)
 
@@ -503,7 +504,7 @@ def run_on_all(
     timeout_s: float,
     series: Series | None = None,
 ) -> str:
-    """Run ``work`` and return when all have; ``watch`` continues from a common number. Collective.
+    """Run ``work``; return when all processes have. ``watch`` goes on from one number. Collective.
 
     Raises this process's own error, as a CheckpointError, and DirectoryInUse of any process.
     Returns the errors of the others, empty when there are none. ``series``: as of ``Round``.
@@ -537,7 +538,7 @@ def run_on_all(
 
 
 def leave_together(coordinator: Coordinator, timeout_s: float) -> None:
-    """Return when all processes have called this. A failure is logged.
+    """Return when all processes have called this function. A failure is logged.
 
     The exit of one process can get the others killed, or end JAX's coordination service.
     """

@@ -53,8 +53,9 @@ class HostStateInbox:
     ) -> dict[int, bytes]:
         """Return the documents of ``owners``; DeadlineExceeded names those that did not come.
 
-        ``check`` is called about every second with the missing owners. Its error ends the wait,
-        unless one of them arrived meanwhile, since its process may have left right after.
+        ``check`` is called about every second with the missing owners. An error of ``check`` ends
+        the wait, unless a missing document arrived meanwhile, since its process may have left right
+        after.
         """
         deadline_s = time.monotonic() + timeout_s
 

@@ -65,7 +65,7 @@ class AgreedStart(msgspec.Struct, frozen=True):
 
 
 def tell_problem(coordinator: Coordinator, error: CheckpointError) -> None:
-    """Tell the others that this process's settings are invalid, so that none waits for it.
+    """Tell the others that this process's settings are invalid, so that none waits for this one.
 
     Does not block. A coordination error is not raised, because the caller's error matters more.
     """
@@ -90,7 +90,8 @@ def agree_settings(
 
     Raises:
       ConfigError: a setting differs, or is invalid on some process; raised on all of them once the
-        last process has come. DeadlineExceeded: a process did not come; names it.
+        last process has come. DeadlineExceeded: a process did not come; the error names the
+        process.
     """
     deadline_s = time.monotonic() + timeout_s
     hello = _Hello(settings_digest(own), "", host)
@@ -105,7 +106,8 @@ def agree_settings(
         data, _Decision, "settings.told, process 0", limit_bytes=MAX_MESSAGE_BYTES
     )
     if decision.differ:
-        # Only when they differ, because the texts of all processes are large.
+        # The texts are sent only when the settings differ, because the texts of all processes are
+        # large.
         texts = _round(coordinator, "settings.texts", deadline_left_s(deadline_s) + _DIFFER_S)
         differences = texts.hold(msgspec.json.encode(own), texts.when_all(_differences))
         name = "settings.texts.told, process 0"
@@ -123,7 +125,7 @@ def _round(coordinator: Coordinator, name: str, timeout_s: float) -> Round:
 
 
 def _answer(settings_round: Round, said: Mapping[int, bytes]) -> Answer | None:
-    """The rule: an error at once, before the last one has come; else what all hellos give."""
+    """Answer an error at once, before the last process has come; else all hellos together."""
     hellos = decode_each(said, _Hello, "settings", lambda text: _Hello("", text))
     errors = joined_errors({p: hello.problem for p, hello in hellos.items()})
     if errors:

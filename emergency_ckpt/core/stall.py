@@ -136,10 +136,10 @@ class BeatLog:
         self._beats[process] = number, work
 
     def stuck(self, processes: Collection[int], now_s: float) -> dict[int, str]:
-        """Return those that nobody should wait for any more, each with a sentence.
+        """Return the processes that nobody should wait for any more, each with a sentence.
 
-        Who has told nothing may come late; who tells no more is gone or hangs; and who tells of
-        work that does not move should have ended it.
+        A process that has sent nothing may come late. A process that sends no more is gone or
+        hangs. A process that reports work which does not move should have ended the work.
         """
         sentences: dict[int, str] = {}
         for process in sorted(processes):

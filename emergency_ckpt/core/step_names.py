@@ -89,8 +89,8 @@ def is_item_name(name: str) -> bool:
 def leaves_by_item(items: Collection[str], leaves: Mapping[str, _T]) -> dict[str, dict[str, _T]]:
     """Return the leaves of a state by Orbax's items with its arrays, and by their paths in these.
 
-    The only item has the state. Of several each has what is below its name; leaves that are in none
-    are left out.
+    A single item has the whole state. Of several items each has the leaves below its name; leaves
+    that are in no item are left out.
     """
     if len(items) == 1:
         return {name: dict(leaves) for name in items}

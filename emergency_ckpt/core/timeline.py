@@ -141,7 +141,7 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.ancestors[-1].incarnation if self.ancestors else self.head
 
     def _last_step(self, incarnation: str) -> int:
-        """Return the last step of an older ``incarnation`` that belongs; -1 when none does."""
+        """Return the last step of an older ``incarnation`` that belongs; -1 when no step does."""
         number = number_of(incarnation)
         links = [link for link in self.ancestors if number_of(link.incarnation) <= number]
         if not links:
@@ -150,7 +150,7 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return links[0].last_step
         same = [link for link in links if number_of(link.incarnation) == number]
         own = [link for link in same if link.incarnation == incarnation]
-        # A first life has no chain that names it: a step of plain Orbax, seen beside it, does.
+        # No chain names a first life: a step of plain Orbax that was seen beside the life does.
         if not own and all(is_plain(link.incarnation) for link in same):
             own = same
         return own[0].last_step if own else -1
@@ -159,14 +159,15 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def continued(before: Timeline | None, parent: SaveId | None, incarnation: str) -> Timeline:
     """Return the timeline of a new life that began from ``parent``.
 
-    None: it saved without a restore, so it began from nothing, and no older save belongs to it.
+    ``parent``: None for a life that saved without a restore. Such a life began from nothing, and no
+    older save belongs to the life.
     """
     if parent is None:
         return Timeline(life_of(incarnation), -1, (), -1)
     left = Ancestor(life_of(parent.incarnation), parent.step)
     older: list[Ancestor] = []
     oldest_step = parent.step
-    # What began from nothing after the parent says nothing of the lives before the parent.
+    # A life that began from nothing after the parent says nothing of the lives before the parent.
     if before is not None and not before.leaves_behind(left.incarnation):
         oldest_step = min(oldest_step, before.oldest_step)
         lives = [Ancestor(before.head, parent.step), *before.ancestors]
@@ -213,8 +214,8 @@ def newest_step(saves: Iterable[SaveId], timeline: Timeline | None) -> int:
 def newest(*timelines: Timeline | None, complete: Iterable[SaveId] = ()) -> Timeline | None:
     """Return the record with the newest life.
 
-    Of lives with one number, neither of which knew of the other, that on whose way is the newest of
-    ``complete``, saves that were complete; then by name.
+    Lives have one number if neither knew of the other. Of these the life counts on whose way the
+    newest of ``complete`` is, the saves that were complete; then the name decides.
     """
     records = {record for record in timelines if record is not None}
     greatest = max((number_of(record.head) for record in records), default=0)

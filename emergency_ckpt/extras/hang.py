@@ -226,10 +226,10 @@ class _Watch:
         return now
 
     def _inspect(self, mine: AtStep) -> bytes | None:
-        """Return the decision that the job hangs, told to all; None where it does not, yet.
+        """Return the decision that the job hangs, as sent to all processes; None while it does not.
 
-        The others are looked at for ``_silence_s`` first: until then nobody is known to be silent,
-        and a job that was paused as a whole has gone on.
+        The other processes are observed for ``_silence_s`` first: until then no process is known to
+        be silent, and a job that was paused as a whole has gone on.
         """
         coordinator = self._coordinator
         rows = by_process(coordinator.list(_AT), _AT, coordinator.process_count)

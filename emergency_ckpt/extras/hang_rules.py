@@ -54,8 +54,9 @@ class HangDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def decide_hang(progress: Mapping[int, ProcessProgress], timeout_s: float) -> HangDecision:
     """Decide, for a process that has made no step for ``timeout_s``, whether the job hangs.
 
-    It does not while a process that the others may wait for still starts (compiles, restores), has
-    moved within ``timeout_s``, or waits for a checkpoint, which has deadlines of its own.
+    The job does not hang while a process that the others may wait for still starts (compiles,
+    restores), has moved within ``timeout_s``, or waits for a checkpoint, which has deadlines of its
+    own.
 
     Args:
       progress: of every process of the job.

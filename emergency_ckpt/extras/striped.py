@@ -172,8 +172,9 @@ class Striping:
         return self._deal(self._replicas_of(processes))
 
     def _replicas_of(self, processes: Collection[int]) -> set[int]:
-        """Return the process and its replicas: those that hold a box that it holds alone in its
-        slice, and transitively theirs.
+        """Return ``processes`` and their replicas, with the replicas of these replicas.
+
+        A replica of a process holds a box that this process holds alone in its slice.
         """
         sets = {leaves.holders[box] for leaves, _, boxes in self._exclusive for box in boxes}
         replicas, size = set(processes), 0
@@ -216,8 +217,8 @@ class Striping:
     def _places(self, holders: Holders, loads: Mapping[int, int]) -> list[tuple[int, int, Holders]]:
         """Return a heap of the sets of processes that a shard may go to: (load, order, processes).
 
-        One process in each slice of a block, all at the same place among the holders of their
-        slices, so that few sets of hosts are fatal together.
+        A set has one process in each slice of a block, all at the same place among the holders of
+        their slices, so that few sets of hosts are fatal together.
         """
         by_slice: dict[int, list[int]] = {}
         for process in holders:

@@ -199,9 +199,9 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     def all_steps(self, read: bool | None = None) -> list[int]:
         """Return the complete steps of both tiers, oldest first.
 
-        Those that were there at the start or ``reload``, and what was saved since: equal on all
-        processes that have no save in progress. Does not block. ``read=True``: what is there now;
-        then it is collective, and blocks.
+        These are the steps that were there at the start or ``reload``, and those saved since. The
+        list is equal on all processes that have no save in progress. The call does not block. With
+        ``read=True`` the call returns the steps that are there now, is collective, and blocks.
         """
         steps = self._surveyed() if read else self._checkpointer.known_steps
         return sorted({*steps.local, *steps.persistent})
@@ -437,8 +437,8 @@ def replica_axis_of(mesh: jax.sharding.Mesh, axis: int, state: PyTree) -> int | 
     """Return the axis of the slices: ``axis``, unless it has size 1; None where there is one slice.
 
     A mesh may begin with axes of size 1 that a run does not use, as MaxText's with ``diloco``. Then
-    it is the axis along which ``state`` is replicated over several hosts. ValueError as
-    ``slice_count``.
+    the axis of the slices is that along which ``state`` is replicated over several hosts.
+    ValueError as ``slice_count``.
     """
     if slice_count(mesh, axis) > 1:
         return axis

@@ -230,7 +230,8 @@ class CheckpointManager:
     def metadata(self, step: int | None = None) -> Any:
         """Return the metadata of a step, or of the run. As Orbax's.
 
-        Of a step in RAM alone it has the items as storage's newest step has them, and no metrics.
+        The metadata of a step in RAM alone has the items as storage's newest step has them, and no
+        metrics.
         """
         stored = self._orbax.latest_step()
         if step is None or step != self._ram.newest or stored is None:

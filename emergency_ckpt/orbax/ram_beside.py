@@ -155,7 +155,8 @@ class RamBeside:
     ) -> None:
         """Open the RAM tier.
 
-        It is off with ``local_save_every=0``, and in a job of one process that asks for nothing.
+        The tier is off with ``local_save_every=0``, and in a job of one process that asks for
+        nothing.
 
         Args:
           directory: of storage.
@@ -538,7 +539,7 @@ def _tell_given_up(events: EventSink, operation: str, error: Exception) -> None:
 
 
 def _kept(ram: EmergencyCheckpointer, step: int) -> Kept | None:
-    """Return what RAM has of a step; None where this process cannot tell, or another class did."""
+    """Return what RAM has of a step; None where this process cannot, or another class saved it."""
     try:
         description = ram.steps.describe(step)
         kept: Kept = decoder_of(Kept).decode(description.host_state["kept"])

@@ -58,7 +58,7 @@ class HostStateStore:
                 self._held[document.save, document.owner, document.count] = document
                 continue
             report(name, document)
-            with contextlib.suppress(OSError):  # it stays, and is damaged at the next scan too
+            with contextlib.suppress(OSError):  # the file stays, damaged at the next scan too
                 self._remove_file(name)
         for name in os.listdir(self._dir_fd):
             try:

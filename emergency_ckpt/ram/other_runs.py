@@ -80,7 +80,8 @@ def remove_run(run: LeftRun, *, although_served: bool = False) -> bool:
     """Delete a run's directories; return False, and delete none, when a process uses one.
 
     Removes only files that this package names. OSError when a file cannot be removed.
-    ``although_served``: readers are no reason to keep it; files.NotOwn when it is another user's.
+    ``although_served``: readers are no reason to keep the run; files.NotOwn when the run is another
+    user's.
     """
     with _locked(run, own=although_served) as claims_or_holder:
         if isinstance(claims_or_holder, Holder):

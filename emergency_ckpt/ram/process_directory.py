@@ -84,8 +84,8 @@ class ProcessDirectory:
     ) -> None:
         """Record, across restarts, that ``save`` is complete, and whether it is known to be finite.
 
-        ``lives``: so many in a row began from it; None: it was not restored now. Removes the host
-        states of older saves whose tensors are no longer held.
+        ``lives``: so many lives in a row began from ``save``; None: ``save`` was not restored now.
+        Removes the host states of older saves whose tensors are no longer held.
         """
         finite, restored = save if is_finite else self.ledger.finite, self.ledger.restored
         if lives:
@@ -138,7 +138,7 @@ class ProcessDirectory:
     def follow(self, timeline: Timeline) -> None:
         """Record ``timeline``, and unpublish what was rolled back.
 
-        What it only leaves behind stays published until its slot is needed.
+        A save that ``timeline`` only leaves behind stays published until the slot is needed.
         """
         self._record(msgspec.structs.replace(self.ledger, chain=timeline))
 
@@ -205,9 +205,9 @@ class ProcessDirectory:
     def invalidate_newer(self, than: SaveId, timeline: Timeline | None = None) -> None:
         """Unpublish saves after ``than``, and other incarnations of its step.
 
-        Those that ``timeline``, or a newer one on record, leaves behind stay: they cannot be taken
-        for newer ones. A record of a later complete save is replaced by ``than``, or removed when
-        ``than`` has no incarnation, which means that there is none.
+        Saves that ``timeline``, or a newer timeline on record, leaves behind stay: nobody can take
+        these saves for newer ones. A record of a later complete save is replaced by ``than``, or
+        removed when ``than`` has no incarnation, which means that there is none.
         """
 
         chain = newest(self.ledger.chain, timeline)
@@ -232,9 +232,9 @@ class ProcessDirectory:
     def remove(self, step: int) -> None:
         """Unpublish every save of ``step`` with its host states.
 
-        If it was on record as complete, the newest other save takes its place: of those that are
-        known to be, else of those that may be. Without a record the loss of these would look like a
-        fresh start.
+        If ``step`` was on record as complete, the newest other save takes its place: of the saves
+        that are known to be complete, else of those that may be. Without a record the loss of these
+        saves would look like a fresh start.
         """
         for slot in self.published():
             if slot.published is not None and slot.published.save.step == step:
@@ -271,7 +271,7 @@ class ProcessDirectory:
     def made_again(self, run_dir: Path, writer: Writer, start: str) -> ProcessDirectory:
         """Claim and return a directory in place of this one, which another program removed.
 
-        The caller then closes this one. On LocalTierError this directory stays as it is.
+        The caller then closes this directory. On LocalTierError this directory stays as it is.
         """
         logging.warning("%s was removed while the job runs; it is made again", self.claim.path)
         claim = claim_directory(run_dir.parent, run_dir.name, writer.process_index, start)

@@ -419,9 +419,9 @@ class LocalTier:
         """Record ``save`` as complete on all processes; slots of older saves may then be reused.
 
         Host states of older saves are removed once the slot of their tensors is overwritten.
-        ``is_finite``: no value of it is NaN or infinite, on any process. ``lives``: it was
-        restored, and so many in a row began from it.
-        RamdiskFull, LocalTierError when the record cannot be written; then nothing is released.
+        ``is_finite``: no value of ``save`` is NaN or infinite, on any process. ``lives``: ``save``
+        was restored, and so many lives in a row began from it. RamdiskFull, LocalTierError when the
+        record cannot be written; then nothing is released.
         """
         self._check_open("note a complete save in")
         with self._saving:
@@ -433,7 +433,7 @@ class LocalTier:
                     if slot_save == save:
                         slot.whole = True
                     elif slot_save is not None and slot.whole is False and slot_save < save:
-                        slot.unpublish()  # the next life could not tell it from a whole one
+                        slot.unpublish()  # the next life could not tell this save from a whole one
                 newer = {protected for protected in self._protected if protected.step > save.step}
                 self._protected = frozenset({h for h in newer if not own.excludes(h)} | {save})
                 surplus = self._take_surplus()
@@ -580,8 +580,8 @@ class LocalTier:
     def mapping_for(self, digest: str) -> Generator[tuple[Mapping, Contents]]:
         """Give the slot's memory for reading; it is not reused meanwhile. NotHeld when gone.
 
-        Where several slots hold the digest they are compared first: what is read goes to a peer,
-        which would hold all of them for damaged.
+        Where several slots hold the digest, the slots are compared first: the bytes go to a peer,
+        which would take all of these slots for damaged.
         """
         with self._lock:
             pairs = self._found(digest)
@@ -716,14 +716,14 @@ class LocalTier:
     def complete_steps(self, deadline_s: float | None = None) -> list[SaveId]:
         """Return the newest save known as complete, if its tensors are held. Does not block.
 
-        Of older ones that are held only all processes together know.
+        Of older saves here only all processes together know whether they are complete.
         """
         del deadline_s
         tensors, _, complete = self.held()
         return [] if complete not in {manifest.save for manifest in tensors} else [complete]
 
     def open_step(self, step: int) -> RamStep:
-        """Return the parts of ``step`` that are held, of its newest save. StepNotFound."""
+        """Return the parts that RAM has of the newest save of ``step``. StepNotFound."""
         with self._lock:
             places = self._directories()
             tensors, _, _ = self.held()
@@ -828,7 +828,7 @@ class LocalTier:
             return frozenset(pair[0].bad_shards) if pair else frozenset()
 
     def damaged(self) -> dict[str, tuple[int, ...]]:
-        """Return ``quarantined_shards`` of each manifest that has some."""
+        """Return ``quarantined_shards`` of each manifest that has such shards."""
         digests = {manifest.digest for manifest in self.held()[0]}
         quarantined = {digest: tuple(sorted(self.quarantined_shards(digest))) for digest in digests}
         return {digest: shards for digest, shards in quarantined.items() if shards}
@@ -923,10 +923,10 @@ class LocalTier:
         return self._other_runs.with_room(after_making_way)
 
     def _make_way(self, save: SaveId, keep: Slot | None, *, restores: bool) -> bool:
-        """Remove what is needed least, but ``keep`` and what is of ``save``; False for nothing.
+        """Remove what is needed least, but not ``keep`` nor parts of ``save``; False for nothing.
 
-        First host states of which no step here has need, then a slot: for a save, of those that
-        saves have beyond what they need.
+        Host states that no step here needs go first, then a slot: for a save, only a slot beyond
+        those that saves need.
         """
         with self._lock:
             own, complete = self._own, self._own.ledger.complete

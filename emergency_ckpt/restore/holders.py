@@ -150,7 +150,7 @@ def ask_extra_holders(
 ) -> list[HolderInventory]:
     """Return the inventories of holders outside of the job: ``eckpt serve`` without its trainer.
 
-    Those that do not answer in time are named by an event.
+    An event names the holders that do not answer in time.
 
     A name with several addresses, such as that of a headless service, stands for a server at each.
     ``deadline_s``: of the restore, by ``time.monotonic``.
@@ -200,7 +200,10 @@ class ManifestReads:
         self.unread: dict[str, SaveId] = {}
 
     def read(self, holders: Sequence[HolderInventory]) -> dict[str, Contents]:
-        """Contents of what these hold. Each holder is asked a few times; see ``unread``."""
+        """Return the contents of the holders' manifests.
+
+        Each holder is asked a few times; see ``unread``.
+        """
         self._holders, saves = {}, dict[str, SaveId]()
         for holder in holders:
             for manifest in holder.tensors:
@@ -279,10 +282,11 @@ def passed_over_unread(
     stored: Mapping[int, str],
     loaded_steps: Container[int],
 ) -> list[str]:
-    """Digests of unread manifests of saves that would go before ``answer``, were they complete.
+    """Return the digests of unread manifests whose saves, if complete, would go before ``answer``.
 
-    Pure. Without them nobody can say that ``answer`` is the newest complete step. A persistent step
-    is as good as the same in RAM, unless it lies in RAM because this restore has loaded it.
+    Pure. Without these manifests nobody can say that ``answer`` is the newest complete step. A
+    persistent step is as good as the same step in RAM, unless the step lies in RAM because this
+    restore has loaded it.
     """
     digests: list[str] = []
     for digest, save in unread:

@@ -73,9 +73,9 @@ class StepCatalog:
     def known(self) -> list[int]:
         """Return the steps known here to be complete, oldest first. Not collective; reads storage.
 
-        Where a tier does not answer within ``LISTING_TIMEOUT_S``, what the others have is all that
-        is known. PersistentTierError, CorruptData when they have nothing: that this one has
-        nothing, nobody has said.
+        Where a tier does not answer within ``LISTING_TIMEOUT_S``, only the steps of the other tiers
+        are known. PersistentTierError, CorruptData when the other tiers have no step: nobody has
+        said that the silent tier has none.
         """
         steps: set[int] = set()
         failures: list[PersistentTierError | CorruptData] = []
@@ -170,7 +170,7 @@ class StepCatalog:
     def describe(self, step: int) -> StepDescription:
         """Return the contents of ``step``. Not collective: from this process's RAM, else storage.
 
-        StepNotFound when it is in neither; PersistentTierError, CorruptData.
+        StepNotFound when the step is in neither; PersistentTierError, CorruptData.
         """
         readers: list[tuple[TierName, StepReader]] = []
         missing: CheckpointError | None = None

@@ -53,7 +53,7 @@ class LastSave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def decision_of(data: bytes, run_id: str, count: int) -> LastSave:
     """Return the leader's decision in a job of ``count`` processes.
 
-    CoordinationError, CorruptData: it cannot be one.
+    CoordinationError, CorruptData: ``data`` cannot be a decision.
     """
     name = "the last save, process 0"
     decision: LastSave = decode_message(data, LastSave, name, limit_bytes=MAX_MESSAGE_BYTES)

@@ -352,8 +352,9 @@ class LocalSaves:
     ) -> set[int]:
         """Ask the policy about the steps up to ``newest``, which always stays; return what goes.
 
-        Also about those that only other processes hold, and with the leader's times, so that all
-        ask about the same. What storage still reads stays here a while longer.
+        The policy is also asked about steps that only other processes hold, and with the leader's
+        times, so that all processes ask about the same steps. A step that storage still reads stays
+        here a while longer.
         """
         saves = {manifest.save for manifest in self._tier.held()[0]} - self._tier.incomplete()
         held_saves = [save for save in sorted(saves) if save.step < newest.step]
@@ -373,12 +374,12 @@ class LocalSaves:
         self._tier.protect(self._in_doubt if last is None else {last, *self._in_doubt})
 
     def _newest_before(self) -> SaveId | None:
-        """The save to keep until one is complete or restored: a former one, or left over."""
+        """Return the save to keep until one is complete or restored: a former or left-over save."""
         tensors, _, on_record = self._tier.held()
         saves = {manifest.save for manifest in tensors} - self._tier.incomplete() - self._in_doubt
         rejection_reason = self._timelines.rejection_reason
         saves = {save for save in saves if not rejection_reason(save.step, save.incarnation)}
-        # Another process may have been told of a decision that this one died before it learned.
+        # This process may have died before it received a decision that another process received.
         known = saves.intersection([on_record, self._timelines.complete])
         return max(known or saves, default=None)
 

@@ -245,8 +245,9 @@ def _leaves_the_host(target: jax.sharding.Sharding | None) -> bool:
 def _private_copies(views: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
     """Return copies that JAX may take for the arrays' own memory: nobody else has them.
 
-    Not by ``may_alias=False``: jax 0.10 takes numpy's memory on CPU all the same. Several threads
-    copy, since new memory costs more than its bytes: the system makes its pages meanwhile.
+    ``may_alias=False`` does not help: jax 0.10 takes numpy's memory on CPU all the same. Several
+    threads copy, since new memory costs more than its bytes: the system makes its pages
+    meanwhile.
     """
     copies: list[npt.NDArray[Any]] = []
     pieces: list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]] = []

@@ -192,7 +192,7 @@ class MappedMemory:
         """Return this range cut where mapped pieces meet, or None where some of it is not mapped.
 
         A copy by the device must not cross from one piece into the next, and JAX takes an array
-        from where it is only where there is one part.
+        from its place only where there is one part.
         """
         parts: list[tuple[int, int]] = []
         at, stop = offset, offset + nbytes

@@ -93,7 +93,7 @@ def layout_of(leaf: object) -> Layout | None:
 
 
 def _in_layout_of(like: object, array: Any) -> Any:
-    # A vector has one layout, and it takes JAX as long to tell it as to place the array.
+    # A vector has one layout, and JAX needs as long to return the layout as to place the array.
     if getattr(array, "ndim", 0) < _MATRIX:
         return array
     layout = layout_of(like)
@@ -184,7 +184,8 @@ class _Placing:
         for path, on_devices in parts.items():
             leaf = self._leaves[path]
             assert leaf.sharding is not None, "host values are not placed"
-            # Of what it has no shard here JAX cannot tell the type; else the look-up takes longer.
+            # JAX cannot tell the type of an array without a shard here; else the look-up takes
+            # longer.
             dtype = None if on_devices else dtype_named(leaf.spec.dtype)
             if _is_uncommitted(self._like[leaf.position]):
                 (array,) = on_devices

@@ -352,9 +352,9 @@ class SnapshotRecipe:
         return Snapshot(views, sources, self._bound_bytes, dma=self._link.dma, ready_s=ready_s)
 
     def _hold(self, stored: Sequence[Any]) -> tuple[list[Memory], float]:
-        """Return the memory of the shards that views replace; it outlives their arrays.
+        """Return the memory of the shards that views replace, and the seconds of a wait.
 
-        Also the seconds of the wait until they were computed.
+        The memory outlives the arrays of the shards. The wait is until these arrays were computed.
         """
         ready_s = 0.0
         shared_takes = [self._takes[i] for i in self._arrangement.shared]
@@ -367,7 +367,8 @@ class SnapshotRecipe:
             ]
         memories: list[Memory] = []
         try:
-            # In one pass: with thousands of leaves each one is out of the processor's caches.
+            # The loop is one pass: with thousands of leaves each leaf is out of the processor's
+            # caches.
             for position, way, take in self._ways:
                 array = stored[position]
                 if not is_over(array):
@@ -441,7 +442,7 @@ def _takes(tree: StateTree, wanted: Sequence[ShardId], link: Link) -> list[_Take
     for i, by_device in enumerate(holders):
         first = next(iter(by_device), None)
         if first is not None and link.way == "views":
-            # All share one memory, and the first is found fastest.
+            # All devices share one memory, and the first device is found fastest.
             holders[i] = {first: by_device[first]}
     sizes = [shard_nbytes(leaves[shard.leaf].spec, shard.box) for shard in wanted]
     on_devices = [i for i, by_device in enumerate(holders) if by_device]

@@ -296,7 +296,8 @@ class Snapshot:
     def read_into(self, target: LandingPlace) -> Iterator[list[Landed]]:
         """Bring all shards into ``target``; yield those that are there, with their CRC32C.
 
-        In lists, as they come. Blocks for transfers; each piece is let go before more are started.
+        The shards come in lists, as they arrive. Blocks for transfers; each piece is let go before
+        more pieces are started.
 
         Raises:
           SaveFailed: a transfer failed, in either thread, and the device's name; or the snapshot
@@ -358,7 +359,8 @@ class Snapshot:
             yield _settle(target, batch)
 
     def _read_pieces(self, target: LandingPlace) -> Iterator[list[Landed]]:
-        # So that the next pieces are in flight while a batch is read.
+        # A batch has half of the bound at most, so that the next pieces are in flight while a batch
+        # is read.
         limit_bytes = min(target.batch_bytes, max(self._bound_bytes // 2, 1))
         begun: dict[int, tuple[int, int, int]] = {}  # position: bytes there, their CRC, matches
         staged_bytes = 0
@@ -548,7 +550,7 @@ def _wait_for_direct(flights: Iterable[_Flight]) -> None:
 
 
 def _settle(target: LandingPlace, batch: Sequence[_Arrived]) -> list[Landed]:
-    """Copy to the target what is not there yet; return the CRC32C of each, in order."""
+    """Copy to the target the pieces that are not there yet; return each CRC32C, in order."""
     threads, patterns = copy_threads(), target.patterns
     landed: dict[int, Landed] = {}
     for in_place in (False, True):

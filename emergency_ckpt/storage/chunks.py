@@ -98,8 +98,8 @@ class ChunkIndex:
     def parts_of(self, shard: ShardId, array: StoredArray) -> list[bytes | Stretch] | None:
         """Return the bytes of a box in their order: small chunks, and the places of others.
 
-        None when TensorStore must read it, also when a chunk is missing or has another size than it
-        should.
+        The result is None when TensorStore must read the box, also when a chunk is missing or has a
+        wrong size.
         """
         runs = runs_of(shard.box, array) if array.plain else None
         if runs is None:
@@ -163,7 +163,7 @@ class _Nodes:
         if not manifest.get("versions"):
             return None  # the versions are in files of their own
         values: dict[str, bytes | Stretch] = {}
-        # By location, the beginning of all keys below it.
+        # A node here is its location, and the beginning of all keys below the node.
         nodes = [(manifest["versions"][-1]["root"]["location"], b"")]
         for count, (location, prefix) in enumerate(nodes):
             if count >= _MOST_NODES:

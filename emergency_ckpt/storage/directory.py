@@ -179,7 +179,7 @@ class StorageDirectory:
         return _client_of(str(self.path).partition("://")[0])
 
     def objects_with(self, *prefixes: str) -> Generations:
-        """Return the objects of an object store whose names below the directory begin so.
+        """Return the objects whose names below the directory begin with one of ``prefixes``.
 
         For use inside ``do``.
         """

@@ -153,7 +153,7 @@ def _from_index(
     except ValueError as error:
         if not is_damage(error):
             raise
-        index = None  # TensorStore tells of which array a node is
+        index = None  # TensorStore's error names the array of a node
     if index is None:
         return None
     leaves: dict[str, StoredLeaf] = {}
@@ -297,8 +297,9 @@ class BoxReader:
                     number += 1
                     yield request.part, self._result(request)
                     continue
-                # A connection hangs, or a node of the database: what has not come is asked for as
-                # by a client that has waited for nothing. Or the link is slow: then less at once.
+                # A connection hangs, or a node of the database: the parts that have not come are
+                # asked for as by a client that has waited for nothing. Or the link is slow: then
+                # fewer bytes are asked for at once.
                 logging.warning("%s: nothing moves, it is asked for again", self._item)
                 late = {n: request for n, request in requests.items() if not request.future.done()}
                 for given_up in sorted(late, reverse=True):
@@ -510,8 +511,8 @@ def in_bucket(path: object) -> bool:
 def kvstore_of(item: str, name: str = "") -> dict[str, Any] | str:
     """Return TensorStore's key-value store of an item or of an array in it.
 
-    It is a driver and a path, as Orbax writes it, because a URL gives ``%``, ``#``, ``?`` and ``|``
-    a meaning.
+    The store is a driver and a path, as Orbax writes it, because a URL gives ``%``, ``#``, ``?``
+    and ``|`` a meaning.
     """
     scheme, separator, rest = item.partition("://")
     if not separator:

@@ -162,7 +162,8 @@ class PersistentTier:
     def complete_steps(self, deadline_s: float | None = None) -> list[SaveId]:
         """Return the steps that count by the log and its chain, oldest first.
 
-        Without run for those that the log does not name. ``timeout_s`` bounds it too.
+        A step that the log does not name is returned without a run. ``timeout_s`` bounds the call
+        too.
         """
         longest_s = self.storage.deadline_s(None)
         deadline_s = longest_s if deadline_s is None else min(deadline_s, longest_s)
@@ -178,7 +179,7 @@ class PersistentTier:
     def open_step(self, step: int) -> StoredStepReader:
         """Return what counts as ``step``, or the hidden step of this number. StepNotFound.
 
-        CorruptData when it has a problem.
+        CorruptData when the step has a problem.
         """
         stored_step = self.found.find(step)
         if stored_step is None:
@@ -186,7 +187,7 @@ class PersistentTier:
         return self.reader(stored_step)
 
     def reader(self, stored_step: FoundStep) -> StoredStepReader:
-        """Return the reader of a step; CorruptData when it has a problem."""
+        """Return the reader of a step; CorruptData when the step has a problem."""
         number = stored_step.step.step
         if stored_step.step.problem:
             raise CorruptData("find", f"{self.directory}/{number}", stored_step.step.problem)
@@ -254,7 +255,8 @@ class PersistentTier:
         view = self.found.view()
         for item in reversed(view.steps):
             (result,) = self.found.inspect_each(view, [item])
-            # One that cannot be read, perhaps since another writes it, is of no use for that.
+            # A step that cannot be read, perhaps since another program writes it, shows no
+            # structure.
             if isinstance(result, FoundStep) and result.marker is not None:
                 folder = self._directory / result.folder
                 return {name: folder / name for name in result.marker.items}
@@ -275,7 +277,7 @@ class PersistentTier:
     def describe(self, stored_step: FoundStep, deadline_s: float | None = None) -> StoredStep:
         """Return the description of a step from metadata only.
 
-        CorruptData when it has a problem.
+        CorruptData when the step has a problem.
         """
         deadline_s = self.storage.deadline_s(deadline_s)
         marker = stored_step.marker
@@ -296,7 +298,7 @@ class PersistentTier:
     ) -> tuple[str, dict[str, StoredLeaf]]:
         """Return the folder of a step's item, and its arrays by path, from metadata only.
 
-        CorruptData when it has a problem.
+        CorruptData when the step has a problem.
         """
         from emergency_ckpt.storage import orbax_reader  # noqa: PLC0415
 
@@ -330,7 +332,7 @@ class PersistentTier:
     def find(self, step: int, deadline_s: float | None = None) -> FoundStep:
         """Return what counts as ``step``, or the hidden step of this number.
 
-        PersistentTierError when there is none; CorruptData when it has a problem.
+        PersistentTierError when there is none; CorruptData when the step has a problem.
         """
         stored_step = self.found.find(step, deadline_s)
         target = f"{self.directory}/{step}"

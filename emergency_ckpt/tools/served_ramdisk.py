@@ -103,9 +103,9 @@ class ReadOnlyRamdisk:
 
     @contextmanager
     def mapping_for(self, digest: str) -> Generator[tuple[Mapping, Contents]]:
-        """Give the slot's bytes. A trainer that starts may write to them: compare the CRCs.
+        """Give the slot's bytes. A trainer that starts may write to these bytes: compare the CRCs.
 
-        NotHeld when they are not published, or the slot is gone or too short.
+        NotHeld when the bytes are not published, or the slot is gone or too short.
         """
         with self._lock:
             slot = self._find(digest)
@@ -220,7 +220,7 @@ class _Directory:
     def refresh(self) -> None:
         if version_of(self._files) != self.folder.version:
             self.folder = self._read()
-            # The last reader of another one frees it.
+            # The last reader of a mapping that is left out frees the mapping.
             left = {_slot_of(copy) for copy in self.folder.copies}
             self._mappings = {
                 slot: mapping for slot, mapping in self._mappings.items() if slot in left

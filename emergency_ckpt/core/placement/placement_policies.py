@@ -274,8 +274,9 @@ def writers_from_ram(
 ) -> RamWriters:
     """Return who can write a step of which RAM alone has the bytes.
 
-    The ``usual`` writers, where each stores all that it holds. Else their first one, which leads,
-    and the first slice that does: with more than two slices the primary one stores nothing.
+    These are the ``usual`` writers, where each of them stores all that it holds. Else they are the
+    first usual writer, which leads, and the first slice that stores all that it holds: with more
+    than two slices the primary slice stores nothing.
     """
     for holders in (tuple(usual), *topology.members.values()):
         if _have_all(policy, topology, holders, held_leaves):

@@ -325,10 +325,10 @@ def _groups(
 
 @lru_cache(maxsize=_REMEMBERED)
 def _in_order(wanted: tuple[str, ...], leaves: tuple[str | None, ...]) -> tuple[int, ...]:
-    """Return, for each held leaf, its index in ``wanted``, matching the n-th of equal leaves.
+    """Return the index of each of ``leaves`` in ``wanted``, matching the n-th of equal leaves.
 
-    Empty when a leaf has no such index. Cached: the manifests of a large job differ in their boxes,
-    seldom in their leaves.
+    The result is empty when a leaf has no such index. Cached: the manifests of a large job differ
+    in their boxes, seldom in their leaves.
     """
     places: dict[str | None, deque[int]] = defaultdict(deque)
     for place, leaf in enumerate(wanted):

@@ -138,8 +138,8 @@ def newest_timeline(
 ) -> Timeline | None:
     """Return the newest timeline of the holders, of ``table`` of storage's log, and ``known``.
 
-    Of lives with one number it is that with the newest save that a holder knows to be complete, or
-    that the log lists.
+    Of several lives with one number, the life with the newest save counts: a save that a holder
+    knows to be complete, or that the log lists.
     """
     chain = None if table is None else table.chain
     complete = _known_complete(holders, table)
@@ -165,7 +165,7 @@ class RestoredSave(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=F
 
 
 def lives_from(save: SaveId, records: Iterable[RestoredSave]) -> int:
-    """Return how many lives in a row began from ``save``, by who knows of most."""
+    """Return how many lives in a row began from ``save``, by the record of the most lives."""
     return max((record.lives for record in records if record.save == save), default=0)
 
 

@@ -119,8 +119,8 @@ def match_leaves(
     """Return the array of each leaf with elements, and one line for each leaf that differs.
 
     Args:
-      stored: the storage format's description of each array. It has neither zero-size arrays nor
-        key implementations, and stores integers of less than a byte as eight-bit ones.
+      stored: the storage format's description of each array. The format has neither zero-size
+        arrays nor key implementations, and stores integers of less than a byte as eight-bit ones.
       recorded: all leaves as they were saved; None without a record.
     """
     by_name = {array.full_name: (spec, array) for spec, array in stored.values()}

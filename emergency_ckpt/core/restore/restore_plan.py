@@ -68,8 +68,8 @@ def plan_restore(
 ) -> RestorePlan | NoPlan:
     """Choose the step to restore, and find the copies of every shard and host state.
 
-    Deterministic, independent of the order of the inventory's parts, and total: it never raises
-    for values of the right types.
+    The choice is deterministic, and independent of the order of the inventory's parts. The function
+    never raises for values of the right types.
 
     Three faults end the planning instead of leading to an older step, which would silently discard
     training: leaves that differ from the expected ones, and host states of another number of

@@ -55,7 +55,7 @@ class SignalSource:
     def watch(self) -> Callable[[], str]:
         """Return a function that says in words that the signal has come since its last call.
 
-        Its first call looks back to the ``begin`` that it belongs to.
+        The first call of the function looks back to the ``begin`` that the function belongs to.
         """
         seen_count = self._begun.pop(0) if self._begun else self._count
 

@@ -281,8 +281,8 @@ class Checkpointer:
     def metadata(self, step: Any = None) -> Any:
         """Return the metadata of a step, the newest without one. Not collective. As Orbax's.
 
-        Of a step in RAM alone it has the leaves as ``jax.ShapeDtypeStruct``, in dicts by their
-        paths, where this process holds a part of the step.
+        The metadata of a step in RAM alone has the leaves as ``jax.ShapeDtypeStruct``, in dicts by
+        their paths, where this process holds a part of the step.
         """
         description = self._described(step)
         if description is None:

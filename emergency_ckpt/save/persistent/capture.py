@@ -287,7 +287,7 @@ class StorageCapture:
         self._error: Exception | None = None
 
     def read(self) -> None:
-        """Read everything into host memory; never raises. At once: training may wait for it."""
+        """Read everything into host memory at once, since training may wait; never raises."""
         started_s = time.monotonic()
         try:
             source = self._read()
@@ -376,7 +376,7 @@ class StorageCapture:
         return self._borrowed
 
     def _note(self, crcs: Sequence[tuple[ShardId, int]]) -> None:
-        """Take (shard, CRC32C) that are in the scratch area."""
+        """Note (shard, CRC32C) of shards that are in the scratch area."""
         _, pin = self._area()
         for shard, crc in crcs:
             memory = pin.view(self._places[shard].offset, self._places[shard].nbytes)

@@ -89,9 +89,9 @@ def report_of(data: bytes, stage: str, step: int, writer: int) -> StageReport:
 
 
 def agreed_crcs(every: Sequence[StageReport]) -> tuple[dict[ShardId, int], list[ShardId]]:
-    """One CRC for each box; and the boxes whose copies differ.
+    """Return one CRC for each box, and the boxes whose copies differ.
 
-    Those have none: which copy Orbax took is unknown.
+    A box whose copies differ has no CRC: which copy Orbax took is unknown.
     """
     crcs: dict[ShardId, int] = {}
     differing: set[ShardId] = set()
@@ -280,7 +280,8 @@ class StorageRounds:
 def rule_of(stage_round: Round, stage: str, step: int, first_writer: int) -> Rule:
     """Return the rule of a stage: the first failure at once, or that it went well for all.
 
-    It raises PeerLeft when a writer takes no part (any more), CoordinationError for no report.
+    The rule raises PeerLeft when a writer takes no part (any more), CoordinationError for no
+    report.
     """
 
     def all_well(said: Mapping[int, bytes]) -> bytes:

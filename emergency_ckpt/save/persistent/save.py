@@ -205,7 +205,7 @@ class PersistentSaves:
                     self._tell(save, writers, StageReport(_SKIPPED))
 
     def _tell(self, save: SaveId, writers: Sequence[int], report: StageReport) -> None:
-        """Tell the other writers, if this process is one; else the writer of its host state."""
+        """Tell the other writers if this process is a writer; else the writer of its host state."""
         me = self._coordinator.process_index
         try:
             if me not in writers:
@@ -218,7 +218,7 @@ class PersistentSaves:
             if me == writers[0]:
                 self._rounds.decide(save, report)
         except CoordinationError as error:
-            # Who waits for it runs into its deadline, and says so.
+            # A process that waits for the report runs into its deadline, and reports that.
             logging.warning("step %d was skipped: %s", save.step, error)
 
     def _run(self, job: PersistentSave) -> bool:
@@ -301,7 +301,7 @@ class PersistentSaves:
         return outcome
 
     def _write(self, job: PersistentSave) -> bool:
-        """This writer's part; the first one publishes. Whether the step is kept as it is."""
+        """Write this writer's part; the first writer publishes. Return whether the step is kept."""
         members = job.writers
         is_first = self._coordinator.process_index == members[0]
         shards: dict[ShardId, HostShard] = {}
@@ -341,7 +341,7 @@ class PersistentSaves:
         except (CorruptData, PersistentTierError) as error:
             if error.retryable:
                 raise
-            return False  # it is not there, or not complete
+            return False  # the step is not there, or not complete
         if stored_step.entry is not None and stored_step.entry.state != "complete":
             return False
         there = stored_step.marker
@@ -424,7 +424,7 @@ class PersistentSaves:
         documents: Mapping[int, bytes],
         shards: Mapping[ShardId, HostShard],
     ) -> StageReport:
-        """Before the tensors: a step that has none is then known to be of plain Orbax."""
+        """Write the documents before the tensors: a step without any is then of plain Orbax."""
         save, count = job.save, self._coordinator.process_count
         started_s = time.monotonic()
         written: dict[int, tuple[str, bool]] = {}
@@ -440,7 +440,7 @@ class PersistentSaves:
         return StageReport(documents=written, crcs=every)
 
     def _publish(self, job: PersistentSave, every: Sequence[StageReport]) -> None:
-        """Set the marker, with what all writers said they have written: for the first writer."""
+        """Set the marker, with all that the writers reported as written: for the first writer."""
         documents = {owner: written for part in every for owner, written in part.documents.items()}
         crcs, differing = agreed_crcs(every)
         for shard in differing:
@@ -456,7 +456,7 @@ class PersistentSaves:
     ) -> tuple[StageReport, list[StageReport]]:
         """Do ``work``, and go on only when it went well for all writers.
 
-        Return the first writer's answer and, there, the reports of all.
+        Return the first writer's answer and, on the first writer, the reports of all writers.
         """
         step, writers = job.save.step, job.writers
         stage_round = self._rounds.stage(job.save, name, writers)
@@ -478,7 +478,7 @@ class PersistentSaves:
         return answer, every
 
     def _give_up(self, stage_round: Round, writers: Sequence[int], report: StageReport) -> None:
-        """Say that this writer does not go on; the first one tells all others at once."""
+        """Report that this writer does not go on; the first writer tells all others at once."""
         stage_round.say(msgspec.json.encode(report))
         if self._coordinator.process_index == writers[0]:
             stage_round.tell(msgspec.json.encode(report.named(writers[0])))

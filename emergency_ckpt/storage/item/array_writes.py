@@ -216,7 +216,7 @@ class ArrayWrites:
 
 
 def _written_bytes() -> int:
-    """Return the bytes that TensorStore has written in this process: of files that are complete."""
+    """Return the bytes of complete files that TensorStore has written in this process."""
     metrics = (
         metric
         for driver in _DRIVERS

@@ -182,7 +182,7 @@ def _place_of(leaf: Leaf, sharding: jax.sharding.Sharding, writers: Sequence[int
         stored = spread(usual, shape)
     saved = boxes_by_device(dataclasses.replace(leaf, sharding=usual))
     boxes = boxes_by_device(dataclasses.replace(leaf, sharding=stored))
-    # Of several that hold a box the first one writes it.
+    # Of several devices that hold a box the first one writes the box.
     writer_of: dict[Box, Any] = {}
     for device, box in boxes.items():
         if device.process_index in writers:
@@ -325,8 +325,8 @@ def late_items(step: StepReader, like: Mapping[str, epath.Path | None]) -> dict[
     """Return a step's state by Orbax's items, as ``StepWriter`` takes it, structured as ``like``.
 
     A step has the paths of leaves alone. The nodes of an item that has other leaves in ``like`` are
-    dicts; so are all, in the item ``state``, where leaves are in none of ``like``. Items without
-    leaves are left out, as Orbax does. An item without a folder has no structure but dicts.
+    dicts; so are all nodes, in the item ``state``, where leaves are in no item of ``like``. Items
+    without leaves are left out, as Orbax does. An item without a folder has no structure but dicts.
     """
     values = {path: _late_array(step, path) for path in step.leaves}
     parts = leaves_by_item(like, values)

@@ -112,7 +112,7 @@ class StepInspection:
     def _confirmed(self, look: Callable[[], _Found]) -> _Found:
         """Return what ``look`` finds; after a problem, what it finds the second time.
 
-        For the reason of ``read_twice``.
+        The reason is that of ``read_twice``.
         """
         first = look()
         if first is None or first.is_junk or not first.step.problem:
@@ -173,7 +173,7 @@ class StepInspection:
         is_own = (ours_of(metadata) or {}).get("incarnation") == entry.incarnation
         if is_own and self._storage.names_in(f"{HOST_STATE}/{entry.step}", deadline_s):
             return self._damaged(entry.step, entry.incarnation, folder, "it is gone")
-        # Without our folder it has tensors only.
+        # Without our folder the step has tensors only.
         stored_step = self._plain_in(folder, entry.step, number, deadline_s)
         if stored_step is None:
             return self._problem(entry.step, entry.incarnation, GONE, folder)
@@ -195,7 +195,7 @@ class StepInspection:
             if stored_step is None or stored_step.is_junk:
                 continue
             if is_same_save(stored_step.step.incarnation, entry.incarnation):
-                # The number is of the time at which it was first seen.
+                # The number is of the time at which the step was first seen.
                 step = msgspec.structs.replace(stored_step.step, incarnation=entry.incarnation)
                 return stored_step._replace(step=step)
             if folder == entry.own_folder and entry.state == "complete":
@@ -219,9 +219,9 @@ class StepInspection:
         metadata_by_name = {name: self._metadata_of(name, deadline_s) for name in names}
         if data is not None:
             return self._marked(step, data, metadata_by_name, number, deadline_s)
-        # Of two folders that which this package wrote is what the documents belong to.
+        # Of two folders the documents belong to the one that this package wrote.
         names = sorted(names, key=lambda name: ours_of(metadata_by_name[name]) is None)
-        # No fields: not whole, or of an old version of Orbax without such a file.
+        # Metadata without fields are not whole, or of an old version of Orbax without such a file.
         metadata = metadata_by_name[names[0]]
         may_be_ours = not fields_of(metadata) or ours_of(metadata) is not None
         if may_be_ours and self._storage.names_in(f"{HOST_STATE}/{step}", deadline_s):
@@ -235,8 +235,8 @@ class StepInspection:
     def is_in_own_folder(self, entry: Entry) -> bool:
         """Return whether the files of ``entry`` are where those of a complete step are.
 
-        Its metadata may be damaged. Its marker knows its manifest then; without either, metadata
-        that name no writer say that nobody else has written there.
+        The metadata of the step may be damaged. The marker knows the manifest then; without either,
+        metadata that name no writer say that nobody else has written there.
         """
         if entry.is_plain:
             stored_step = self.listed(entry, 0, None)

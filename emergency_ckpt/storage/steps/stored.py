@@ -95,7 +95,7 @@ class StoredSteps:
     def view(self, deadline_s: float | None = None, log: LogRead | None = None) -> StoredView:
         """Return what the directory has. PersistentTierError; OtherFormat.
 
-        ``log``: as just read or written; None: it is read.
+        ``log``: as just read or written; None: the log is read.
 
         The number of requests does not depend on that of the steps, but for the pages of a listing.
         """
@@ -110,7 +110,7 @@ class StoredSteps:
             self._storage.check_bucket(deadline_s)
         steps = {e.step: e for e in entries if e.state == "complete"}
         gone = self._gone([e for e in steps.values() if not _folders_of(e) & names], deadline_s)
-        # Another folder of its number may have come in place of one that is gone.
+        # Another folder of the same number may have come in place of a folder that is gone.
         replaced = gone & unlisted.keys()
         kept = [e for e in steps.values() if e.step not in replaced]
         items = [_item(e, GONE if e.step in gone else "") for e in kept]
@@ -154,7 +154,7 @@ class StoredSteps:
     ) -> FoundStep | None:
         """Return the step of an item of ``view`` as its files have it; None when it is no step.
 
-        It may have another incarnation, where another program has written it again.
+        The step may have another incarnation, where another program has written it again.
         """
         stored_step = self._inspect(view, item, self._storage.deadline_s(deadline_s))
         if stored_step is None:
@@ -178,7 +178,7 @@ class StoredSteps:
         if stored_step.is_plain and view.table is not None and view.table.steps:
             return stored_step.as_unlisted()
         other = view.entry(item.step, stored_step.step.incarnation)
-        # Else the table says that it does not count.
+        # Else the table says that the step does not count.
         return stored_step if other is None or other.state == "complete" else None
 
     def inspect_each(

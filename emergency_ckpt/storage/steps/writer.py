@@ -100,7 +100,7 @@ class DirectoryWriter:
         self._has_begun = False
         self._is_lost = False
         self._dirty: set[int] = set()
-        self._stuck: set[int] = set()  # steps that this life cannot clear: the next one tries again
+        self._stuck: set[int] = set()  # steps that this life cannot clear: the next life tries
         self._damaged: set[int] = set()  # unlisted steps that stay until their numbers are saved
 
     # The claim.
@@ -132,8 +132,9 @@ class DirectoryWriter:
     def known(self, deadline_s: float | None = None) -> tuple[int, int]:
         """Return the greatest incarnation on record, and the newest step; (0, -1) without any.
 
-        Of the log that ``find`` read. Where it names no complete step, of the newest markers, as
-        when another program has removed it, else of the steps that the first save adopts.
+        Both are of the log that ``find`` read. Where the log names no complete step, as when
+        another program has removed it, both are of the newest markers, else of the steps that the
+        first save adopts.
         """
         with self._lock:
             table = self._read.table
@@ -167,9 +168,10 @@ class DirectoryWriter:
     def adopt(self, run_id: str | None = None) -> list[Entry]:
         """List the complete steps of other programs that no entry names; return their entries.
 
-        Without a claim, as ``note_lives``. Nothing where the log names no step: the first save
-        adopts all that is there. A step that a job saves meanwhile stays. ``run_id``: the run to
-        which the directory belongs from then on; later saves of the run on record are refused.
+        The call makes no claim, as ``note_lives``. Nothing is listed where the log names no step:
+        the first save adopts all steps that are there. A step that a job saves meanwhile stays.
+        ``run_id``: the run to which the directory belongs from then on; later saves of the run on
+        record are refused.
         """
         with self._lock:
             self.find()
@@ -251,9 +253,10 @@ class DirectoryWriter:
     def _objects(self, step: int, *prefixes: str) -> Generations:
         """Return the objects of a bucket with these names that a change of ``step`` may touch.
 
-        The log is read after they were listed: a newer life puts itself on record before it writes,
-        so none of them is of its saves, and what it writes later has other generations. Once one is
-        on record this change ends with an error, as ``hold`` does.
+        The log is read after the objects were listed: a newer life puts itself on record before it
+        writes, so none of these objects is of its saves, and what it writes later has other
+        generations. Once a newer life is on record this change ends with an error, as ``hold``
+        does.
         """
         target = f"/{prefixes[0].rstrip('/')}"
         objects = self._storage.do(
@@ -266,8 +269,8 @@ class DirectoryWriter:
     def _pinned(self, step: int, *names: str, temporary_of: Collection[str] = ()) -> Pinned:
         """Return what has these names in a file system, so far as a change of ``step`` may touch.
 
-        As ``_objects``: what a newer life makes later has their names, and is not among them.
-        ``temporary_of``: names of steps whose temporary folders are among them.
+        As with ``_objects``, a file that a newer life makes later has one of these names and is not
+        in the result. ``temporary_of``: names of steps whose temporary folders are in the result.
         """
 
         def pin() -> Pinned:
@@ -312,7 +315,7 @@ class DirectoryWriter:
     def _by_markers(self, deadline_s: float | None) -> Table | None:
         """Return who saved the newest step, where no version can be used; None without a step.
 
-        So its run goes on, and no other one begins there.
+        So the run of that save goes on, and no other run begins there.
         """
         marked = self._newest_marked(deadline_s)
         if not marked:
@@ -420,8 +423,9 @@ class DirectoryWriter:
             reason = f"another program has removed it from {self._directory}"
             self._tell_removal("missing", entry.step, reason=reason)
         known = {entry.step for entry in self._entries()}
-        # A folder of plain Orbax alone may be of a save that is under way. One of this package is
-        # of a life that claimed the place late, after a newer one had cleared what lay beside it.
+        # A folder of plain Orbax alone may be of a save that is under way. A folder of this package
+        # is of a life that claimed the place late, after a newer life had cleared what lay beside
+        # the folder.
         began = self._found.inspection.is_begun_by_us
         remains = {
             step
@@ -500,7 +504,7 @@ class DirectoryWriter:
     def _unlisted(
         self, step: int, names: Sequence[str] = (), deadline_s: float | None = None
     ) -> FoundStep | None:
-        """Return the complete step that no entry names; in its own place unless ``names`` says."""
+        """Return the complete step that no entry names, of ``names`` or else of its own name."""
         number, names = greatest_number(self._read.table), names or (self._storage.name_of(step),)
         stored_step = self._found.inspection.unlisted(step, names, number, deadline_s)
         if stored_step is None or stored_step.is_junk or stored_step.step.problem:
@@ -723,7 +727,7 @@ class DirectoryWriter:
 
     def _remove_what_goes(self, entries: Sequence[Entry]) -> dict[int, PersistentTierError]:
         """Remove ``entries``; return the errors of those that cannot be deleted, by step."""
-        # Also those whose deletion has failed before, where another try may help.
+        # Entries whose deletion has failed before are tried too, where another try may help.
         failed = [e for e in self._entries() if e.state == "removing" and e.step not in self._stuck]
         by_step = {e.step: e for e in (*entries, *failed) if e.step not in self._removing}
         leaving = in_state("removing", by_step.values())

@@ -111,8 +111,8 @@ _HELP_WIDTH = 100
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; return its exit code. 2: wrong command line, or a missing package.
 
-    As a program (without ``argv``) it ends the process where storage has not answered a call: the
-    interpreter's own end aborts in the thread of a client that is answered meanwhile.
+    As a program (without ``argv``) the function ends the process where storage has not answered a
+    call: the interpreter's own end aborts in the thread of a client that is answered meanwhile.
     """
     if argv is None:
         _open_closed_streams()

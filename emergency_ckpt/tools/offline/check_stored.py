@@ -40,7 +40,8 @@ def check_stored(
             if error.retryable:
                 yield SurveyFault.of(name, error, number)
                 return
-            # One box that cannot be decoded ends the reading of all: each alone tells which.
+            # A box that cannot be decoded ends the reading of all boxes: read alone, it shows
+            # itself.
             damaged = list(_one_by_one(step, some))
         for shard, problem in damaged:
             yield SurveyFault(f"{name}, {shard.leaf}{describe(shard.box)}", problem, number)

@@ -76,8 +76,8 @@ def number_lives(events: Iterable[LoggedEvent]) -> list[LoggedEvent]:
 
     A process begins a life when it is restarted, and when it restores after it had trained or
     restored before. Lives of different processes are one life of the job where their incarnations
-    are equal; a life that ended before it had one belongs to the life of the job that began next
-    to it. An event of no process belongs to the life that began last before it.
+    are equal; a life that ended before it had an incarnation belongs to the life of the job that
+    began next to it. An event of no process belongs to the life that began last before it.
     """
     of_process, of_job = [], []
     for event in events:

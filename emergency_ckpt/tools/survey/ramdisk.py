@@ -92,8 +92,8 @@ class ProcessFolder:
 def read_ramdisks(places: Places) -> tuple[tuple[ProcessFolder, ...], list[SurveyFault], bool]:
     """Return the process directories on all ramdisks of ``places``, and what is wrong there.
 
-    The third value is True when they changed during every reading, so that steps may seem to lack
-    parts that they had. ConfigError.
+    The third value is True when the directories changed during every reading, so that steps may
+    seem to lack parts that they had. ConfigError.
     """
     if places.run_id is not None:
         check_run_id(places.run_id)

@@ -76,11 +76,11 @@ def show_step(survey: Survey, step: int, *, tier: str = "", incarnation: str = "
     newest incarnation.
 
     Args:
-      tier: the name of one; empty for either.
+      tier: the name of a tier; empty for either one.
 
     Raises:
       StepNotFound: no place has it.
-      CheckpointError: it cannot be described.
+      CheckpointError: the step cannot be described.
     """
     saves = [
         save

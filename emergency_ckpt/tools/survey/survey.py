@@ -94,7 +94,7 @@ class Survey:
     def open_step(self, step: SurveyedStep) -> StepReader:
         """Return the reader of one of ``steps``. Blocks for storage; CheckpointError.
 
-        CorruptData when it is there and cannot be used.
+        CorruptData when the step is there and cannot be used.
         """
         if step.tier == LOCAL:
             return RamStep(step.save, *ram_parts(self.folders, step.save))

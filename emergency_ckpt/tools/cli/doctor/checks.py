@@ -53,7 +53,7 @@ _LARGE = frozenset({"always", "within_size", "advise"})
 def check_versions() -> Finding:
     """Return the versions of Python and the packages; a failure when one is missing or too old.
 
-    No package is imported for it.
+    No package is imported for the check.
     """
     try:
         wanted = [Requirement(text) for text in metadata.requires(_DISTRIBUTION) or ()]

@@ -46,7 +46,7 @@ def candidates_of(own: str, answering: Collection[str]) -> tuple[str, ...]:
 def turn_at_the_end(own: str, candidates: tuple[str, ...], answering: Collection[str]) -> Turn:
     """Return what a server does whose host is about to be given back.
 
-    All go on serving until the candidates have left: those need what the others have.
+    All servers go on serving until the candidates have left: those need what the others have.
 
     Args:
       candidates: as of when the end began; the same on all hosts that began it together.
@@ -110,7 +110,7 @@ class LastDrain:
             self._is_drained = self._drain(peers)
 
     def at_end(self, trainers_end_s: float, stopped: SignalFlag) -> None:
-        """Drain, or serve those that do, until all is done or ``stopped`` is set. Blocks.
+        """Drain, or serve the servers that drain, until all is done or ``stopped`` is set. Blocks.
 
         When processes of the job still answer elsewhere after ``trainers_end_s`` seconds, the job
         goes on without this host, and there is nothing to drain.
