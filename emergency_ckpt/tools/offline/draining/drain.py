@@ -247,18 +247,18 @@ class _Drain:
             self._notes.append(f"no whole step of run {self.run_id!r} is in {where}")
         return self._outcome(stored.step if stored else None)
 
-    def _write(self, save: SurveyedStep, shown: Shown) -> str:
+    def _write(self, surveyed: SurveyedStep, shown: Shown) -> str:
         """Read and check a save, then write it; return why that is not possible, or ""."""
-        step = _DrainedStep(save.save, *ram_parts(self._survey.folders, save.save))
+        step = _DrainedStep(surveyed.save, *ram_parts(self._survey.folders, surveyed.save))
         total_bytes = sum(map(leaf_bytes, step.leaves.values()))
         try:
-            with shown(f"check step {save.step}", total_bytes) as step.progress:
+            with shown(f"check step {surveyed.step}", total_bytes) as step.progress:
                 step.check()
         except (CorruptData, HostStateError, LocalTierError) as error:
             return str(error)
         try:
-            with shown(f"write step {save.step}", total_bytes) as step.progress:
-                self._tier.publish(step, self._life(save.incarnation), self._timeline)
+            with shown(f"write step {surveyed.step}", total_bytes) as step.progress:
+                self._tier.publish(step, self._life(surveyed.incarnation), self._timeline)
         except _LostMeanwhile as error:
             return str(error)
         self._notes += step.notes
