@@ -337,7 +337,7 @@ class StorageLoad:
         def read_missing() -> None:
             missing = [read for read in self._part.reads if read.shard not in crcs]
             with writes_to(into) as sink:
-                crcs = self._persistent.read_into(
+                read_crcs = self._persistent.read_into(
                     self._plan.item,
                     self._part.arrays,
                     [(read.shard, offsets[read.shard]) for read in missing],
@@ -346,7 +346,7 @@ class StorageLoad:
                     progress=self._progress,
                 )
             damaged = list[CorruptData]()
-            for read, actual in zip(missing, crcs, strict=True):
+            for read, actual in zip(missing, read_crcs, strict=True):
                 if read.crc32c in (None, actual):
                     crcs[read.shard] = actual
                 else:
