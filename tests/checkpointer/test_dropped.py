@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -46,12 +46,15 @@ def opened(request: pytest.FixtureRequest, world: World) -> Callable[[], Any]:
 
 
 @pytest.fixture
-def saved(world: World, opened: Any) -> None:
+def saved(world: World, opened: Any) -> Iterator[None]:
     """Leave steps 0 to 3 to the next one: RAM alone has the newest."""
     face = opened()
     for step in range(4):
         face.save(step, state(world, step))
         face.wait()
+    del face
+    yield
+    opened().close()  # the start waits for the end of the one before, which writes in ``world``
 
 
 @pytest.mark.usefixtures("saved")
