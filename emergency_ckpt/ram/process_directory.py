@@ -296,7 +296,8 @@ class ProcessDirectory:
         """
         lost = [slot for slot in self.slots if not (slot.in_use or slot.is_in_place())]
         for slot in lost:
-            logging.warning("slot %d in %s was removed or cut", slot.number, self.claim.path)
+            place = f"slot {slot.number} in {self.claim.path}"
+            logging.warning("%s was removed or cut: %s", place, slot.file_facts())
             self.take_out(slot)
         return lost
 

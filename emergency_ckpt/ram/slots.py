@@ -103,6 +103,15 @@ class Slot:
             return False  # removed: mapped memory stays valid
         return status.st_size < self.size_bytes
 
+    def file_facts(self) -> str:
+        """Return what is at the name of the file, and what should be, for a log."""
+        status = self._status()
+        if status is None:
+            return "no file"
+        other = "" if (status.st_dev, status.st_ino) == self._file else "another file, "
+        there = f"{other}{status.st_size} bytes in {status.st_blocks} blocks"
+        return f"{there}, and {self.size_bytes} bytes are mapped"
+
     def _status(self) -> os.stat_result | None:
         try:
             name = file_name(self.number)

@@ -478,7 +478,12 @@ class LocalTier:
         Where there is no room, host states make way that no step here needs any more, and slots
         that saves do not need; with ``restores`` all that is not of a protected save.
         """
-        self._mend()
+        # A write under way has looked at its beginning, and has a slot that is not in use yet.
+        if self._saving.acquire(blocking=False):
+            try:
+                self._mend()
+            finally:
+                self._saving.release()
 
         def publish() -> None:
             self._own.host_states.publish(save, owner, count, data)
@@ -862,6 +867,7 @@ class LocalTier:
     def _mend(self) -> None:
         """Make the directory or slots again that another program removed; their saves are lost.
 
+        The caller holds ``_saving``: a write chooses its slot before the slot is in use.
         LocalTierError when that fails, or another process has claimed the directory.
         """
         with self._lock:

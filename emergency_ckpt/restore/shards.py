@@ -380,6 +380,8 @@ class ShardCollection:
         if writer is None:
             return False
         with writer:
+            # The bytes are read from here to the end, also once the slot is published.
+            self._readings.callback(writer.pin().end)
             self._readings.enter_context(writer.mapped.transfer())
             crcs = self._fill(writer, layout, own, groups, contents)
             self._publish(writer, layout, crcs, next(iter(contents.values())).leaves)

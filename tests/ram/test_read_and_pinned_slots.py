@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from tiers_support import (
     W_SHARD,
     assert_whole,
     complete_save,
+    document,
     fill,
     held_steps,
     open_tier,
@@ -333,3 +336,38 @@ def test_keep_only_leaves_other_saves(tier: LocalTier) -> None:
     assert {held.digest for held in tier.held()[0]} == {part, whole, other}
     tier.keep_only(save_id(1), whole)
     assert {held.digest for held in tier.held()[0]} == {whole, other}
+
+
+def test_document_from_a_peer_leaves_a_write_its_slot(
+    tier: LocalTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes while the slot of the write grows, and the slot's file was cut just before."""
+    complete_save(tier, 1)
+    tier.begin_write(save_id(2), 1).abort()  # a small slot, which is free
+    (small,) = set(tier.path.glob("slot_*.bin")) - {slot_with(tier, 1)}
+    grows, go_on, reserve = threading.Event(), threading.Event(), os.posix_fallocate
+
+    def reserve_slowly(fd: int, offset: int, nbytes: int) -> None:
+        grows.set()
+        assert go_on.wait(60)
+        reserve(fd, offset, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve_slowly)
+    with ThreadPoolExecutor(1) as pool:
+        write = pool.submit(tier.begin_write, save_id(2), LAYOUT.size_bytes)
+        assert grows.wait(60)
+        os.truncate(small, 0)
+        tier.publish_host_state(save_id(1), 0, 4, document(1))
+        go_on.set()
+        with write.result(60) as writer:
+            writer.stage(fill(writer, save_id(2)))
+            writer.publish()
+    assert held_steps(tier) == [1, 2]
+    assert small.stat().st_size >= LAYOUT.size_bytes
+
+
+def slot_with(tier: LocalTier, step: int) -> Path:
+    """Return the file of the slot that has a step."""
+    manifests = tier.path.glob("slot_*.manifest.json")
+    (name,) = [path.name for path in manifests if f'"step":{step}' in path.read_text()]
+    return tier.path / name.replace(".manifest.json", ".bin")

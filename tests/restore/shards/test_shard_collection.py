@@ -21,6 +21,7 @@ from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.restore.shards import CopiesFailed, ShardCollection
+from emergency_ckpt.state import host_state
 from emergency_ckpt.state.mapped import Mapper
 from emergency_ckpt.tools.reserve import reserve_slot
 from emergency_ckpt.transfer.client import TransferClient
@@ -126,6 +127,24 @@ def test_fetched_bytes_are_used_from_mapped_memory(ramdisk: Path) -> None:
         machine.map_gate.set()
         assert waiting
         assert is_mapped.result(60)
+    tier.close()
+
+
+def test_slot_that_somebody_removes_is_used_to_the_end(ramdisk: Path) -> None:
+    """A document of a peer, which comes meanwhile, finds that the file is gone."""
+    holdings, data = MemoryHoldings(), [bytes([number]) * (1 << 20) for number in range(8)]
+    digest = holdings.add(SAVE, data)
+    tier = _tier(ramdisk)
+    with (
+        _fetching(tier, holdings, digest) as (shards, copies),
+        shards.collecting(copies) as arrivals,
+    ):
+        came = sorted(shard for arrived in arrivals for shard in arrived)
+        (slot,) = tier.path.glob("slot_?.bin")
+        slot.unlink()
+        document = host_state.encode(SAVE, 0, 1, host_state.capture(17))
+        tier.publish_host_state(SAVE, 0, 1, document)
+        assert [shards.held.bytes_of(shard).tobytes() for shard in came] == data
     tier.close()
 
 
