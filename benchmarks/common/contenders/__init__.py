@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # the process that only starts others does without JAX
 PyTree = Any
 
 RAM, STORAGE, BOTH = "ram", "storage", "both"
-STORED_EVERY = 4
 
 MODULES = {
     "ours": "benchmarks.common.contenders.ours",
@@ -56,7 +55,7 @@ class Site:
     """Directory that all hosts share. It exists."""
     bind_host: str
     """Address on which the contender's own sockets listen."""
-    stored_every: int = STORED_EVERY
+    stored_every: int = 1
 
 
 class Session(Protocol):

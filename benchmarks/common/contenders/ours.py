@@ -10,7 +10,6 @@ from benchmarks.common.contenders import (
     Site,
 )
 from emergency_ckpt import EmergencyCheckpointer, Event
-from emergency_ckpt.core.save.snapshot_plan import Buffers
 
 _OFF = 0
 _COMPLETE = {"save.complete", "persistent.complete"}
@@ -23,17 +22,14 @@ def prepare() -> None:
 class OurSession:
     """Our checkpointer with these settings and one active tier."""
 
-    def __init__(
-        self, abstract_state: PyTree, buffers: Buffers | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, abstract_state: PyTree, **settings: Any) -> None:
         self._abstract_state = abstract_state
         config = EmergencyCheckpointer.default_config().set(on_event=self._note, **settings)
         self._complete_step: int | None = None
         self._saved_step: int | None = None
         self._ready_s = 0.0
         self.spent_s: dict[str, float] = {}
-        ours = type("Ours", (EmergencyCheckpointer,), {"_buffers": buffers or Buffers()})
-        self._checkpointer = ours(config)
+        self._checkpointer = EmergencyCheckpointer(config)
         self._checkpointer.__enter__()
 
     def start_fresh(self) -> None:
