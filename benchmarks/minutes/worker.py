@@ -5,11 +5,9 @@ import time
 from pathlib import Path
 
 import jax
-import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.common import contenders
-from benchmarks.recovery import phases, place
+from benchmarks.recovery import phases, place, training
 from emergency_ckpt.extras.progress import report_step
 from examples.demo import model
 
@@ -23,7 +21,6 @@ STORED_EVERY = 50
 """A contender with two tiers brings a save to storage as well about every so many steps."""
 STEPS = "steps"
 """File with one byte for each step that process 0 has trained, also those that are lost later."""
-_SEQUENCES_PER_DEVICE = 8
 
 
 def main() -> None:
@@ -35,13 +32,7 @@ def main() -> None:
     jax.devices()
     marks.add(phases.JOINED)
     config, mesh = model.ModelConfig(), model.make_mesh(here.slices)
-    abstract = model.abstract_state(config, mesh)
-    # As numbers: Orbax's emergency manager restores no typed PRNG key.
-    key = jax.eval_shape(jax.random.key_data, abstract["key"])
-    replicated = NamedSharding(mesh, PartitionSpec())
-    stored = {
-        **abstract, "key": jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=replicated)
-    }  # fmt: skip
+    stored = training.described(config, mesh)
     session = None
     contender = None if options.contender == NOBODY else contenders.load(options.contender)
     if contender is not None:
@@ -61,27 +52,27 @@ def main() -> None:
             )
         )
     marks.add(phases.OPENED)
-    sequences = _SEQUENCES_PER_DEVICE * mesh.size
+    sequences = training.SEQUENCES_PER_DEVICE * mesh.size
     train_step = model.compile_train_step(config, mesh, sequences)
     marks.add(phases.COMPILED)
     done, state = (None, None) if session is None else session.newest()
     if done is None:
         done, state = 0, model.init_state(config, mesh, 0)
     else:
-        state = {**state, "key": jax.random.wrap_key_data(state["key"])}
+        state = training.to_train(state)
     jax.block_until_ready(state)
     marks.add(phases.RESTORED)
-    rows, saving_s = _SEQUENCES_PER_DEVICE * here.devices_per_host, 0.0
+    saving_s = 0.0
     with (options.marks_dir.parent / STEPS).open("ab", buffering=0) as trained:
         for step in range(done + 1, options.steps + 1):
-            local = np.full((rows, config.sequence_length + 1), step % 256, np.uint8)
-            state, loss = train_step(state, model.global_batch(mesh, local))
+            batch = training.batch(config, mesh, here.devices_per_host, step)
+            state, loss = train_step(state, batch)
             jax.block_until_ready(loss)
             if step == done + 1:
                 marks.add(phases.STEPPED)
             if session is not None and step % options.every == 0:
                 begun_s = time.monotonic()
-                session.save(step, {**state, "key": jax.random.key_data(state["key"])})
+                session.save(step, training.to_keep(state))
                 saving_s += time.monotonic() - begun_s
             if here.process == 0:
                 trained.write(b".")

@@ -5,18 +5,15 @@ import time
 from pathlib import Path
 
 import jax
-import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.common import contenders
-from benchmarks.recovery import phases, place
+from benchmarks.recovery import phases, place, training
 from emergency_ckpt.extras.progress import report_step
 from examples.demo import model
 
 SAVE_EVERY = 5
 SMALL = model.ModelConfig(sequence_length=32, d_model=64, num_layers=1)
 """For many processes on one machine: 0.7 MiB of state."""
-_SEQUENCES_PER_DEVICE = 8
 _LONGEST_HOLD_S = 60.0
 
 
@@ -31,13 +28,7 @@ def main() -> None:
     marks.add(phases.JOINED)
     contender.prepare()
     config, mesh = SMALL if options.small else model.ModelConfig(), model.make_mesh(here.slices)
-    abstract = model.abstract_state(config, mesh)
-    # As numbers: Orbax's emergency manager restores no typed PRNG key.
-    key = jax.eval_shape(jax.random.key_data, abstract["key"])
-    replicated = NamedSharding(mesh, PartitionSpec())
-    stored = {
-        **abstract, "key": jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=replicated)
-    }  # fmt: skip
+    stored = training.described(config, mesh)
     marks.add(phases.DESCRIBED)
     session = contender.open_session(
         contenders.Site(
@@ -51,7 +42,7 @@ def main() -> None:
         )
     )
     marks.add(phases.OPENED)
-    sequences = _SEQUENCES_PER_DEVICE * mesh.size
+    sequences = training.SEQUENCES_PER_DEVICE * mesh.size
     train_step = model.compile_train_step(config, mesh, sequences)
     marks.add(phases.COMPILED)
     if here.life == 0:
@@ -60,19 +51,18 @@ def main() -> None:
     else:
         done, state = phases.RESTORE_STEP, contenders.restore(session, phases.RESTORE_STEP)
         jax.block_until_ready(state)
-        state = {**state, "key": jax.random.wrap_key_data(state["key"])}
+        state = training.to_train(state)
     spent_s = session.spent_s if isinstance(session, contenders.TellsParts) else {}
     marks.add(phases.RESTORED, spent_s)
-    rows = _SEQUENCES_PER_DEVICE * here.devices_per_host
     for step in range(done + 1, phases.LAST_STEP + 1):
-        local = np.full((rows, config.sequence_length + 1), step % 256, np.uint8)
-        state, loss = train_step(state, model.global_batch(mesh, local))
+        batch = training.batch(config, mesh, here.devices_per_host, step)
+        state, loss = train_step(state, batch)
         jax.block_until_ready(loss)
         if step == done + 1:
             marks.add(phases.STEPPED)
         if step % SAVE_EVERY == 0:
             marks.add(phases.SAVING)
-            session.save(step, {**state, "key": jax.random.key_data(state["key"])})
+            session.save(step, training.to_keep(state))
             session.wait()
             marks.add(phases.SAVED)
         if options.hold and (here.life, step) == (0, phases.FAULT_STEP):
