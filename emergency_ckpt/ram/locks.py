@@ -386,7 +386,7 @@ def _claim(path: Path, *, create: bool, own: bool = True) -> Claim | Holder | No
     if create:
         try:
             _ensure_readers_lock(path, dir_fd)
-        except OSError:
+        except BaseException:  # also an interrupt: the lock would stay with this process
             _close_all((lock_fd, dir_fd))
             raise
     return Claim(path, dir_fd, lock_fd)

@@ -204,3 +204,22 @@ def test_locked_directory_of_another_name_cannot_be_taken_twice(ramdisk: Path) -
     assert isinstance(claim, claims.Claim)
     claim.release()
     claim.release()
+
+
+def test_claim_that_is_interrupted_is_free_again(
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Ctrl-C, after which a notebook goes on: nobody would end the lock before that does."""
+    opened = os.open
+
+    def interrupted(path: str | Path, *args: int, **options: int) -> int:
+        if path == claims.READER_LOCK:
+            raise KeyboardInterrupt
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        open_tier(ramdisk)
+    monkeypatch.undo()
+    assert open_tier(ramdisk).path.name == "process_00000"
+    assert names(ramdisk) == ["process_00000"]
