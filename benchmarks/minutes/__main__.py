@@ -75,6 +75,7 @@ class Outcome:
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
+    options.out = options.out.resolve()  # storage is named by its whole path
     options.out.mkdir(parents=True, exist_ok=True)
     about, load = machine.facts(), os.getloadavg()[0]
     faults = failures(options.seed, options.steps, options.slices)
