@@ -156,7 +156,8 @@ class Restore:
                     return None
                 case AllDone():
                     assert restored is not None, "every process has its part"
-                    return self._with_incarnation(restored, answer)
+                    self._parts.tier.note_incarnation(answer.incarnation)
+                    return dataclasses.replace(restored, incarnation=answer.incarnation)
 
     # 1 and 2: report, choose.
 
@@ -339,10 +340,6 @@ class Restore:
             return result, answer
         self._host_state.undo()
         return None, answer
-
-    def _with_incarnation(self, restored: RestoredState, done: AllDone) -> RestoredState:
-        self._parts.tier.note_incarnation(done.incarnation)
-        return dataclasses.replace(restored, incarnation=done.incarnation)
 
     # 7: settle.
 
