@@ -65,7 +65,7 @@ METRICS = (
     Metric(
         "eckpt_save_seconds",
         "histogram",
-        "a save from its begin in the background until it is known to be whole",
+        "time of a save from its start in the background until the step is known to be whole",
         (
             Source("save.complete", "seconds", "local"),
             Source("persistent.complete", "seconds", "persistent"),
@@ -111,8 +111,8 @@ METRICS = (
     Metric(
         "eckpt_skipped_saves_total",
         "counter",
-        "saves left out: busy (the one before was under way), late (a process learned too late of"
-        " the announced step), ignored (not newer), storage (busy or paused there)",
+        "saves left out: busy (the previous save was under way), late (a process received the"
+        " announcement of the step too late), ignored (not newer), storage (busy or paused there)",
         (
             Source("save.skipped.busy", label="busy"),
             Source("save.skipped.late", label="late"),
@@ -136,7 +136,7 @@ METRICS = (
     Metric(
         "eckpt_newest_step_age_seconds",
         "age",
-        "time since that step's state was training's: the work that a loss would cost (RPO)",
+        "time since training had the state of that step: the work that a loss would cost (RPO)",
         (
             Source("save.complete", "seconds", "local"),
             Source("persistent.complete", "seconds", "persistent"),
@@ -148,7 +148,7 @@ METRICS = (
     Metric(
         "eckpt_copies",
         "gauge",
-        "copies of each shard in RAM once a step is whole; one fewer losses are survived",
+        "copies of each shard in RAM once a step is whole; all but one of them may be lost",
         (Source("start.ready", "copies"),),
     ),
     Metric(
@@ -166,14 +166,14 @@ METRICS = (
     Metric(
         "eckpt_restore_seconds",
         "histogram",
-        "restores of this process, by the tier that the step came from",
+        "time of each restore of this process, by the tier that the step came from",
         (Source("restore.finished", "seconds", "{tier}"),),
         "tier",
     ),
     Metric(
         "eckpt_restore_phase_seconds",
         "histogram",
-        "parts of a restore, as the event restore.phases",
+        "parts of a restore, as in the event restore.phases",
         tuple(
             Source("restore.phases", f"{phase}_seconds", phase)
             for phase in ("plan", "load", "shards", "host_state", "agree")
@@ -216,7 +216,7 @@ METRICS = (
         )
         for name, field, meaning in (
             ("bytes_left", "bytes_left", "bytes that a long restore or save still has to move"),
-            ("bytes_per_second", "bytes_per_second", "rate at which it moves them"),
+            ("bytes_per_second", "bytes_per_second", "rate at which the bytes move"),
             ("slowest_process", "slowest", "process that will take longest (leader)"),
         )
     ),
@@ -255,13 +255,13 @@ METRICS = (
     Metric(
         "eckpt_non_finite_leaves_total",
         "counter",
-        "leaves with NaN or infinite values at a save that were finite before",
+        "leaves whose values were finite before, and are NaN or infinite at a save",
         (Source("save.non_finite", "leaves"),),
     ),
     Metric(
         "eckpt_save_unchanged_total",
         "counter",
-        "times that a save began to have all bytes of the save before",
+        "series of saves that each have the same bytes as the save before",
         (Source("save.unchanged"),),
     ),
     Metric(
