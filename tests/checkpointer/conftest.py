@@ -8,16 +8,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from world import World
 
 from emergency_ckpt import checkpointer
 
 LONG_S = 60.0
 
 
-@pytest.fixture(autouse=True)
-def dropped_checkpointers_end(ramdisk: Path) -> Iterator[None]:
-    del ramdisk  # this fixture ends first
-    yield
+@pytest.fixture
+def world(world: World) -> Iterator[World]:
+    yield world
+    wait_for_dropped()
+
+
+@pytest.fixture
+def ramdisk(ramdisk: Path) -> Iterator[Path]:
+    yield ramdisk
+    wait_for_dropped()
+
+
+def wait_for_dropped() -> None:
     gc.collect()
     if any(thread.name == "eckpt-final" for thread in threading.enumerate()):
         assert checkpointer._final_calls.wait(LONG_S)

@@ -111,7 +111,8 @@ class FileCosts:
         sys.addaudithook(self._note)
 
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self._starts is not None and event in _STARTS:
+        is_numpys = arguments[:1] == ("lscpu",)  # numpy.testing of 2.0 runs it at its import
+        if self._starts is not None and event in _STARTS and not is_numpys:
             self._starts.append(f"{event} {arguments[:2]}"[:200])
 
     @pytest.hookimpl(wrapper=True)
