@@ -117,7 +117,7 @@ class HostStateError(CheckpointError):
 
 
 class HostStateTooLarge(HostStateError):
-    """A process's non-tensor state is larger than the configured limit."""
+    """A process's non-tensor state has too many bytes, or too many lists and dicts."""
 
 
 class TransferError(CheckpointError):

@@ -27,7 +27,6 @@ from emergency_ckpt.core.timeline import problem_of as problem_of_chain
 
 State = Literal["complete", "hidden", "removing"]
 Claim = Literal["hold", "write", "refuse"]
-_RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _WRITER = re.compile(r"[A-Za-z0-9_-]{0,64}")
 _INCARNATION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}|")
@@ -255,7 +254,7 @@ def greatest_number(table: Table | None) -> int:
 
 def problem_of(table: Table) -> str:
     """Return the fault of a table from outside; empty when it has none."""
-    names = (_RUN_ID, table.run_id), (_WRITER, table.writer), (_INCARNATION, table.incarnation)
+    names = (NAME_PATTERN, table.run_id), (_WRITER, table.writer), (_INCARNATION, table.incarnation)
     is_bounded = 1 <= table.number <= MAX_VERSION and 0 <= table.greatest <= MAX_INCARNATION_NUMBER
     if not is_bounded or number_of(table.incarnation) == 0:
         return "its number or incarnation is out of bounds"
