@@ -1,7 +1,7 @@
-"""The thread that announces steps to save, or reads what is announced.
+"""The thread that announces the steps to save, at the leader, and reads them, at the others.
 
 The rules are ``core.save.announcements``. The training thread shares one small object in memory
-with this thread, and calls nothing that waits.
+with this thread, and never waits for it during a step.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _JOIN_S = 2.0
 _SHORTEST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 _LOOKS_PER_S = 5000.0
-"""Reports that the leader reads, of all processes together."""
+"""Reports that the leader reads in a second, of all processes together."""
 _FAILED_PAUSE_S = 1.0
 _POLLS_APART = 4
-"""One in so many looks for an announcement is a look for later ones too."""
+"""One in so many looks for the next announcement also looks for later announcements."""
 _KEPT_KEYS = 128
-"""Announcements that stay: more than a process is behind in reading them, unless it is stopped."""
+"""Announcements that stay: a process is never so far behind in reading, unless it is stopped."""
 
 
 class Choice(NamedTuple):
@@ -65,14 +65,14 @@ class Choice(NamedTuple):
 
 Reports = dict[TierName, SaveReport]
 Missed = Callable[[TierName, int], None]
-"""Called with the tier and the step of a call for which this process is late; may block."""
+"""Called with the tier and the step of a save for which this process is late; may block."""
 
 
 class SaveAnnouncements:
-    """The announcements from a restore, or the start, to the next one.
+    """The announcements from a restore, or from the start, to the next restore.
 
-    ``arrive`` belongs to the training thread and never waits for anyone; ``tell_ended`` to the
-    background threads of the saves; ``stop`` to whoever owns the object.
+    ``arrive`` belongs to the training thread and never waits for other processes; ``tell_ended``
+    belongs to the background threads of the saves, and ``stop`` to the owner of the object.
     """
 
     def __init__(
@@ -86,11 +86,13 @@ class SaveAnnouncements:
         timeout_s: float,
         before: str = "",
     ) -> None:
-        """``name`` is used by no other one; the thread starts with the first step.
+        """The thread starts with the first step.
 
         Args:
-          timeout_s: how long the leader waits for the reports on a save after its own has ended.
-          before: the name of the announcements before these, which nobody reads any more.
+          name: the prefix of the keys, which no other ``SaveAnnouncements`` uses.
+          timeout_s: how long the leader waits for the reports on a save, from the end of its own
+            part of the save.
+          before: the name of the previous announcements, which no process reads any more.
         """
         self._coordinator = coordinator
         self._name = name
@@ -133,13 +135,16 @@ class SaveAnnouncements:
         return frozenset(met.announcement.tier for met in reached if met.announcement.tier)
 
     def expect(self, step: int) -> None:
-        """The step after ``step`` is the next. The first ones are announced before they come."""
+        """Expect the step after ``step`` next, so that it can be announced before it comes."""
         with self._changed:
             self._newest = step
         self._start()
 
     def tell_ended(self, tier: TierName, step: int) -> None:
-        """Report that the saves to ``tier`` up to ``step`` are over here. Blocks; never raises."""
+        """Report that this process's saves to ``tier`` up to ``step`` have ended.
+
+        Blocks; never raises.
+        """
         if self._leads:
             return
         stall_ms = _millis(self._tiers[tier].stall_s)
@@ -154,13 +159,14 @@ class SaveAnnouncements:
                 key = f"{self._name}/report/{self._coordinator.process_index}"
                 self._coordinator.replace(key, data)
             except CheckpointError as error:
-                logging.warning("the leader does not learn how a save ended here: %s", error)
+                logging.warning("the leader gets no report that a save has ended here: %s", error)
 
     def stop(self, wait_s: float = 0.0) -> None:
-        """Announce nothing more, or read the list to its end; then end the thread. Idempotent.
+        """End the thread: the leader announces nothing more, the others read the list to its end.
 
-        Until the leader has stopped too it may announce steps that this process has passed, and all
-        others would wait for this one. Waits for that at most ``wait_s``.
+        Until the leader has stopped too, the leader may announce steps that this process has
+        passed, and all others would wait for this process. So this process waits for the leader's
+        stop, at most ``wait_s``. Idempotent.
         """
         if self._thread is None:
             self._stopping.set()
@@ -205,7 +211,7 @@ class SaveAnnouncements:
     # The leader.
 
     def _announce_due(self) -> bool:
-        """Announce one step, and return True; or find that nothing is due, and pause."""
+        """Announce one step and return True. Where nothing is due, pause and return False."""
         self._publish()
         with self._changed:
             measured, newest = self._clock.progress, self._newest
@@ -231,7 +237,7 @@ class SaveAnnouncements:
         return False
 
     def _announce(self, tier: TierName, choice: Choice) -> bool:
-        """Announce a step; return False where the training thread has reached it meanwhile."""
+        """Announce a step; return False where the training thread has reached the step already."""
         announcement = Announcement(self._next_number, tier, choice.step, choice.exact)
         with self._changed:
             if not self._follower.is_ahead(choice.step):
@@ -244,7 +250,7 @@ class SaveAnnouncements:
         return True
 
     def _publish(self) -> None:
-        """Publish what this process does itself. After an error the next turn tries again."""
+        """Publish the announcement that this process acts on already. A failed try is repeated."""
         announcement = self._unpublished
         if announcement is None:
             return
@@ -263,7 +269,7 @@ class SaveAnnouncements:
         return True
 
     def _others_save(self, tier: TierName, schedule: TierSchedule) -> bool:
-        """Return whether other processes still save what this one has saved to ``tier``."""
+        """Return whether other processes still save what this process has saved to ``tier``."""
         begun, ended_s = schedule.begun
         if begun <= self._heard[tier].ended or ended_s is None:
             return False
@@ -280,7 +286,7 @@ class SaveAnnouncements:
         return False
 
     def _reports_of_others(self, tier: TierName) -> list[SaveReport]:
-        """Return the newest reports on ``tier``; one that cannot be read is no obstacle."""
+        """Return the newest reports on ``tier``; a report that cannot be read delays no save."""
         name = f"{self._name}/report"
         values = by_process(self._coordinator.list(name), name, self._coordinator.process_count)
 
@@ -294,11 +300,12 @@ class SaveAnnouncements:
     # The others.
 
     def _follow(self) -> bool:
-        """Read the next announcement; return whether it came."""
+        """Look for the next announcement; return whether there was one."""
         if self._looks == 0:
             self._looks = 1
             try:
-                # Once for each key: each ``get`` until its deadline costs the service memory.
+                # Only once for each key: a ``get`` that runs into its deadline costs the service
+                # memory.
                 self._take(self._coordinator.get(self._key(self._next_number), PROMPT_S))
             except DeadlineExceeded:
                 return False
@@ -318,7 +325,7 @@ class SaveAnnouncements:
         return data is not None
 
     def _skip_deleted(self) -> None:
-        """Go on behind announcements that went by while this process was stopped."""
+        """Skip the announcements that were deleted while this process was stopped."""
         keys = self._coordinator.list(f"{self._name}/step")
         numbers = [number_of(text, f"{self._name}/step") for text in keys]
         later = [number for number in numbers if number > self._next_number]
@@ -351,7 +358,7 @@ class SaveAnnouncements:
     # All.
 
     def _note(self, met: Met) -> None:
-        """Keep what the next report says of an announcement. The caller holds ``_changed``."""
+        """Note an announcement for the next report. The caller holds ``_changed``."""
         tier = met.announcement.tier
         if tier is not None:
             self._reports[tier] = msgspec.structs.replace(
@@ -363,5 +370,5 @@ class SaveAnnouncements:
 
 
 def _millis(seconds: float) -> int:
-    """Rounded down, so that a process that is late by less is late."""
+    """Return ``seconds`` in ms, rounded down: a process that is late by under 1 ms stays late."""
     return math.floor(1000 * seconds)

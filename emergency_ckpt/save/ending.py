@@ -1,11 +1,11 @@
-"""The end of a process's saves: a normal end, one by an exception, and one after a notice.
+"""The end of a process's saves: at a normal end, after an exception, and after a notice.
 
-1. A normal end heeds a notice that has come since the last step (``end_training``), brings RAM's
+1. A normal end acts on a notice that has come since the last step (``end_training``), writes RAM's
    newest step to storage (``store_newest``), waits, ends all threads (``stop``), and warns of a
    last step that storage lacks (``warn_of_unstored``).
-2. An exception leaves the saves in progress a short time (``abandon``).
-3. After a notice that the loop does not come to act on, a thread brings RAM's newest step to
-   storage (``OverdueNotice``).
+2. After an exception the saves in progress get a short time to end (``abandon``).
+3. When the loop does not act on a notice in time, a thread writes RAM's newest step to storage
+   (``OverdueNotice``).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Ending:
     """Ends a process's saves. For the training thread.
 
     Args:
-      entry: is held by ``save``, against what begins in another thread.
+      entry: a lock that ``save`` holds, so that no other thread begins a save meanwhile.
 
     Attributes:
-      last_step: of the last call of ``save`` since the start or a restore; None without one.
-      is_restoring: no step is announced or brought to storage then.
+      last_step: of the last call of ``save`` since the start or a restore; None without a call.
+      is_restoring: while True, no step is announced or brought to storage.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Ending:
             leave_together(self._parts.coordinator, max(1.0, self._parts.watch.grace_left_s()))
 
     def _deadline_s(self, timeout_s: float | None) -> float:
-        """The longest that saves may take, or ``timeout_s``; the grace period after a notice."""
+        """Return the end of ``timeout_s`` (None: of the longest wait), or of a grace period."""
         config, watch = self._parts.config, self._parts.watch
         limit_s = config.longest_wait_s if timeout_s is None else timeout_s
         if watch.sync_step is not None:
@@ -115,7 +115,7 @@ class Ending:
         return time.monotonic() + limit_s
 
     def end_training(self, timeout_s: float | None = None) -> None:
-        """Announce no more steps, and heed a notice that has come since the last one."""
+        """Announce no more steps, and act on a notice that has come since the last step."""
         self._due.stop(min(_END_S, self._deadline_s(timeout_s) - time.monotonic()))
         watch = self._parts.watch
         self._heard_at_end = watch.reached_at_end()
@@ -128,11 +128,11 @@ class Ending:
     ) -> None:
         """At a normal end, begin to bring RAM's newest step to storage, where storage lacks it.
 
-        All that end well call it, once. Blocks for saves in progress and for the leader. A run that
-        has only read changes nothing.
+        Each process that ends well calls this method once. It blocks for saves in progress and for
+        the leader. A run that has only read changes nothing.
 
         Args:
-          settle: decides what counts beside a save to storage.
+          settle: decides which steps count beside a save to storage.
           goes_on: False where nothing was saved since a step was restored by its number.
         """
         self._overdue.close()
@@ -154,7 +154,7 @@ class Ending:
             newest.begin(decision, placement)
 
     def warn_of_unstored(self) -> None:
-        """After a normal end, warn where storage lacks the last step: RAM goes with its hosts."""
+        """After a normal end, warn if storage lacks the last step: RAM is lost with its hosts."""
         persistent, newest = self._parts.persistent, self._newest
         if persistent is None or newest is None or self._parts.process[0] != 0:
             return
@@ -164,7 +164,7 @@ class Ending:
             self._parts.events.emit("stop.not_saved", step=self.last_step, text=text)
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Wait for what is under way, after a notice not beyond its grace; then end all threads."""
+        """Wait for the saves under way, at most for a notice's grace period; end all threads."""
         try:
             self.wait_until_finished(timeout_s)
             step = self._parts.watch.sync_step
@@ -177,7 +177,7 @@ class Ending:
             self.end_threads(_STOP_TIMEOUT_S)
 
     def abandon(self, timeout_s: float) -> None:
-        """Wait so long for saves in progress, then end what threads it can; never raise."""
+        """Wait so long for saves in progress, then end all threads that end soon; never raise."""
         self._overdue.close(is_bad_end=True)
         deadline_s = time.monotonic() + timeout_s
         try:
@@ -187,7 +187,7 @@ class Ending:
         self.end_threads(max(1.0, (deadline_s - time.monotonic()) / 3))
 
     def end_threads(self, timeout_s: float) -> None:
-        """End each thread, after what it is at, if that takes no longer than ``timeout_s``."""
+        """End each thread after its present work, if that takes no longer than ``timeout_s``."""
         self._overdue.close()
         self._due.stop()
         if self._parts.persistent is not None:
@@ -197,18 +197,21 @@ class Ending:
             ended.append(self._parts.preservation.stop(timeout_s))
         self._work.close()
         if not all(ended):
-            # Storage may be silent for hours, and the interpreter's end would wait for its clients.
+            # Storage may not answer for hours, and the interpreter's end would wait for its calls.
             release_workers()
 
     def say_not_written(self, name: TierName, step: int, why: str) -> None:
-        """Say that the step of a notice is not in a tier."""
+        """Report that a tier does not have the step of a notice."""
         self._parts.events.emit("preemption.missed", cause="not_written", step=step, tier=name)
         logging.error("preempted: step %d is not in the %s tier, %s", step, name, why)
 
-    # A notice that the loop does not come to act on; in the thread of ``OverdueNotice``.
+    # A notice on which the loop does not act in time; in the thread of ``OverdueNotice``.
 
     def _bring_newest(self, deadline_s: float) -> None:
-        """Begin to bring RAM's newest step to storage, with the others, unless ``save`` runs."""
+        """Begin, with the other processes, to bring RAM's newest step to storage.
+
+        Nothing begins while ``save`` runs.
+        """
         newest, placement, watch = self._newest, self._work.placement, self._parts.watch
         if newest is None or placement is None or not self._parts.config.save_on_preemption:
             return

@@ -1,4 +1,4 @@
-"""Which leaves of the state were finite on this process, and what is told when one is no longer."""
+"""Which leaves of the state were finite on this process, and the event when a leaf no longer is."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FiniteLeaves:
     def patterns(
         self, shards: Sequence[ShardId], specs: Mapping[str, LeafSpec]
     ) -> list[ValuePattern]:
-        """Return what the copy of each of ``shards`` counts: nothing where the check is off."""
+        """Return which values the copy of each shard counts: no values where the check is off."""
         if not self.is_on:
             return [NO_VALUES] * len(shards)
         return [non_finite_pattern(specs[shard.leaf].dtype) for shard in shards]
@@ -37,8 +37,8 @@ class FiniteLeaves:
     def note(self, step: int, counts: Mapping[ShardId, int]) -> None:
         """Note how many values of each captured shard are not finite.
 
-        Emits ``save.non_finite`` once for those that were finite before: at an earlier save of this
-        process, or in the step that it restored. Of others nobody knows that they should be.
+        Emits ``save.non_finite`` once for the shards that were finite before: at an earlier save of
+        this process, or in the step that it restored. Other shards may be meant to have them.
         """
         if not self.is_on:
             return
@@ -64,7 +64,7 @@ class FiniteLeaves:
         )
 
     def note_restored(self, *, is_finite: bool) -> None:
-        """Tell anew from here on. ``is_finite``: the restored step has no such value anywhere."""
+        """Report anew from here on. ``is_finite``: all values of the restored step are finite."""
         with self._lock:
             self._told.clear()
             self._all_were_finite = self._all_were_finite or is_finite

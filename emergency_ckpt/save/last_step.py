@@ -1,12 +1,13 @@
-"""The newest step of RAM at the end of a run that ends well: storage gets it from the slots.
+"""At the end of a run that ends well, RAM's newest step is written from the slots to storage.
 
 A run may end long after its last save to storage, and RAM is lost with its hosts. The step is
-written as any other (``save.persistent``), but for where its bytes come from: from the slots that
-have it (``PublishedCapture``), and from the host states in RAM. No array of the user is asked.
+written as any other step (``save.persistent``), but its bytes come from the slots that have it
+(``PublishedCapture``), and from the host states in RAM. No array of the user is read.
 
-The leader alone knows what storage has. It sets a cell with its decision, for which those wait that
-have a newer step in RAM than they know of in storage. Who cannot take part says so in the rounds of
-the save, which then fails on all; that is no error, since nobody asked for this save.
+The leader alone knows what storage has, and sets a cell with its decision. A process waits for this
+decision where its RAM has a newer step than the process knows of in storage. A process that cannot
+take part reports that in the rounds of the save, which then fails on all processes; this failure is
+no error, since the user has not asked for the save.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ class LastSave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The leader's decision: a save that RAM has, and how it is written to storage.
 
     Attributes:
-      in_ram: None: nothing is written.
-      stored: its identity in storage: another one where storage may have been given that before.
+      in_ram: the save in RAM; None: nothing is written.
+      stored: the save's identity in storage: a new identity where an earlier attempt may have used
+        that of ``in_ram``.
       orbax: what Orbax's readers find, as process 0 has it in RAM.
     """
 
@@ -67,7 +69,7 @@ def decision_of(data: bytes, run_id: str, count: int) -> LastSave:
     for save in (decision.in_ram, decision.stored):
         check_save(save)
         if (save.step, save.run_id) != (decision.in_ram.step, run_id):
-            raise CoordinationError("read", name, f"{save} is none of its saves")
+            raise CoordinationError("read", name, f"{save} is not a save of that step and run")
     return decision
 
 
@@ -75,7 +77,7 @@ class LastStep:
     """Brings the newest step of RAM to storage, once, at the end. For the training thread.
 
     Attributes:
-      reason: why storage lacks it, as far as this process knows; empty where it does not.
+      reason: why storage lacks the step, as far as this process knows; empty for no such reason.
     """
 
     def __init__(
@@ -100,13 +102,13 @@ class LastStep:
         *,
         goes_on: bool = False,
     ) -> LastSave | None:
-        """Return what all write now; None for nothing. Blocks for the leader. No save is under way.
+        """Return the save that all write to storage now; None for none. Blocks for the leader.
 
         Args:
-          placement: of the newest structure of the state; None where saves are under way still.
+          placement: of the newest structure of the state; None where saves are still under way.
           inspect: called during the wait; may raise PeerLeft.
-          goes_on: the loop has not ended, and may save again. A step of an earlier life, or that
-            storage may have been given before, is left alone then.
+          goes_on: the loop has not ended, and may save again. Then a step of an earlier life, and a
+            step that an earlier attempt may have sent to storage, are not written.
         """
         when = "overdue" if goes_on else "last"
         cell = Cell(self._parts.coordinator, f"{when}/{self._saved.incarnation}")
@@ -127,7 +129,7 @@ class LastStep:
         return decision if decision.in_ram is not None else None
 
     def listed(self) -> int | None:
-        """Return the newest step of storage that counts, at the leader; None on others."""
+        """Return the newest step of storage that counts, at the leader; None on other processes."""
         return self._persistent.newest_listed()
 
     def begin(self, decision: LastSave, placement: ProcessPlacement) -> None:
@@ -199,12 +201,12 @@ class LastStep:
         except CheckpointError as error:
             self.reason = str(error)
             return LastSave()
-        # The names of one that is not new may be taken, by an attempt that failed.
+        # An attempt that failed may have used the names of a step that is not new.
         stored = save if is_new else self._saved.identity(save.step, forced=True)
         return LastSave(save, stored, writers.members, writers.holders, orbax)
 
     def _own_document(self, save: SaveId) -> HostStateDocument:
-        """Return this process's host state of ``save`` in RAM. HostStateError, CorruptData."""
+        """Return this process's host state of ``save``, from RAM. HostStateError, CorruptData."""
         data = self._parts.tier.host_state_bytes(save, self._me, self._count)
         if data is None:
             problem = f"process {self._me} does not have its own in RAM"
@@ -212,7 +214,7 @@ class LastStep:
         return decode_of(save, self._me, self._count, data)
 
     def _why_not_waited_for(self, inspect: Callable[[], None]) -> str:
-        """Return why the leader decides nothing; empty while it may. PeerLeft: it has died."""
+        """Return why the leader will not decide; empty while it may. PeerLeft: it has died."""
         inspect()
         complete, left = self._parts.local.complete, LeftProcesses(self._parts.coordinator)
         assert complete is not None, "else nothing is waited for"

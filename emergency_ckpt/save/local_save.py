@@ -43,7 +43,7 @@ class LocalSave:
       layout: where each shard goes; the snapshot of ``capture`` has them in the same order.
       host_state: captured payload of the non-tensor state.
       buddies: processes that get a copy of the host state.
-      orbax: as given to ``save``: a drain writes it to storage with the step.
+      orbax: as given to ``save``; whatever writes the step from RAM to storage writes this with it.
     """
 
     save: SaveId
@@ -58,13 +58,14 @@ class LocalSave:
 class LocalSaves:
     """Carries out local saves, one at a time, in a background thread.
 
-    Keeps the rule that makes two slots enough for them: the newest save known to be complete
-    everywhere, and any whose outcome is in doubt, are never overwritten.
+    Two slots are enough for these saves by one rule: the newest save known to be complete on all
+    processes, and each save whose outcome is in doubt, are never overwritten.
 
     Attributes:
-      steps: those of which the RAM of all processes together keeps a copy, as set, and complete
-        since, oldest first: less what the policy lets go, and the last ``keep_last_n`` after a
-        save. Between saves alike on all processes, whatever this one's RAM has.
+      steps: the complete steps of which the RAM of all processes together keeps a copy, oldest
+        first: those found at a restore, and those saved since. After a save, the steps that the
+        policy drops are left out, and at most ``keep_last_n`` stay. Between saves all processes
+        have the same ``steps``, whatever the RAM of each one has.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class LocalSaves:
 
     @property
     def complete(self) -> SaveId | None:
-        """The newest save that all have, saved or restored; None without one. No save runs."""
+        """The newest save that all processes have; None without one. For times without a save."""
         return self._complete
 
     @property
@@ -117,7 +118,7 @@ class LocalSaves:
         return self._is_voting
 
     def restart_from(self, save: SaveId) -> None:
-        """After a restore: ``save`` is what must not be lost; nothing else is in doubt."""
+        """After a restore of ``save``: keep that save, and count no other save as in doubt."""
         self._finite.note_restored(is_finite=self._tier.finite == save)
         self._unchanged.restart()
         self._begin_after(save)
@@ -133,28 +134,32 @@ class LocalSaves:
         self._protect()
 
     def note_skipped(self, save: SaveId) -> None:
-        """This process takes no part in ``save``: the one before is still under way.
+        """Take no part in ``save``, since the previous save is still under way.
 
-        At once, from any thread. The others are told in the background, as soon as this process
-        is done with that one: their vote must not wait for it in vain.
+        Returns at once; from any thread. As soon as the previous save has ended here, a background
+        thread votes against ``save``, so that the others do not wait for this process in vain.
         """
         self._skipped.put(save)
 
     def tell_late(self, save: SaveId) -> None:
-        """Tell the others that this process learned too late that ``save`` was due. Any thread."""
+        """Report that this process knew too late that ``save`` was due. From any thread."""
         self._vote.refuse_late(save)
 
     def run(self, job: LocalSave) -> None:
-        """Save, publish and vote. Never raises: what fails is recorded, and the vote says no."""
+        """Save, publish and vote. Never raises: a failure is recorded, and becomes a vote against.
+
+        Afterwards, vote against the saves that ``note_skipped`` named meanwhile.
+        """
         try:
             self._run(job)
         finally:
             self._refuse_skipped()
 
     def _refuse_skipped(self) -> None:
-        """Vote against what this process has left out on its own: the leader's has no vote.
+        """Vote against the saves that this process has left out on its own.
 
-        A second save of a step that is complete was skipped for good: the others keep it too.
+        There is no vote on a save that the leader has left out for all, nor on a second save of a
+        complete step, which the others skip too.
         """
         with contextlib.suppress(queue.Empty):
             while True:
@@ -169,7 +174,7 @@ class LocalSaves:
             job.capture.snapshot.start()
         self._resolve_doubts()
         if self._complete is not None and self._complete.step == job.save.step:
-            # The save before was this very step, and the others know already that it is complete.
+            # The previous save was of this step, and the others know that it is complete.
             self._events.emit("save.skipped", step=job.save.step, tier=LOCAL, cause="kept")
             job.capture.close()
             return
@@ -179,7 +184,7 @@ class LocalSaves:
         except Exception as error:  # noqa: BLE001 - recorded, voted, raised by check_for_errors
             refusal = error
             ballot = Ballot(refused=f"{type(error).__name__}: {error}")
-            # Nobody reads it any more: training must not wait for it until the others have voted.
+            # The snapshot has no reader any more: training must not wait for it during the vote.
             job.capture.close()
         self._is_voting, vote_s = True, time.monotonic()
         try:
@@ -228,7 +233,7 @@ class LocalSaves:
         )
 
     def _copy(self, job: LocalSave, writer: SlotWriter) -> tuple[list[int], bool]:
-        """Return the CRC of each shard, and whether all are known to be finite."""
+        """Return the CRC of each shard, and whether all shards are known to be finite."""
         shards, specs = job.layout.shards, {leaf.path: leaf for leaf in job.leaves}
         target = LandingPlace(
             writer.mapping,
@@ -267,9 +272,10 @@ class LocalSaves:
         )
 
     def _push(self, job: LocalSave, buddy: int, data: bytes) -> bool:
-        """Send the host state to ``buddy``; return False where it has none and cannot be sent.
+        """Send the host state to ``buddy``; return whether it was sent.
 
-        A save of a process without a host state must not fail for a copy of nothing.
+        Sending may fail with an error only where there is a host state: a save must not fail for a
+        copy of nothing.
         """
         try:
             self._peers.push_host_state(buddy, job.save, data)
@@ -326,7 +332,7 @@ class LocalSaves:
     def _note_complete(self, save: SaveId, outcome: Outcome) -> None:
         self._complete = save
         self._timelines.bind()
-        # Whatever became of older saves, nobody needs them any more.
+        # No process needs older saves any more, whatever their outcomes were.
         self._in_doubt = {doubtful for doubtful in self._in_doubt if doubtful > save}
         try:
             self._tier.note_complete(save, is_finite=outcome.finite)
@@ -350,11 +356,11 @@ class LocalSaves:
     def _drop_unwanted(
         self, newest: SaveId, decided_s: float, policy: PreservationPolicy
     ) -> set[int]:
-        """Ask the policy about the steps up to ``newest``, which always stays; return what goes.
+        """Ask the policy about the steps up to ``newest``, which always stays; drop the unwanted.
 
-        The policy is also asked about steps that only other processes hold, and with the leader's
-        times, so that all processes ask about the same steps. A step that storage still reads stays
-        here a while longer.
+        Return the unwanted steps. The policy is also asked about steps that only other processes
+        have, and gets the leader's times, so that all processes ask about the same steps. A step
+        that storage still reads stays here a while longer.
         """
         saves = {manifest.save for manifest in self._tier.held()[0]} - self._tier.incomplete()
         held_saves = [save for save in sorted(saves) if save.step < newest.step]
@@ -374,7 +380,7 @@ class LocalSaves:
         self._tier.protect(self._in_doubt if last is None else {last, *self._in_doubt})
 
     def _newest_before(self) -> SaveId | None:
-        """Return the save to keep until one is complete or restored: a former or left-over save."""
+        """Return the save to keep until one is complete or restored: the newest that may count."""
         tensors, _, on_record = self._tier.held()
         saves = {manifest.save for manifest in tensors} - self._tier.incomplete() - self._in_doubt
         rejection_reason = self._timelines.rejection_reason
@@ -384,7 +390,7 @@ class LocalSaves:
         return max(known or saves, default=None)
 
     def _compare_replicas(self, save: SaveId, outcome: Outcome) -> None:
-        """At the leader: replicas that stored the same shards must have stored the same bits."""
+        """At the leader: report replicas of the same shards that have stored different bits."""
         by_layout: dict[bytes, dict[str, int]] = {}
         for process, ballot in sorted(outcome.ballots.items()):
             if ballot.digest:
@@ -412,6 +418,6 @@ class LocalSaves:
 
 
 def layout_digest(layout: Layout) -> bytes:
-    """Short name of which shards are stored: equal for replicas that store the same."""
+    """Return a short name of the set of shards; replicas that store the same shards share it."""
     names = "\n".join(f"{placed.shard.leaf} {placed.shard.box}" for placed in layout.shards)
     return hashlib.sha256(names.encode()).digest()[:8]

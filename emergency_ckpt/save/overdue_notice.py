@@ -1,8 +1,9 @@
-"""A preemption notice that the training loop does not come to act on, as in a long evaluation.
+"""A preemption notice on which the training loop does not act in time, as in a long evaluation.
 
-A thread of each process looks once a second. After half of the grace period it brings RAM's newest
-step to storage, with the others, as at a good end (``last_step``). Shortly before the period is
-over it says that the present step is not saved: nobody is left to say so after the kill.
+A thread of each process looks once a second. After half of the grace period the thread, with those
+of the other processes, brings RAM's newest step to storage, as at a good end (``last_step``).
+Shortly before the period is over the thread reports that the present step is not saved, since the
+process cannot report that after the kill.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class OverdueNotice:
 
     Args:
       bring: brings RAM's newest step to storage, until a time of ``time.monotonic``; called once.
-      tell: says the text of an error; called once.
+      tell: reports the text of an error; called once.
       newest: returns the newest steps in RAM and in storage.
     """
 
@@ -54,11 +55,14 @@ class OverdueNotice:
 
     @property
     def is_closing(self) -> bool:
-        """Return whether what is under way in the thread is to end."""
+        """Return whether the thread is to end its present work."""
         return self._stopping.is_set()
 
     def close(self, *, is_bad_end: bool = False) -> None:
-        """End the thread; after a bad end, say what its error would have said. Idempotent."""
+        """End the thread; after a bad end, report the error that it would have reported.
+
+        Idempotent.
+        """
         self._stopping.set()
         join(self._thread, _CLOSE_TIMEOUT_S)
         since_s = self._watch.overdue_s
@@ -78,7 +82,7 @@ class OverdueNotice:
             self._done.add("bring")
             try:
                 self._bring(time.monotonic() + self._grace_s - since_s)
-            except Exception:  # noqa: BLE001 - logged; the error of the notice must be said all the same
+            except Exception:  # noqa: BLE001 - logged; the error of the notice must be reported all the same
                 logging.exception("the newest step of RAM is not brought to storage")
 
     def _say(self, since_s: float) -> None:

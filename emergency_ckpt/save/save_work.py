@@ -48,13 +48,12 @@ _AFTER_REMOVAL = 1000
 
 @dataclasses.dataclass(frozen=True)
 class SaverParts:
-    """Parts of the saver. ``persistent`` and ``preservation``: None without that tier.
+    """Parts of the saver. ``persistent`` and ``preservation``: None without the persistent tier.
 
     Attributes:
       finite: which leaves were finite.
       link: between the devices of this process and host memory.
-      inspect: raises PeerLeft when a process is found that the training waits
-        for in vain.
+      inspect: raises PeerLeft when it finds a process for which the training waits in vain.
     """
 
     config: Config
@@ -87,10 +86,10 @@ class SaveRequest:
     """One call of ``save``, for all tiers.
 
     Attributes:
-      must_exist: the step is wanted whatever the policies say; a tier that has it keeps it.
+      must_exist: the step is wanted whatever the policies say; a tier that has the step keeps it.
       orbax: what Orbax's readers find in storage besides the arrays.
-      limit_s: how long a save may wait for the one before it; None: as the tier's setting says.
-      both: both tiers are to save it, so that they share what leaves the devices.
+      limit_s: how long a save may wait for the previous save; None: as the tier's setting says.
+      both: both tiers are to save the step, so that they share the bytes copied off the devices.
       shared: what the local save shares, until the persistent save takes it.
     """
 
@@ -122,7 +121,7 @@ class SaveRequest:
             shared.release()
 
     def capture(self) -> Payload:
-        """The host state of the first call, for every tier: the next one may give other bytes."""
+        """Return the host state as captured by the first call: another capture may differ."""
         if not self._captured:
             self._captured.append(host_states.capture(self.host_state))
         return self._captured[0]
@@ -142,8 +141,8 @@ class TierWork(NamedTuple):
       snapshot: to be started and waited for.
       read: to be done first, before any wait for others; None when ``work`` reads the snapshot.
       work: the rest.
-      held: closed by the caller at the end, also when nothing of the above was done; it closes the
-        snapshot.
+      held: the caller closes it at the end, also when ``read`` and ``work`` were not called; it
+        closes the snapshot.
     """
 
     snapshot: Snapshot
@@ -170,7 +169,7 @@ class _SnapshotPlan:
         self.reserve_rest: Work = _nothing
 
     def take_reserve_rest(self) -> Work:
-        """Return what reserves the slots but that of the save to RAM that takes it: once."""
+        """Return, once, what reserves the slots other than that of the first save to RAM."""
         reserve_rest, self.reserve_rest = self.reserve_rest, _nothing
         return reserve_rest
 
@@ -181,7 +180,7 @@ class _SnapshotPlan:
 
     @functools.cached_property
     def not_stored(self) -> tuple[ShardId, ...]:
-        """Return the shards that this process holds and does not keep in RAM."""
+        """Return the shards that this process has on its devices and does not keep in RAM."""
         stored = set(self.placement.stored)
         return tuple(shard for shard in self.placement.held if shard not in stored)
 
@@ -214,7 +213,7 @@ class _SnapshotPlan:
 
 
 class SaveWork:
-    """Snapshots of states and what is done with them. For the training thread."""
+    """Takes snapshots of states, and makes the work that follows. For the training thread."""
 
     def __init__(
         self, parts: SaverParts, schedules: Mapping[TierName, TierSchedule], saved: SavedSteps
@@ -239,7 +238,7 @@ class SaveWork:
     def take(self, name: TierName, request: SaveRequest) -> TierWork:
         """Take the snapshot of one tier; also return the work that is left for the background.
 
-        The local tier comes first: what it takes, the persistent tier shares.
+        The local tier comes first: the persistent tier shares the local tier's snapshot.
         """
         self._copies.note_save(request.step)
         with no_garbage_collection():
@@ -314,7 +313,7 @@ class SaveWork:
         def work() -> None:
             complete = persistent.run(job)
             if publishes:
-                # This process decides for all when to try again: the others learn of a pause.
+                # This process decides for all when to try again, and tells the others of a pause.
                 self._schedules[PERSISTENT].note_outcome(failed=not complete)
             capture.close(is_written=complete)
 
@@ -322,7 +321,7 @@ class SaveWork:
         return TierWork(snapshot, read, work, capture)
 
     def _plan_for(self, request: SaveRequest) -> tuple[_SnapshotPlan, list[Any]]:
-        """Return the plan for states like this one, the same while those come, and the leaves."""
+        """Return the leaves, and the plan for their structure, made anew when that changes."""
         state, plan, flat = request.state, self._plan, None
         if plan is not None:
             flat = plan.structure.leaves_of(state)
@@ -334,9 +333,9 @@ class SaveWork:
         return plan, flat
 
     def place(self, tree: StateTree) -> ProcessPlacement:
-        """Return where shards of ``tree`` go. Events and manifests name this process's slice then.
+        """Return where shards of ``tree`` go. Raises InvalidState as ``place_process``.
 
-        InvalidState as ``place_process``.
+        From then on events and manifests name this process's slice.
         """
         parts = self._parts
         placement = place_process(tree, parts.config, parts.process)
@@ -352,14 +351,13 @@ class SaveWork:
         *,
         reserve: Literal["now", "soon", "by the save"],
     ) -> _SnapshotPlan:
-        """Save states of this structure, by the plan returned, and reserve their slots.
+        """Reserve slots for states of this structure, and return the plan for their saves.
 
-        RamdiskFull when there is no room.
+        Raises RamdiskFull when there is no room. The room includes host states: this process's own,
+        and as many of other processes as have a copy here.
 
-        ``reserve``: "soon": in the background. "by the save": the save to RAM that takes this plan
-        first reserves its own slot, and then the others in the background.
-
-        Room for host states is part of it: this process's, and as many of others as have a copy.
+        ``reserve``: "soon": in the background. "by the save": the first save to RAM by this plan
+        reserves its own slot, and then the other slots in the background.
         """
         if self._placement is None:
             self._parts.events.emit("start.ready", **self._start_facts(placement))
@@ -385,7 +383,7 @@ class SaveWork:
             tier.reserve(size_bytes)
             tier.prefault_in_background()
             return plan
-        # Training waits for nothing that the first save does not need yet.
+        # Training does not wait for slots that the first save does not need yet.
         tier.check_reservable(size_bytes)
         if reserve == "by the save":
             plan.reserve_rest = partial(tier.prefault_in_background, size_bytes)
@@ -415,7 +413,7 @@ class SaveWork:
 class SavedSteps:
     """Steps found at a restore or survey, and saved since. For the training thread.
 
-    ``steps`` of each tier's saves has them: equal on all processes that have no save under way.
+    They are in ``steps`` of each tier's saves. Processes without a save under way have equal steps.
     """
 
     def __init__(
@@ -451,12 +449,12 @@ class SavedSteps:
             saves.steps = tuple(steps.get(name, ()))
 
     def forget_newer(self, step: int) -> None:
-        """Leave out the steps newer than ``step``, which was restored."""
+        """Forget the steps newer than ``step``, which was restored."""
         for saves in self._saves.values():
             saves.steps = tuple(kept_step for kept_step in saves.steps if kept_step <= step)
 
     def of(self, name: TierName) -> tuple[int, ...]:
-        """Return the steps that a tier has complete, oldest first; none where it does not save."""
+        """Return the complete steps of a tier, oldest first; none for a tier without saves."""
         return self._saves[name].steps if name in self._saves else ()
 
     def newest(self) -> int | None:
@@ -470,11 +468,11 @@ class SavedSteps:
             saves.steps = tuple(kept_step for kept_step in saves.steps if kept_step != step)
 
     def identity(self, step: int, *, forced: bool) -> SaveId:
-        """The identity of the next save.
+        """Return the identity of the next save.
 
-        A step can be forced that was saved before, or saved again after its removal, and the
-        bytes may be others by then. They must never be put together, so each demand for a step is
-        of an incarnation of its own: alike on all processes, which all make the same demands.
+        A forced save, and a save after a removal, may be of a step that was saved before with other
+        bytes. Bytes of two such saves must never be combined, so each demand for a step gets an
+        incarnation of its own, alike on all processes, since all make the same demands.
         """
         number = _AFTER_REMOVAL * self._removed[step]
         if forced:

@@ -2,31 +2,32 @@
 
 In the training thread, by ``Saver.save``:
 
-1. ``DueSaves.take``: in which tiers a save is due at this step, and ``PreemptionWatch.reached``.
-   When nothing is due it returns: no flattening, no call.
-2. ``SavedSteps.identity`` names the save, and a ``SaveRequest`` holds what the caller gave.
-   ``_settle_past`` says what counts beside it: before an incarnation's first, or after a restore.
-3. For each tier, the local one first (``_begin``): ``TurnWait`` waits for the tier's save before.
-   Where that takes too long this save is left out: one to RAM by the leader, for all (``Turns``).
+1. ``PreemptionWatch.reached`` looks for a notice, and ``DueSaves.take`` returns the tiers in which
+   a save is due at this step. When no save is due, ``save`` returns: no flattening, no call.
+2. ``SavedSteps.identity`` names the save, and a ``SaveRequest`` has the caller's arguments.
+   ``_settle_past`` decides which steps count beside an incarnation's first save, or the first
+   after a restore.
+3. For each tier, the local one first (``_begin``): ``TurnWait`` waits for the tier's previous save.
+   If that takes too long, this save is left out: a save to RAM by the leader, for all (``Turns``).
 4. ``SaveWork.take`` captures the host state and takes a ``Snapshot`` of the shards that
    ``ProcessPlacement`` gives this process, and returns the work that is left.
-5. ``Snapshot.start`` starts what may be in flight; ``TierSchedule.start`` hands the
-   work to the tier's thread.
+5. ``Snapshot.start`` starts the copies off the devices, as many as may be in flight;
+   ``TierSchedule.start`` gives the work to the tier's thread.
 6. When the saves of all tiers have begun, ``_wait_captured`` waits until the state may be donated.
 
 In the thread of each tier:
 
-7. ``StorageCapture.read`` reads first what storage needs, so that training waits for no other
-   process.
+7. ``StorageCapture.read`` first reads the shards that storage needs, so that training waits for no
+   other process.
 8. Local: ``LocalSaves.run`` copies the shards with their CRC32C into a free slot, publishes the
-   manifest and the host state, pushes that to the buddies, and votes (``Vote.cast``).
+   manifest and the host state, sends the host state to the buddies, and votes (``Vote.cast``).
 9. Persistent: ``PersistentSaves.run`` writes with the other writers, in rounds, from the slot of
-   step 8 (``SlotCapture``) or the scratch area, and learns the outcome that the first writer sets,
-   with the steps that storage keeps; ``Preservation`` then removes the others.
+   step 8 (``SlotCapture``) or the scratch area. It waits for the outcome that the first writer
+   sets, with the steps that storage keeps; ``Preservation`` then removes the other steps.
 
-The state passes through three kinds: ``SaveRequest``, the caller's arrays by reference;
-``Snapshot``, shards on their way off the devices; ``HostShard``, bytes with their CRC32C, kept
-until storage has them. ``SlotCapture`` and ``StorageCapture`` are the two readers of a snapshot.
+The state takes three forms: ``SaveRequest``, the caller's arrays by reference; ``Snapshot``, shards
+on their way off the devices; ``HostShard``, bytes with their CRC32C, kept until storage has them.
+``SlotCapture`` and ``StorageCapture`` are the two readers of a snapshot.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ from emergency_ckpt.types import LOCAL, PERSISTENT, OrbaxStep, SaveId, TierName
 class _Begun(NamedTuple):
     """A save that has begun in one tier; see ``save.captured`` for the times.
 
-    ``taken_s``: the part of ``snapshot.ready_s`` that was over when it had begun.
+    ``taken_s``: the part of ``snapshot.ready_s`` that was over when the save had begun.
     """
 
     tier: TierName
@@ -83,7 +84,7 @@ class Saver:
     """Saves to both tiers. For the training thread.
 
     Attributes:
-      work: places states on processes, also those of a restore.
+      work: places the shards of states, also of a state to restore, and takes snapshots.
       ending: waits for the saves, and ends them.
     """
 
@@ -167,7 +168,7 @@ class Saver:
         return begun
 
     def _note_ignored(self, step: int) -> None:
-        """Say it now and then: a loop whose steps lie behind the newest saves nothing."""
+        """Report now and then that nothing is saved, since ``step`` is older than the newest."""
         before = self._ignored.occurred("", time.monotonic())
         if before is not None:
             newest = self._newest_due
@@ -179,10 +180,10 @@ class Saver:
         return InvalidState("save", f"step {step}", problem, hint=hint)
 
     def _settle_past(self, save: SaveId, saves_to: Collection[TierName]) -> None:
-        """Decide what counts beside ``save``, before an incarnation's first or after a restore.
+        """Decide which steps count beside an incarnation's first ``save``, or after a restore.
 
-        Steps that are newer than a requested one are forgotten now: in RAM at once, in storage in
-        the background, by the save to storage where that is one of ``saves_to``.
+        After a restore of a requested step, the newer steps are forgotten now: in RAM at once, in
+        storage in the background, by the save to storage where ``saves_to`` names that tier.
         """
         parts = self._parts
         if self._goes_on_from is not None:
@@ -196,15 +197,16 @@ class Saver:
         parts.timelines.begin_unrestored(save)
 
     def _prepare_storage(self) -> None:
-        """Prepare this process's first save to storage in the background, where it writes there.
+        """Prepare a writer of storage, in the background, for its first save to storage.
 
-        Not before the loop asks about a step: a restart would reach its first step later, data
-        workers are forked until then, and a short program would wait for the end of the imports.
+        The preparation waits until the loop asks about a step. Begun earlier, it would delay the
+        first step of a restart, run while data workers are forked, and hold up a short program's
+        end until the imports are done.
         """
         persistent, placement = self._parts.persistent, self.work.placement
         me = self._parts.process[0]
         if persistent is None or (placement is None and me != 0):
-            return  # no state has come yet that says who writes, besides process 0
+            return  # which processes write, besides process 0, depends on the first state
         self._is_storage_prepared = True
         writes = placement is None or me in placement.writers
         if writes and PERSISTENT not in self._begun:
@@ -224,7 +226,7 @@ class Saver:
         return bool(begun)
 
     def _begin(self, name: TierName, request: SaveRequest) -> list[_Begun]:
-        """Begin a save; return none where the tier has the step, or is busy."""
+        """Begin a save; return an empty list if the tier has the step, is busy, or pauses."""
         schedule, save, begun_s = self._schedules[name], request.save, time.monotonic()
         if request.must_exist and request.step in self._saved.of(name):
             return []
@@ -235,7 +237,7 @@ class Saver:
             return []
         waited_s = time.monotonic() - begun_s
         if request.must_exist and request.step in self._saved.of(name):
-            return []  # it was the save that has just ended
+            return []  # the save that has just ended was of this step
         if schedule.pauses and not request.must_exist and self._tell_pause(schedule, save):
             return []
         snapshot, read, work, capture = self.work.take(name, request)
@@ -254,8 +256,8 @@ class Saver:
     ) -> None:
         """Wait until the state may be donated, as far as this save is concerned.
 
-        The training thread would have waited for arrays still being computed without a save, too:
-        that is no stall. ``together``: the saves of this step.
+        Waiting for arrays that are still being computed is no stall: without a save, the training
+        thread would wait for them too. ``together``: the saves of this step.
         """
         try:
             limit_s = self._parts.config.save_timeout_s
@@ -269,7 +271,7 @@ class Saver:
             begun.snapshot.close()  # fails the save; training goes on
         now_s = time.monotonic()
         ready_s = sum(save_begun.snapshot.ready_s for save_begun in together)
-        # Of a save that began before this one, some was before ``begun.begun_s``.
+        # An earlier save of this step spent some of that time before ``begun.begun_s``.
         earlier_s = sum(
             save_begun.taken_s for save_begun in together if save_begun.begun_s < begun.begun_s
         )
@@ -282,7 +284,7 @@ class Saver:
         self._parts.events.emit("save.captured", step=request.step, tier=begun.tier, **spent)
 
     def _tell_pause(self, schedule: TierSchedule, save: SaveId) -> bool:
-        """Leave ``save`` out everywhere, after those that have failed: at the first writer only."""
+        """At the first writer: leave ``save`` out on all processes, since earlier saves failed."""
         persistent, placement = self._parts.persistent, self.work.placement
         if persistent is None or placement is None:
             return False
@@ -290,13 +292,13 @@ class Saver:
         return True
 
     def _note_missed(self, name: TierName, step: int) -> None:
-        """Tell the others that this process learned too late of the save of ``step``.
+        """Tell the others, which wait for this process, that it was late for the save of ``step``.
 
-        In the thread of the announcements. The other processes wait for this one's part.
+        In the thread of the announcements.
         """
         parts, schedule, placement = self._parts, self._schedules[name], self.work.placement
         if not schedule.is_behind(step):
-            return  # a save of the step, or a later one, has begun here, as the others know
+            return  # a save of this step or of a later step has begun here, as the others know
         schedule.note_due(step)
         parts.events.emit("save.skipped", step=step, tier=name, cause="late")
         save = self._saved.identity(step, forced=False)
@@ -315,7 +317,7 @@ class Saver:
     # Around a restore.
 
     def expect_steps_after(self, step: int) -> None:
-        """After a restore of ``step``, -1 for none: announce the steps that come first."""
+        """After a restore of ``step`` (-1: of none), announce also the first steps to come."""
         self._due.expect(step)
 
     def continue_from(
@@ -336,9 +338,9 @@ class Saver:
             schedule.restart_from(save.step)
 
     def go_on_after(self, found: Mapping[TierName, Sequence[int]]) -> None:
-        """Take ``found`` for the steps of the tiers: no step up to the newest of each is due.
+        """Note ``found``, the steps of the tiers: in each, no step up to the newest is due.
 
-        But where an older one was restored: then newer ones are due again.
+        The exception is a restored older step: then the newer steps are due again.
         """
         self._saved.note_found(found)
         if self._goes_on_from is not None:
@@ -351,7 +353,7 @@ class Saver:
                 schedule.restart_from(newest[name])
 
     def forget(self, step: int) -> None:
-        """``step`` was removed from both tiers: it may be saved again."""
+        """Allow another save of ``step``, which was removed from both tiers."""
         self._saved.forget(step)
         self._parts.local.forget(step)
         for schedule in self._schedules.values():
@@ -371,7 +373,7 @@ class Saver:
     def _save_preempted(self, step: int, request: SaveRequest | None) -> bool:
         """Save in all tiers, whatever the policies say: first to RAM, which is quick.
 
-        ``request``: None where ``step`` is older than the newest. Nothing is saved or hidden then.
+        ``request``: None where ``step`` is older than the newest. Then nothing is saved or hidden.
         """
         parts, watch = self._parts, self._parts.watch
         parts.events.emit("preemption.reached", step=step, grace_s=watch.grace_left_s())
@@ -387,7 +389,7 @@ class Saver:
             self._settle_past(request.save, self._schedules)
             started = self._start_in_order(tiers, request, watch.grace_left_s)
         for name in tiers:
-            # A step of this number that is older than the newest is not this one.
+            # Without a request, a saved step of this number is not the present state.
             is_there = request is not None and step in self._saved.of(name)
             if name not in started and not is_there:
                 self.ending.say_not_written(name, step, why)
@@ -398,7 +400,7 @@ class Saver:
     def _start_in_order(
         self, tiers: Iterable[TierName], request: SaveRequest, left_s: Callable[[], float]
     ) -> set[TierName]:
-        """Save in ``tiers``, the first to its end before the next begins; where a save started."""
+        """Save in ``tiers``, one after the other; return those in which a save has started."""
         started: set[TierName] = set()
         names = list(tiers)
         request.both = len(names) > 1
@@ -408,7 +410,7 @@ class Saver:
                 for begun in self._begin(name, request):
                     self._wait_captured(begun, request, [begun])
                     started.add(name)
-                    if name == LOCAL:  # a process that is gone may hold it up: storage has a half
+                    if name == LOCAL:  # a lost process may delay RAM: storage gets half the time
                         self._schedules[name].worker.wait_idle(left_s() / 2)
         finally:
             request.release()

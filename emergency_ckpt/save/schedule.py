@@ -23,7 +23,7 @@ _HORIZON_S = 0.1
 
 
 class TierSchedule:
-    """Decides for one tier. The training thread uses all but what is marked below."""
+    """Decides when one tier saves. For the training thread, but for what is marked below."""
 
     def __init__(self, name: TierName, plan: SavePlan, failures: Failures) -> None:
         self.name: TierName = name
@@ -65,7 +65,7 @@ class TierSchedule:
 
     @property
     def pace(self) -> tuple[float, float]:
-        """Return the seconds since the newest save began, and between the last two due ones."""
+        """Return the seconds since the newest save began, and between the last two due saves."""
         return time.monotonic() - self._began_s, self._interval_s
 
     @property
@@ -74,7 +74,7 @@ class TierSchedule:
         return self._stall_s
 
     def restart_from(self, step: int | None) -> None:
-        """After a restore of ``step`` (None: of nothing): what came later is forgotten."""
+        """Forget, after a restore of ``step`` (None: of nothing), all that came later."""
         with self._lock:
             self._last = step
             self._announced_step = None
@@ -86,13 +86,13 @@ class TierSchedule:
             self._tell_policies(step)
 
     def forget(self, step: int) -> None:
-        """After a removal of ``step``: it may be saved again."""
+        """Allow another save of ``step``, which was removed."""
         with self._lock:
             if self._last == step:
                 self._last = step - 1 if step else None
 
     def is_behind(self, step: int) -> bool:
-        """Return whether ``step`` comes after the last one."""
+        """Return whether ``step`` comes after the last due or restored step."""
         return self._last is None or step > self._last
 
     def is_due(self, step: int, *, preempted: bool = False) -> bool:
@@ -100,13 +100,14 @@ class TierSchedule:
         if is_due(self.plan.rules, step, self._last):
             return True
         return self.is_behind(step) and any(
-            # Not whether a save is under way, nor the clock's last digits: all must answer alike.
+            # All processes must get the same answer: so it must not depend on a save under way,
+            # nor on the last digits of the clock.
             policy.wants(step, time.time(), busy=False, preempted=preempted)
             for policy in self.plan.everywhere
         )
 
     def note_due(self, step: int) -> None:
-        """A save is due at ``step``, whatever becomes of it. From any thread."""
+        """Note that a save is due at ``step``, whatever its outcome. From any thread."""
         with self._lock:
             self._last = step if self._last is None else max(step, self._last)
             before_s, self._last_start_s = self._last_start_s, time.monotonic()
@@ -119,7 +120,7 @@ class TierSchedule:
             policy.saved(step, time.time())
 
     def note_started(self, step: int, stall_s: float) -> None:
-        """The save at ``step`` is in the background now; it cost the training thread so much."""
+        """Note that the save of ``step`` is in the background now, after so long a stall."""
         with self._lock:
             self._last_started = step
             self._stall_s = stall_s
@@ -127,7 +128,7 @@ class TierSchedule:
                 self._announced_step = None
 
     def start(self, work: Callable[[], None]) -> None:
-        """Run ``work`` in the background; RuntimeError when the save before is under way."""
+        """Run ``work`` in the background; RuntimeError when the previous save is under way."""
 
         self._began_s = started_s = time.monotonic()
 
@@ -143,14 +144,14 @@ class TierSchedule:
         self.worker.submit(timed)
 
     def note_left_out(self, step: int) -> None:
-        """The save of ``step`` is left out here: it ends with the one under way."""
+        """Note that the save of ``step`` is left out here: it ends with the save under way."""
         self._begun = step
 
     def wait_idle(self, limit_s: float, *, each_time: bool) -> bool:
-        """Return whether the save before has ended; waits for that at most so long.
+        """Wait at most so long for the end of the previous save; return whether it has ended.
 
-        Unless ``each_time``, only once for each save: a step must not pay for what an earlier one
-        has waited for in vain.
+        Without ``each_time`` a save is waited for once only: after a step has waited for it in
+        vain, later steps do not wait.
         """
         waits = each_time or not self._waited_in_vain
         idle = self.worker.wait_idle(limit_s if waits else 0)
@@ -160,14 +161,17 @@ class TierSchedule:
     # After failures; for any thread.
 
     def note_outcome(self, *, failed: bool) -> None:
-        """A save has ended, which lengthens the pause before the next one, or ends it."""
+        """Note the end of a save: a failure lengthens the pause before the next save.
+
+        A success ends the pause.
+        """
         with self._lock:
             self._failed_in_row = self._failed_in_row + 1 if failed else 0
             self._failed_at_s = time.monotonic()
 
     @property
     def pauses(self) -> bool:
-        """Return whether no save should start yet, after those that have failed."""
+        """Return whether no save should start yet, since earlier saves have failed."""
         with self._lock:
             since_s = time.monotonic() - self._failed_at_s
             return since_s < self._backoff.pause_s(self._failed_in_row)
@@ -178,26 +182,29 @@ class TierSchedule:
     def begun(self) -> tuple[int, float | None]:
         """The newest step of which a save began here, and when that save ended.
 
-        -1: none since ``begin_reports``. None: it has not ended.
+        The step is -1 for no save since ``begin_reports``; the time is None for a save under way.
         """
         return self._begun, self._ended_s
 
     def begin_reports(self, after_save: Callable[[int], None]) -> None:
         """Call ``after_save`` in the background at the end of each save. No save is under way.
 
-        It gets the step up to which all saves have ended or were left out.
+        ``after_save`` gets the step up to which all saves have ended or were left out.
         """
         self._after_save, self._begun = after_save, -1
 
     def announced(self, step: int) -> None:
-        """``step`` is announced."""
+        """Note that ``step`` is announced."""
         with self._lock:
             self._announced_step = max(step, self._announced_step or step)
             self._announces_again = False
             self._request = None
 
     def announce_again(self, step: int) -> None:
-        """A process was late for the save of ``step``, the newest that was due, or an older one."""
+        """Announce the save of ``step`` once more, for which a process was late.
+
+        Not when a later step has been due since.
+        """
         with self._lock:
             self._announces_again = self._announces_again or step == self._last
 
@@ -211,14 +218,14 @@ class TierSchedule:
     ) -> Choice | None:
         """Return the step to announce now, not before ``first_step``; None for none.
 
-        ``others_save``: other processes have not ended the save that this one has.
+        ``others_save``: other processes have not ended the save that this process has ended.
         """
         if self.pauses:
             return None
         with self._lock:
             last, last_start_s = self._last, self._last_start_s
             announced, again = self._announced_step, self._announces_again
-        # A save that is announced has begun, for all who ask.
+        # An announced save counts as begun, for rules and policies.
         ahead = announced is not None and progress.step <= announced
         starts_s = progress.arrived_s + (first_step - progress.step) * progress.step_time_s
         status = TierStatus(
@@ -236,21 +243,24 @@ class TierSchedule:
     def choose_first(
         self, progress: Progress, first_step: int, lead_s: float, *, others_save: bool
     ) -> Choice | None:
-        """Return the same, before two steps were made, which give the time of one."""
+        """Return the step to announce, as ``choose_step``, while no step's time is known.
+
+        That takes two steps. Only the user's policies are asked until then.
+        """
         return None if self.pauses else self._ask(progress, first_step, lead_s, busy=others_save)
 
     def _ask(
         self, progress: Progress, first_step: int, lead_s: float, *, busy: bool
     ) -> Choice | None:
-        """Ask the user's policies about each step that comes into sight, once, in rising order.
+        """Ask the user's policies once about each step that comes soon, in rising order.
 
-        A wanted step that comes too soon to be announced is made good at the first step that is
-        far enough ahead.
+        A wanted step that comes too soon to be announced is replaced by the first step that is far
+        enough ahead.
         """
         if not self.plan.asked:
             return None
         if self._stride != progress.stride:
-            # Other steps will come than those that were asked about.
+            # The coming steps are not those that the policies were asked about.
             self._asked_up_to = min(self._asked_up_to, progress.recent[-2])
             self._stride = progress.stride
         if self._request is None:
@@ -358,7 +368,7 @@ class DueSaves:
         return frozenset(due)
 
     def expect(self, step: int) -> None:
-        """The step after ``step`` is the next, after a restore. On all processes; never waits."""
+        """Expect the step after ``step`` next, after a restore. On all processes; never waits."""
         if self._announcements is not None:
             self._announcements.expect(step)
 

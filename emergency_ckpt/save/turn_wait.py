@@ -1,7 +1,8 @@
-"""The wait in ``save`` for the save before, and what happens to a save that gets no turn.
+"""The wait in ``save`` for the previous save, and what happens to a save that gets no turn.
 
-A save to RAM waits at most ``save_timeout_s``. Where saves come too fast the leader leaves one out,
-for all processes (``turns``). A save to storage waits only where a setting or a notice says so.
+A save to RAM waits at most ``save_timeout_s``. Where saves come too fast the leader leaves saves
+out, for all processes (``turns``). A save to storage waits only if a setting demands that, or if
+the step must exist (a forced save, or the save after a notice).
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ class TurnWait:
         self._too_often = Repeats()
 
     def wait(self, schedule: TierSchedule, request: SaveRequest, *, is_again: bool) -> bool:
-        """Wait for the save before; a ``request`` that it leaves no time for is left out."""
+        """Wait for the previous save; return False, and leave ``request`` out, if that is too long.
+
+        A ``request`` is also left out when a process that takes part in the previous save has died.
+        """
         name, save = schedule.name, request.save
         limit_s = self._longest_wait_s(name, request)
         try:
@@ -45,7 +49,7 @@ class TurnWait:
             return False
         if is_idle:
             return True
-        if is_again:  # what is under way is a save of this very step: nothing is missed yet
+        if is_again:  # the save under way is of this very step: nothing is missed yet
             self._leave_out(schedule, request, None)
         elif name == PERSISTENT or request.must_exist:
             self._leave_out(schedule, request, self._missed(name, save, limit_s))
@@ -59,7 +63,7 @@ class TurnWait:
     ) -> None:
         """Leave a save out on this process, which tells the others in the background.
 
-        ``why``: recorded, where something is missed that the user asked for.
+        ``why``: recorded as a failure; None where leaving the save out is none.
         """
         parts, save = self._parts, request.save
         schedule.note_left_out(save.step)
@@ -76,7 +80,10 @@ class TurnWait:
         )
 
     def _wait_for_ram(self, schedule: TierSchedule, request: SaveRequest, limit_s: float) -> bool:
-        """Wait for the save to RAM before; return whether this one may begin. As ``_wait_idle``."""
+        """Wait for the previous save to RAM; return whether ``request`` may begin.
+
+        PeerLeft as ``_wait_idle``.
+        """
         turns, save, now_s = self._parts.local.turns, request.save, time.monotonic()
         deadline_s = now_s + limit_s
         early_s = deadline_s if request.must_exist else now_s + turns.limit_s(limit_s)
@@ -90,7 +97,7 @@ class TurnWait:
             self._parts.inspect()
 
     def _say_too_often(self, schedule: TierSchedule, save: SaveId) -> None:
-        """Say it now and then, at the leader: the others leave out what that one does."""
+        """Report that saves come too fast; at the leader, also warn of it now and then."""
         text = too_often_text(save.step, schedule.last_started, *schedule.pace)
         self._tell_busy(schedule, save, text)
         if self._parts.process[0] == 0:
@@ -99,14 +106,14 @@ class TurnWait:
                 logging.warning("%s", text)
 
     def _longest_wait_s(self, name: TierName, request: SaveRequest) -> float:
-        """Return the longest wait for the save before."""
+        """Return the longest wait for the previous save."""
         config = self._parts.config
         if request.limit_s is not None:
             return request.limit_s
         if name == LOCAL:
             return config.save_timeout_s
-        # A slow bucket must not hold up training, nor with it the others' local saves. It is left
-        # out and not made up for at a later step, which the leader would have to announce.
+        # A slow bucket must not hold up training here, since local saves of all processes would
+        # wait. A save that is left out is not made up for: the leader would have to announce that.
         least_s = config.save_timeout_s if request.must_exist else 0.0
         return max(least_s, config.storage_wait_timeout_s)
 
@@ -116,8 +123,8 @@ class TurnWait:
         return SaveFailed("save", f"step {save.step} to the {name} tier", problem, hint=hint)
 
     def _wait_idle(self, schedule: TierSchedule, limit_s: float, *, each_time: bool) -> bool:
-        """Wait for the save before. PeerLeft: a process that takes part in it has died."""
-        if not each_time:  # it waits for storage, if at all
+        """Wait for the previous save. PeerLeft: a process that takes part in that save has died."""
+        if not each_time:  # such a save waits for storage only, if at all
             return schedule.wait_idle(limit_s, each_time=False)
         deadline_s = time.monotonic() + limit_s
         is_idle = schedule.wait_idle(min(limit_s, _INSPECTION_S), each_time=True)

@@ -1,10 +1,10 @@
-"""Saves to RAM that are left out because the one before takes too long: by the leader, for all.
+"""The leader leaves a save to RAM out, for all processes, when the previous save takes too long.
 
-Processes that leave saves out on their own can take turns at it for ever: while one of them writes
-a save that another one has left out, it leaves out the next save, which the other one writes. So
-the leader waits for its turn a little less long than the others, and its decision on a save names
-the newest save that it has left out by then. The others wait for that decision in any case, and
-leave out what it names.
+Processes that leave saves out on their own may never write the same save. Suppose that process A
+writes a save that B has left out; while A writes, A leaves out the next save, which B writes, and
+so on. So the leader waits for its turn for a little less time than the others, and its decision on
+a save names the newest save that it has left out by then. The others wait for that decision in any
+case, and leave out the saves that the decision names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from emergency_ckpt.cluster.left_processes import Place, in_order
 from emergency_ckpt.types import SaveId
 
 _EARLIER_S = 10.0
-"""The leader gives up its turn so much earlier: a decision needs some seconds to come to all."""
+"""The leader gives up its turn so much earlier: its decision reaches all some seconds later."""
 
 
 class Turns:
@@ -28,16 +28,19 @@ class Turns:
         self._left_out: Place | None = None
 
     def limit_s(self, timeout_s: float) -> float:
-        """Return how long this process waits for its turn where all wait at most ``timeout_s``."""
+        """Return how long this process waits for its turn, at most ``timeout_s``."""
         return max(timeout_s / 2, timeout_s - _EARLIER_S) if self._leads else timeout_s
 
     def begin(self) -> None:
-        """A save begins, on which nothing is decided."""
+        """Note that a save begins, which has no decision yet."""
         with self._lock:
             self._is_decided = False
 
     def leave_out(self, save: SaveId) -> bool:
-        """At the leader: leave ``save`` out for all; False after the decision that all wait for."""
+        """At the leader: leave ``save`` out for all processes; return whether that was possible.
+
+        Too late after the decision on the save under way, for which all processes wait.
+        """
         with self._lock:
             if not self._leads or self._is_decided:
                 return False
@@ -47,14 +50,14 @@ class Turns:
     def announce(self, *, ends_wait: bool) -> Place | None:
         """At the leader: return the newest save that is left out, for a decision.
 
-        ``ends_wait``: the decision on the save under way, after which all begin the next one.
+        ``ends_wait``: it is the decision on the save under way, after which all begin the next.
         """
         with self._lock:
             self._is_decided = self._is_decided or ends_wait
             return self._left_out
 
     def hear(self, left_out: Place | None) -> None:
-        """Note what a decision of the leader says."""
+        """Note the newest left-out save that a decision of the leader names."""
         with self._lock:
             if left_out is not None and (self._left_out is None or left_out > self._left_out):
                 self._left_out = left_out

@@ -1,4 +1,4 @@
-"""Saves whose bytes all equal those of the save before: a run whose weights do not move."""
+"""Saves whose bytes all equal those of the previous save: a run whose weights do not change."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from emergency_ckpt.save.vote import CHANGED, Ballot
 
 
 class UnchangedSaves:
-    """Compares the checksums of each save of this process with those of its save before.
+    """Compares the checksums of each save of this process with those of its previous save.
 
-    The event ``save.unchanged`` is emitted where the ballots of all processes are, once until a
-    save differs again. Used by one thread.
+    The leader, which has the ballots of all processes, emits the event ``save.unchanged``, and not
+    again until after a save that differs. Used by one thread.
     """
 
     def __init__(self, events: EventSink) -> None:
@@ -23,14 +23,14 @@ class UnchangedSaves:
         self._is_told = False
 
     def restart(self) -> None:
-        """After a restore: the next save is compared with no other."""
+        """After a restore: compare the next save with no other save."""
         self._before, self._is_told = None, False
 
     def compare(self, step: int, layout: bytes, crcs: Sequence[int]) -> int:
-        """Return the step of the save before if all shards of ``step`` equal its shards.
+        """Return the step of the previous save if all shards of ``step`` equal its shards.
 
-        ``CHANGED`` for other bytes or another layout, without a save before, and for one of the
-        same step. ``crcs``: the CRC32C of each shard, in the order of the layout.
+        ``CHANGED`` for other bytes or another layout, without a previous save, and where that save
+        is of the same step. ``crcs``: the CRC32C of each shard, in the order of the layout.
         """
         digest = hashlib.sha256(layout + array.array("L", crcs).tobytes()).digest()
         before, self._before = self._before, (step, digest)
@@ -39,7 +39,7 @@ class UnchangedSaves:
         return before[0]
 
     def note(self, step: int, ballots: Mapping[int, Ballot]) -> None:
-        """Tell, where all ballots of a complete save are, that nothing has changed."""
+        """At the leader, with all ballots of a complete save: report if no byte has changed."""
         before = self.since(ballots)
         if before != CHANGED and not self._is_told:
             text = (

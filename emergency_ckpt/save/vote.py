@@ -1,14 +1,15 @@
 """The background vote: whether every process has published a save.
 
-Two slots are enough only if no process overwrites the older save while another one still counts on
-it. So the outcome is one value, set once in the coordination service, and every process acts on
-that value alone. Who cannot learn it is *in doubt* and overwrites neither save.
+Two slots are enough only if no process overwrites the older save while another process still counts
+on that save. So the outcome is one value, set once in the coordination service, and every process
+acts on that value alone. A process that cannot read the outcome is *in doubt* and overwrites
+neither save.
 
-The ballots are a round (``cluster.round``) that process 0 leads; its answer has rules of its own.
-The leader alone sets the decision. It sets that of its last save before it comes to the next one,
-and never one of a save that it has passed; so such a save without a decision is incomplete. The
-decision of the newest complete save is never deleted. Where the leader has left before it decided,
-the save stays in doubt.
+The ballots are sent in a round (``cluster.round``) that process 0, the leader, leads. The decision
+is a cell beside the round, and the leader alone sets that cell. It decides on each save before it
+begins the next, and never on a save that it has passed; so a passed save without a decision is
+incomplete. The decision of the newest complete save is never deleted. Where the leader has left
+before it decided, the save stays in doubt.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ _KEPT_VOTES = 4
 _LEARN_TIMEOUT_S = 0.5
 _BALLOT_LIMIT_CHARS = 200
 _LATE_AGAIN_S = 5.0
-"""Longest wait of the leader for a process that was too late for the vote before as well."""
+"""Longest wait of the leader for a process that was too late for the previous vote as well."""
 CHANGED = -1
-"""No step: a save that is not unchanged since any."""
+"""In the place of a step: the save has changed."""
 SKIPPED = "skipped it: the save before was under way"
 LEARNED_LATE = "learned too late that the step was to be saved"
 """The refusal of a process that is late (``core.save.announcements``), in each tier."""
@@ -52,15 +53,14 @@ LEARNED_LATE = "learned too late that the step was to be saved"
 class Ballot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The ballot of one process on a save: under 100 bytes, or the reason of its refusal.
 
-    Names and values of a vote are short: with thousands of processes they all come at once, and
-    the service is one process. ``benchmarks/scale`` counts them.
+    The keys and values of a vote are short, since those of thousands of processes reach the
+    service, which is one process, at once. ``benchmarks/scale`` counts them.
 
     Attributes:
       digest: of the published contents; in base64 on the wire.
-      layout: digest of which shards these are; replicas with equal layouts should have equal
-        digests.
-      finite: the values of these shards were looked at, and all are finite.
-      unchanged_since: the step of the save before, if all these shards equal its shards.
+      layout: digest of the set of shards; replicas with equal layouts should have equal digests.
+      finite: the values of these shards were checked, and all are finite.
+      unchanged_since: the step of the previous save, if all these shards equal its shards.
     """
 
     digest: bytes = b""
@@ -72,10 +72,11 @@ class Ballot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """``ballots`` are those of all processes, at the leader only.
+    """The outcome of a save, as one process knows it.
 
-    ``finite``: every process's part of a complete save is; False where that is not known.
-    ``learned_late``: that is the only reason why the save is incomplete; see ``LEARNED_LATE``.
+    ``ballots``: those of all processes, at the leader; empty on the others.
+    ``finite``: every process's part of a complete save is finite; False where that is not known.
+    ``learned_late``: the save is incomplete for the reason ``LEARNED_LATE`` alone.
     ``decided_s``: Unix time of the leader's clock, the same for all; 0 where that is not known.
     """
 
@@ -95,7 +96,7 @@ class _Decision(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
     Attributes:
       end: ``_NOT_IN_TIME``: incomplete, as ``Outcome.learned_late`` says.
-      reason: of an incomplete save only; there is one reason for a complete one.
+      reason: of an incomplete save; empty for a complete save, whose reason is always the same.
       left_out: as ``Turns.announce``.
     """
 
@@ -110,7 +111,7 @@ class Vote:
     """Casts votes of this process. All methods block; they belong to the background thread.
 
     Attributes:
-      turns: what the leader has left out, which its decisions tell.
+      turns: the saves that the leader has left out, as its decisions report them.
     """
 
     def __init__(
@@ -131,14 +132,14 @@ class Vote:
         self._late: set[int] = set()
 
     def cast(self, save: SaveId, ballot: Ballot) -> Outcome:
-        """Vote on ``save`` and learn the outcome. Collective, each save once."""
+        """Vote on ``save`` and return the outcome. Collective, once for each save."""
         problem, began_s = "", time.monotonic()
         try:
             self.hand_in(save, ballot)
         except (CoordinationError, DeadlineExceeded) as error:
             problem = str(error)
         if not self._leads:
-            # The leader waits all its time for a ballot that was not cast, and decides then.
+            # Where a ballot is not cast, the leader decides after the whole timeout.
             return self._learn(save, deadline_left_s(began_s + 2 * self._timeout_s), problem)
         try:
             missing = {} if problem else self._wait_for_ballots(save)
@@ -149,21 +150,21 @@ class Vote:
     def refuse(self, save: SaveId) -> None:
         """Vote against ``save``, in which this process takes no part; does not wait. Never raises.
 
-        The others would wait for its ballot.
+        Without this ballot the other processes would wait for it.
         """
         try:
             self.hand_in(save, Ballot(refused=SKIPPED))
             if self._leads:
                 self._decide(save, {})
         except CheckpointError as error:
-            # Who waits for it runs into its deadline, and says so.
+            # A process that waits for the ballot runs into its deadline, and reports that.
             logging.warning("step %d was skipped: %s", save.step, error)
 
     def refuse_late(self, save: SaveId) -> None:
-        """Vote against ``save``, of which this process learned too late. Never raises.
+        """Vote against ``save``, whose announcement this process read too late. Never raises.
 
-        At once, from any thread: a later save may be under way here, of which the others know. Not
-        at the leader, which is never late.
+        Returns at once, from any thread: a later save may be under way here, of which the others
+        know. The leader is never late, and never calls this.
         """
         try:
             self._ballots(save).say(msgspec.json.encode(Ballot(refused=LEARNED_LATE)))
@@ -171,7 +172,7 @@ class Vote:
             logging.warning("step %d was announced too late: %s", save.step, error)
 
     def hand_in(self, save: SaveId, ballot: Ballot) -> None:
-        """Put this process's ballot, and wait for nothing: the first half of ``cast``."""
+        """Send this process's ballot, and do not wait: the first half of ``cast``."""
         if self._leads:
             self._begin(save)
         self._left_processes.come_to(LOCAL, save)
@@ -181,7 +182,7 @@ class Vote:
     def learn(self, save: SaveId) -> Outcome:
         """Ask again for the outcome of a save that is in doubt. Not collective, returns soon.
 
-        The leader decides now when it could not before: else nobody would ever learn it.
+        A leader that could not decide before decides now: otherwise nobody ever would.
         """
         outcome = self._learn(save, _LEARN_TIMEOUT_S, "")
         if outcome.kind != "in_doubt" or not self._leads:
@@ -194,7 +195,7 @@ class Vote:
             return Outcome("in_doubt", str(error))
 
     def _ballots(self, save: SaveId, absent: Absent | None = None) -> Round:
-        """Return the round in which all say their ballots and the leader hears them."""
+        """Return the round in which all processes send their ballots to the leader."""
         name = f"{_name(save)}/ballot"
         return Round(self._coordinator, name, self._timeout_s, absent=absent)
 
@@ -206,15 +207,15 @@ class Vote:
             forget(self._coordinator, _incarnation(self._begun))
             self._votes, self._late = Series(_KEPT_VOTES), set()
         elif self._begun is not None and not self._is_decided:
-            # Once this process has come to ``save``, the one before is incomplete without that.
+            # Once ``save`` has begun, the others take an undecided previous save for incomplete.
             self._decide(self._begun, {})
         self._begun, self._is_decided = save, False
-        # Noted before the call that may fail: else the keys of this vote would never be deleted.
+        # Noted before a call that may fail: otherwise the vote's keys would never be deleted.
         self._votes.add(_name(save))
         self._votes.tidy(self._coordinator)
 
     def _wait_for_ballots(self, save: SaveId) -> dict[int, str]:
-        """Return why ballots are missing that will not come, by process; {} when all have."""
+        """Return, by process, why missing ballots will not come; {} after all, or the deadline."""
         count, began_s = self._coordinator.process_count, time.monotonic()
         reasons: dict[int, str] = {}
 
@@ -293,7 +294,7 @@ class Vote:
         return Cell(self._coordinator, f"{_name(save)}/decision")
 
     def _settle(self, save: SaveId, decision: _Decision) -> _Decision:
-        """Set the decision unless there is one; return the one that counts."""
+        """Set the decision unless one is set; return the decision that counts."""
         return self._read(save, self._decision(save).settle(msgspec.json.encode(decision)))
 
     def _read(self, save: SaveId, data: bytes) -> _Decision:
@@ -306,12 +307,12 @@ class Vote:
 
 
 def _incarnation(save: SaveId) -> str:
-    """Short name of an incarnation, without the part that a forced save adds."""
+    """Return the key of an incarnation's votes, without the part that a forced save adds."""
     name = save.incarnation.partition(".")[0]
     return f"vote/{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _name(save: SaveId) -> str:
-    """Return the keys of the vote: incarnation, step, and the part that a forced save adds."""
+    """Return the keys' prefix: incarnation, step, and the part that a forced save adds."""
     part = save.incarnation.partition(".")[2]
     return f"{_incarnation(save)}/{save.step}" + (f".{int(part)}" if part else "")

@@ -6,40 +6,40 @@ One save:
    of all slices, each with its part of every leaf.
 2. Every other process sends its host state to its ``host_state_writer`` in the primary slice, or
    the reason why it cannot.
-3. Each writer has its shards in host memory (``capture``): in the slot of the local save of the
-   step, which it pins, else copied at once into an area that is used again by the next save.
+3. Each writer has its shards in host memory (``capture``). They are in the slot of the step's local
+   save, which the writer pins, or are copied at once into an area that the next save reuses.
 4. The writers write host states, then tensors (Orbax commits), then checksums, then
-   ``marker.json``. Each stage is a round (``cluster.round``) that the first writer leads: it alone
-   reads the reports, and answers all with the first failure or none. A writer asks the
+   ``marker.json``. Each stage is a round (``cluster.round``) that the first writer leads: the first
+   writer alone reads the reports, and answers all with the first failure or none. A writer asks the
    coordination service eight times a save, whatever the number of writers.
-5. The first writer sets one value, the outcome. Every process waits for it in the background and
-   emits ``persistent.complete`` where the save is known to be complete.
+5. The first writer sets one value, the outcome. Every process waits for this value in the
+   background and emits ``persistent.complete`` where the save is known to be complete.
 
 The last save of a run that ends well (``save.last_step``) has two differences. Each writer pins the
 slot that has had the step for a while. And where the writers of step 1 keep nothing in RAM, the
 first of them leads and another slice writes the tensors.
 
-Guaranteed: a step with a marker is complete; what is written is an ordinary Orbax step.
+Guaranteed: a step with a marker is complete; a written step is an ordinary Orbax step.
 Not guaranteed: that a step without a marker is absent. A step that has no host-state directory at
 all was written by plain Orbax and counts as tensors only.
 
-The marker has the CRC32C of that capture. Storage may hang for hours: a slot stays pinned only
-while the local tier has as many others as it needs (``LocalTier.may_stay_pinned``). A write that
-was given up keeps its memory until no view of it is alive: one slot at most, and the area; until
-then a save that needs more fails.
+The marker has the CRC32C of that capture. Storage may hang for hours, so a slot stays pinned only
+while the local tier has as many other slots as it needs (``LocalTier.may_stay_pinned``). A write
+that was given up keeps its memory, at most one slot and the area, until no view of that memory is
+alive. Until then a save that needs more memory fails.
 
 Arrays over the writers' devices are made from the snapshot's host memory, so Orbax sees ordinary
 arrays, without replicas where a leaf can be divided, and writes one layout for any number of
 slices. Each writer runs Orbax as a single-process job, because Orbax's barriers have fixed timeouts
 of minutes and a thread blocked in one aborts the process at exit. The writers meet in one more
-round instead (``WriterMeetings``), within the save's deadline: the first tells when it has made
-the folders, and hears when all is written, before it commits. A save that is given up raises before
-it commits; a commit that was under way is withdrawn unless host states lie beside it: the next save
-removes it with them.
+round instead (``WriterMeetings``), within the save's deadline: the first writer announces that it
+has made the folders, and waits for the reports that all is written before it commits. A save that
+is given up raises before it commits. A commit that was under way is then withdrawn, unless host
+states lie beside it: in that case the next save removes both.
 
-From the second failed save in a row on the first writer pauses, twice as long each time
+From the second failed save in a row on, the first writer pauses, twice as long each time
 (``core.save.timing``, five minutes at most; not for forced saves), and tells the others at a due
-step. ``retention`` removes old steps in the background on the process that published the newest:
-the marker first, then the name under which Orbax finds the step, then the bytes. It never removes
-the last complete step, nor any step while a restore reads.
+step. ``retention`` removes old steps in the background on the process that published the newest
+step: the marker first, then the name under which Orbax finds the step, then the bytes. It never
+removes the last complete step, nor any step while a restore reads.
 """

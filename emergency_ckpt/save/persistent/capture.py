@@ -1,4 +1,4 @@
-"""The bytes of a step in host memory, until storage has them: its slot, or the scratch area."""
+"""The bytes of a step in host memory, until storage has them: in a slot or the scratch area."""
 
 from __future__ import annotations
 
@@ -26,16 +26,19 @@ if TYPE_CHECKING:
 class SlotCapture:
     """The snapshot that the local save of a step reads, once for both tiers.
 
-    The local save pins its slot for the persistent save, where that wants the bytes. When it
-    leaves without having read (no slot is free, RAM has the step already, the save is dropped), the
-    persistent save reads the snapshot itself. Each side ends its interest; then the snapshot is
-    closed.
+    The local save pins its slot for the persistent save, if the persistent save wants the bytes.
+    When the local save ends without having read (no slot is free, RAM has the step already, the
+    save is dropped), the persistent save reads the snapshot itself. The snapshot is closed when
+    neither save needs it any more.
     """
 
     def __init__(
         self, snapshot: Snapshot, shards: Sequence[ShardId] = (), *, is_wanted: bool = False
     ) -> None:
-        """``shards``: those of ``snapshot``, in its order. ``is_wanted``: by a persistent save."""
+        """Share ``snapshot``; ``is_wanted``: a persistent save wants its bytes.
+
+        ``shards``: the shards of ``snapshot``, in its order.
+        """
         self.snapshot = snapshot
         self.shards = tuple(shards)
         self._lock = threading.Lock()
@@ -63,7 +66,7 @@ class SlotCapture:
         layout: Layout,
         crcs: Sequence[int],
     ) -> None:
-        """Give the slot's bytes under ``pin`` to the persistent save, if it still wants them."""
+        """Give the slot's bytes and ``pin`` to the persistent save, if that still wants them."""
         with self._lock:
             if not self._is_wanted:
                 pin.end()
@@ -80,7 +83,7 @@ class SlotCapture:
         self._settled.set()
 
     def close(self) -> None:
-        """End the part of the local save, in whatever way. Idempotent."""
+        """End the part of the local save, whether the save has read or not. Idempotent."""
         with self._lock:
             self._settled.set()
             if self._is_read or not self._is_wanted:
@@ -91,8 +94,8 @@ class SlotCapture:
     def take(self, timeout_s: float) -> tuple[Pin, dict[ShardId, HostShard]] | None:
         """Return the pin of the slot and the shards in it; None when the snapshot is unread.
 
-        The caller ends the pin. Waits for the local save: SaveFailed when it began to read and
-        failed, or takes longer.
+        The caller ends the pin. Waits for the local save; raises SaveFailed when that save began to
+        read and failed, or takes longer than ``timeout_s``.
         """
         if not self._settled.wait(timeout_s):
             raise SaveFailed(
@@ -105,7 +108,7 @@ class SlotCapture:
             return copied
 
     def release(self) -> None:
-        """End the interest of the persistent save. Idempotent."""
+        """Note that the persistent save needs the bytes no more. Idempotent."""
         with self._lock:
             self._is_wanted = False
             copied, self._copied = self._copied, None
@@ -127,9 +130,9 @@ def _shards_of(
 
 
 class PublishedCapture:
-    """The shards that one process writes of a step that RAM has had for a while: from its slot.
+    """The shards that one process writes, from its slot, of a step that RAM has had for a while.
 
-    Nothing is asked of the devices. For the background thread.
+    The devices are not read. For the background thread.
     """
 
     def __init__(
@@ -143,7 +146,7 @@ class PublishedCapture:
         self._pin: Pin | None = None
 
     def load(self) -> Mapping[ShardId, HostShard]:
-        """Pin the slot and return its shards, of which every CRC32C is that of the capture.
+        """Pin the slot and return its shards, after a check that each still has its CRC32C.
 
         NotHeld, SaveFailed.
         """
@@ -172,32 +175,32 @@ class PublishedCapture:
         )
 
     def close(self, *, is_written: bool = False) -> None:
-        """Let go of the slot; as ``StorageCapture.close``."""
+        """Release the slot; as ``StorageCapture.close``."""
         if self._pin is not None and is_written:
             self._pin.end()
         self._pin = None
 
 
 _MOST_AREAS = 2
-"""One that is used, and one that a write which was given up may still read."""
+"""One area for the next save, and one that a write which was given up may still read."""
 
 
 class ScratchArea:
     """Memory of one process outside of its ramdisk. Thread-safe.
 
-    It grows to the largest save, and stays: new pages cost ten times the copy. Pages that no save
-    has written cost nothing. While storage may still read it for a save that was given up, the next
-    save gets a second area, and a third is refused, so that a storage that hangs cannot take all
-    memory.
+    The area grows to the largest save, and is kept: new pages cost ten times the copy. Pages that
+    no save has written cost nothing. While storage may still read the area for a save that was
+    given up, the next save gets a second area. A third is refused, so that a storage that hangs
+    cannot take all memory.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._areas: list[tuple[_native.Mapping, Pins]] = []
-        """The last one is for the next save; those before it may still be read."""
+        """The last area is for the next save; storage may still read the areas before it."""
 
     def borrow(self, nbytes: int) -> tuple[_native.Mapping, Pin]:
-        """Give at least ``nbytes`` to one save, which alone writes to them until the pin ends.
+        """Return at least ``nbytes`` of memory, for one save alone until the pin ends.
 
         Raises:
           SaveFailed: storage may still read all areas for earlier saves, or the system has no
@@ -228,7 +231,7 @@ class ScratchArea:
             self._areas = []
 
     def _used(self) -> int:
-        """Return how many areas are read, and forget the others but for the last."""
+        """Return how many areas are still read; forget the other areas, except the last."""
         read = [area for area in self._areas[:-1] if area[1].count()]
         self._areas = [*read, *self._areas[-1:]]
         return sum(pins.count() > 0 for _, pins in self._areas)
@@ -250,11 +253,13 @@ def _new_memory(nbytes: int) -> _native.Mapping:
 class StorageCapture:
     """The shards that one process writes in one persistent save. For the background thread.
 
-    1. What the local save of the step has in its slot is written from there: the slot is pinned.
-       Where local saves would have too few slots meanwhile, since storage may still read another
-       for a save that was given up, or the ramdisk had no room for one, it is copied first.
-    2. What no slot holds is copied into the scratch area at once, through the staging memory. On
-       CPU too: XLA copies a donated state that is still read, into new memory, within the step.
+    1. The shards that the local save of the step has in its slot are written from that slot, which
+       is pinned. They are copied to the scratch area first if local saves would otherwise have too
+       few slots: when storage may still read another slot for a save that was given up, or when the
+       ramdisk had no room for one more.
+    2. The other shards are copied into the scratch area at once, through the staging memory. This
+       applies on CPU too: if a donated state is still being read, XLA copies the state into new
+       memory within the step.
     """
 
     def __init__(
@@ -268,9 +273,9 @@ class StorageCapture:
         shards: Sequence[ShardId],
         shared: SlotCapture | None,
     ) -> None:
-        """``snapshot``: of ``shards``, those that are not in ``shared``. ``layout``: of all.
+        """``snapshot`` is of ``shards``, those that ``shared`` lacks; ``layout`` is of all.
 
-        ``scratch``: memory for what no slot holds, the same for all captures of a process.
+        ``scratch``: memory for the shards that no slot has, one for all captures of a process.
         """
         self._parts = parts
         self._scratch = scratch
@@ -287,7 +292,7 @@ class StorageCapture:
         self._error: Exception | None = None
 
     def read(self) -> None:
-        """Read everything into host memory at once, since training may wait; never raises."""
+        """Read all shards into host memory at once, since training may wait; never raises."""
         started_s = time.monotonic()
         try:
             source = self._read()
@@ -304,7 +309,7 @@ class StorageCapture:
         )
 
     def load(self) -> Mapping[ShardId, HostShard]:
-        """Return the shards, after ``read``. Raises what reading raised."""
+        """Return the shards, after ``read``. Raises the error that stopped ``read``."""
         if self._error is not None:
             raise self._error
         return self._captured
@@ -312,8 +317,8 @@ class StorageCapture:
     def close(self, *, is_written: bool = False) -> None:
         """Release everything. Idempotent.
 
-        ``is_written``: nobody reads the memory any more. Otherwise a write that was given up may
-        still read it, and it is used again when no view of it is alive.
+        ``is_written``: nothing reads the memory any more. Otherwise a write that was given up may
+        still read the memory, which is used again when no view of it is alive.
         """
         self._snapshot.close()
         if self._shared is not None:

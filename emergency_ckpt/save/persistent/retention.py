@@ -1,4 +1,4 @@
-"""Removes persistent steps that nothing asks to keep: in the background, by one process."""
+"""Removes persistent steps that no setting or policy keeps: in one process, in the background."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from emergency_ckpt.storage.steps.writer import DirectoryWriter
 
 
 class Preservation:
-    """Keeps what the policy, or the simple fields, ask for, and always the last complete step.
+    """Keeps the steps that the policy, or the simple fields, ask for, and the last complete step.
 
     ``after_save`` belongs to the background thread of persistent saves, the rest to the training
-    thread. Policies are asked once for each save, by the process that published it, which tells the
-    others what goes.
+    thread. Policies are asked once for each save, by the process that published the save, which
+    tells the others what is removed.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Preservation:
             self._worker = BackgroundWorker("eckpt-preservation", failures, SAVE_NICENESS)
 
     def mark_failed(self, steps: Collection[int]) -> None:
-        """A restore found these unusable: they neither go, nor stay in place of a complete one.
+        """Note steps that a restore found unusable: they are neither removed nor counted as kept.
 
         From any thread.
         """
@@ -60,9 +60,10 @@ class Preservation:
             self._failed_steps |= frozenset(steps)
 
     def after_save(self, step: int | None = None) -> tuple[int, ...]:
-        """``step`` was published by this process: return which go now. Does not wait for that.
+        """After this process has published ``step``: begin to remove old steps, and return them.
 
-        A removal that is under way is followed by this one. None go where the policy fails.
+        Does not wait for the removal, which follows one that is under way. Where the policy fails,
+        nothing is removed.
         """
         with self._changed:
             self._failed_steps -= {step}
@@ -78,11 +79,11 @@ class Preservation:
 
     @contextlib.contextmanager
     def held(self) -> Generator[None]:
-        """Nothing is removed inside: a restore may be reading any step.
+        """Remove no step inside, where a restore may read any step.
 
-        A removal under way ends with the step that it is at, which is waited for, but no longer
-        than for storage. Where that does not answer, that step, an old one, may still go inside:
-        a restore must not hang on it, nor fail on one process alone.
+        A removal under way ends with its present step. This is waited for, but no longer than for a
+        call to storage: if storage does not answer, that old step may still be removed inside. A
+        restore must not hang on the removal, nor fail on one process alone.
         """
         with self._changed:
             self._holders += 1
@@ -96,11 +97,11 @@ class Preservation:
                 self._changed.notify_all()
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """True once nothing is being removed; False when that takes longer."""
+        """Wait for the end of a removal; False when that takes longer than ``timeout_s``."""
         return self._worker is None or self._worker.wait_idle(timeout_s)
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread; what it has not removed stays. False when it did not end in time."""
+        """End the thread; steps not yet removed stay. False when it did not end in time."""
         return self._worker is None or self._worker.stop(timeout_s)
 
     def _record(self, error: Exception) -> None:
@@ -128,7 +129,7 @@ class Preservation:
                 self._changed.notify_all()
 
     def _records(self) -> tuple[list[StepRecord], str]:
-        """Return the steps of which so many are kept, by the log, and the incarnation on record."""
+        """Return the log's steps among which some are kept, and the incarnation on record."""
         table = self._writer.table
         if table is None:
             return [], ""
@@ -143,7 +144,7 @@ class Preservation:
         return records, table.incarnation
 
     def _unwanted(self) -> tuple[tuple[int, ...], str]:
-        """Return the steps that nothing asks to keep, and the incarnation on record."""
+        """Return the steps that no setting or policy keeps, and the incarnation on record."""
         records, incarnation = self._records()
         last_n, every_n = self._keep
         wanted = wanted_steps(records, self._policy, keep_last_n=last_n, keep_every_n_steps=every_n)

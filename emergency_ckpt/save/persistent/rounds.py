@@ -1,8 +1,8 @@
-"""Reports, rounds and outcomes: the talk between the processes of a persistent save.
+"""Reports, rounds and outcomes: the messages between the processes of a persistent save.
 
 Keys are ``persist/<incarnation>/<step>/<stage>/<process>``. Each stage is a round of the writers,
-which the first of them leads. Only that one knows whether the marker was written, so it sets the
-outcome, one value, for which all others wait in the background.
+which the first writer leads. Only the first writer knows whether the marker was written, so the
+first writer sets the outcome, one value, for which all others wait in the background.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from emergency_ckpt.storage.meetings import BEGUN
 from emergency_ckpt.types import PERSISTENT, SaveId, ShardId
 
 LeftOut = Literal["", "paused", "late"]
-"""Why nobody carries out a save that has not failed; empty for a failure."""
+"""Why all processes leave a save out, which is no failure; empty for a failure."""
 
 
 class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Report of one writer on one stage.
 
-    The first writer's answer to all of them is one too, with the first failure or none.
+    The first writer's answer is a ``StageReport`` too, with the first failure or none.
 
     Attributes:
       left_out: "paused": the first writer makes a pause after failed saves. "late": a process
-        learned too late that the step was to be saved.
+        knew too late that the step was to be saved.
       documents: by owner, SHA-256 (hex) of each host state that this writer has stored, and
-        whether it is empty.
-      crcs: CRC32C of each shard of its part of the tensors.
-      kept: of the first writer, that storage has the step already.
-      steps: of the first writer's outcome, those that storage has and keeps, oldest first.
-      attempt: of the first writer, the name of this attempt.
+        whether the host state is empty.
+      crcs: CRC32C of each shard of this writer's part of the tensors.
+      kept: from the first writer: storage has the step already.
+      steps: from the first writer, in the outcome: the steps that storage keeps, oldest first.
+      attempt: from the first writer: the name of this attempt.
     """
 
     error: str = ""
@@ -57,12 +57,12 @@ class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     attempt: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,16}\Z")] = ""
 
     def named(self, process: int) -> StageReport:
-        """Return the answer that tells of this failure, of ``process``."""
+        """Return the answer that reports this failure, with the name of its ``process``."""
         return StageReport(f"process {process} failed: {self.error}", self.left_out)
 
 
 class SaveLeftOut(PersistentTierError):
-    """Nobody carries out this save, which is no failure; ``cause`` as ``StageReport.left_out``."""
+    """All leave this save out, which is no failure; ``cause`` as ``StageReport.left_out``."""
 
     def __init__(self, operation: str, target: str, problem: str, *, cause: LeftOut) -> None:
         super().__init__(operation, target, problem)
@@ -70,7 +70,7 @@ class SaveLeftOut(PersistentTierError):
 
 
 def raise_failure(report: StageReport, step: int) -> None:
-    """Raise PersistentTierError, or SaveLeftOut, when ``report`` is of a failure."""
+    """Raise PersistentTierError or SaveLeftOut where ``report`` has an error."""
     if report.error and report.left_out:
         raise SaveLeftOut("save", f"step {step}", report.error, cause=report.left_out)
     if report.error:
@@ -78,20 +78,20 @@ def raise_failure(report: StageReport, step: int) -> None:
 
 
 def failure_of(error: Exception) -> StageReport:
-    """Return the report of a process that ``error`` ends a save for."""
+    """Return the report of a process whose save ``error`` has ended."""
     cause = error.cause if isinstance(error, SaveLeftOut) else ""
     return StageReport(text_of(error)[:500], cause)
 
 
 def report_of(data: bytes, stage: str, step: int, writer: int) -> StageReport:
-    """Return what ``writer`` says of ``stage``. CoordinationError: it cannot be decoded."""
+    """Return the report of ``writer`` on ``stage``. CoordinationError: it cannot be decoded."""
     return decode_message(data, StageReport, f"{stage} of step {step}, process {writer}")
 
 
 def agreed_crcs(every: Sequence[StageReport]) -> tuple[dict[ShardId, int], list[ShardId]]:
-    """Return one CRC for each box, and the boxes whose copies differ.
+    """Return one CRC for each shard, and the shards whose copies differ.
 
-    A box whose copies differ has no CRC: which copy Orbax took is unknown.
+    A shard whose copies differ gets no CRC: which copy Orbax took is unknown.
     """
     crcs: dict[ShardId, int] = {}
     differing: set[ShardId] = set()
@@ -105,7 +105,7 @@ def agreed_crcs(every: Sequence[StageReport]) -> tuple[dict[ShardId, int], list[
 
 
 def checked_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return ``metrics``, which every version of the step log has. SaveFailed when too large."""
+    """Return ``metrics``. SaveFailed when too large: each version of the step log has them all."""
     size = 0 if metrics is None else len(msgspec.json.encode(metrics))
     if size > MAX_METRICS_BYTES:
         problem = f"{size} bytes are too many (at most {MAX_METRICS_BYTES})"
@@ -114,7 +114,7 @@ def checked_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, Any] | No
 
 
 def text_of(error: Exception) -> str:
-    """Never empty: to the others an empty text means that all went well."""
+    """Return a text that is never empty: to the others an empty text means success."""
     return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
 
 
@@ -123,14 +123,14 @@ DOCUMENTS = "documents"
 TENSORS = "tensors"
 _KEPT_REFUSALS = 2
 _SAVES = 2
-"""The first writer may begin a save so many of them later, and then has the timeout for it."""
+"""A wait for the outcome lasts so many timeouts: the first writer may begin one save later."""
 
 
 class StorageRounds:
-    """The side of one process in the talk of persistent saves.
+    """The messages of one process about its persistent saves.
 
-    For the background thread, but where any thread is named. A process that is late for a save says
-    so from another thread (``refuse``, or the first stage), perhaps beside another save.
+    For the background thread, except where any thread is named. A process that is late for a save
+    reports that from another thread (``refuse``, or the first stage), perhaps beside another save.
     """
 
     def __init__(
@@ -150,9 +150,9 @@ class StorageRounds:
         self._check: Callable[[Collection[int]], None] = lambda _: None
 
     def begin(self, save: SaveId, check: Callable[[Collection[int]], None]) -> None:
-        """Tell that this process has come to ``save``: it takes part in none before it.
+        """Report that this process begins ``save``, and takes part in no earlier save any more.
 
-        ``check``: called now and then with the processes that it waits for; may raise.
+        ``check``: called now and then with the processes that this process waits for; may raise.
         """
         self._check = check
         self._left_processes.come_to(PERSISTENT, save)
@@ -165,7 +165,7 @@ class StorageRounds:
         return absent
 
     def stage(self, save: SaveId, stage: str, writers: Sequence[int]) -> Round:
-        """Begin a round of the ``writers``, which the first of them leads."""
+        """Begin a round of the ``writers``, which the first writer leads."""
         if self._coordinator.process_index == writers[0] and stage == FIRST_STAGE:
             with self._noting:
                 self._saves.add(_prefix(save))
@@ -179,14 +179,14 @@ class StorageRounds:
         )
 
     def say_first(self, save: SaveId, report: StageReport) -> None:
-        """Say ``report`` in the first stage, as a process that does not know the writers."""
+        """Send ``report`` in the first stage, as a process that does not know the writers."""
         name = f"{_prefix(save)}/{FIRST_STAGE}"
         Round(self._coordinator, name, self._timeout_s).say(msgspec.json.encode(report))
 
     def tidy(self, writers: Collection[int]) -> None:
-        """At the first writer: delete the keys of saves that all writers have left behind.
+        """At the first writer: delete the keys of saves that no writer takes part in any more.
 
-        A writer that has begun a save is done with those before it, whatever became of them.
+        A writer that has begun a save is done with all earlier saves, whatever their outcomes.
         """
         with self._noting:
             for name in reversed(list(self._saves.names)[1:]):
@@ -199,8 +199,9 @@ class StorageRounds:
     # Host states that are sent to a writer.
 
     def refuse(self, save: SaveId, report: StageReport) -> None:
-        """Tell the writer of this process's host state why it will not come."""
-        # One that comes after the first writer has forgotten the save would stay for ever.
+        """Tell the writer of this process's host state why the host state will not come."""
+        # A refusal that comes after the first writer has deleted the save's keys would never be
+        # deleted there.
         with self._noting:
             self._refusals.add(f"{_prefix(save)}/refused/{self._coordinator.process_index}")
             self._refusals.tidy(self._coordinator)
@@ -227,9 +228,9 @@ class StorageRounds:
         return Cell(self._coordinator, f"{_prefix(save)}/outcome")
 
     def decide(self, save: SaveId, outcome: StageReport) -> None:
-        """Say how ``save`` ended: for the first writer. CoordinationError when nobody hears it.
+        """Publish how ``save`` ended: for the first writer. CoordinationError if that fails.
 
-        Of a failed save that error is left to the deadline of those who wait.
+        The outcome of a failed save raises no such error: those who wait run into their deadline.
         """
         try:
             self._outcome(save).settle(msgspec.json.encode(outcome))
@@ -238,10 +239,10 @@ class StorageRounds:
                 raise
 
     def learn(self, save: SaveId, first_writer: int) -> StageReport:
-        """Return the outcome when ``save`` is complete. Blocks.
+        """Wait for the outcome of ``save``, and return it when ``save`` is complete.
 
-        PersistentTierError when it failed, SaveLeftOut when it was left out; DeadlineExceeded when
-        there is no outcome.
+        PersistentTierError when ``save`` failed, SaveLeftOut when it was left out; DeadlineExceeded
+        when there is no outcome.
         """
 
         def inspect() -> str:
@@ -269,19 +270,22 @@ class StorageRounds:
 
     @property
     def is_learning(self) -> bool:
-        """Return whether this process waits for the first writer, its part done. Any thread."""
+        """Return whether this process has done its part and waits for the first writer.
+
+        From any thread.
+        """
         return self._is_learning
 
     def end_waits(self) -> None:
-        """Wait no longer for outcomes, now or later. From any thread."""
+        """End all waits for outcomes, now and later. From any thread."""
         self._ending.set()
 
 
 def rule_of(stage_round: Round, stage: str, step: int, first_writer: int) -> Rule:
-    """Return the rule of a stage: the first failure at once, or that it went well for all.
+    """Return the rule of a stage: it answers the first failure at once, or success of all writers.
 
-    The rule raises PeerLeft when a writer takes no part (any more), CoordinationError for no
-    report.
+    The rule raises PeerLeft when a writer takes no part (any more), and CoordinationError for a
+    value that is no report.
     """
 
     def all_well(said: Mapping[int, bytes]) -> bytes:
@@ -299,10 +303,11 @@ def rule_of(stage_round: Round, stage: str, step: int, first_writer: int) -> Rul
 
 
 class WriterMeetings:
-    """One round: the first writer's answer begins it, and what the others say ends it.
+    """One round, which the first writer's answer begins and the reports of all writers end.
 
-    The first tells when it has made the folders, and goes on when all have said that they have
-    written. One that has failed says so: the others must not run into their deadline.
+    The first writer announces that it has made the folders, and goes on when all have reported
+    their parts as written. A writer that has failed reports that, so that the others do not run
+    into their deadline.
     """
 
     def __init__(
@@ -314,7 +319,7 @@ class WriterMeetings:
         is_first: bool,
         before_commit: Callable[[], None],
     ) -> None:
-        """``before_commit``: called at the first writer when all have written; may raise."""
+        """``before_commit`` is called at the first writer when all have written; it may raise."""
         self._save = save
         self._first = writers[0]
         self._is_first = is_first
@@ -324,7 +329,7 @@ class WriterMeetings:
         self._is_over = False
 
     def meet(self, name: str) -> None:
-        """As ``meetings.Meet``; PersistentTierError when another has failed."""
+        """As ``meetings.Meet``; PersistentTierError when another writer has failed."""
         if self._is_over:
             step = f"step {self._save.step}"
             raise PersistentTierError("save", step, "this process has given it up")
@@ -340,7 +345,7 @@ class WriterMeetings:
             self._check(self._round.learn())
 
     def leave(self, reason: str) -> None:
-        """Tell the others that this process has failed, and come to no more meetings."""
+        """Tell the others that this process has failed, and take part in no more meetings."""
         self._is_over = True
         if self._is_first:
             self._round.fail(PersistentTierError("save", f"step {self._save.step}", reason))
@@ -361,5 +366,5 @@ def _prefix(save: SaveId) -> str:
 
 
 def beats_of(save: SaveId) -> str:
-    """Return the name of the keys by which the writers of ``save`` tell that they move."""
+    """Return the name of the keys by which the writers of ``save`` report progress."""
     return f"{_prefix(save)}/beats"

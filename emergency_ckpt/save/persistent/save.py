@@ -1,8 +1,8 @@
 """The background half of a save to the persistent tier.
 
-Only the writers (the processes of the primary slice, or of all slices) touch storage. Every other
-process sends its host state to one writer. The host states are written first, then the
-tensors, then one marker: until it is there the step does not count.
+Only the writers (the processes of the primary slice, or of all slices) write to storage. Every
+other process sends its host state to one writer. The host states are written first, then the
+tensors, then one marker: until the marker is there the step does not count.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ _PAUSE = "skipped it: the tier pauses after failed saves"
 class PersistentSave:
     """One persistent save of one process.
 
-    ``load``: returns this process's shards; none where it does not write. Raises what capturing
-    them raised.
+    ``load``: returns this process's shards, or none where the process does not write; raises the
+    error of their capture.
     ``metrics``: JSON values for the preservation policy; those of the first writer are kept.
-    ``keeps``: the save that was restored: not written again where storage has it complete.
+    ``keeps``: the restored save, which is not written again where storage has it complete.
     ``orbax``: as given to ``save``.
-    ``holders``: the writers that have shards; None: all of them.
-    ``is_due``: the user asked for it, so that its failure is an error.
+    ``holders``: the writers that have shards; None: all writers.
+    ``is_due``: the user asked for this save, so that its failure is an error.
     """
 
     save: SaveId
@@ -95,8 +95,9 @@ class PersistentSaves:
     """Carries out persistent saves, one at a time, in a background thread.
 
     Attributes:
-      steps: those that storage has and keeps, as the first writer told with the last save; before
-        one, as set. Between saves alike on all processes, whatever has been removed already.
+      steps: the steps that storage keeps, as the first writer reported with the last save; before
+        a save, as set from outside. Between saves all processes have the same ``steps``, even
+        while steps that are not kept wait for their removal.
       problem: why the newest save failed here; empty when it is complete.
     """
 
@@ -137,11 +138,11 @@ class PersistentSaves:
         return self._rounds.is_learning
 
     def prepare(self) -> None:
-        """Import in a thread of its own what a save needs; an error is raised again by the save."""
+        """Import in a thread what a save needs; the save raises an error of the import again."""
         run_in_thread("eckpt-prepare-storage", self._tier.load_writer)
 
     def newest_listed(self) -> int | None:
-        """Return the newest step that counts by the log as this process last saw it. No IO."""
+        """Return the newest step that counts, by the log as this process last read it. No IO."""
         table, current = self._chain.writer.table, self._chain.timelines.current
         entries = [] if table is None else table.counting()
         return max(
@@ -154,29 +155,30 @@ class PersistentSaves:
         )
 
     def roll_back(self, save: SaveId) -> None:
-        """As ``StoredChain.roll_back``: where no save to storage is under way."""
+        """As ``StoredChain.roll_back``, for times without a save to storage under way."""
         self._chain.roll_back(save)
 
     def end_waits(self) -> None:
-        """Do not wait for outcomes that only others decide, now or later: this process ends."""
+        """End all waits for outcomes that others decide, now and later, since this process ends."""
         self._rounds.end_waits()
 
     def note_skipped(self, save: SaveId) -> None:
-        """Leave ``save`` out here: the one before is under way. From any thread, does not block.
+        """Leave ``save`` out here, since the previous save is under way.
 
-        The others are told in the background, as soon as this process is done with that one.
+        From any thread; does not block. A background thread tells the others as soon as the
+        previous save has ended here.
         """
         self._skipped.put(save)
 
     def tell_late(self, save: SaveId, writers: Sequence[int]) -> None:
-        """Tell the others that this process learned too late that ``save`` was due. Any thread.
+        """Tell the others that this process knew too late that ``save`` was due. From any thread.
 
-        ``writers``: empty where this process has placed no state yet, and may be one of them.
+        ``writers``: empty where this process has placed no state yet, and may itself be a writer.
         """
         self._tell(save, writers, StageReport(LEARNED_LATE, "late"))
 
     def run(self, job: PersistentSave) -> bool:
-        """Save and publish; whether the step is complete. Never raises: what fails is recorded."""
+        """Save and publish; return whether the step is complete. Records failures; never raises."""
         complete = False
         try:
             complete = self._run(job)
@@ -185,7 +187,10 @@ class PersistentSaves:
         return complete
 
     def leave_out(self, save: SaveId, writers: Sequence[int], reason: str) -> None:
-        """Tell the others that this process takes no part in ``save``. Any thread; no save runs."""
+        """Tell the others that this process takes no part in ``save``.
+
+        From any thread, while no save runs.
+        """
         self.problem = reason
         self._tell(save, writers, StageReport(reason))
 
@@ -197,7 +202,10 @@ class PersistentSaves:
         self._tell(save, writers, StageReport(_PAUSE, "paused"))
 
     def _tell_skipped(self, writers: Sequence[int], complete_step: int | None) -> None:
-        """A second save of ``complete_step`` was skipped for good: the others keep it too."""
+        """Tell the others of the saves that this process has skipped.
+
+        A second save of ``complete_step`` is not reported: the others keep the first save too.
+        """
         with contextlib.suppress(queue.Empty):
             while True:
                 save = self._skipped.get_nowait()
@@ -293,7 +301,7 @@ class PersistentSaves:
         except Exception as error:
             self._rounds.decide(job.save, failure_of(error))
             raise
-        # Told to all: what storage lists depends on how far the removal has come.
+        # Sent to all: the steps that a process finds in storage depend on how far the removal is.
         gone = self._preservation.after_save(job.save.step) if self._preservation else ()
         steps = {*self.steps, job.save.step}.difference(gone)
         outcome = StageReport(kept=kept, steps=tuple(sorted(steps)))
@@ -327,7 +335,7 @@ class PersistentSaves:
         return False
 
     def _is_kept(self, job: PersistentSave) -> bool:
-        """Return whether storage has the step complete, of this incarnation or the way to it."""
+        """Return whether storage has the complete step, of this incarnation or its ancestors."""
         step, keeps = job.save.step, job.keeps
         if not self._chain.writer.has_seen:
             self._tier.create()  # storage may have been down at the start
@@ -375,7 +383,7 @@ class PersistentSaves:
             lambda absent: self._rounds.check_sent(job.save, absent),
         )
         if me == job.writers[0]:
-            # Here the other writers wait for this one: nothing is being written.
+            # The other writers wait for this process here, so nothing is being written.
             self._chain.make_room(job.save)
         return {me: own, **documents}
 
@@ -386,7 +394,7 @@ class PersistentSaves:
         members: tuple[int, ...],
         attempt: str,
     ) -> None:
-        # An incarnation that has hung must not commit what the next one writes in the step's place.
+        # An incarnation that has hung must not commit what its successor writes for the same step.
         is_first = self._coordinator.process_index == members[0]
         check, started_s = self._chain.writer.check, time.monotonic()
         size_bytes = sum(shard.view.nbytes for shard in shards.values())
@@ -424,7 +432,7 @@ class PersistentSaves:
         documents: Mapping[int, bytes],
         shards: Mapping[ShardId, HostShard],
     ) -> StageReport:
-        """Write the documents before the tensors: a step without any is then of plain Orbax."""
+        """Write the documents before the tensors: so a step without documents is of plain Orbax."""
         save, count = job.save, self._coordinator.process_count
         started_s = time.monotonic()
         written: dict[int, tuple[str, bool]] = {}
@@ -440,7 +448,7 @@ class PersistentSaves:
         return StageReport(documents=written, crcs=every)
 
     def _publish(self, job: PersistentSave, every: Sequence[StageReport]) -> None:
-        """Set the marker, with all that the writers reported as written: for the first writer."""
+        """At the first writer: set the marker, with all that the writers reported as written."""
         documents = {owner: written for part in every for owner, written in part.documents.items()}
         crcs, differing = agreed_crcs(every)
         for shard in differing:
@@ -454,7 +462,7 @@ class PersistentSaves:
     def _stage(
         self, job: PersistentSave, name: str, work: Callable[[], StageReport]
     ) -> tuple[StageReport, list[StageReport]]:
-        """Do ``work``, and go on only when it went well for all writers.
+        """Do ``work``, and return after all writers have done theirs; raise if any has failed.
 
         Return the first writer's answer and, on the first writer, the reports of all writers.
         """
