@@ -1,4 +1,4 @@
-"""One attempt of this process at its part of a restore, and what all processes hear of its end."""
+"""One attempt of this process at its part of a restore, and the status that it then reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 def carry_out(work: Callable[[Plan], _T], plan: Plan) -> tuple[_T | None, Status]:
-    """Return the result of ``work``, or None and its error, which is told to all processes."""
+    """Return the result of ``work``, or None, with the status to report to all processes."""
     try:
         return work(plan), Status()
     except Exception as error:  # noqa: BLE001 - becomes the collective error of all processes
@@ -28,10 +28,10 @@ def carry_out(work: Callable[[Plan], _T], plan: Plan) -> tuple[_T | None, Status
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """Release what the frames of ``error`` hold, and those that they were called from.
+    """Release the objects that the frames of ``error`` refer to, and those of its causes.
 
-    That is memory of this attempt, which the next one needs, and, when ``restore`` has returned,
-    the arrays on the devices. Errors may be in reference cycles.
+    They have memory of this attempt, which the next attempt needs, and, when ``restore`` has
+    returned, the arrays on the devices. Errors may be in reference cycles.
     """
     while error is not None and error.__traceback__ is not None:
         traceback.clear_frames(error.__traceback__)
@@ -40,7 +40,7 @@ def _forget_frames(error: BaseException | None) -> None:
 
 
 def _status_of(error: Exception, plan: RestorePlan | LoadPlan) -> Status:
-    """Return the copies to blame, if any: a step from storage as a whole, those in RAM by one."""
+    """Return the error, with the copies to blame: a whole step in storage, or single RAM copies."""
     if isinstance(error, CopiesFailed):
         return Status(str(error), error.unusable)
     is_load = isinstance(plan, LoadPlan)

@@ -1,12 +1,12 @@
-"""Ask the holders of a copy for it, one after the other, again while an error may pass.
+"""Ask the holders of a copy, one after the other, and again while an error may be temporary.
 
-1. ``HolderCalls`` asks for one thing; all that a restore needs of a holder is asked through it.
+1. ``HolderCalls`` makes each request that a restore has for the holders of some copy.
 2. ``ask_extra_holders`` asks holders outside of the job for their inventories.
 3. ``ManifestReads`` reads the manifests that inventories name, each once over the whole job.
 
-Only a holder's answer says something about its copy: that it does not hold it, or bytes that are
-not those of capture time. A refused or reset connection and silence say nothing; another attempt
-may succeed, at another holder first.
+A copy is known to be of no use only after its holder's answer: the holder does not have the copy,
+or sends bytes that are not those of capture time. A refused or reset connection, or silence, means
+nothing for the copy: another attempt may succeed, after the other holders were asked.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _EXTRA_HOLDER_S = 10.0
 _EXTRA_HOLDERS_AT_ONCE = 32
 _MANIFESTS_AT_ONCE = 16
 _ATTEMPTS = 3
-"""So often the holders of a manifest are asked before a plan without it."""
+"""So often the holders of a manifest are asked before the leader plans without the manifest."""
 
 _T = TypeVar("_T")
 
 
 def is_about_copy(error: CheckpointError) -> bool:
-    """Return whether the holder answered, and its answer says that its copy is of no use."""
+    """Return whether the holder has answered, and its copy is of no use."""
     return isinstance(error, NotHeld | CorruptData)
 
 
@@ -66,7 +66,7 @@ class HolderCalls:
         self._got_s = -math.inf
 
     def got_one(self) -> None:
-        """Note that what is asked for has come in part: it is worth while to ask on."""
+        """Note that a part of what was asked for has come, so that it is worthwhile to ask on."""
         self._got_s = self.progress.clock.now_s()
 
     def first(
@@ -80,17 +80,17 @@ class HolderCalls:
     ) -> _T | None:
         """Return the first answer of ``ask(holder)``; None when no copy is of use.
 
-        Holders are asked in the given order, and those that could not be reached again, with
+        Holders are asked in the given order. Those that could not be reached are asked again, with
         growing pauses. Blocks until nothing moves any more, or no more of what is asked for comes.
 
         Args:
           ask: returns None when the holder has answered and has nothing (more) to give.
-          failed: told (holder, error) when an answer says that the holder's copy is of no use.
+          failed: called with (holder, error) when an answer shows that the copy is of no use.
           attempts: how often a holder is asked at most; None: until the deadline.
 
         Raises:
-          HolderUnreachable: no holder has answered with a copy of use, and these could not be
-            reached until the deadline.
+          HolderUnreachable: no holder has answered with a copy of use, and the named holders could
+            not be reached until the deadline.
         """
         clock = self.progress.clock
         left, began_s = list(holders), clock.now_s()
@@ -150,10 +150,9 @@ def ask_extra_holders(
 ) -> list[HolderInventory]:
     """Return the inventories of holders outside of the job: ``eckpt serve`` without its trainer.
 
-    An event names the holders that do not answer in time.
-
-    A name with several addresses, such as that of a headless service, stands for a server at each.
-    ``deadline_s``: of the restore, by ``time.monotonic``.
+    Events name the holders that do not answer in time. Where a name has several addresses, as that
+    of a headless service, the server at each address is asked. ``deadline_s``: of the restore, by
+    ``time.monotonic``.
     """
 
     def ask(address: str) -> HolderInventory | None:
@@ -182,10 +181,10 @@ def ask_extra_holders(
 
 
 class ManifestReads:
-    """Contents by digest. A digest names its contents, so what was read once stays.
+    """Contents by digest. A digest always names the same contents, so each is read only once.
 
     Attributes:
-      unread: the digests that no holder could be asked for, and the saves they are of.
+      unread: the digests whose holders could not be reached, each with the save of its manifest.
     """
 
     def __init__(
@@ -202,7 +201,7 @@ class ManifestReads:
     def read(self, holders: Sequence[HolderInventory]) -> dict[str, Contents]:
         """Return the contents of the holders' manifests.
 
-        Each holder is asked a few times; see ``unread``.
+        Each holder is asked a few times. Manifests that could still not be read are in ``unread``.
         """
         self._holders, saves = {}, dict[str, SaveId]()
         for holder in holders:
@@ -216,9 +215,9 @@ class ManifestReads:
         return dict(self._found)
 
     def read_again(self, digests: Collection[str]) -> dict[str, Contents]:
-        """As ``read``, of some that are ``unread``, again and again until the deadline.
+        """As ``read``, for some of the ``unread`` digests, again and again until the deadline.
 
-        HolderUnreachable when the holders of one still cannot be reached then.
+        HolderUnreachable when the holders of a digest still cannot be reached then.
         """
         unreachable = self._read_all(digests, attempts=None)
         self.unread = {d: save for d, save in self.unread.items() if d not in digests}
@@ -231,7 +230,7 @@ class ManifestReads:
     ) -> dict[str, HolderUnreachable]:
         if not digests:
             return {}
-        # Each from another peer: one after the other, a large job would wait for every one.
+        # Several at once, each from another peer: a large job would wait long for one by one.
         with ThreadPoolExecutor(_MANIFESTS_AT_ONCE, "eckpt-manifests") as pool:
             answers = pool.map(partial(self._read_one, attempts=attempts), digests)
             unreachable: dict[str, HolderUnreachable] = {}
@@ -245,14 +244,14 @@ class ManifestReads:
     def _read_one(
         self, digest: str, *, attempts: int | None
     ) -> Contents | HolderUnreachable | None:
-        """None, with events, when the holders have answered and none gives it."""
+        """Return the contents of a manifest; None, with events, when each holder lacks it."""
         own = self._own.contents(digest)
         if own is not None:
             return own
         holders = self._holders[digest]
 
         def note(holder: str, error: CheckpointError) -> None:
-            # Absent for the planner, which says so; another holder may still give it.
+            # The planner reports a manifest that is absent; another holder may still send this one.
             reason, address = str(error), holders[holder]
             self._events.emit(
                 "restore.peer_unreachable",

@@ -39,10 +39,10 @@ def fetch_documents(
     count: int,
     me: str,
 ) -> list[host_states.HostStateDocument]:
-    """The documents that this process needs, from its own RAM or from peers.
+    """Return the documents that this process needs, from its own RAM or from peers.
 
     A fetched document is published here too, so that it has as many holders as before the loss.
-    CopiesFailed when no source has one, HolderUnreachable.
+    CopiesFailed when no source has a document, HolderUnreachable.
     """
 
     def fetch(wanted: HostStateFetch) -> host_states.HostStateDocument:
@@ -79,11 +79,10 @@ def fetch_documents(
 
 
 class HostStateRestore:
-    """The caller's non-tensor state in one restore; what moved can be moved back.
+    """The caller's non-tensor state in one restore, which can be undone.
 
-    With it each buddy of this process is given its document of the step, in a thread of its own. So
-    a buddy that lost its RAM keeps a copy again, as after a save, and nobody waits for it who has
-    something else to do.
+    A thread also sends this process's document of the step to each buddy. So a buddy that lost its
+    RAM keeps a copy again, as after a save, and the restore goes on meanwhile.
 
     Attributes:
       restored: the value as restored; None where there was none.
@@ -104,9 +103,9 @@ class HostStateRestore:
         return host_states.size_of(self._before)
 
     def apply(self, save: SaveId, documents: Sequence[host_states.HostStateDocument]) -> None:
-        """Push this process's document of ``save``, and move the value to where it was then."""
+        """Send this process's document of ``save`` to the buddies, and apply it to the value."""
         parts = self._parts
-        # The step is complete, whatever becomes of this attempt: a copy of it does no harm.
+        # The step is complete, whatever the end of this attempt: a copy of it does no harm.
         data = parts.holdings.host_state_bytes(save, *parts.process)
         if data is not None and self._buddies:
             self._pushed = run_in_thread("eckpt-push", lambda: self._push(save, data))
@@ -120,7 +119,7 @@ class HostStateRestore:
             try:
                 self._parts.peers.push_host_state(buddy, save, data)
             except CheckpointError as error:
-                # The restore itself is complete; until the next save there is one copy less.
+                # The restore does not fail; until the next save there is one copy less.
                 self._parts.events.emit(
                     "restore.peer_unreachable",
                     role="buddy",
@@ -135,7 +134,7 @@ class HostStateRestore:
             pushed.result()
 
     def undo(self) -> None:
-        """Put the value back to where it was: the attempt failed, here or elsewhere."""
+        """Give the value its former state back: the attempt failed, here or on another process."""
         self.finish()
         if self._moved:
             host_states.apply(self._value, self._before)
@@ -148,7 +147,7 @@ def apply_host_state(
     remap: HostStateRemap | None,
     process: tuple[int, int],
 ) -> object:
-    """Apply the documents to the caller's object; returns the restored value."""
+    """Apply the documents to the caller's object, and return the restored value."""
     if not documents:
         logging.warning("the restored step has no non-tensor state; it is left as it is")
         return target

@@ -1,12 +1,13 @@
-"""The leader's part of a restore: gather, choose, judge. Everyone's data, no bytes of tensors.
+"""The leader's part of a restore: gather, choose, judge. The leader reads no bytes of tensors.
 
 ``RestoreLeader.answer`` is the rule of every round:
 
-1. Every process's inventory is taken; the manifests that these name are read, each once over the
-   job, and the step log and one listing of storage.
-2. ``core.restore`` chooses the step. A step in storage is looked at before it is taken, and is
-   loaded into RAM first; all report again, and 1 and 2 follow once more.
-3. How all parts went: done, once more from 2 without the copies that failed, or the end.
+1. The leader takes the inventories of all processes, and reads the manifests that these name, each
+   once over the job, the step log, and one listing of storage.
+2. ``core.restore`` chooses the step. A step in storage is inspected before it is chosen for good,
+   and is first loaded into RAM; then all report again, and 1 and 2 follow once more.
+3. The leader judges how all parts went: the restore is done, or starts once more from 2 without the
+   copies that failed, or ends with an error.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ from emergency_ckpt.types import PERSISTENT, SaveId
 
 MAX_ATTEMPTS = 16
 MAX_LOADS = 2
-"""So often a persistent step is loaded in one restore, should copies of it fail in RAM."""
+"""So often a persistent step is loaded in one restore, if copies of the step fail in RAM."""
 LISTING_TIMEOUT_S = 30.0
 """Longest wait for the list of persistent steps when RAM alone holds a complete step."""
 _DESCRIBED_IN_STALLS = 3
@@ -84,14 +85,14 @@ _LOST_MARKER = (
 )
 _NAMED_STEPS = 10
 _NAMED_SHARDS = 16
-"""So many shards are named, each by a line of its own; of the others only the number is told."""
+"""So many shards are named, each in its own line; for the others the line has only the number."""
 
 
 class RestoreLeader:
     """Chooses the step of one restore, again after each attempt that failed on some copy.
 
-    A persistent step is restored in two answers: one to load it into RAM, and, when all have
-    reported anew, one like that of any step in RAM.
+    A persistent step is restored in two answers: the first is to load the step into RAM; after all
+    have reported anew, the second is as for any step in RAM.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class RestoreLeader:
         self._manifests = ManifestReads(parts.holdings, parts.client, calls, parts.events)
         self._inventory = Inventory((), {})
         self._wants_host_state = False
-        self._leaves_out = request.tensors_only  # nothing more is said of it
+        self._leaves_out = request.tensors_only  # no warning is due, or it was given
         self._view: StoredView | None = None
         self._stored: dict[int, PersistentStep] = {}
         self._ready: RestorePlan | None = None
@@ -124,7 +125,7 @@ class RestoreLeader:
         self._persistent_error: CheckpointError | None = None
         self._step: int | None = None  # of the last answer
         self._load: LoadPlan | None = None  # of the last answer
-        self._loaded: SaveId | None = None  # the last that all processes have loaded into RAM
+        self._loaded: SaveId | None = None  # the last save that all have loaded into RAM
         self._loads: Counter[int] = Counter()
         self._has_told_loss = False
         self._told_divergences: set[Divergence] = set()
@@ -137,11 +138,11 @@ class RestoreLeader:
 
     @property
     def _deadline_s(self) -> float:
-        """Return when an answer that is asked for now should have come."""
+        """Return the deadline of a request to storage that begins now."""
         return min(self._end_s, time.monotonic() + self._limits.stall_s)
 
     def answer(self, rows: Mapping[int, Row]) -> Answer:
-        """Return what all processes do next, by what they have said."""
+        """Return what all processes do next, after what their ``rows`` report."""
         self._progress.begin("plan")
         try:
             failed = any(row.status.error for row in rows.values())
@@ -175,7 +176,7 @@ class RestoreLeader:
             for digest, shards in report.damaged.items()
             for shard in shards
         }
-        table = None if self._view is None else self._view.table  # as the decision before had it
+        table = None if self._view is None else self._view.table  # as in the decision before
         self._inventory = Inventory(
             tuple(holders),
             self._manifests.read(holders),
@@ -191,7 +192,7 @@ class RestoreLeader:
             self._replace(quarantined=self._inventory.quarantined - replaced)
 
     def plan(self) -> Answer:
-        """Return the choice among the copies that are known to be usable now."""
+        """Return the choice among the copies that are not known to be unusable."""
         self._step = self._load = None
         while True:
             ready, self._ready = self._ready, None
@@ -214,7 +215,7 @@ class RestoreLeader:
                 planned = self._plan_stored(answer, self._persistent)
             except (PersistentTierError, CorruptData) as error:
                 if isinstance(error, PersistentTierError) and error.unreachable:
-                    raise  # that says nothing about the step: an older one is no answer
+                    raise  # the step may well be usable: an older step must not replace it
                 self._cancel(answer.step, str(error))
                 continue
             if planned is None:
@@ -224,7 +225,7 @@ class RestoreLeader:
             return planned
 
     def _judge(self, statuses: Mapping[int, Status]) -> AllDone | Failed | None:
-        """Return the end, good or bad; None when copies were found unusable: choose again."""
+        """Return the end, good or bad; None to choose again, after copies were found unusable."""
         failed = {p: s for p, s in sorted(statuses.items()) if s.error}
         if not failed:
             return AllDone(self._next_incarnation())
@@ -247,7 +248,7 @@ class RestoreLeader:
         return None
 
     def complete_steps(self) -> CompleteSteps:
-        """Return the steps that could be restored, by what was reported."""
+        """Return the steps that could be restored, by the processes' reports and storage."""
         if self._manifests.unread:
             manifests = self._manifests.read_again(list(self._manifests.unread))
             self._replace(manifests=manifests)
@@ -276,7 +277,7 @@ class RestoreLeader:
     def _plan_from_inventory(self) -> RestorePlan | NoPlan:
         step, stored = self._requested_step, tuple(sorted(self._stored.values()))
         inventory = msgspec.structs.replace(self._inventory, persistent=stored)
-        # Who asks for a step by its number means it, also one that was rolled back.
+        # A step that was asked for by its number is meant, even if it was rolled back.
         return self._plan(inventory, step, takes_rolled_back=step is not None)
 
     def _plan(
@@ -293,10 +294,10 @@ class RestoreLeader:
                 takes_rolled_back=takes_rolled_back,
             )
 
-    # Saves that end the lives that begin from them.
+    # Saves whose restores were followed by ends of the job, again and again.
 
     def _tell_suspect(self, answer: RestorePlan) -> None:
-        """Tell once of a save that many lives in a row began from. It is restored all the same."""
+        """Report once a save from which many lives in a row began. It is restored all the same."""
         save = answer.save
         if save is None:
             incarnation = self._stored[answer.step].incarnation
@@ -323,9 +324,9 @@ class RestoreLeader:
         return lives_from(save, [*self._restored, *listed])
 
     def _read_more(self, answer: RestorePlan | NoPlan) -> bool:
-        """Read manifests again, of saves newer than ``answer``; return whether any was to be read.
+        """Read unread manifests of saves newer than ``answer``; return whether there were any.
 
-        HolderUnreachable when they still cannot be read at the deadline.
+        HolderUnreachable when a manifest still cannot be read at the deadline.
         """
         unread = self._manifests.unread
         if not unread:
@@ -357,11 +358,11 @@ class RestoreLeader:
         return answer
 
     def _what_there_is(self) -> str:
-        """Return the steps that could be asked for instead, in words."""
+        """Return, in words, the steps that could be asked for instead."""
         try:
             steps = self.complete_steps()
         except CheckpointError as error:
-            return f"what else there is cannot be told: {error}"
+            return f"the other steps cannot be listed: {error}"
         named = {"RAM": steps.local, "storage": steps.persistent}
         texts = [
             f"{tier} has {_steps_in_words(of_tier)}" for tier, of_tier in named.items() if of_tier
@@ -370,15 +371,14 @@ class RestoreLeader:
 
     def _is_complete_in_ram(self, step: int) -> bool:
         plan = self._plan(self._inventory, step)
-        # What only does not fit the job as it is now is there nevertheless: a restore says so.
+        # A step that only does not fit the present job is complete: a restore reports the misfit.
         unfit = ("state_mismatch", "host_state_count")
         return isinstance(plan, RestorePlan) or plan.kind in unfit
 
     def _next_incarnation(self) -> str:
         """Return the id of an incarnation after all that are on record anywhere. RestoreFailed.
 
-        Not of a step in storage that cannot be used: whoever writes its marker would choose the
-        number.
+        Unusable steps in storage do not count here: otherwise a bad marker would choose the number.
         """
         ids = [item.incarnation for item in self._stored.values() if not item.problem]
         if self._inventory.timeline is not None:
@@ -390,7 +390,7 @@ class RestoreLeader:
         self._inventory = msgspec.structs.replace(self._inventory, **changes)
 
     def _settled(self, plan: RestorePlan, save: SaveId) -> RestorePlan:
-        """Return the plan with what else the processes have to know; tell of copies that differ."""
+        """Return the plan with all that the processes need; report copies that differ."""
         with no_garbage_collection():
             differing = divergences(self._inventory, save)
         lines = [
@@ -411,11 +411,11 @@ class RestoreLeader:
     # Storage.
 
     def _ask_storage(self, tier: PersistentTier) -> RestorePlan | None:
-        """Learn the steps in storage; return the plan for RAM alone where storage has no better."""
+        """Ask for the steps in storage; return the plan for RAM if storage has no better step."""
         left_s = self._end_s - time.monotonic()
         answer = self._plan_from_inventory()
         in_ram = answer if isinstance(answer, RestorePlan) else None
-        # RAM must not wait long for storage that is down; without RAM there is nothing else.
+        # A step in RAM must not wait long for storage that is down; without one, storage is all.
         if in_ram is None:
             limit_s = min(self._parts.config.start_timeout_s / 2, left_s / 2)
         else:
@@ -426,13 +426,13 @@ class RestoreLeader:
             with told_of_wait(self._events, tier.directory, deadline_s):
                 self._take_view(tier, deadline_s)
         except (PersistentTierError, CorruptData) as error:
-            # RAM may well be enough. When it is not, this error is the answer: see plan().
+            # RAM may well be enough. If not, this error is the answer: see ``_without_plan``.
             self._persistent_error = error
             self._events.emit("persistent.problem", cause="unreachable", reason=str(error))
             return in_ram
         if in_ram is not None and self._inventory.timeline != known:
             return None  # the log has a newer chain
-        # Of one save, RAM goes first: only another one in storage asks for a plan with both.
+        # RAM's copy of a save goes first: only another save in storage needs a plan with both.
         newer = in_ram is not None and any(_may_precede(e, in_ram) for e in self._stored.values())
         return None if newer else in_ram
 
@@ -449,7 +449,7 @@ class RestoreLeader:
             steps[step] = asked
         self._view, self._stored = view, steps
         self._greatest = max(self._greatest, view.greatest)
-        # Of a step of plain Orbax there may be a copy in RAM, of these files or of those before.
+        # RAM may have a copy of a step of plain Orbax, made from these files or from former ones.
         saves_in_ram = {copy.save for h in self._inventory.holders for copy in h.tensors}
         unsure = [
             steps[save.step]
@@ -466,7 +466,7 @@ class RestoreLeader:
         items: Sequence[PersistentStep],
         deadline_s: float,
     ) -> None:
-        """Replace ``items`` by what their files say, and drop those that are no steps."""
+        """Replace ``items`` by the contents of their files, and drop items that are no steps."""
         junk: list[PersistentStep] = []
         answers = tier.found.inspect_each(view, items, deadline_s)
         for item, inspected in zip(items, answers, strict=True):
@@ -485,7 +485,7 @@ class RestoreLeader:
                 junk.append(inspected.step)
         if junk and not self._stored:
             last = max(junk)
-            self._stored[last.step] = last  # with nothing else there: this is no fresh start
+            self._stored[last.step] = last  # there is no other step, yet this is no fresh start
         if view.table is None and any(item.incarnation for item in self._stored.values()):
             self._note_lost_log()
 
@@ -509,13 +509,13 @@ class RestoreLeader:
         self._events.emit("persistent.problem", cause=cause, reason=reason[:500])
 
     def _plan_stored(self, answer: RestorePlan, tier: PersistentTier) -> LoadPlan | NoPlan | None:
-        """Return the plan to load the chosen step; None when its files are another's, or none.
+        """Return the plan to load the chosen step; None to choose again, after news of storage.
 
-        PersistentTierError when storage does not answer, or refuses: that says nothing about the
-        step, so an older one is no answer. CorruptData when the step cannot be used.
+        PersistentTierError when storage does not answer, or refuses: the step may well be usable,
+        so an older step must not replace it. CorruptData when the step cannot be used.
         """
         item, view = self._stored[answer.step], self._view
-        assert view is not None, "the step was chosen from it"
+        assert view is not None, "the step was chosen from the view"
         if not item.is_seen:
             older = sorted(self._stored.values(), reverse=True)
             some = [e for e in older if not e.is_seen and e.step <= item.step]
@@ -527,7 +527,7 @@ class RestoreLeader:
             self._stored[item.step] = inspected.step
             return None
         if inspected is None or inspected.step.problem:
-            # The job that saves there may have removed it, and saved a newer one.
+            # The job that saves there may have removed the step, and saved a newer step.
             if self._has_news(tier):
                 return None
             raise CorruptData(
@@ -536,8 +536,8 @@ class RestoreLeader:
                 inspected.step.problem if inspected else "it is gone",
             )
         if inspected.step.tensors_of and self._wants_host_state:
-            # This package wrote it, and it lacks the non-tensor marker: it does not count for a
-            # restore that wants host states.
+            # This package wrote the step, which lacks its host states and their marker: such a step
+            # does not count for a restore that wants host states.
             logging.warning("step %d in %s: %s", item.step, tier.directory, _LOST_MARKER)
             self._stored[item.step] = msgspec.structs.replace(item, problem=_LOST_MARKER)
             return None
@@ -551,7 +551,7 @@ class RestoreLeader:
     ) -> LoadPlan | NoPlan:
         """Return the plan to load a persistent step, or the reason why it must not be restored."""
         now_s = time.monotonic()
-        # One answer, however many arrays there are.
+        # Storage gives one answer, however many arrays there are.
         limit_s = min((self._end_s - now_s) / 3, _DESCRIBED_IN_STALLS * self._limits.stall_s)
         stored = persistent.describe(inspected, now_s + limit_s)
         if stored.marker is not None and not all(stored.marker.empty):
@@ -574,7 +574,7 @@ class RestoreLeader:
         )
 
     def _has_news(self, tier: PersistentTier) -> bool:
-        """Read the log again where there is a newer version, and return whether there was."""
+        """Read the log again if it has a newer version; return whether it has."""
         view = self._view
         if view is None or self._requested_step is not None:
             return False
@@ -584,7 +584,7 @@ class RestoreLeader:
         return True
 
     def _cancel(self, step: int, reason: str) -> None:
-        """Take a persistent step out of the next plan."""
+        """Exclude a persistent step from the next plan."""
         self._last_failure = reason
         unusable = persistent_unusable(step)
         self._replace(quarantined=self._inventory.quarantined | {unusable})
@@ -592,7 +592,7 @@ class RestoreLeader:
             "restore.stage", stage="replanned", attempt=self._attempts, reason=reason[:500]
         )
 
-    # What is told.
+    # Reports to the user.
 
     def _tell_left_out(self, save: SaveId) -> None:
         states = (document for holder in self._inventory.holders for document in holder.host_states)
@@ -600,7 +600,10 @@ class RestoreLeader:
             self._warn_left_out(save.step)
 
     def _warn_left_out(self, step: int) -> None:
-        """Say once that ``step`` has a host state, where nobody wants one and nobody said so."""
+        """Warn once that ``step`` has a host state, where no process wants a host state.
+
+        A user who has asked for tensors only gets no warning.
+        """
         if self._wants_host_state or self._leaves_out:
             return
         self._leaves_out = True
@@ -608,14 +611,14 @@ class RestoreLeader:
 
 
 def _may_precede(stored: PersistentStep, ready: RestorePlan) -> bool:
-    """Return whether a step in storage may have to be taken in place of one in RAM."""
+    """Return whether a step in storage may have to be taken in place of the step in RAM."""
     if stored.step != ready.step:
         return stored.step > ready.step
     return ready.save is None or stored.incarnation != ready.save.incarnation
 
 
 def _steps_in_words(steps: Sequence[int]) -> str:
-    """Return the newest of ``steps``, which rise, in words."""
+    """Return, in words, the newest of ``steps``, which are in rising order."""
     left_out = len(steps) - _NAMED_STEPS
     older = f" and {left_out} older" if left_out > 0 else ""
     return f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps[-_NAMED_STEPS:]))}{older}"

@@ -63,9 +63,9 @@ class RestoreRequest:
 
     Attributes:
       like: gives the types of host values.
-      requested_step: None: the newest that is complete.
-      retained: the shards that stay in this process's RAM; None: all that it needs.
-      tensors_only: nothing is said of a host state that nobody wants.
+      requested_step: None: the newest complete step.
+      retained: the shards that stay in this process's RAM; None: all shards that it needs.
+      tensors_only: do not warn that the step has a host state which no process wants.
     """
 
     tree: StateTree
@@ -80,7 +80,7 @@ class RestoreRequest:
 class Tally:
     """Bytes of the restored state that this process took from each place.
 
-    ``by_holder``: those from peers, by the name of the holder.
+    ``by_holder``: the bytes from peers, by the name of the holder.
     """
 
     local: int = 0
@@ -94,13 +94,13 @@ class RestoredState:
     """The restored step, as this process has it.
 
     Attributes:
-      save: its identity; it lies in RAM now, wherever it came from.
+      save: the step's identity; the step is in RAM now, wherever it came from.
       tier: where this process's part came from.
-      gathered: digest of the slot with all that this process keeps, where one was written.
+      gathered: digest of the slot with all that this process keeps, where a slot was written.
       is_loaded: this restore loaded the step from storage, on all processes.
-      timeline: the newest that any process knew, or storage.
+      timeline: the newest timeline that any process, or storage, had.
       lives: as in ``RestorePlan``.
-      lack: why a part of the step is not in this process's RAM; empty when all of it is.
+      lack: why a part of the step is not in this process's RAM; empty when all of the step is.
       incarnation: the id under which the job saves from now on; empty until all processes have
         their part.
     """
@@ -128,8 +128,8 @@ class RestoreReport:
         ``"persistent"``.
       seconds: from the call to the return.
       bytes_local, bytes_peer, bytes_persistent: bytes of tensors read from the own ramdisk, from
-        peers and from the persistent directory. What this process read from storage for its peers
-        counts too; what it then took from its own RAM does not.
+        peers and from the persistent directory. Bytes that this process read from storage for its
+        peers count as persistent; bytes that it read from storage for itself do not count as local.
       host_state: the restored non-tensor state: the payload, or the object after ``set_state``.
       rejected: newer steps that were not complete, and what each lacked.
       link: what a probe at the start found between the devices and host memory.
@@ -147,14 +147,14 @@ class RestoreReport:
 
 
 class CompleteSteps(msgspec.Struct, frozen=True, tag="steps", forbid_unknown_fields=True):
-    """Steps that a restore could bring back now, by tier, oldest first."""
+    """The steps that a restore could bring back now, by tier, oldest first."""
 
     local: tuple[int, ...] = ()
     persistent: tuple[int, ...] = ()
 
 
 def no_plan_error(answer: NoPlan, run: str) -> CheckpointError:
-    """Return the error for the caller when nothing of what there is may be restored."""
+    """Return the error for the caller when there are steps, but none may be restored."""
     step = f"step {answer.step}"
     match answer.kind:
         case "state_mismatch":

@@ -1,18 +1,18 @@
 """The protocol of a restore, as every process carries it out. Read this file first.
 
-1. Report. Each process tells the leader, process 0, what its RAM holds and which state it wants.
-2. Choose. The leader chooses the step, and tells all where its copies are (``leader``). All that
-   processes tell each other are such rounds (``rounds``): each says how far it is, and all hear
-   what comes next.
-3. Load. Where the step is in storage, all read it (``storage_load``), each byte once over the job,
-   into the memory that 4 fills, and report again: from here on it is as a step in RAM.
-4. Place. Each process verifies its own shards, chooses among the copies of lost ones and fetches
-   them from peers (``shards``), and hands their memory to JAX.
-5. Host state. The documents are fetched, pushed to the buddies, and applied (``host_state``).
-6. Agree. Each tells how 3, or 4 and 5, went. The answer is everyone's: done, and the incarnation
-   that begins; once more from 2, without the copies that failed; or the end.
-7. Settle. Each forgets what is newer than the step, and begins the incarnation. The caller ends
-   this with a round: nobody trains before all have settled.
+1. Report. Each process reports to the leader, process 0, what its RAM has and what state it wants.
+2. Choose. The leader chooses the step, and sends all the places of its copies (``leader``). The
+   processes send all messages in such rounds (``rounds``): each process reports how far it is, and
+   the leader answers what all do next.
+3. Load. A step in storage is read by all (``storage_load``), each byte once over the job, into the
+   memory that 4 fills. Then all report again, and the step is from here on as a step in RAM.
+4. Place. Each process verifies its own shards, chooses among the copies of lost shards and fetches
+   them from peers (``shards``), and gives their memory to JAX.
+5. Host state. The documents are fetched, sent to the buddies, and applied (``host_state``).
+6. Agree. Each process reports how 3, or 4 and 5, went. All get one answer: done, with the new
+   incarnation; once more from 2, without the copies that failed; or the end with an error.
+7. Settle. Each process forgets newer saves, and begins the incarnation. The caller ends this with a
+   round: no process trains before all have settled.
 
 ``run`` is 1 to 6 and changes nothing of the saves to come; ``settle`` is 7.
 """
@@ -68,7 +68,7 @@ _T = TypeVar("_T")
 
 _PHASES = ("plan", "load", "shards", "host_state", "agree")
 _WAITS = ("plan", "agree")
-"""The phases in which a process waits for others."""
+"""Phases in which a process waits for others."""
 _MOST_PASSED_OVER = 8
 
 
@@ -76,7 +76,7 @@ class Restore:
     """One restore on this process: ``run``, then ``settle``; each once, on all processes.
 
     Args:
-      name: of this restore, the same everywhere, used once.
+      name: of this restore, the same on all processes, and used once.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Restore:
             is_leader=parts.process[0] == 0,
         )
         self._calls = HolderCalls(parts.events, self._progress)
-        # No method of this object: a cycle would hold the state until it is collected.
+        # Not a method of this object: a cycle would keep the state until it is collected.
         new_leader = partial(_new_leader, parts, request, self._calls, limits, self._total_end_s)
         self._rounds = RestoreRounds(
             parts.coordinator,
@@ -116,25 +116,25 @@ class Restore:
         lack = "this job only reads" if parts.config.only_reads else ""
         self._room = RestoreRoom(parts.tier, lack)
         self._spent_s: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
-        self._loading: int | None = None  # the last step that was to be loaded into RAM
+        self._loading: int | None = None  # the newest plan's step to be loaded into RAM
         self._loaded_bytes = 0  # read by this process, also of steps that failed on another
 
     def run(self) -> RestoredState | None:
         """Restore the state; return None where there never was a complete step.
 
-        Collective; blocks while something moves here, or on a process that is waited for. Nothing
-        here holds the state afterwards.
+        Collective; blocks while something moves here, or on a process that is waited for. This
+        object keeps no reference to the state.
 
         Raises:
-          RestoreFailed: on all processes, when it fails on one. The error of ``no_plan_error``, on
-            all: what there is must not be restored.
+          RestoreFailed: on all processes, when the restore fails on one. Where there are steps but
+            none may be restored, all processes raise the error of ``no_plan_error``.
         """
         try:
             with self._beats:
                 return self._run()
         finally:
             self._parts.holdings.end_loaded()
-            # Gone once all have come to the next round, and so left this one's beats behind.
+            # Deleted once all are in the next round, and so read these beats no more.
             if self._parts.process[0] == 0:
                 self._parts.series.add(self._beats.name)
             spent = {f"{name}_seconds": seconds for name, seconds in self._spent_s.items()}
@@ -171,7 +171,7 @@ class Restore:
         )
 
     def _tell_no_plan(self, answer: NoPlan) -> None:
-        """Tell why there is no plan; raise the error, unless there never was a complete step."""
+        """Report why there is no plan; raise the error, unless there never was a complete step."""
         for note in answer.notes:
             self._parts.events.emit("restore.note", text=note)
         self._tell_rejected(answer.rejected)
@@ -180,7 +180,7 @@ class Restore:
 
     def _tell_plan(self, plan: RestorePlan | LoadPlan, tier: TierName) -> None:
         if plan.step == self._loading:
-            return  # it was told when it was loaded
+            return  # the plan to load the step was reported
         self._parts.events.emit(
             "restore.stage", stage="planned", step=plan.step, tier=tier, rejected=len(plan.rejected)
         )
@@ -198,7 +198,7 @@ class Restore:
     # 3: load.
 
     def _load(self, plan: LoadPlan) -> Row:
-        """Read this process's part of a persistent step; return what this process has then."""
+        """Read this process's part of a persistent step; return this process's new report."""
         parts, now_s = self._parts, time.monotonic()
         self._tell_plan(plan, PERSISTENT)
         self._loading = plan.step
@@ -264,7 +264,7 @@ class Restore:
     def _place(
         self, plan: RestorePlan, copies: Copies, save: SaveId, shards: ShardCollection
     ) -> RestoredState:
-        """Return the state on the devices: verified, fetched, placed."""
+        """Verify, fetch and place the shards; return the state on the devices."""
         request = self._request
         with shards.collecting(copies) as arrivals:
             collected = shards.held
@@ -327,14 +327,14 @@ class Restore:
     def _on_all(self, plan: Plan, work: Callable[[Plan], _T]) -> tuple[_T | None, Next]:
         """Do ``work``, this process's part of ``plan``; return its result, and what comes next.
 
-        The result is None unless all are done. Raises what ends the restore, on all.
+        The result is None unless all are done. Raises the error that ends the restore on all.
         """
         result, status = carry_out(work, plan)
         try:
             with self._phase("agree"):
                 answer = self._rounds.hold(result if isinstance(result, Row) else Row(status))
         except BaseException:
-            del result  # else the error would hold the arrays
+            del result  # otherwise the error would keep the arrays
             raise
         if isinstance(answer, AllDone):
             return result, answer
@@ -344,10 +344,10 @@ class Restore:
     # 7: settle.
 
     def settle(self, restored: RestoredState | None, *, started_s: float) -> RestoreReport | None:
-        """Forget leftovers beside the step that ``run`` has restored; return the report of it.
+        """Forget leftovers beside the step that ``run`` has restored; return the restore's report.
 
-        Not collective, nor are its errors: all processes must learn of them, and no process may
-        train before all have done this. ``started_s``: when the caller asked for the restore.
+        Not collective: the caller must report an error to all processes, and no process may train
+        before all have settled. ``started_s``: when the caller asked for the restore.
         """
         parts = self._parts
         if restored is None:
@@ -357,17 +357,17 @@ class Restore:
             parts.events.emit("restore.nothing")
             return None
         is_requested = self._request.requested_step is not None
-        # No leftover may look newer than the newest complete step. Steps that are newer than a
-        # requested one count until the first save after it.
+        # No leftover may look newer than the newest complete step. After a restore of a requested
+        # step, newer steps count until the next save.
         if not is_requested:
             parts.tier.invalidate_newer(restored.save, restored.timeline)
         if restored.gathered is not None:
-            # All processes have gathered what they keep; peers need nothing more from here.
+            # All processes have gathered what they keep, and fetch no more from here.
             parts.tier.keep_only(restored.save, restored.gathered)
         parts.timelines.begin(
             restored.timeline, restored.save, restored.incarnation, is_requested=is_requested
         )
-        # A job that saves nothing does not fail to: its lives are not counted.
+        # Lives without a save are suspect only in a job that saves: others do not count theirs.
         self._note_complete(restored, restored.lives + 1 if parts.config.save_plans() else 0)
         self._host_state.finish()
         return self._finished(restored, started_s)
@@ -376,12 +376,12 @@ class Restore:
         """Record that the step is complete, and that so many ``lives`` in a row began from it.
 
         A failure is logged and ends nothing, as after a save. The step is complete without the
-        record, which only tells a loss of everything from a fresh start. A ramdisk that others have
-        filled must not prevent a restore from RAM.
+        record, which only distinguishes a loss of everything from a fresh start. A ramdisk that
+        others have filled must not prevent a restore from RAM.
         """
         parts, save = self._parts, restored.save
         if parts.process[0] == 0 and parts.stored_chain is not None:
-            if restored.is_loaded:  # of a restore from RAM the ledgers are record enough
+            if restored.is_loaded:  # after a restore from RAM the ledgers in RAM are enough
                 parts.stored_chain.note_lives_soon(RestoredSave(save, lives))
             parts.stored_chain.began_from = save
         try:
@@ -440,7 +440,7 @@ def _new_leader(
 
 
 def _passed_over_text(rejected: Sequence[Rejection]) -> str:
-    """Each newer step that was not restored, and why; empty without any."""
+    """Return a text of each newer step that was not restored, and why; empty without any."""
     texts = [
         f"step {rejection.step} in {TIER_WORDS[rejection.tier]} ({rejection.reason})"
         for rejection in rejected

@@ -1,7 +1,7 @@
-"""Room for what a restore writes: what it may still need is given up last.
+"""Room in the ramdisk for a restore's writes: saves that it may still need are overwritten last.
 
-Where the ramdisk has none, the restore goes on without it: the step goes to the devices from plain
-memory, and is not in RAM.
+Where the ramdisk has no room, the restore goes on without the ramdisk: the step goes to the devices
+from plain memory, and is not kept in RAM.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _T = TypeVar("_T")
 
 
 class RestoreRoom:
-    """The room of one process for what one restore brings.
+    """The room of one process for the shards and documents of one restore.
 
-    Room that is free goes first, then what is of ``expendable``, then of other saves but
-    ``sources``, the oldest first: an older step is second choice.
+    Free room is used first, then that of ``expendable`` saves, then that of other saves except
+    ``sources``, the oldest first: a restore may still fall back to an older step.
 
     Args of its methods:
-      expendable: saves of which nothing here is needed: passed over by the plan, or about to be
-        read anew.
-      sources: what is written is copied from these.
+      expendable: saves of which nothing here is needed: the plan passed over them, or they are
+        about to be read anew.
+      sources: saves from which the written bytes are copied.
 
     Attributes:
       lack: why something is not in the ramdisk; empty while there was room for all.
@@ -40,7 +40,7 @@ class RestoreRoom:
         self.lack = lack
 
     def note_full(self, reason: str) -> None:
-        """Use the ramdisk no more: it has no room, or became full while it was written."""
+        """Use the ramdisk no more: it has no room, or became full during a write."""
         if not self.lack:
             logging.warning("what is restored is not kept in the ramdisk: %s", reason)
         self.lack = self.lack or reason
@@ -70,7 +70,7 @@ class RestoreRoom:
         *,
         expendable: Collection[SaveId] = (),
     ) -> bool:
-        """Publish a document of ``save``, whose tensors here stay; False where there is no room."""
+        """Publish a document of ``save``, whose tensors stay; return False if there is no room."""
 
         def publish() -> bool:
             self._tier.publish_host_state(save, owner, count, data, restores=True)

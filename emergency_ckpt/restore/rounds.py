@@ -1,7 +1,7 @@
-"""The rounds of one restore: each process says how far it is, and all hear what comes next.
+"""The rounds of one restore: each process reports how far it is, and gets what all do next.
 
-1. First each process says what its RAM has and which state it wants (``Report``); then how its part
-   of the answer before went (``Status``).
+1. First each process reports what its RAM has and which state it wants (``Report``); then how its
+   part of the previous answer went (``Status``).
 2. The leader's answer is a choice of a step, again after each failure, or the end of the restore.
 """
 
@@ -44,7 +44,7 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
       damaged: by digest, shards of its own copies that it found damaged before.
-      restored: the saves that the newest lives began from, by its records.
+      restored: the saves from which the newest lives began, by its records.
     """
 
     inventory: HolderInventory
@@ -55,8 +55,7 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 FailureKind = Literal["failed", "holder", "storage"]
-"""Cause that ends a restore: a fault; a holder of copies in RAM, or storage, could not be reached.
-"""
+"""Cause that ends a restore: a fault, or a holder of copies in RAM, or storage, out of reach."""
 
 
 class Status(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -72,10 +71,10 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 
 class Row(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The word of one process in a round.
+    """The message of one process in a round.
 
     Attributes:
-      report: at first, and after a step was loaded into RAM; None while the last one holds.
+      report: at first, and after a step was loaded into RAM; None while the last report is valid.
     """
 
     status: Status = Status()
@@ -92,7 +91,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=Tr
     """The restore, or the survey, ends with an error on all processes.
 
     Attributes:
-      kind: that of all processes that ended it, where they agree on one, else ``failed``.
+      kind: that of all processes that ended the restore, if they have the same, else ``failed``.
       target: what could not be restored.
     """
 
@@ -144,13 +143,13 @@ class RestoreRounds:
     """One process's side of one restore, or of one survey.
 
     Args:
-      name: of this restore, the same everywhere.
-      series: of the restores, whose rounds these are.
+      name: of this restore, the same on all processes.
+      series: the rounds of all restores, to which these are added.
       wanted: the leaves that this process asks for, by path.
       new_leader: called once, in process 0, when all have reported.
       deadline_s: of ``time.monotonic``; DeadlineExceeded after it.
-      check: called at intervals of some seconds with the processes that this one waits for; what it
-        raises ends the wait.
+      check: called at intervals of some seconds with the processes that this process waits for; an
+        error that it raises ends the wait.
     """
 
     def __init__(
@@ -191,16 +190,16 @@ class RestoreRounds:
         damaged: dict[str, tuple[int, ...]] | None = None,
         restored: tuple[RestoredSave, ...] = (),
     ) -> Row:
-        """Return the row that says what this process holds and wants."""
+        """Return the row that reports what this process has and wants."""
         digest = self._state_digest
         report = Report(inventory, digest, wants_host_state, damaged or {}, restored)
         return Row(report=report)
 
     def hold(self, row: Row) -> Next:
-        """Say ``row``; return the answer, with this process's part of it. Collective; blocks.
+        """Send ``row``; return the answer, with this process's part of it. Collective; blocks.
 
-        Raises the error that ends the restore, on all: at the leader as raised, where it is a
-        fault.
+        Raises the error that ends the restore, on all processes. At the leader, a fault is raised
+        as the error that it was.
         """
         answer = self._hold(row, lambda leader, rows: leader.answer(rows))
         if not isinstance(answer, Failed):
@@ -212,7 +211,7 @@ class RestoreRounds:
         raise self._leader_error or self._with_own_leaves(failure)
 
     def survey(self, row: Row) -> CompleteSteps:
-        """Say ``row``; return the complete steps. Raises on all; at the leader as raised."""
+        """Send ``row``; return the complete steps. An error is raised on all processes."""
         answer = self._hold(row, lambda leader, rows: leader.survey(rows))
         if isinstance(answer, CompleteSteps):
             return answer
@@ -261,7 +260,7 @@ class RestoreRounds:
         said: Mapping[int, bytes],
         ask: Callable[[RestoreLeader, Mapping[int, Row]], Answer],
     ) -> Answer:
-        """At the leader: return the answer to what all have said."""
+        """At the leader: return the answer to the rows of all processes."""
         try:
             rows: dict[int, Row] = {
                 process: decode_message(data, Row, f"row of process {process}")
@@ -276,11 +275,12 @@ class RestoreRounds:
             return Failed(str(typed)[:4000] or type(error).__name__, failure_kind(typed))
 
     def _check_states(self, rows: Mapping[int, Row]) -> None:
-        """At the leader: RestoreFailed when processes ask for other states than this one.
+        """At the leader: RestoreFailed when a process asks for another state than the leader.
 
-        They compare theirs with it: the leader has the digests alone, and leaves may be many.
+        The leader has only the digests of states, which may have many leaves. So it publishes its
+        own leaves, and the other process names the differences.
         """
-        # Not by this process's row, which has no report where its own part of a load has failed.
+        # Not by the leader's row, which has no report where its own part of a load has failed.
         own = self._state_digest
         digests = {p: row.report.state_digest for p, row in sorted(rows.items()) if row.report}
         others = [process for process, digest in digests.items() if digest != own]
@@ -314,7 +314,7 @@ class RestoreRounds:
 
 
 def _typed(error: Exception) -> CheckpointError:
-    """Return the error to tell all processes; an unexpected one ends the restore on each."""
+    """Return the error to report to all processes; unexpected errors become ``RestoreFailed``."""
     if isinstance(error, CheckpointError):
         return error
     failure = RestoreFailed(

@@ -1,14 +1,14 @@
 """One process's part of a step in RAM: every shard that it needs, verified, in a slot of its own.
 
 1. Own shards are verified where they are (``ShardCollection._verify_own``).
-2. Missing and damaged ones are fetched, each checked as it comes (``ShardFetcher``). The process
-   divides them over the holders itself (``core.restore.part``). All that this process keeps goes
-   into one slot; what it does not keep, or has no room for, into memory (``Scratch``). After a read
-   from storage that is the memory in which the part that was read lies already (``LoadedPart``).
-   A fetch in which nothing moves for ``transfer_timeout_s`` ends, and another holder is asked for
-   the rest.
+2. Missing and damaged shards are fetched, and each is checked as it comes (``ShardFetcher``). The
+   process itself divides them over the holders (``core.restore.part``). All shards that this
+   process keeps go into one slot. The others, and those for which there is no room, go into memory
+   (``Scratch``). After a read from storage, shards go to the memory that has the part that was read
+   (``LoadedPart``). A fetch in which nothing moves for ``transfer_timeout_s`` ends, and another
+   holder is asked for the rest.
 3. A shard goes to the devices as soon as it is checked (``Arrivals``, ``bytes_of``), from where
-   it is. Nobody writes there before the restore is over.
+   it is. Its bytes are not overwritten before the restore is over.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ _View = Callable[[], npt.NDArray[np.uint8]]
 
 
 _GRACE_S = 5.0
-"""Added to the time of the calls to holders: their error says more."""
+"""Added to the time of the calls to holders, whose own errors are more precise."""
 
 _VERIFY_BYTES = 256 << 20
-"""Own shards that are checked at once: so large that it costs nothing to check them in parts."""
+"""Bytes of own shards that are checked at once: enough that checking in parts costs nothing."""
 
 
 class Arrivals:
-    """A queue from the threads that fetch and check shards to the one that uses them."""
+    """A queue from the threads that fetch and check shards to the thread that uses them."""
 
     def __init__(self, progress: WorkProgress) -> None:
         self._progress = progress
@@ -86,13 +86,13 @@ class Arrivals:
         self._ended = False
 
     def put(self, *shards: ShardId) -> None:
-        """These can be used from now on. From any thread."""
+        """Note that ``shards`` can be used from now on. From any thread."""
         with self._changed:
             self._waiting.extend(shards)
             self._changed.notify_all()
 
     def end(self) -> None:
-        """No more will come: all are here, or something failed."""
+        """Note that no more shards will come: all are here, or there was a failure."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -114,7 +114,7 @@ class Arrivals:
 
 
 class HeldShards:
-    """The shards of one save that are in host memory, and the leaves that they are of."""
+    """The shards of one save that are in host memory, and their leaves."""
 
     def __init__(self) -> None:
         self._views: dict[str, dict[Box, _View]] = {}
@@ -125,7 +125,7 @@ class HeldShards:
         self._leaves.update({leaf.path: leaf for leaf in leaves})
 
     def put(self, shard: ShardId, view: _View) -> bool:
-        """Note where a shard is; False when that was known already. From several threads."""
+        """Note where a shard is; return whether that was news. From several threads."""
         return self._views.setdefault(shard.leaf, {}).setdefault(shard.box, view) is view
 
     def dtype_of(self, path: str) -> str:
@@ -133,7 +133,7 @@ class HeldShards:
         return self._leaves[path].dtype
 
     def bytes_of(self, wanted: ShardId) -> npt.NDArray[np.uint8]:
-        """Return the bytes of a shard: where they are, or put together when boxes differ."""
+        """Return the bytes of a shard: in place, or combined from parts where boxes differ."""
         views = self._views.get(wanted.leaf, {})
         if wanted.box in views:
             return views[wanted.box]()
@@ -162,8 +162,8 @@ class ShardCollection:
     """The shards of one save that this process needs, by shard identity, as they become usable.
 
     Attributes:
-      gathered: digest of the slot that all went into which this process keeps; None when it was all
-        here, nothing of it stays, or there is no room for it.
+      gathered: digest of the slot into which all shards went that this process keeps; None when
+        they were all here, none of them stays, or there is no room for them.
       held: where the shards are.
     """
 
@@ -183,10 +183,10 @@ class ShardCollection:
         loaded: LoadedPart | None = None,
         expendable: Collection[SaveId] = (),
     ) -> None:
-        """``targets``: what this process needs. ``expendable``: as in ``RestoreRoom``.
+        """``targets``: the shards that this process needs. ``expendable``: as in ``RestoreRoom``.
 
-        ``addresses``: of the holders, by name. ``loaded``: what was read of the save from storage.
-        ``retained``: what stays in this process's RAM; None: all that it needs.
+        ``addresses``: of the holders, by name. ``loaded``: the part of the save that was read from
+        storage. ``retained``: the shards that stay in this process's RAM; None: all ``targets``.
         """
         self._tier = tier
         self._room = room
@@ -206,17 +206,17 @@ class ShardCollection:
 
     @property
     def tally(self) -> Tally:
-        """Bytes by where they came from, so far."""
+        """Return the bytes so far, by where they came from."""
         return self._fetcher.tally
 
     @contextmanager
     def collecting(self, copies: Copies) -> Generator[Iterable[Sequence[ShardId]]]:
-        """Verify what is here and fetch what is not, in a thread of its own, while inside.
+        """While inside, a thread of its own verifies own shards and fetches missing ones.
 
-        Gives the shards whose boxes are as in the save, as they become usable: then ``held`` has
-        them, as long as this lasts. All else it has at the end of these. Blocks at the exit until
-        nothing is written any more. From what it gives or at the exit CopiesFailed when sources ran
-        out, and HolderUnreachable.
+        Gives an iterable of the shards whose boxes are as in the save, as they become usable: from
+        then on ``held`` has them, until the exit. When the iterable ends, ``held`` has all other
+        shards too. The exit blocks until nothing is written any more. The iterable or the exit
+        raises CopiesFailed when no sources are left, or HolderUnreachable.
         """
         with self._readings, ThreadPoolExecutor(1, "eckpt-collect") as pool:
             collected = pool.submit(self._collect, copies)
@@ -228,7 +228,7 @@ class ShardCollection:
             try:
                 yield arrivals()
             except Exception as error:
-                # What is used of a slot that was given up fails too: say what it was given up for.
+                # Where a slot was given up, its use fails too: raise the error behind that.
                 if (cause := collected.exception()) is not None:
                     raise cause from error
                 raise
@@ -266,7 +266,7 @@ class ShardCollection:
         self._receive(own, groups, contents)
 
     def _in_order(self, copies: Copies) -> Copies:
-        """Return copies with what was read before other own ones, until a slot has it too."""
+        """Return ``copies`` with the part read from storage first, or last once a slot has it."""
         loaded = self._loaded
         if loaded is None:
             return copies
@@ -274,7 +274,7 @@ class ShardCollection:
         return msgspec.structs.replace(copies, own=tuple(own))
 
     def _loaded_as(self, digest: str) -> LoadedPart | None:
-        """Return what was read from storage, if its digest is this one."""
+        """Return the part read from storage, if ``digest`` is its digest."""
         loaded = self._loaded
         return None if loaded is None or loaded.digest != digest else loaded
 
@@ -284,7 +284,7 @@ class ShardCollection:
         groups: Sequence[FetchGroup],
         contents: Mapping[str, Contents],
     ) -> None:
-        """Fetch all that is missing to where it is used, beside the intact own shards."""
+        """Fetch all missing shards to where they are used, beside the intact own shards."""
         loaded = self._loaded
         for group in own:
             if self._loaded_as(group.digest):
@@ -298,7 +298,7 @@ class ShardCollection:
         else:
             into, used = _divide(groups, contents, self._retained)
             if into:
-                # What is kept goes into one slot, so that the old ones are free.
+                # The kept shards go into one slot, so that the old slots are free.
                 own_into, own_used = _divide(own, contents, self._retained)
                 if self._gather_into_slot(own_into, into, contents):
                     own = own_used
@@ -315,7 +315,7 @@ class ShardCollection:
     ) -> tuple[list[FetchGroup], list[ShardId]]:
         """Return the own shards that are intact, and those that are not.
 
-        With ``in_place`` the intact ones can be used at once, where they are.
+        With ``in_place`` the intact shards can be used at once, where they are.
         """
         own: list[FetchGroup] = []
         lost: list[ShardId] = []
@@ -368,10 +368,10 @@ class ShardCollection:
         groups: Sequence[FetchGroup],
         contents: Mapping[str, Contents],
     ) -> bool:
-        """Copy and fetch all that is kept into one free slot and publish it there.
+        """Copy and fetch all kept shards into one free slot, and publish the slot.
 
-        So this host holds what it has to hold again, and its old slots are free. False where there
-        is no room for a slot; nothing was done then.
+        So this host again has what it has to keep, and its old slots are free. Where there is no
+        room for a slot, do nothing and return False.
         """
         layout = _layout(contents, [*own, *groups])
         writer = self._room.begin_write(
@@ -380,7 +380,7 @@ class ShardCollection:
         if writer is None:
             return False
         with writer:
-            # The bytes are read from here to the end, also once the slot is published.
+            # The bytes are read from this slot to the end, also after the slot is published.
             self._readings.callback(writer.pin().end)
             self._readings.enter_context(writer.mapped.transfer())
             crcs = self._fill(writer, layout, own, groups, contents)
@@ -394,9 +394,10 @@ class ShardCollection:
         groups: Sequence[FetchGroup],
         contents: Mapping[str, Contents],
     ) -> None:
-        """Copy and fetch the rest beside what was read; publish what stays, if it is in a slot.
+        """Copy and fetch the other shards to the part read from storage; publish what stays.
 
-        After a failure the part is as it was, and peers fetch from it as before.
+        There is no publication without a slot. After a failure the part is as it was, and peers
+        fetch from it as before.
         """
         of, memory, layout = loaded.contents, loaded.memory, loaded.layout
         crcs = {of.shard_id(index): entry.crc32c for index, entry in enumerate(of.shards)}
@@ -412,7 +413,7 @@ class ShardCollection:
         groups: Sequence[FetchGroup],
         contents: Mapping[str, Contents],
     ) -> dict[ShardId, int]:
-        """Fetch into ``memory``, and copy own shards into a slot; return the CRC32Cs of these."""
+        """Fetch into ``memory``, and copy own shards if it is a slot; return the CRC32Cs there."""
         places = {placed.shard: placed for placed in layout.shards}
         offsets = {placed.shard: placed.offset for placed in layout.shards}
 
@@ -453,7 +454,7 @@ class ShardCollection:
         return True
 
     def _put(self, shard: ShardId, view: _View) -> bool:
-        """The shard can be used; False when that was known already. From several threads."""
+        """Note that a shard can be used; return whether that was news. From several threads."""
         if not self.held.put(shard, view):
             return False
         self._arrivals.put(shard)
@@ -489,7 +490,7 @@ class ShardCollection:
 
 
 def _batches(shards: Sequence[int], contents: Contents) -> Generator[list[int]]:
-    """The shards in their order, so many bytes at once; each batch has one at least."""
+    """Yield the shards in their order, in batches of so many bytes; no batch is empty."""
     batch: list[int] = []
     nbytes = 0
     for shard in shards:
@@ -507,7 +508,7 @@ def _divide(
     contents: Mapping[str, Contents],
     first: Container[ShardId] | RetainedShards | None,
 ) -> tuple[list[FetchGroup], list[FetchGroup]]:
-    """Divide groups into shards that are in ``first``, and the others. None: all are in it."""
+    """Divide groups into shards that are in ``first``, and the others. None: all are in."""
     if first is None:
         return list(groups), []
     inside: list[FetchGroup] = []
@@ -587,7 +588,7 @@ class ShardFetcher:
     def contents_from(self, digest: str, holders: Sequence[str]) -> Contents:
         """Return a manifest, from the first holder that gives it.
 
-        CopiesFailed when none has it, HolderUnreachable.
+        CopiesFailed when no holder has the manifest, HolderUnreachable.
         """
         contents = self._calls.first(
             f"manifest {digest[:12]} of step {self._save.step}",
@@ -607,14 +608,14 @@ class ShardFetcher:
         into: _native.Mapping,
         arrived: Callable[[ShardId], object],
     ) -> dict[ShardId, int]:
-        """Fetch every group into ``places`` of ``into``; the CRC32C of each shard.
+        """Fetch every group into ``places`` of ``into``; return the CRC32C of each shard.
 
-        CopiesFailed when a shard has no source left; HolderUnreachable when one that may have it
-        did not answer until the deadline.
+        CopiesFailed when a shard has no source left; HolderUnreachable when a holder that may have
+        the shard did not answer until the deadline.
 
         Args:
-          arrived: told of each shard as soon as it is there and checked, from several threads.
-            Nobody writes to its bytes from then on, whatever becomes of the others.
+          arrived: called with each shard as soon as it is there and checked, from several threads.
+            The shard's bytes are not written again, even if other shards fail.
         """
 
         crcs: dict[ShardId, int] = {}
@@ -636,7 +637,7 @@ class ShardFetcher:
         arrived: Callable[[ShardId], object],
         crcs: dict[ShardId, int],
     ) -> None:
-        """Fetch from the first source; what does not come or is damaged, from the alternates.
+        """Fetch from the first source, and missing or damaged shards from the alternates.
 
         Adds to ``crcs``.
         """
@@ -646,7 +647,7 @@ class ShardFetcher:
             return
 
         def accept(source: str, shard: int, crc: int) -> None:
-            """Check what came against the CRC of capture time. What is damaged comes again."""
+            """Accept a shard that has the CRC of capture time. A damaged shard is fetched again."""
             entry, name = contents.shards[shard], contents.shard_id(shard)
             if crc != entry.crc32c or name in crcs:
                 return
@@ -659,7 +660,7 @@ class ShardFetcher:
             return [shard for shard in wanted if contents.shard_id(shard) not in crcs]
 
         def ask(source: str) -> bool | None:
-            """True, once nothing is missing; None when the rest is damaged there."""
+            """Return True, once nothing is missing; None when the rest is damaged at ``source``."""
             left = missing()
             received = self._client.fetch_shards(
                 self._addresses[source],

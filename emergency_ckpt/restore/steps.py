@@ -34,10 +34,10 @@ class StepDescription(NamedTuple):
 
     Attributes:
       leaves: every leaf of its state.
-      host_state: the non-tensor state of one of its processes, this one's where it is at hand;
+      host_state: the non-tensor state of one process, of the calling process if that is available;
         None when there is none.
-      tier: where this was read.
-      written_s: Unix time of its commit in the persistent tier; None when it is not there.
+      tier: where leaves and host state were read.
+      written_s: Unix time of the commit in the persistent tier; None when the step is not there.
       metrics: as given to ``save``, from the persistent tier.
     """
 
@@ -53,9 +53,9 @@ class StepCatalog:
     """The steps of one run. Its collective methods are numbered by the order of calls.
 
     Attributes:
-      tiers: those of this process, the fastest to read first.
-      removals_held: a context in which nothing else removes old steps.
-      forget: called on all processes with a step that was removed, or was to be.
+      tiers: this process's tiers, the fastest to read first.
+      removals_held: a context in which no other part of the program removes old steps.
+      forget: called on all processes with a step that was removed, or was to be removed.
       incarnation: of this life's saves.
       series: the rounds of surveys, removals and inspections.
     """
@@ -74,8 +74,8 @@ class StepCatalog:
         """Return the steps known here to be complete, oldest first. Not collective; reads storage.
 
         Where a tier does not answer within ``LISTING_TIMEOUT_S``, only the steps of the other tiers
-        are known. PersistentTierError, CorruptData when the other tiers have no step: nobody has
-        said that the silent tier has none.
+        are returned. PersistentTierError, CorruptData when the other tiers have no step, since the
+        silent tier may have steps.
         """
         steps: set[int] = set()
         failures: list[PersistentTierError | CorruptData] = []
@@ -95,13 +95,14 @@ class StepCatalog:
         return sorted(steps)
 
     def survey(self, state: PyTree) -> CompleteSteps:
-        """The complete steps of both tiers, by what all processes hold now. Collective; blocks.
+        """Return the complete steps of both tiers, as all processes have them now.
 
-        ``state`` is what would be restored into. Nothing is forgotten, and no save waited for.
+        ``state`` is what would be restored into. Forgets no step, and waits for no save.
+        Collective; blocks.
 
         Raises:
           PersistentTierError: storage cannot be reached, and RAM has no complete step.
-          HolderUnreachable: what some process holds cannot be read.
+          HolderUnreachable: a manifest of some process cannot be read.
           RestoreFailed, DeadlineExceeded: a process failed or did not come.
         """
         parts, number = self.parts, self.surveys
@@ -132,13 +133,12 @@ class StepCatalog:
         return not self._agree("intact", number, own)
 
     def remove(self, step: int) -> None:
-        """Remove ``step`` from both tiers, also the last. Collective; blocks.
+        """Remove ``step`` from both tiers, even the last step. Collective; blocks.
 
         No save may be under way.
 
         Raises:
-          RestoreFailed, PersistentTierError, LocalTierError: it may be gone in part then, and is
-          complete nowhere.
+          RestoreFailed, PersistentTierError, LocalTierError: the step may then be gone in part.
           CheckpointError: this job only reads.
         """
         if self.parts.config.only_reads:
@@ -153,7 +153,7 @@ class StepCatalog:
                     lambda error: self._agree("remove", number, error),
                 )
         finally:
-            # Also where it failed: names of later saves follow from it, alike on all.
+            # After a failure too: names of later saves follow from the call, alike on all.
             self.forget(step)
         if errors:
             raise RestoreFailed("remove", f"step {step}", errors)
@@ -164,11 +164,11 @@ class StepCatalog:
         return agree(parts.coordinator, name, error, timeout_s, self.series)
 
     def _remove(self, step: int) -> None:
-        for tier in reversed(self.tiers):  # what fails in storage leaves the step in RAM
+        for tier in reversed(self.tiers):  # after a failure in storage, RAM keeps the step
             tier.remove(step, self.incarnation())
 
     def describe(self, step: int) -> StepDescription:
-        """Return the contents of ``step``. Not collective: from this process's RAM, else storage.
+        """Return the contents of ``step``, from this process's RAM, else storage. Not collective.
 
         StepNotFound when the step is in neither; PersistentTierError, CorruptData.
         """
@@ -192,7 +192,7 @@ class StepCatalog:
 def _first_intact(documents: Iterable[Callable[[], bytes]]) -> Any:
     """Return the first host state that can be read; None without any.
 
-    CorruptData when all of them are damaged.
+    CorruptData when all host states are damaged.
     """
     damage: CorruptData | None = None
     for read in documents:

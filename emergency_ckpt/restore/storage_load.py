@@ -1,8 +1,9 @@
-"""A step in storage comes into the memory of all processes: the leader's plan, and one part.
+"""Reading a step from storage into the memory of all processes: the leader's plan, and one part.
 
-Each byte leaves storage once, spread over all processes. Each process reads its part into a slot
-with room for all that stays in its RAM (``LoadedPart``), or into plain memory where the ramdisk has
-no room. The restore that follows is one from RAM and peers, and fills the rest of that memory.
+Each byte is read from storage once, by one of the processes. Each process reads its part into a
+slot with room for all that stays in its RAM (``LoadedPart``), or into plain memory where the
+ramdisk has no room. The restore that follows is from RAM and peers, and fills the rest of that
+memory.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class StorageRead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class DocumentRead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A host-state document to bring into RAM; without a ``digest`` there is none: it is empty."""
+    """A host-state document to read into RAM; an empty ``digest`` stands for no host state."""
 
     owner: int
     digest: str
@@ -52,7 +53,7 @@ class LoadPart(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     """The part of one process: reads from storage, and how their leaves are stored.
 
     Attributes:
-      pieces: the boxes as read, by any process, of the targets that nobody reads as one box.
+      pieces: the boxes, as any process reads them, of the targets that no process reads whole.
     """
 
     reads: tuple[StorageRead, ...] = ()
@@ -78,11 +79,11 @@ class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=Tr
     """Bring a persistent step into RAM. Each byte is read once over the whole job.
 
     Attributes:
-      save: identity that it has in RAM.
-      item: directory with its arrays.
-      complete: storage holds every chunk, also those of zeros.
+      save: the step's identity in RAM.
+      item: the directory with the step's arrays.
+      complete: storage has every chunk, also those of zeros.
       numbers: the stored dtypes of leaves that are Python numbers in the wanted state.
-      document_count: number of processes that the host states are of; 0: none are brought.
+      document_count: number of processes that have saved host states; 0: no host state is read.
     """
 
     step: int
@@ -95,13 +96,13 @@ class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=Tr
     rejected: tuple[Rejection, ...] = ()
 
     def share_of(self, processes: Iterable[int]) -> LoadPlan:
-        """Return this plan with the parts of some processes only, as it is sent to these."""
+        """Return this plan with only the parts of ``processes``, to be sent to them."""
         parts = {process: self.parts.get(process, LoadPart()) for process in processes}
         return msgspec.structs.replace(self, parts=parts)
 
 
 def passed_over(save: SaveId, rejected: Iterable[Rejection]) -> set[SaveId]:
-    """Return the saves in RAM that a plan of ``save`` passed over: none of them is complete."""
+    """Return the saves in RAM that a plan of ``save`` passed over, since none is complete."""
     return {
         msgspec.structs.replace(save, step=rejection.step, incarnation=rejection.incarnation)
         for rejection in rejected
@@ -176,7 +177,7 @@ def _pieces(
 def _stored_numbers(
     stored: StoredStep, arrays: Mapping[str, StoredArray], wanted: Mapping[str, LeafSpec]
 ) -> dict[str, str]:
-    """By path, the dtypes of the wanted Python numbers; ``match_leaves`` found them right."""
+    """Return, by path, the stored dtypes of wanted Python numbers, checked by ``match_leaves``."""
     dtypes = {leaf.array.full_name: leaf.spec.dtype for leaf in stored.leaves.values()}
     dtype_by_path = {path: dtypes[array.full_name] for path, array in arrays.items()}
     if stored.marker is not None:
@@ -185,10 +186,9 @@ def _stored_numbers(
 
 
 def loaded_copies(plan: LoadPlan, inventory: Inventory) -> set[Quarantined]:
-    """Every quarantine entry that may be of a copy that the plan, carried out, has replaced. Pure.
+    """Return the quarantine entries of copies that a finished load by ``plan`` may have replaced.
 
-    Args:
-      inventory: as reported after the load.
+    Pure. ``inventory``: as reported after the load.
     """
     replaced: set[tuple[str, str]] = set()
     for holder in inventory.holders:
@@ -254,10 +254,10 @@ class StorageLoad:
         return shard_nbytes(self._specs[shard.leaf], shard.box)
 
     def read(self) -> LoadedPart:
-        """Read this process's part; return it. Host states are published where there is room.
+        """Read and return this process's part. Host states are published where there is room.
 
-        Blocks until nothing moves any more: while storage does not answer, it is asked again. An
-        answer that breaks off comes again too, but gets further before long.
+        While storage does not answer, it is asked again, until nothing moves any more. Reads that
+        break off are repeated too, as long as some read gets further before long.
         PersistentTierError, CorruptData; LocalTierError when the system gives no memory.
         """
         clock = self._progress.clock
@@ -292,15 +292,15 @@ class StorageLoad:
             if isinstance(memory, SlotWriter):
                 memory.abort()
             raise
-        # What is here of the save is not complete, and was read once more.
+        # The older copies of the save here are not complete, and were read once more.
         self._tier.protect({copy.save for copy in self._tier.held()[0]} - {save})
         self._tier.drop(save)
         return LoadedPart(contents, memory, layout, documents)
 
     def _memory(self) -> tuple[SlotWriter | Scratch, Layout]:
-        """Return a slot for what this process reads and what stays in its RAM, else memory.
+        """Return a slot for the boxes that this process reads or keeps in RAM, else memory.
 
-        Memory is for all that this process reads or needs.
+        Memory has room for all boxes that this process reads or needs.
         """
         reads, needs = {read.shard for read in self._part.reads}, self._part.needs(self._targets)
         stays = [shard for shard in needs if self._retained is None or shard in self._retained]
@@ -316,7 +316,7 @@ class StorageLoad:
         return lay_out(self._leaves, [(shard, self._size_bytes(shard)) for shard in shards])
 
     def _documents_without_room(self) -> dict[int, bytes]:
-        """Read and publish the host states; return those that the ramdisk has no room for."""
+        """Read and publish the host states; return those for which the ramdisk has no room."""
         save, count = self._plan.save, self._plan.document_count
         return {
             owner: data
@@ -331,7 +331,7 @@ class StorageLoad:
         return {self._plan.save, *passed_over(self._plan.save, self._plan.rejected)}
 
     def _read(self, offsets: Mapping[ShardId, int], into: Mapped) -> dict[ShardId, int]:
-        """Read all into mapped memory; return the CRC32C of each shard. CorruptData."""
+        """Read all shards into mapped memory; return the CRC32C of each. CorruptData."""
         crcs: dict[ShardId, int] = {}
 
         def read_missing() -> None:
