@@ -1,23 +1,23 @@
 """The processes of a job: coordination service, membership, notices, and access to peers.
 
-1. ``start_agreement`` compares the settings of all processes; ``secret_agreement`` gives all the
-   run's secret.
+1. ``start_agreement`` compares the settings of all processes; ``secret_agreement`` gives the run's
+   secret to all.
 2. ``membership`` claims the ramdisk, starts the server and agrees on an incarnation (``peers``).
 3. ``coordination`` is the only user of JAX's coordination service: put, get, list.
-   ``round`` has the two ways to agree on it, a round and a cell that is set once, and the one
-   clean-up of their keys (``Series``); a round ends each start and each restore.
-4. ``left_processes`` records the processes that have left, and decides who is absent;
-   ``lost_peers`` finds one that died without a word, for a wait inside ``save``.
+   ``round`` has the two ways to agree through the service, a round and a cell that is set once, and
+   the one clean-up of their keys (``Series``); a round ends each start and each restore.
+4. ``left_processes`` records the processes that have left, and decides which processes are absent;
+   ``lost_peers`` finds a process that died without a report, for a wait inside ``save``.
    ``preemption`` agrees on the step at which all act on a notice.
-5. ``shard_source`` is what a process serves to its peers: its RAM, and in a restore the part of a
+5. ``shard_source`` has what a process serves to its peers: its RAM, and in a restore the part of a
    step that it has read from storage (``loaded_part``).
-6. ``timelines`` decides when a restore is binding, and applies it to the persistent directory,
-   on which it holds the run's claim.
-7. ``beats`` tells, in a restore or a save to storage, that a process moves; the others wait for it
-   as long as it does.
+6. ``timelines`` decides when a restore is binding, and applies the restore to the persistent
+   directory, on which the run has its claim.
+7. ``beats`` reports, in a restore or a save to storage, that a process makes progress; the others
+   wait for the process as long as it does.
 
-Rules of their own on top of rounds and cells have the vote (doubt), the announcements of
-steps, and the sync point of a notice.
+The vote (doubt), the announcements of steps, and the sync point of a notice add rules of their own
+to rounds and cells.
 
 Guaranteed: every wait has a deadline and names the missing processes; an error on one process of a
 collective call becomes an error on all; keys of a save or restore are deleted once every process is

@@ -1,9 +1,9 @@
-"""The beats of processes that wait for each other in long work, and what is told of it.
+"""The beats of processes that wait for each other in long work, and the events about the work.
 
-A thread of each process that is at the work tells, every quarter of the stall limit, how far it
-has come: one key for each process, which it replaces. Short work sends none. Who waits looks at the
-beats of those it waits for, so a wait lasts as long as they move and no longer
-(``core.stall.BeatLog``).
+A beat is a report of progress: a thread of each process at the work sends a beat every quarter of
+the stall limit, to one key for each process, which it replaces. Short work sends no beat. A process
+that waits looks at the beats of those that it waits for, so a wait lasts as long as they make
+progress and no longer (``core.stall.BeatLog``).
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _LEAVE_S = 10.0
 
 
 _Beat = tuple[int, ProcessWork]
-"""The number of a process's beat, and what it tells."""
+"""The number of a process's beat, and the work that the beat reports."""
 
 
 class Beats:
-    """This process's beats in one piece of work, while inside, and its look at the others'.
+    """While inside, sends this process's beats in one piece of work, and reads the others' beats.
 
     Args:
       name: of the keys; the leader deletes them once all have left the work.
       tell: called about every 30 s with the fields of an event.
-      is_leader: looks at the beats of all, and so can name the slowest.
+      is_leader: the leader looks at the beats of all, and so can name the slowest process.
     """
 
     def __init__(
@@ -82,20 +82,22 @@ class Beats:
     ) -> None:
         self._ended.set()
         self._progress.clock.__exit__(kind, error, trace)
-        # A beat after the leader's deletion would stay; a service that hangs must hold nothing up.
+        # Wait, since a beat after the leader's deletion would stay; not long, since the service may
+        # hang.
         join(self._thread, _LEAVE_S)
         if self._has_told:
             self._tell(_fields(ProcessWork(doing="over"), None, None))
 
     def all_came(self, processes: Collection[int]) -> None:
-        """Note that these have come to the work, as an answer shows for which all have spoken."""
+        """Note that ``processes`` have begun the work, as an answer to all of them shows."""
         with self._lock:
             self._log.came(processes, self._progress.clock.now_s())
 
     def check(self, processes: Collection[int]) -> None:
-        """Look at those that are waited for, now and then. DeadlineExceeded names who is stuck.
+        """Look now and then at the processes that this process waits for.
 
-        While nobody is, this process's own work goes on too.
+        DeadlineExceeded names those that are stuck. While none is, the wait counts as progress of
+        this process's own work.
         """
         now_s = time.monotonic()
         others = sorted(set(processes) - {self._coordinator.process_index})
@@ -138,7 +140,7 @@ class Beats:
             try:
                 self._beat(number)
             except CheckpointError as error:
-                logging.warning("the others do not learn how far this process is: %s", error)
+                logging.warning("the others get no report how far this process is: %s", error)
             if time.monotonic() - self._told_s >= min(_TOLD_S, self._limits.stall_s / 2):
                 self._told_s = time.monotonic()
                 self._tell_progress()

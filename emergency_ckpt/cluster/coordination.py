@@ -1,11 +1,11 @@
-"""All uses of JAX's coordination service, and the decoding of what comes from it.
+"""All uses of JAX's coordination service, and the decoding of the values from it.
 
 Control data only: a value takes about 0.4 ms, and the service carries some tens of MB/s. No call
 here belongs on the training thread's save path.
 
 Any value there may be damaged, of another version, or forged. A value that cannot be decoded is a
-CoordinationError that names the message and its process. A collective call treats it as a failure
-of that process, so that all processes see it (``decode_each``).
+CoordinationError that names the message and its process. A collective call treats such a value as a
+failure of that process, so that all processes see the failure (``decode_each``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from emergency_ckpt.json_decoders import decoder_of
 from emergency_ckpt.private_names import private_module
 
 ERROR_LIMIT_CHARS = 2000
-"""Maximum for an error text that one process sends to the others."""
+"""Maximum length of an error text that one process sends to the others."""
 JOINED_LIMIT_CHARS = 1000
 
 _DISCARD_PORT = 9
@@ -42,7 +42,7 @@ _DISCARD_PORT = 9
 Told = TypeVar("Told")
 
 distributed = private_module("jax._src.distributed", "global_state", project="jax")
-"""Has the client of JAX's coordination service, which has no public name."""
+"""The state that has the client of JAX's coordination service; JAX has no public name for it."""
 _T = TypeVar("_T")
 _UNREADABLE_LIMIT_CHARS = 400
 _HINT = "all processes must run the same version"
@@ -61,11 +61,11 @@ class Coordinator(Protocol):
     def process_count(self) -> int: ...
 
     def put(self, key: str, value: bytes) -> None:
-        """Set ``key`` once; CoordinationError when it is already set."""
+        """Set ``key`` once; CoordinationError when ``key`` is already set."""
         ...
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """Wait for ``key``; DeadlineExceeded when it is not set in time."""
+        """Wait for the value of ``key``; DeadlineExceeded when ``key`` is not set in time."""
         ...
 
     def list(self, prefix: str) -> Mapping[str, bytes]:
@@ -77,7 +77,7 @@ class Coordinator(Protocol):
         ...
 
     def find(self, key: str) -> bytes | None:
-        """Return the value of ``key``, or None when it is not set. Does not wait for it."""
+        """Return the value of ``key``, or None when ``key`` is not set. Does not wait."""
         ...
 
     def replace(self, key: str, value: bytes) -> None:
@@ -185,7 +185,7 @@ class LocalCoordinator:
 
 
 def namespace(run_id: str, number: int) -> str:
-    """Return the prefix of all keys of one checkpointer; short, because every key carries it."""
+    """Return the prefix of all keys of one checkpointer; short, because every key has it."""
     return f"eckpt/{hashlib.sha256(run_id.encode()).hexdigest()[:8]}/{number}"
 
 
@@ -222,17 +222,17 @@ def jax_hears_notices() -> bool:
 _JAX_NOTICE, _JAX_ANSWERS = "RECEIVED_PREEMPTION_NOTICE", "PREEMPTION_CURRENT_COUNTER"
 """Keys of JAX's preemption service in the store of all processes; see ``private_names``."""
 _LONG_AGO = b"1970-01-01T00:00:00+00:00"
-"""The time in a notice of ours: JAX waits for a late one, by each process's own clock."""
+"""The time in our notices: JAX waits until the time in a notice, by each process's own clock."""
 
 
 def jax_has_notice() -> bool:
-    """Return whether JAX's preemption service has taken a notice at any process."""
+    """Return whether JAX's preemption service has received a notice at any process."""
     client = distributed.global_state.client
     return jax_hears_notices() and _find(client, _JAX_NOTICE, _JAX_NOTICE) is not None
 
 
 def tell_jax_of_notice() -> None:
-    """Have JAX's preemption service take a notice at all processes, unless it has one or is off."""
+    """Give JAX's preemption service a notice on all processes, unless it has one or is off."""
     if not jax_hears_notices():
         return
     try:
@@ -243,9 +243,9 @@ def tell_jax_of_notice() -> None:
 
 
 def jax_has_answers(count: int) -> bool:
-    """Return whether the services of ``count`` processes have answered a notice, or JAX's is off.
+    """Return whether JAX's service of all ``count`` processes has answered a notice, or is off.
 
-    JAX holds up the end of each process for three minutes when one ends before it has answered.
+    JAX delays the end of each process by three minutes when one ends before it has answered.
     """
     if not jax_hears_notices():
         return True
@@ -257,7 +257,7 @@ def jax_has_answers(count: int) -> bool:
 
 
 def _find(client: Any, key: str, shown: str) -> bytes | None:
-    """Return the value of ``key``, None while it is not set; errors name it ``shown``."""
+    """Return the value of ``key``, None while it is not set; errors name the key ``shown``."""
     try:
         return client.key_value_try_get_bytes(key)
     except jax.errors.JaxRuntimeError as error:
@@ -270,9 +270,8 @@ def own_address(bind_host: str | None = None) -> str:
     """Return ``bind_host`` as a numeric address, else this host's on its route to the coordinator.
 
     The address is 127.0.0.1 in a job on one machine, or without ``jax.distributed``. The address is
-    also a loopback address where the name of the coordinator's host stands for such an address on
-    that host: see ``reachable_host``.
-    ConfigError: ``bind_host`` is no address.
+    also a loopback address on the coordinator's host, if the host's name means a loopback address
+    there: see ``reachable_host``. ConfigError: ``bind_host`` is no address.
     """
     if bind_host is not None:
         try:
@@ -366,7 +365,7 @@ def _service_error(
 def decode_message(
     data: bytes, kind: type[_T] | Any, name: str, *, limit_bytes: int = MAX_PLAN_MESSAGE_BYTES
 ) -> _T:
-    """Return the message ``name``. CoordinationError for anything else."""
+    """Return the decoded message ``name``. CoordinationError when ``data`` is no such message."""
     if len(data) > limit_bytes:
         raise _not_a_message(name, f"{len(data)} bytes are more than {limit_bytes}")
     try:
@@ -421,7 +420,7 @@ def number_of(text: str | bytes, name: str) -> int:
 
 
 def reason_of(data: bytes) -> str:
-    """Return the readable part of a sentence for people. Never raises."""
+    """Return the reason in ``data``, cut to its limit and made readable. Never raises."""
     return data[:MAX_REASON_BYTES].decode(errors="replace")
 
 

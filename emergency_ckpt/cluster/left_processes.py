@@ -1,14 +1,16 @@
 """The processes that have left the job, and why, so that no process waits for them.
 
-A leaving process announces it twice. At once (``LEAVING``): the reason, and the newest save that it
-has begun in each tier. It still finishes these, so the others wait for it in them and not in later
-ones. When it has released everything (``GONE``): nothing more comes from it.
+A leaving process makes two announcements. At once (``LEAVING``) it announces the reason, and the
+newest save that it has begun in each tier. It still finishes these saves, so the others wait for
+this process in these saves and not in later saves. When the process has released everything, it
+announces that nothing more comes from it (``GONE``).
 
 A process that dies announces nothing: ``lost_peers`` ends the wait for it inside ``save``, and the
 engine and JAX's heartbeats decide on the rest.
 
-A process that has come to a later save, and so takes no part in one that it left out, says that too
-(``come_to``). ``LeftProcesses.absent`` puts all of this together: nobody else says who is absent.
+A process that begins a save takes no part in earlier saves that it left out, and reports that too
+(``come_to``). ``LeftProcesses.absent`` combines all these reports into the list of absent
+processes; it is the only source of that list.
 """
 
 from __future__ import annotations
@@ -35,20 +37,20 @@ LEAVING = "leaving"
 GONE = "gone"
 _AT = "at"
 _ASKED_ALONE = 2
-"""So few processes are asked for by their keys; the list of all grows with the job."""
+"""The keys of so few processes are read one by one; the list of all keys grows with the job."""
 _REASON_LIMIT_CHARS = 500
 
 
 Place = tuple[int, int, str]
 """Number of a save's life, its step, and the part that a forced save adds to the incarnation.
 
-Short, because every process says it with each save."""
+Short, because every process sends its place with each save."""
 _LAST: Place = (MAX_INT, 0, "")
-"""Behind every save: of a process that leaves, and takes part in the last save to storage."""
+"""A place after every save: of a leaving process that takes part in the last save to storage."""
 
 
 class _Leaving(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``begun``: the newest save begun in each tier, as of ``in_order``."""
+    """``begun``: the newest save begun in each tier, as ``in_order`` returns it."""
 
     reason: str
     begun: dict[str, Place]
@@ -57,7 +59,7 @@ class _Leaving(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def in_order(save: SaveId) -> Place:
     """Return a key that rises with each save of a process.
 
-    Later lives sort later, and so does a step that is forced again within one.
+    Later lives sort later, and so does a step that is forced again within one life.
     """
     return number_of(save.incarnation), save.step, save.incarnation.partition(".")[2]
 
@@ -75,19 +77,19 @@ def leaving(coordinator: Coordinator) -> dict[int, str]:
 
 
 def have_left(coordinator: Coordinator, processes: Collection[int]) -> dict[int, str]:
-    """Return those of ``processes`` that have left for good, each with a sentence."""
+    """Return the processes among ``processes`` that have left for good, each with a sentence."""
     gone = _said(coordinator, GONE, processes)
     return {p: f"process {p} has left: {reason_of(why)}" for p, why in sorted(gone.items())}
 
 
 def _leaving(coordinator: Coordinator, processes: Collection[int]) -> dict[int, _Leaving]:
-    """Return the announcements; an unreadable one counts as left, without any save begun."""
+    """Return the announcements; an unreadable announcement counts as one without a begun save."""
     values = _said(coordinator, LEAVING, processes)
     return decode_each(values, _Leaving, LEAVING, lambda text: _Leaving(text, {}))
 
 
 def _said(coordinator: Coordinator, kind: str, processes: Collection[int]) -> dict[int, bytes]:
-    """Return the values below ``kind`` of those of ``processes`` that have one."""
+    """Return, by process, the values below the key ``kind`` that ``processes`` have set."""
     if len(processes) <= _ASKED_ALONE:
         answers = {process: coordinator.find(f"{kind}/{process}") for process in processes}
         return {process: value for process, value in answers.items() if value is not None}
@@ -96,7 +98,7 @@ def _said(coordinator: Coordinator, kind: str, processes: Collection[int]) -> di
 
 
 class LeftProcesses:
-    """The announcement of this process, and those of the others. Thread-safe."""
+    """Announces that this process leaves, and reads the others' announcements. Thread-safe."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -108,7 +110,8 @@ class LeftProcesses:
     ) -> None:
         """Announce that this process begins no more saves. Idempotent; never raises.
 
-        ``stores_last``: but for one to storage, of the newest step of RAM (``save.last_step``).
+        ``stores_last``: this process still takes part in the save to storage of RAM's newest step
+        (``save.last_step``).
         """
         saves: dict[str, Place] = {tier: in_order(s) for tier, s in begun.items()}
         if stores_last:
@@ -121,7 +124,7 @@ class LeftProcesses:
         self._say(GONE, reason[:_REASON_LIMIT_CHARS].encode())
 
     def come_to(self, tier: TierName, save: SaveId) -> None:
-        """Say that this process has come to ``save``: it takes part in none before it."""
+        """Report that this process begins ``save``, and takes part in no earlier save any more."""
         key = f"{_AT}/{tier}/{self._coordinator.process_index}"
         self._coordinator.replace(key, msgspec.json.encode(in_order(save)))
 
@@ -136,11 +139,11 @@ class LeftProcesses:
         try:
             coordinator.put(f"{kind}/{coordinator.process_index}", value)
         except CheckpointError as error:
-            # The service has ended too, so no process is left to read it.
+            # The service has ended too, so no process is left to read the announcement.
             logging.info("leaving without telling the other processes: %s", error)
 
     def absent(self, tier: TierName, save: SaveId, processes: Collection[int]) -> dict[int, str]:
-        """Return those of ``processes`` that take no part in ``save``, each with a sentence."""
+        """Return which of ``processes`` take no part in ``save``, each with a sentence."""
         coordinator = self._coordinator
         sentences = have_left(coordinator, processes)
         for process, leaving in _leaving(coordinator, processes).items():

@@ -1,8 +1,8 @@
-"""The memory of a restore from storage on one process: what it has read, and room for the rest.
+"""The memory of a restore from storage on one process: the part it has read, and room for the rest.
 
-Peers fetch from here what this process has read, while this process receives the rest beside it.
-The memory is a free slot, or plain memory where the ramdisk has no room. A slot is published once
-it has all that stays in RAM, so a restore that fails leaves nothing.
+Peers fetch the part that this process has read from this memory, into which the process receives
+the rest meanwhile. The memory is a free slot, or plain memory where the ramdisk has no room. A slot
+is published once it has all that stays in RAM, so a restore that fails leaves nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Scratch:
     """Plain memory of this process, as a mapping to receive into. Freed with its last view.
 
     Raises:
-      LocalTierError: the system gives none.
+      LocalTierError: the system gives no memory.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -57,11 +57,11 @@ class LoadedPart:
     """The part of a step in storage that this process has read; see the module.
 
     Attributes:
-      contents: the shards that were read, where they are in ``memory``.
+      contents: the shards that were read, with their places in ``memory``.
       digest: the name of ``contents`` for peers.
-      memory: it is written only where ``contents`` has nothing.
-      layout: the places of the shards that were read, and of those to come.
-      is_open: nothing of it is published, and more may be written.
+      memory: written only where ``contents`` has no shard.
+      layout: the places of the shards that were read, and of the shards to come.
+      is_open: the part is not published, and more may be written.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class LoadedPart:
         layout: Layout,
         documents: Mapping[int, bytes],
     ) -> None:
-        """``documents``: by owner, the host states that the ramdisk has no room for."""
+        """``documents``: by owner, the host states for which the ramdisk has no room."""
         self.contents = contents
         self.encoded = encode_contents(contents)
         self.digest = contents_digest(self.encoded)
@@ -92,7 +92,7 @@ class LoadedPart:
     def added_to(self, inventory: HolderInventory) -> HolderInventory:
         """Return the inventory of this process with this part.
 
-        Process 0 also names a part without shards: somebody must, of a state without any bytes.
+        Process 0 also names a part without shards, so that some process names a state of no bytes.
         """
         tensors = inventory.tensors
         if self.contents.shards or inventory.process_index == 0:
@@ -108,7 +108,7 @@ class LoadedPart:
         return None
 
     def verify(self, shards: Sequence[int]) -> list[tuple[int, int]]:
-        """Return (shard, CRC32C found) of each of these shards that is damaged in memory."""
+        """Return (shard, actual CRC32C) of each of ``shards`` that is damaged in memory."""
         entries = [self.contents.shards[shard] for shard in shards]
         ranges = [(entry.offset, entry.nbytes) for entry in entries]
         crcs = _native.crc32c_ranges(self._mapping, ranges, copy_threads())
@@ -124,12 +124,12 @@ class LoadedPart:
         return self.memory.view(entry.offset, entry.nbytes)
 
     def transfer(self) -> AbstractContextManager[object]:
-        """Keep the memory mapped for the devices' DMA while inside, where it is."""
+        """While inside, keep memory that is mapped for the devices' DMA mapped."""
         return nullcontext() if self._mapped is None else self._mapped.transfer()
 
     @contextmanager
     def reading(self) -> Generator[tuple[_native.Mapping, Contents]]:
-        """Give the memory to a peer: no other save is written there meanwhile. NotHeld."""
+        """Give a peer the memory to read; no other save is written there meanwhile. NotHeld."""
         pin = self._pin
         if not self._is_served:
             raise NotHeld("read", f"manifest {self.digest[:12]}", "its restore is over")
@@ -137,7 +137,7 @@ class LoadedPart:
         del pin
 
     def end(self) -> None:
-        """Serve it no more; a slot that is not published is free once nobody reads there."""
+        """Serve the part no more; an unpublished slot is free once no peer reads from it."""
         self._is_served = self.is_open = False
         if isinstance(self.memory, SlotWriter):
             self.memory.abort()

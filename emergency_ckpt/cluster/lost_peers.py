@@ -1,10 +1,11 @@
-"""Peers that died without a word, for a process that waits for them inside ``save``.
+"""Peers that died without a report, for a process that waits for them inside ``save``.
 
-The arrays of a state may wait for a dead process in a collective, and JAX's wait for an array has
-no end but JAX's heartbeats, 100 s later. A kernel that has lost a process both closes its
-connections and refuses new ones to its port. A server that closed an idle connection still takes
-new ones, and a partition or a host that is gone neither closes nor refuses anything: those are left
-to JAX's heartbeats and to the engine that runs the job.
+The arrays of a state may wait for a dead process in a collective. JAX ends its wait for an array
+only by its heartbeats, 100 s later. When a process dies, its host's kernel closes the process's
+connections and refuses new connections to its port; both together are the proof of a death. A
+server that has closed an idle connection still takes new connections. A partition, or a host that
+is gone, neither closes nor refuses connections: such losses are left to JAX's heartbeats and to the
+engine that runs the job.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class LostPeers:
         known: Callable[[], Collection[int]],
         address_of: Callable[[int], str],
     ) -> None:
-        """``known``: the processes that this one has had to do with."""
+        """``known`` returns the processes that this process has made requests to."""
         self._coordinator = coordinator
         self._client = client
         self._known = known
@@ -39,10 +40,10 @@ class LostPeers:
         self._turn = 0
 
     def inspect(self) -> None:
-        """Look at one suspect, another one each time. Blocks for about a second at most.
+        """Check one suspect, another one each time. Blocks for about a second at most.
 
         Raises:
-          PeerLeft: the process of that suspect has died.
+          PeerLeft: the suspect has died.
         """
         suspects = [peer for peer in sorted(self._known()) if self._has_closed(peer)]
         if not suspects:
@@ -53,9 +54,9 @@ class LostPeers:
             return
         try:
             if suspect in have_left(self._coordinator, [suspect]):
-                return  # it has ended as intended: it said so, and then closed its port
+                return  # it has ended as intended: it announced that, and then closed its port
         except CheckpointError:
-            return  # without the service nobody can tell a death from an end
+            return  # without the service, a death cannot be distinguished from an end
         problem = (
             f"process {suspect} has died: its connections were closed, and its host refuses new"
             " ones to its port"
@@ -67,7 +68,7 @@ class LostPeers:
         try:
             return self._client.has_closed(self._address_of(peer))
         except CheckpointError:
-            return False  # its address is not known
+            return False  # the peer's address is not known
 
 
 def _refuses(address: str) -> bool:

@@ -33,13 +33,13 @@ _PART_TO_WAIT = 0.7
 
 
 class JobStart(NamedTuple):
-    """A start, as far as it is known before the processes join.
+    """The facts of a start that are known before the processes join.
 
     Attributes:
-      name: of ``agree_settings``.
-      secret: the one that was given to this process, as to all others; None: none was.
+      name: the name from ``agree_settings``.
+      secret: the secret that was given to this process, and to all others; None: none was given.
       host: numeric address on which this process would serve its peers.
-      outside: of ``agree_settings``: hosts whose processes a loopback address would shut out.
+      outside: from ``agree_settings``: hosts whose processes cannot reach a loopback address.
     """
 
     name: str
@@ -52,8 +52,8 @@ class Membership:
     """Joins the job on construction, which is collective: it succeeds on all processes or on none.
 
     Attributes:
-      incarnation: its name, given by the leader; on record in this process's RAM.
-      known: what this process's RAM knew of the run when it came.
+      incarnation: its name, which the leader has chosen, and which this process's RAM records.
+      known: what this process's RAM knew of the run when the process joined.
       newest_step: the newest step that any process, or storage, knew of; -1 without any.
       complete: the newest save that any process had on record in RAM as complete on all.
 
@@ -74,7 +74,7 @@ class Membership:
         """Join the job.
 
         Args:
-          stored: called at the leader, once all have come: what storage knows of the run.
+          stored: returns what storage knows of the run; called at the leader, once all have come.
           mapper: maps slots for the devices' DMA.
         """
         me, count = process
@@ -120,8 +120,9 @@ class Membership:
     def adopt_orphans(self) -> None:
         """Serve the saves of this run that are left in RAM. Call after all have joined.
 
-        All processes have claimed their directories by then, so the rest belongs to no process, or
-        to an earlier incarnation, which is waited for. LocalTierError, of this process alone.
+        By then all processes have claimed their directories. So each other directory belongs to no
+        process, or to an earlier incarnation, whose end this method waits for. LocalTierError, on
+        this process alone.
         """
         self.tier.adopt_orphans(self._wait_s)
 
@@ -168,7 +169,7 @@ class Membership:
         self.holdings.address = self._server.contact
         self._server.start()
         inventory = self.holdings.inventory()
-        # Directories that this process may adopt only when all processes have come know of
+        # The directories that this process may adopt later, when all have come, have records of
         # incarnations too.
         nearby = greatest_number(local_dir / self._run_id)
         self.known = Known(
@@ -179,8 +180,8 @@ class Membership:
     def _ensure_local_dir(self) -> Path:
         """Return the directory of runs in RAM, of which this process claims its part.
 
-        A job that only reads has a directory of its own elsewhere, with small files alone: it keeps
-        no step in RAM, and the directories of its run belong to the job that saves.
+        A job that only reads keeps no step in RAM, and the directories of its run belong to the job
+        that saves. So each of its processes makes its own directory elsewhere, for small files.
         """
         if not self._config.only_reads:
             return Path(resolved(self._config.local_dir))

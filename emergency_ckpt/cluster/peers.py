@@ -42,7 +42,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The word of a process at the start. It stays in the service: peers read the address there."""
+    """The message of a process at the start. It stays in the service: peers read its address."""
 
     address: str
     known: Known
@@ -55,7 +55,7 @@ class Started(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
       newest_step: the newest step that any process, or storage, knew of; -1 without any.
       complete: the newest save that any process has on record in RAM as complete on all.
-      error: why it has not begun; empty when it has.
+      error: why the incarnation has not begun; empty when it has.
     """
 
     incarnation: str
@@ -74,7 +74,7 @@ class Peers:
         self._addresses: dict[int, str] = {}
 
     def address_of(self, process: int) -> str:
-        """Return the transfer address of ``process``; asked of the coordination service once."""
+        """Return the transfer address of ``process``, read from the coordination service once."""
         with self._lock:
             known = self._addresses.get(process)
         if known is None:
@@ -87,7 +87,7 @@ class Peers:
         return known
 
     def known(self) -> frozenset[int]:
-        """Return the processes that this one has asked for anything."""
+        """Return the processes that this process has made requests to."""
         with self._lock:
             return frozenset(self._addresses) - {self._coordinator.process_index}
 
@@ -96,7 +96,7 @@ class Peers:
     ) -> None:
         """Send ``process`` a copy of this process's host state; published on return. Blocks.
 
-        ``for_storage``: for a save to storage; it is in the memory of ``process`` on return.
+        ``for_storage``: for a save to storage; the copy is in the memory of ``process`` on return.
         """
         me, count = self._coordinator.process_index, self._coordinator.process_count
         address = self.address_of(process)
@@ -110,8 +110,8 @@ class Peers:
 def fetch_contents(client: TransferClient, address: str, digest: str) -> Contents:
     """Return the contents of a manifest at ``address``, checked against every rule of FORMAT.md.
 
-    CorruptData when they break a rule or have another digest; TransferError when they do not
-    arrive.
+    CorruptData when the contents break a rule or have another digest; TransferError when they do
+    not arrive.
     """
     return decode_contents(client.fetch_contents(address, digest), digest)
 
@@ -122,7 +122,7 @@ def agree_start(
     timeout_s: float,
     stored: Callable[[], Known] = Known,
 ) -> Started:
-    """Run ``start`` on all processes, and begin an incarnation after all that any process knows of.
+    """Run ``start`` on all processes, and begin an incarnation after all that are known anywhere.
 
     Collective: when it fails on one process, every process raises.
 

@@ -1,24 +1,25 @@
-"""Preemption notices: where they come from, the step at which all act on one, and the time left.
+"""Preemption notices: their sources, the step at which all processes act, and the time left.
 
 A notice comes from SIGTERM, from JAX's own preemption service, or from a call of
-``request_preemption`` in any thread of any process. The processes agree on one call of all:
+``request_preemption`` in any thread of any process. The processes agree on the call at which all
+act:
 
 1. A thread of each process looks for a notice: its own, or the key ``preempt/notice`` of another.
 2. The thread publishes the number of its process's last call, and the next call blocks.
-3. The leader takes the numbers and publishes, once, the number after the highest, which no process
-   that answered has passed. Each acts at its first call with that number or a higher one.
+3. The leader reads the numbers and publishes, once, the number after the highest, which no process
+   that answered has passed. Each process acts at its first call with that number or a higher one.
 
-A process whose loop has ended answers, without a question, with a number that no call has. So a
-notice that comes while the processes end is acted on by all of them or by none, and nobody waits.
+A process whose loop has ended publishes, before any notice, a number that no call has. So either
+all processes act on a notice that comes while they end, or none does, and none waits.
 
 Calls are numbered and not named by their steps, since steps jump at a restore: a notice in between
-would wait for a step that never comes. The numbers of all processes continue from the highest that
-any of them has used, at each start and restore (``PreemptionWatch.go_on_from``).
+would wait for a step that never comes. At each start and restore, the numbers of all processes
+continue from the highest that any process has used (``PreemptionWatch.go_on_from``).
 
-JAX's own agreement is not used: a rank that is gone holds it up for three minutes, it answers once
-in the life of a process, and one process alone does not have it. Where JAX's service is on it
-agrees on each notice all the same, before the leader decides: a SIGTERM that JAX takes while the
-processes end after a notice of another kind would hold up their end, for those three minutes.
+JAX's own agreement is not used: a rank that is gone delays it by three minutes, it answers once in
+the life of a process, and one process alone does not have it. Where JAX's service is on,
+it must still agree on each notice before the leader decides. Otherwise JAX might receive a SIGTERM
+while the processes end after another kind of notice, and delay their end by those three minutes.
 """
 
 from __future__ import annotations
@@ -60,21 +61,21 @@ _FIRST_SIGNAL = (
 class SigtermListener:
     """The handler of SIGTERM for all checkpointers of the process. Only the main thread can set it.
 
-    It calls the handler that it found, if that is Python's. JAX's preemption service has a handler
-    in C, which Python does not know and which stays, where no Python handler was set:
-    ``jax_has_notice`` tells of its notices.
+    It also calls the handler that was set before, if that is a Python function. JAX's preemption
+    service has a handler in C, which Python does not know. Where no Python handler was set, JAX's
+    handler stays, and ``jax_has_notice`` finds its notices.
 
     Attributes:
-      is_ending: the process ends and has taken the handler away itself (``second_signal_ends``).
+      is_ending: the process ends and has removed the handler itself (``second_signal_ends``).
     """
 
     def __init__(self) -> None:
         self.is_ending = False
         self._flags: list[SignalFlag] = []
         self._handler: Callable[[int, FrameType | None], None] | None = None
-        """The one that was set last; None before the first."""
+        """The handler that was set last; None before the first."""
         self._earlier: Any = signal.SIG_DFL
-        """The one that it found; None: one of C, which Python cannot set again."""
+        """The handler that was found; None: a handler in C, which Python cannot set again."""
 
     def subscribe(self) -> SignalFlag:
         """Return a flag that is set at each SIGTERM from now on."""
@@ -88,7 +89,7 @@ class SigtermListener:
         return flag
 
     def unsubscribe(self, flag: SignalFlag) -> None:
-        """Unsubscribe; the last one restores the earlier handler. Idempotent."""
+        """Unsubscribe ``flag``; after the last flag, restore the earlier handler. Idempotent."""
         if flag in self._flags:
             self._flags.remove(flag)
         if self._flags or not _in_main_thread():
@@ -100,7 +101,7 @@ class SigtermListener:
 
     @property
     def problem(self) -> str:
-        """The reason why SIGTERM may be no notice in this process; empty where it is one."""
+        """The reason why SIGTERM may be no notice in this process; empty where it is a notice."""
         if self._is_set or self.is_ending:
             return ""
         if self._handler is not None or (
@@ -143,7 +144,7 @@ SIGTERM = SigtermListener()
 
 
 class _SigtermCheck:
-    """Says once that SIGTERM may be no notice: nothing else tells of a lost handler."""
+    """Reports once that SIGTERM may be no notice, since a lost handler has no other symptom."""
 
     def __init__(self, events: EventSink | None) -> None:
         self._events = events
@@ -168,7 +169,7 @@ def second_signal_ends() -> Generator[None]:
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
         del signum, frame
-        # The second one needs no handler, so that it also ends a wait that no handler interrupts.
+        # The second signal needs no handler, so it also ends a wait that no handler interrupts.
         for kind in _ENDING:
             signal.signal(kind, signal.SIG_DFL)
         # Not by logging: the signal may interrupt a write to the same stream, which then refuses
@@ -193,14 +194,14 @@ def _in_main_thread() -> bool:
 _INSPECTION_S = 1.0
 _TOLD_PAUSE_S = 0.05
 _CALLS_PER_S = 500.0
-"""What all processes together may ask of the coordination service, which answers some 2,500."""
+"""Calls of the coordination service by all processes together; it answers some 2,500."""
 _PAUSES = 3
-"""So many pauses between two looks at the service are time enough to answer."""
+"""A process needs at most so many pauses between two looks at the service to answer."""
 _ENDS_AFTER = 3
 """An agreement without a decision ends after so many waits of the leader."""
 _NOTICE, _LAST, _SYNC = "preempt/notice", "preempt/at", "preempt/sync"
 _ENDED = MAX_INT
-"""The number of a process whose loop has ended: no call has it, so no process acts."""
+"""The number of a process whose loop has ended: no call has this number, so no process acts."""
 _ENDED_ANSWER = str(_ENDED).encode()
 
 
@@ -209,7 +210,7 @@ class JobNotices(Protocol):
 
     Attributes:
       last_number: the highest number that this process has used.
-      noticed_s: when this process learned of the notice, by ``time.monotonic``.
+      noticed_s: when this process received the notice, by ``time.monotonic``.
     """
 
     @property
@@ -226,7 +227,7 @@ class JobNotices(Protocol):
         ...
 
     def end(self) -> None:
-        """Tell the other processes that no call follows. Blocks for one message; never raises."""
+        """Report to the others that no call follows. Blocks for one message; never raises."""
         ...
 
     def close(self) -> None:
@@ -238,7 +239,7 @@ class OwnNotices:
     """Notices in a job of one process."""
 
     def __init__(self, events: EventSink | None = None) -> None:
-        """``events``: learns, once, of a SIGTERM that would be no notice."""
+        """``events``: gets one event, if SIGTERM would be no notice."""
         self.last_number = 0
         self._noticed = SIGTERM.subscribe()
         self._check = _SigtermCheck(events)
@@ -248,7 +249,7 @@ class OwnNotices:
         self._noticed.set()
 
     def end(self) -> None:
-        """As ``JobNotices.end``. There is nobody to tell."""
+        """As ``JobNotices.end``. There is no other process to report to."""
 
     def close(self) -> None:
         """As ``JobNotices.close``."""
@@ -269,7 +270,7 @@ class OwnNotices:
 
 
 class AgreedNotices:
-    """Notices at any process of a job, agreed as the module says."""
+    """Notices at any process of a job, on which the processes agree as the module describes."""
 
     def __init__(
         self, coordinator: Coordinator, timeout_s: float, events: EventSink | None = None
@@ -307,8 +308,8 @@ class AgreedNotices:
         self.last_number = number
         if not self._is_told:
             return False
-        # The thread may have published the number before this one. Training must not pass this
-        # number before the decision, which may be this very number.
+        # The thread may have published the previous number. Training must not pass ``number``
+        # before the decision, which may be ``number`` itself.
         left_s = self.noticed_s + _ENDS_AFTER * self._timeout_s - time.monotonic()
         with self._changed:
             self._changed.wait_for(lambda: self._is_over, max(0.0, left_s))
@@ -320,8 +321,8 @@ class AgreedNotices:
         try:
             self._answer(_ENDED)
         except CheckpointError as error:
-            # A process that gets a notice now waits for this one as for a process that is gone.
-            logging.info("the loop ends without telling the other processes: %s", error)
+            # A process that gets a notice now waits for this process as for one that is gone.
+            logging.info("the loop ends without a report to the other processes: %s", error)
 
     def close(self) -> None:
         """End the thread, and restore the handler that was set before."""
@@ -348,7 +349,7 @@ class AgreedNotices:
             self._noticed.wait(pause_s)
 
     def _is_noticed(self) -> bool:
-        # A notice that JAX has taken is a key for all processes: the leader looks for all.
+        # A notice that JAX has received is a key for all processes: the leader looks for all.
         if self._noticed.is_set() or (self._is_leader and jax_has_notice()):
             if not self._stopping.is_set():
                 self._coordinator.replace(_NOTICE, b"")
@@ -356,11 +357,11 @@ class AgreedNotices:
         return self._coordinator.find(_NOTICE) is not None
 
     def _agree(self) -> None:
-        """Take part in the agreement, to its end; a service that fails for a time is asked again.
+        """Take part in the agreement, to its end; repeat calls while the service fails for a time.
 
-        The leader decides when all have answered, or when it has waited ``timeout_s``: a process
-        that is gone must not cost the others their time. Any other process decides when it has
-        waited twice as long, since the leader may be late itself. The first decision counts.
+        The leader decides when all have answered, or when it has waited ``timeout_s``, so that a
+        process that is gone does not cost the others their time. Any other process decides when it
+        has waited twice as long, since the leader may be late itself. The first decision counts.
         """
         self.noticed_s = time.monotonic()
         self._is_told = True
@@ -398,10 +399,10 @@ class AgreedNotices:
             self._coordinator.replace(key, _ENDED_ANSWER)
 
     def _take_decision(self, *, is_late: bool) -> bool:
-        """Return whether there is a decision, which this process then takes.
+        """Take the decision for this process; return whether there is one.
 
-        It makes one where it ``is_late``, or leads and knows the numbers of all, or sees that the
-        leader's loop has ended.
+        This process decides itself if it ``is_late``, or if it leads and has the numbers of all, or
+        if it finds that the leader's loop has ended.
         """
         cell = Cell(self._coordinator, _SYNC)
         decision = cell.find()
@@ -428,8 +429,8 @@ class AgreedNotices:
     def _number(self, *, is_late: bool) -> int | None:
         """Return the number after the highest; None while answers are missing, unless ``is_late``.
 
-        One process whose loop has ended answers for all. A process without a readable answer acts
-        at its first call after that one.
+        A process whose loop has ended decides for all: no process acts. A process without a
+        readable answer acts at its first call with that number or a higher one.
         """
         count = self._coordinator.process_count
         numbers: dict[int, int] = {}
@@ -456,12 +457,12 @@ _GOOD_ENDS = (*_SUCCESS, PREEMPTED_EXIT_CODE)
 
 
 def is_success(error: BaseException | None) -> bool:
-    """Return whether a program that ``error`` ends has the exit status of success."""
+    """Return whether a program that ends by ``error`` has the exit status of success."""
     return error is None or (isinstance(error, SystemExit) and error.code in _SUCCESS)
 
 
 def is_good_end(error: BaseException | None) -> bool:
-    """Return whether a ``with`` block that ``error`` ends has come to its end as intended."""
+    """Return whether a ``with`` block that ends by ``error`` has ended as intended."""
     return error is None or (isinstance(error, SystemExit) and error.code in _GOOD_ENDS)
 
 
@@ -478,11 +479,11 @@ def find_notices(coordinator: Coordinator, grace_s: float, events: EventSink) ->
 class PreemptionWatch:
     """The preemption state of the job, for the training thread.
 
-    A call does not block, except right after a notice, while the processes agree.
+    Calls do not block, except right after a notice, while the processes agree.
     """
 
     def __init__(self, notices: JobNotices | None, *, grace_s: float) -> None:
-        """``grace_s``: time from the notice to the kill. ``notices`` None: none is watched."""
+        """``grace_s``: time from the notice to the kill. ``notices`` None: watch no notices."""
         self._notices = notices
         self._grace_s = grace_s
         self._number = 0
@@ -491,9 +492,9 @@ class PreemptionWatch:
         self._deadline_s = 0.0
 
     def request(self) -> None:
-        """Give notice, as any process may; all act on it. Returns at once; any thread.
+        """Give a notice, as any process may; all act on it. Returns at once; from any thread.
 
-        CheckpointError: no notices are watched, or no longer.
+        CheckpointError: notices are not watched, or no longer.
         """
         notices = self._notices
         if notices is None:
@@ -507,7 +508,7 @@ class PreemptionWatch:
         return 0 if self._notices is None else self._notices.last_number
 
     def go_on_from(self, number: int) -> None:
-        """Continue from ``number``, the highest that any process has used: the same call on all."""
+        """Continue from ``number``, the highest that any process has used: so all count alike."""
         self._number = number
         self._asked_at = None
 
@@ -517,7 +518,7 @@ class PreemptionWatch:
         return self._sync_step
 
     def reached(self, step: int) -> bool:
-        """Return whether ``step`` is the sync point or later. Queries the source once per step."""
+        """Return whether ``step`` is the sync point or later. Asks the notices once per step."""
         if self._notices is None:
             return False
         if self._sync_step is not None:
@@ -545,14 +546,17 @@ class PreemptionWatch:
 
     @property
     def overdue_s(self) -> float | None:
-        """The seconds since a notice on which nobody has acted here; None without. Any thread."""
+        """The seconds since a notice on which this process has not acted; None without a notice.
+
+        From any thread.
+        """
         notices = self._notices
         if notices is None or self._sync_step is not None or not notices.noticed_s:
             return None
         return time.monotonic() - notices.noticed_s
 
     def reached_at_end(self) -> bool:
-        """Return whether a notice came since the last step, by one more query, the last one."""
+        """Return whether a notice came since the last step, by one last look."""
         step, self._asked_at = self._asked_at, None
         if step is not None and self._sync_step is None and self.reached(step):
             return True

@@ -1,6 +1,6 @@
 """The slices of a job, and the places of a state's shards on one process.
 
-Computed once, used by saves and restores.
+Both are computed once, and are used by saves and restores.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def topology_of(
 
     The slices follow from the coordinate on ``replica_axis`` of ``mesh``; without a mesh from the
     devices' ``slice_index`` where these differ; else from the mesh of the state's own shardings.
-    Else there is one slice. Slices that share a process are merged, because they fail together.
-    ConfigError when ``replica_axis`` is no axis of the mesh that was found. ``held_leaves`` and
-    ``needs_whole``: as ``replicated_axis``, which chooses where ``replica_axis`` is None.
+    Without any of these there is one slice. Slices that share a process are merged, because they
+    fail together. ConfigError when ``replica_axis`` is no axis of the mesh that was found. Where
+    ``replica_axis`` is None, ``replicated_axis`` chooses by ``held_leaves`` and ``needs_whole``.
     """
     one = Topology(jax.process_count(), (0,) * jax.process_count())
     if mesh is None:
@@ -70,9 +70,9 @@ def replicated_axis(
 ) -> int | None:
     """Return the axis of ``mesh`` along which the most bytes are replicated, the first of equals.
 
-    The axis is the same on all processes. Only axes with several slices count: a mesh may begin
-    with axes of size 1, as MaxText's with ``diloco``, or have axes inside a host, and along neither
-    would another host have a copy. The result is None where nothing is replicated. With
+    The axis is the same on all processes. Only axes with several slices count: along an axis of
+    size 1 (as MaxText's ``diloco``), or inside a host, no other host would have a copy. The result
+    is None where nothing is replicated. With
     ``needs_whole`` (a slice must hold the whole state, to write it to storage) the result is also
     None where a part of the state is not replicated.
 
@@ -150,16 +150,16 @@ def _merged(pairs: Iterable[tuple[int, int]], process_count: int) -> Topology:
 class ProcessPlacement:
     """The places of one process's shards and host state, for states of one structure.
 
-    A save and a restore use the same one: what a save stores, a restore keeps.
+    A save and a restore use the same placement: a restore keeps the shards that a save stores.
 
     Attributes:
       leaves: of the whole state.
       held: all distinct shards on this process's devices.
-      layout: where in a slot the shards go that this process stores.
-      retained: what this process keeps in RAM at a restore; None: all that it needs.
-      writers: the processes that talk to storage on a persistent save; the first one leads.
+      layout: the places in a slot of the shards that this process stores.
+      retained: the shards that this process keeps in RAM at a restore; None: all that it needs.
+      writers: the processes that write to storage on a persistent save; the first writer leads.
       buddies: the processes that get a copy of this process's host state.
-      single: what one process of the job alone keeps in RAM.
+      single: the bytes of which only one process of the job keeps a copy in RAM.
     """
 
     tree: StateTree
@@ -187,7 +187,7 @@ def copies_in_ram(policy: PlacementPolicy, topology: Topology) -> int:
 
 
 def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> ProcessPlacement:
-    """Return the placement of ``tree`` on this process. Pure but for the devices' slices.
+    """Return the placement of ``tree`` on this process. Pure, except for the devices' slices.
 
     ``process``: (index, count).
 
@@ -218,8 +218,8 @@ def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> 
         for index in topology.slices if every else topology.slices[:1]:
             _check_slice_is_whole(tree, table, topology, index, config)
     shards = table.shards_of(me)
-    # Fewer copies than slices must not grow to more in a restore; where the primary alone stores
-    # nothing, what it has fetched is one copy more.
+    # With fewer copies than slices, a restore must not add copies. Where only the primary slice
+    # stores nothing, it still keeps what it has fetched, as one copy more.
     retained = None if config.placement.copies is None else RetainedShards(stored, shards)
     return ProcessPlacement(
         tree=tree,
@@ -235,7 +235,7 @@ def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> 
 
 
 def ram_writers(config: Config, placement: ProcessPlacement) -> RamWriters:
-    """Return who can write a step of this structure to storage from RAM alone. Pure."""
+    """Return which processes can write a step of this structure to storage from RAM. Pure."""
     topology = placement.topology
     held_leaves = BoxTable(placement.tree, topology.process_count).held_leaves()
     return writers_from_ram(config.placement, topology, held_leaves, placement.writers)
@@ -244,8 +244,8 @@ def ram_writers(config: Config, placement: ProcessPlacement) -> RamWriters:
 def single_copy_text(config: Config, placement: ProcessPlacement) -> str:
     """Return the warning where one host alone has parts of the state, or a host state, in RAM.
 
-    Empty elsewhere. A step whose host states are not all there is passed over, as one without all
-    of its tensors.
+    Empty otherwise. A restore passes over a step that lacks a host state, as over a step that lacks
+    tensors.
     """
     single, slices = placement.single, len(placement.topology.slices)
     is_alone = placement.topology.process_count > 1 and not placement.buddies
@@ -302,7 +302,7 @@ def _check_slice_is_whole(
 ) -> None:
     """Raise ConfigError for a leaf of which slice ``index``, which writes to storage, lacks a part.
 
-    It is an error of the configuration: no restart helps, and a launcher must not try one.
+    The configuration is at fault, so no restart helps, and a launcher must not try a restart.
     """
     boxes: dict[str, set[tuple[tuple[int, int], ...]]] = {}
     for writer in topology.members[index]:

@@ -1,18 +1,19 @@
 """The two ways in which processes agree: a round, and a cell that is set once.
 
-In a round each member says one value, and the leader answers. Only the leader reads what is said,
-so a round of n members takes 2 n calls of the service and a few more. An answer that differs is one
-value for each eight members: the leader sets one key after the other, while the members read at the
-same time. In a cell whoever comes first sets the value, and that one counts for all.
+In a round each member sends one value, and the leader answers. Only the leader reads these values,
+so a round of n members takes 2 n calls of the service and a few more. Where the answer differs
+between members, there is one key for each eight members, since the leader sets its keys one after
+the other, while the members read at the same time. In a cell the first process sets the value, and
+that value counts for all.
 
-Guaranteed: a wait ends when who is waited for has left or died, and at a deadline.
+Guaranteed: a wait ends when the awaited process has announced that it has left, and at a deadline.
 The leader always answers: when its rule raises, or a member that it needs does not come, ``learn``
-raises an error that says so. What was answered never changes.
-Not guaranteed: that the members hear of a leader that has lost the service: then their own
-deadlines end their waits.
+raises an error with that reason. An answer never changes.
+Not guaranteed: an answer of a leader that has lost the service. Then the members' own deadlines end
+their waits.
 
-All is built from keys, because the service never forgets the name of a barrier but forgets a key as
-soon as it is deleted.
+Both are built from keys, because the service never forgets the name of a barrier but forgets a key
+as soon as the key is deleted.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ from emergency_ckpt.errors import (
 )
 
 Absent = Callable[[Collection[int]], Mapping[int, str]]
-"""Returns those of some processes that have left or died, each with a sentence."""
+"""Returns which of some processes have left, each with a sentence."""
 Answer = bytes | Callable[[Collection[int]], bytes]
 """One value for all members, or a function that returns the value for some of them together."""
 Rule = Callable[[Mapping[int, bytes], Mapping[int, str]], Answer | None]
-"""A pure function of what was said and of who is absent, both by member; None: wait for more."""
+"""A pure function of the values sent and of the absent members, both by member; None: wait on."""
 
 if TYPE_CHECKING:
     from emergency_ckpt.cluster.preemption import PreemptionWatch
@@ -64,7 +65,7 @@ _TOLD_LATE_S = 5.0
 _NAMED = 8
 _MEMBERS_OF_A_KEY = 8
 _JOINED_BYTES = 64 << 10
-"""Where the value of a key is longer, each of its members gets a key with a value for it alone."""
+"""Where the value of a key is longer, each of the key's members gets a key and value of its own."""
 _VALUE, _APART, _ERROR = b"=", b">", b"!"
 _FIRST_INSPECTION_S = 1.0
 _LONGEST_SLICE_S = 8.0
@@ -82,14 +83,14 @@ def wait_for_key(
     *,
     prompt: bool = False,
 ) -> bytes:
-    """Return the value of ``key`` once it is set.
+    """Return the value of ``key`` once the key is set.
 
     Args:
       inspect: called at intervals while the key is not set; returns why it never will be, or an
         empty text. After a reason the key is read once more. An error of ``inspect`` ends the
         wait.
-      prompt: return as soon as it is set, at the price of some 15 kB of the service's memory for
-        each wait until then. Otherwise the call returns up to two seconds later, or four with a
+      prompt: return as soon as the key is set, at the price of some 15 kB of the service's memory
+        for each wait until then. Otherwise the call returns up to two seconds later, or four with a
         thousand processes, and no thread stays inside the service's client for longer than a
         second.
 
@@ -127,7 +128,7 @@ def _get_within(coordinator: Coordinator, key: str, timeout_s: float) -> bytes |
 
 
 def nobody(processes: Collection[int]) -> Mapping[int, str]:
-    """The ``Absent`` of a round in which nobody is known to have left; a wait in it costs less."""
+    """The ``Absent`` of a round that looks for no process that has left; its waits cost less."""
     del processes
     return {}
 
@@ -136,7 +137,7 @@ class _Failed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """The leader's error, in the place of an answer.
 
     Attributes:
-      left: members that it needs have left; the text is about them.
+      left: members that the leader needs have left; the text is about them.
       missing: the members that did not come in time.
     """
 
@@ -146,22 +147,22 @@ class _Failed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Cell:
-    """One key that is set once. All methods block; any process calls them, on its own."""
+    """One key that is set once. All methods block, and none is collective."""
 
     def __init__(self, coordinator: Coordinator, key: str) -> None:
         self._coordinator = coordinator
         self.key = key
 
     def settle(self, value: bytes) -> bytes:
-        """Set the cell, unless it is set; return the value that counts.
+        """Set the cell, unless the cell is set; return the value that counts.
 
-        Where that value is not known, the error of the service is raised: ``value`` may count all
-        the same.
+        Where that value is not known, the error of the service is raised; ``value`` may have been
+        set all the same.
         """
         try:
             self._coordinator.put(self.key, value)
         except (CoordinationError, DeadlineExceeded):
-            counting = self.find()  # another's, or ours, whose reply was lost
+            counting = self.find()  # another process's value, or ours after a lost reply
             if counting is None:
                 raise
             return counting
@@ -179,39 +180,39 @@ class Cell:
 
 
 class Series:
-    """Rounds that the same members take part in, one after the other; their keys, at the leader.
+    """At the leader: the keys of rounds in which the same members take part, one after the other.
 
-    Who speaks in a round has left those before it: when all have spoken, the keys of these go, as
-    soon as the members have an answer and wait no longer.
+    A member that sends in a round has left all earlier rounds. So when all members have sent, and
+    have an answer and wait no longer, the keys of the earlier rounds are deleted.
 
     Attributes:
       names: of the keys that are there, the oldest first.
-      kept: a name whose keys stay, as ``keep`` says.
+      kept: a name whose keys stay, see ``keep``.
     """
 
     def __init__(self, most: int | None = None) -> None:
-        """``most``: so many names stay, whoever has come; None: no such bound."""
+        """``most``: at most so many names stay, whatever the members have sent; None: no bound."""
         self._most = most
         self._reached = ""
         self.names: deque[str] = deque()
         self.kept = ""
 
     def add(self, *names: str) -> None:
-        """Note a round, or keys that belong to the last one."""
+        """Note a round, or keys that belong to the last round."""
         self.names.extend(names)
 
     def all_came_to(self, name: str) -> None:
-        """Note that all have spoken in the round ``name``."""
+        """Note that all members have sent their values in the round ``name``."""
         self._reached = name
 
     def keep(self, coordinator: Coordinator, name: str) -> None:
-        """Keep the keys of ``name``, and no longer those that were kept before."""
+        """Keep the keys of ``name``, and no longer the keys that were kept before."""
         before, self.kept = self.kept, name
         if before not in ("", name, *self.names):
             forget(coordinator, before)
 
     def tidy(self, coordinator: Coordinator) -> None:
-        """Delete the keys before the round that all have come to, and those above the bound."""
+        """Delete the keys before the newest round in which all have sent, and above the bound."""
         above = 0 if self._most is None else len(self.names) - self._most
         before = self.names.index(self._reached) if self._reached in self.names else 0
         for _ in range(max(above, before)):
@@ -224,10 +225,10 @@ class Round:
     """One question to the ``members``, answered by the ``leader``. All methods block.
 
     Each process makes its own object, with the same arguments. Every member calls ``say``; then
-    the leader ``decide`` and the others ``learn``. Any process may ``learn``.
+    the leader calls ``decide`` and the others ``learn``. Any process may call ``learn``.
 
     Attributes:
-      heard: at the leader, what the members had said when its rule answered.
+      heard: at the leader, the values that the members had sent when the rule answered.
     """
 
     def __init__(
@@ -248,11 +249,11 @@ class Round:
         Args:
           timeout_s: of each wait of this process.
           name: used by no other round. The keys are below it and at ``<name>.told``.
-          members: the processes that say something; all of the job by default.
-          absent: which processes have left; by default those that announced it or were found dead.
+          members: the processes that send a value; all processes of the job by default.
+          absent: which processes have left; by default those that have announced it for good.
           prompt: as in ``wait_for_key``.
-          grouped: the answer may have another value for each eight members; else all have one.
-          series: of all members' rounds, whose keys the leader deletes once they are left.
+          grouped: the answer may have another value for each eight members; otherwise one value.
+          series: the rounds of all members, whose keys the leader deletes once all have left.
         """
         self._coordinator = coordinator
         self._name = name
@@ -272,25 +273,25 @@ class Round:
         return self._coordinator.process_index
 
     def say(self, value: bytes) -> None:
-        """Tell the leader this member's value. CoordinationError: it has said another one."""
+        """Send the leader this member's value. CoordinationError: it has sent another value."""
         cell = Cell(self._coordinator, f"{self._name}/{self._me}")
         if cell.settle(value) != value:
             raise CoordinationError("say", cell.key, "this process has said something else")
 
     def said(self) -> dict[int, bytes]:
-        """Return what each process has sent so far. CoordinationError: a stranger has sent."""
+        """Return the values sent so far, by process. CoordinationError: an unknown sender."""
         values = self._coordinator.list(self._name)
         return by_process(values, self._name, self._coordinator.process_count)
 
     def hold(self, value: bytes, rule: Rule) -> bytes:
-        """Say ``value``, and return the answer: the leader's by ``rule``. Collective."""
+        """Send ``value``, and return the answer, which the leader gives by ``rule``. Collective."""
         self.say(value)
         return self.decide(rule) if self._me == self._leader else self.learn()
 
     def decide(self, rule: Rule) -> bytes:
         """At the leader: answer by ``rule``, and return this process's part.
 
-        Raises what ``rule`` raised, and what ``hear`` raises; all have been told by then.
+        Raises an error of ``rule`` or of ``hear`` after it has been sent to all.
         """
         try:
             return self.tell(self.hear(rule))
@@ -299,9 +300,9 @@ class Round:
             raise
 
     def hear(self, rule: Rule) -> Answer:
-        """At the leader: wait until ``rule`` has an answer, and return it untold.
+        """At the leader: wait until ``rule`` has an answer; return the answer, without sending it.
 
-        DeadlineExceeded names the members that have said nothing.
+        DeadlineExceeded names the members that have sent nothing.
         """
         answer: Answer | None = None
         missing: list[int] = []
@@ -309,7 +310,7 @@ class Round:
 
         def ask(*, is_inspection: bool) -> str:
             nonlocal answer, missing
-            # In this order: one that has spoken and left counts as one that has spoken.
+            # In this order: so a member that has sent and then left counts as having sent.
             absent = self._absent(missing) if is_inspection and missing else {}
             self.heard = said = self.said()
             missing = sorted(self._members - said.keys())
@@ -320,7 +321,7 @@ class Round:
 
         ask(is_inspection=False)
         while answer is None:
-            # Of those that come in any order, half have come when the one in the middle has.
+            # Members come in any order: on average, half are there when the middle one comes.
             key = f"{self._name}/{missing[len(missing) // 2]}"
             left_s = deadline_left_s(deadline_s)
             try:
@@ -336,21 +337,21 @@ class Round:
                     raise
             except DeadlineExceeded as error:
                 if time.monotonic() < deadline_s:
-                    raise  # the service did not answer, or a member moves no more
+                    raise  # the service did not answer, or a member makes no progress
                 problem = f"not all processes came within {self._timeout_s:g} s"
                 named = [f"process {p}" for p in missing]
                 raise self._not_all_came(problem, named) from error
             else:
-                if answer is None:  # an inspection may have had it just before
+                if answer is None:  # an inspection may have found the answer just before
                     ask(is_inspection=False)
         if self._series is not None and not missing:
             self._series.all_came_to(self._name)
         return answer
 
     def tell(self, answer: Answer) -> bytes:
-        """At the leader: give the members ``answer``; return this process's part.
+        """At the leader: send the members ``answer``; return this process's part.
 
-        CoordinationError: something else has been told.
+        CoordinationError: another answer has been sent.
         """
         for cell, members in self._cells():
             value = answer if isinstance(answer, bytes) else answer(members)
@@ -359,7 +360,7 @@ class Round:
                 continue
             for process in members:
                 self._settle(self._own_cell(process), answer([process]))
-            self._settle(cell, _APART)  # last: whoever reads it finds its own value
+            self._settle(cell, _APART)  # last: a member that reads this finds its own value
         if self._series is not None:
             self._series.tidy(self._coordinator)
         return answer if isinstance(answer, bytes) else answer([self._leader])
@@ -369,7 +370,7 @@ class Round:
             raise CoordinationError("tell", cell.key, "something else has been told")
 
     def fail(self, error: Exception) -> None:
-        """At the leader: tell ``error``, where nothing has been told yet. Never raises."""
+        """At the leader: send ``error``, where no answer has been sent yet. Never raises."""
         text = f"unexpected {type(error).__name__}: {error}"
         missing: Sequence[str] = ()
         if isinstance(error, CheckpointError):
@@ -382,14 +383,14 @@ class Round:
             for cell, _ in self._cells():
                 cell.settle(_ERROR + msgspec.json.encode(failed))
         except CheckpointError as failure:
-            logging.warning("the others learn by their deadlines that %s; %s", text, failure)
+            logging.warning("the others wait for their deadlines, since %s; %s", text, failure)
 
     def learn(self) -> bytes:
         """Return the leader's answer to this process.
 
         Raises:
-          PeerLeft: the leader, or a member that it needs, has left or died. DeadlineExceeded: names
-            the members that did not come, or the leader. CoordinationError: the leader failed.
+          PeerLeft: the leader, or a member that it needs, has left. DeadlineExceeded: names the
+            members that did not come, or the leader. CoordinationError: the leader failed.
         """
         cell = self._cell(self._me)
         timeout_s = self._timeout_s + _TOLD_LATE_S
@@ -401,7 +402,7 @@ class Round:
                 data = cell.wait(timeout_s, self._why_no_leader, prompt=self._prompt)
         except DeadlineExceeded as error:
             if time.monotonic() < deadline_s:
-                raise  # the service did not answer, or the leader moves no more
+                raise  # the service did not answer, or the leader makes no progress
             raise DeadlineExceeded(
                 "wait for",
                 cell.key,
@@ -428,9 +429,10 @@ class Round:
         return self._absent([self._leader]).get(self._leader, "")
 
     def when_all(self, decide: Callable[[Mapping[int, bytes]], Answer]) -> Rule:
-        """Return the rule that needs every member, and answers with ``decide`` of what they said.
+        """Return the rule that needs every member, and answers with ``decide`` of their values.
 
-        It raises PeerLeft when one has left. ``decide`` is called once, and may read and wait.
+        The rule raises PeerLeft when a member has left. ``decide`` is called once, and may read and
+        wait.
         """
 
         def rule(said: Mapping[int, bytes], absent: Mapping[int, str]) -> Answer | None:
@@ -453,7 +455,7 @@ class Round:
         return Cell(self._coordinator, f"{self._name}.told/own/{process}")
 
     def _cells(self) -> list[tuple[Cell, list[int]]]:
-        """Return the cells of the answer, each with the members that read it: one, or several."""
+        """Return the cells of the answer, each with the members that read the cell."""
         others = sorted(self._members - {self._leader})
         if not self._grouped:
             return [(self._cell(self._leader), others)]
@@ -471,7 +473,7 @@ class Round:
 def agree(
     coordinator: Coordinator, name: str, error: str, timeout_s: float, series: Series | None = None
 ) -> str:
-    """Return the errors of all processes in one line, the same everywhere, or an empty text.
+    """Return the errors of all processes in one line, the same on all, or an empty text.
 
     Collective. ``error``: this process's own, empty when it has none.
     """
@@ -504,10 +506,11 @@ def run_on_all(
     timeout_s: float,
     series: Series | None = None,
 ) -> str:
-    """Run ``work``; return when all processes have. ``watch`` goes on from one number. Collective.
+    """Run ``work``, wait until all processes have, and return the others' errors. Collective.
 
-    Raises this process's own error, as a CheckpointError, and DirectoryInUse of any process.
-    Returns the errors of the others, empty when there are none. ``series``: as of ``Round``.
+    Raises this process's own error, as a CheckpointError, and DirectoryInUse of any process. The
+    result is empty without errors. ``watch``: goes on from one number on all processes.
+    ``series``: as of ``Round``.
     """
     in_use: tuple[str, str, str] | None = None
 
@@ -538,9 +541,9 @@ def run_on_all(
 
 
 def leave_together(coordinator: Coordinator, timeout_s: float) -> None:
-    """Return when all processes have called this function. A failure is logged.
+    """Wait until all processes have called this function. A failure is logged.
 
-    The exit of one process can get the others killed, or end JAX's coordination service.
+    Otherwise the first exit could get the other processes killed, or end the coordination service.
     """
     try:
         last_round = Round(coordinator, "preempted", timeout_s, prompt=True)

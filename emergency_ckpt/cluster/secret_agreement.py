@@ -1,9 +1,9 @@
-"""The run's secret at a start: that which all processes were given, or a random one of process 0.
+"""The run's secret at a start: the secret given to all processes, or a random one of process 0.
 
-That all were given the same secret is compared together with the settings (``start_agreement``), by
-``secret_text``. A random secret passes through JAX's coordination service in the clear: whoever can
-read there learns it, and whoever can write there owns the job in any case. JAX's own mTLS closes
-that service (docs/security.md).
+The settings' comparison (``start_agreement``) also compares the given secrets, by ``secret_text``.
+A random secret passes through JAX's coordination service in the clear. An attacker who can read in
+that service can read the secret; one who can write there controls the job in any case. JAX's own
+mTLS closes the service (docs/security.md).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MADE_UP = (
 def secret_text(run_id: str, own: OwnSecret | None) -> str:
     """Return a text that is equal on two processes exactly if they were given the same secret.
 
-    It is a digest of the stretched secret, so a guess costs as much as one at a handshake.
+    The text has a digest of the stretched secret, so a guess costs as much as at a handshake.
     """
     if own is None:
         return "none"
@@ -35,10 +35,10 @@ def secret_text(run_id: str, own: OwnSecret | None) -> str:
 
 
 def share_secret(coordinator: Coordinator, own: OwnSecret | None, timeout_s: float) -> bytes:
-    """Return the run's secret; without an ``own`` one, that which process 0 makes up. Collective.
+    """Return the run's secret: the given one (``own``), or one that process 0 makes up. Collective.
 
-    All processes were given the same secret, or all none. DeadlineExceeded when process 0 did not
-    come; ConfigError when what is there is no secret.
+    All processes were given the same secret, or no process was given one. DeadlineExceeded when
+    process 0 did not come; ConfigError when the value in the service is no secret.
     """
     if own is not None:
         return own.value

@@ -1,4 +1,4 @@
-"""The holdings that this process serves to its peers, and the host states that they push to it."""
+"""The holdings that this process serves to its peers, and the host states that peers send to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from emergency_ckpt.state import host_state
 from emergency_ckpt.types import Contents, SaveId
 
 _INBOX_SAVES = 4
-"""A process pushes for a save to storage once the one before has an outcome, or failed for it."""
+"""Documents of so many saves stay: a process sends its own after the previous save's end there."""
 _CHECK_INTERVAL_S = 1.0
 
 
@@ -27,9 +27,9 @@ def holder_name(process_index: int) -> str:
 
 
 class HostStateInbox:
-    """Host states that peers pushed for saves to storage; those of the newest saves stay.
+    """Host states that peers sent for saves to storage; those of the newest saves stay.
 
-    Its own memory, because a full ramdisk must not stop a save to storage.
+    They are in memory outside of the ramdisk, since a full ramdisk must not stop a save to storage.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class HostStateInbox:
         self._by_save: OrderedDict[SaveId, dict[int, bytes]] = OrderedDict()
 
     def put(self, save: SaveId, owner: int, data: bytes) -> None:
-        """Keep a pushed document; those of the saves that came first are dropped."""
+        """Keep a received document; drop the documents of the saves that came first."""
         with self._changed:
             self._by_save.setdefault(save, {})[owner] = data
             while len(self._by_save) > _INBOX_SAVES:
@@ -51,11 +51,11 @@ class HostStateInbox:
         timeout_s: float,
         check: Callable[[Collection[int]], None] = lambda _: None,
     ) -> dict[int, bytes]:
-        """Return the documents of ``owners``; DeadlineExceeded names those that did not come.
+        """Return the documents of ``owners``; DeadlineExceeded names the missing owners.
 
         ``check`` is called about every second with the missing owners. An error of ``check`` ends
-        the wait, unless a missing document arrived meanwhile, since its process may have left right
-        after.
+        the wait, unless a missing document arrived meanwhile: its process may have left right after
+        it sent the document.
         """
         deadline_s = time.monotonic() + timeout_s
 
@@ -88,7 +88,7 @@ class ProcessHoldings:
 
     Attributes:
       name: of this process as a holder.
-      loaded: what the restore under way has read from storage; None without one.
+      loaded: the part that the restore under way has read from storage; None without such a part.
     """
 
     def __init__(self, tier: LocalTier, process_index: int) -> None:
@@ -100,7 +100,7 @@ class ProcessHoldings:
         self.loaded: LoadedPart | None = None
 
     def end_loaded(self) -> None:
-        """Serve no more what a restore has read from storage; only its published slot stays."""
+        """Serve the part that a restore has read from storage no more; a published slot stays."""
         loaded, self.loaded = self.loaded, None
         if loaded is not None:
             loaded.end()
@@ -114,7 +114,7 @@ class ProcessHoldings:
         return inventory if self.loaded is None else self.loaded.added_to(inventory)
 
     def contents(self, digest: str) -> Contents | None:
-        """Return the contents with a digest, or None when not held."""
+        """Return the contents with a digest, or None when this process does not have them."""
         loaded = self._loaded(digest)
         return self._tier.contents(digest) if loaded is None else loaded.contents
 
@@ -135,6 +135,6 @@ class ProcessHoldings:
         self._tier.publish_host_state(save, owner, count, data)
 
     def hold_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
-        """Hold what a peer pushed for a save to storage, which a full ramdisk must not stop."""
+        """Keep a host state that a peer sent for a save to storage, outside of the ramdisk."""
         host_state.decode_of(save, owner, count, data)
         self.inbox.put(save, owner, data)

@@ -1,7 +1,7 @@
 """The first round of a start: equal settings on every process, and a name for the start.
 
-It precedes everything that depends on a setting. A job in which ``dir`` differs would otherwise
-wait in two places for processes that never come there.
+The round precedes all work that depends on a setting. Otherwise a job in which ``dir`` differs
+would wait in two places for processes that never come there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from emergency_ckpt.errors import (
 )
 
 _DIFFER_S = 5.0
-"""Time for the second round, where the first has taken all there was."""
+"""Time for the second round, where the first round has taken the whole timeout."""
 _MOST_LINES = 20
 
 
@@ -57,7 +57,7 @@ class AgreedStart(msgspec.Struct, frozen=True):
 
     Attributes:
       name: a unique name of this start.
-      outside: of ``core.address.outside_hosts``: what a loopback address must be replaced for.
+      outside: from ``core.address.outside_hosts``: hosts that cannot reach a loopback address.
     """
 
     name: str
@@ -65,7 +65,7 @@ class AgreedStart(msgspec.Struct, frozen=True):
 
 
 def tell_problem(coordinator: Coordinator, error: CheckpointError) -> None:
-    """Tell the others that this process's settings are invalid, so that none waits for this one.
+    """Report to the others that this process's settings are invalid, so that they do not wait.
 
     Does not block. A coordination error is not raised, because the caller's error matters more.
     """
@@ -120,12 +120,12 @@ def agree_settings(
 
 
 def _round(coordinator: Coordinator, name: str, timeout_s: float) -> Round:
-    # Nothing is known of who has left: a process that has announces it under the run's name.
+    # This round cannot find processes that have left: they announce that under the run's name.
     return Round(coordinator, name, timeout_s, absent=nobody, prompt=True)
 
 
 def _answer(settings_round: Round, said: Mapping[int, bytes]) -> Answer | None:
-    """Answer an error at once, before the last process has come; else all hellos together."""
+    """Answer an error at once, before the last process has come; else when all have come."""
     hellos = decode_each(said, _Hello, "settings", lambda text: _Hello("", text))
     errors = joined_errors({p: hello.problem for p, hello in hellos.items()})
     if errors:

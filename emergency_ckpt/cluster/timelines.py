@@ -1,4 +1,4 @@
-"""The timeline of one process, when it is binding for all saves, and its record in storage."""
+"""The timeline of one process, the time when it becomes binding, and its record in storage."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from emergency_ckpt.types import SaveId
 class Timelines:
     """The timeline of this process, recorded in its RAM. Thread-safe.
 
-    A restore of a requested step is binding when the next save begins: an evaluation that saves
-    nothing changes nothing. A restore of the newest complete step is binding when its first save is
-    complete: until then a newer step that was passed over and becomes complete again is still the
-    best. So is an incarnation that saves without a restore in a run that has steps: its timeline
-    begins from nothing.
+    A restore of a requested step is binding when the next save begins, so that an evaluation, which
+    saves nothing, changes nothing. A restore of the newest complete step is binding when its first
+    save is complete: until then a newer step that was passed over and becomes complete again is
+    still the best. The same holds for an incarnation that saves without a restore in a run that has
+    steps: its timeline begins from nothing.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class Timelines:
         complete: SaveId | None = None,
         on_nothing: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin with what is on record.
+        """Begin with the recorded timeline.
 
         Args:
-          tier: the tier that records it; None: not recorded.
+          tier: the tier that records the timeline; None: it is not recorded.
           newest_step: the newest step known at the start of the job; -1 without any.
           complete: the newest save that any process had on record at the start as complete.
           on_nothing: called at a first save without a restore, where the run has no step.
@@ -93,7 +93,7 @@ class Timelines:
         with self._lock:
             before = newest(known, self._bound)
             if known and before and number_of(known.head) == number_of(before.head):
-                before = known  # of two lives with one number all take that of the plan
+                before = known  # of two lives with the same number, all take that of the plan
             is_news = before != self._bound
             self._bound = before
             self._pending = continued(before, parent, incarnation)
@@ -103,14 +103,14 @@ class Timelines:
             self._record()
 
     def note_continuation(self) -> None:
-        """Note that there is nothing to restore, or that saves go on behind all that there is."""
+        """Note that there is nothing to restore, or that saves go on after the newest step."""
         with self._lock:
             self._has_begun = True
 
     def begin_unrestored(self, save: SaveId) -> None:
-        """Begin from nothing at the first save of an incarnation that restored nothing; say so.
+        """Begin from nothing, and warn, at the first save of an incarnation that restored nothing.
 
-        Call before each save. In a run without steps there is nothing to leave behind.
+        Call before each save. In a run without steps there is no reason for a warning.
         """
         with self._lock:
             if self._has_begun:
@@ -144,7 +144,7 @@ class Timelines:
         try:
             self._tier.follow(bound)
         except (CheckpointError, OSError) as error:
-            # Other processes and storage have the record too.
+            # The other processes and storage record the timeline too.
             logging.warning("the timeline could not be recorded: %s", error)
             self._events.emit("restore.note", text=f"the timeline could not be recorded: {error}")
 
@@ -154,7 +154,7 @@ class Timelines:
         return "" if bound is None else bound.rejection_reason(step, incarnation)
 
     def leads_to(self, save: SaveId, stored: SaveId) -> bool:
-        """Return whether ``stored`` was made in ``save``'s incarnation, or on the path to it."""
+        """Return whether ``stored`` is of the incarnation of ``save``, or of its ancestors."""
         with self._lock:
             timeline = self._bound if self._pending is None else self._pending
         is_of_run = stored.run_id == save.run_id
@@ -168,7 +168,7 @@ SOON_S = 30.0
 def told_of_wait(
     events: EventSink, directory: str, deadline_s: float
 ) -> AbstractContextManager[None]:
-    """Tell what storage is asked for, and how long it may still take, while a block asks it."""
+    """While inside, report what storage is asked for, and how long the answer may still take."""
 
     def tell(left_s: float) -> None:
         text = (
@@ -183,15 +183,15 @@ def told_of_wait(
 class StoredChain:
     """Writes this incarnation's chain with its saves. For one thread at a time; blocks.
 
-    A job that does not save to storage changes nothing there, because it may read a directory that
-    another job writes. Methods raise PersistentTierError, which is DirectoryInUse when this
-    incarnation may not write.
+    A job that does not save to storage changes nothing in storage, because it may read a directory
+    to which another job writes. Methods raise PersistentTierError, which is DirectoryInUse when
+    this incarnation may not write.
 
     Args:
       soon: a writer like ``writer`` whose calls to storage wait for ``SOON_S`` at most.
 
     Attributes:
-      began_from: the save that was restored last, until a newer one is published here.
+      began_from: the save that was restored last, until a newer save is published here.
     """
 
     def __init__(
@@ -210,20 +210,20 @@ class StoredChain:
     def begin(self, save: SaveId) -> None:
         """Claim the directory for the incarnation of ``save``.
 
-        Other rolled-back steps count until the save is complete, unless the user asked for an older
-        step, because after a crash in between they are still the best.
+        Rolled-back steps count until ``save`` is complete, because after a crash in between they
+        are still the best. If the user asked for an older step, they do not count from now on.
         """
         forced = self.timelines.bound if self.timelines.is_forced else None
         self.writer.begin(save.incarnation, forced)
 
     def make_room(self, save: SaveId) -> None:
-        """Clear the step's place for ``save``: of what was rolled back, never of what counts."""
+        """Clear the step's place for ``save``: remove a rolled-back step, never one that counts."""
         self.writer.make_room(save.step, self.timelines.bound)
 
     def publish(self, entry: Entry) -> None:
         """List ``entry``, and make this incarnation's chain binding.
 
-        The steps that the chain excludes are hidden; where that fails, a later save repeats it.
+        The steps that the chain excludes are hidden; where that fails, a later save tries again.
         """
         self.writer.publish(entry, self.timelines.current)
         self.began_from = None
@@ -233,7 +233,7 @@ class StoredChain:
     def note_lives_soon(self, restored: RestoredSave) -> None:
         """Record how many lives in a row began from a save of storage, at the end of a restore.
 
-        A failure is named: training goes on, and of this life the log does not know.
+        A failure is reported; training goes on, and the log lacks this life.
         """
         save = restored.save
         try:
@@ -252,7 +252,7 @@ class StoredChain:
     def roll_back(self, save: SaveId) -> None:
         """Roll storage back at the first save after a restore of a requested step.
 
-        If storage fails, the next save to storage does it.
+        If storage fails, the next save to storage rolls it back.
         """
         try:
             self.begin(save)

@@ -31,8 +31,8 @@ processes (``turns``), and names it in the decision on the save under way.
 
 A process that leaves (``stop``, an exception, the program's end) reports that to the others at
 once, with the newest save that it has begun in each tier. A vote or a stage that waits looks for
-this report, checks whether the port of a silent process is closed, and whether that process has
-begun a later save.
+this report, and for a report that the process has begun a later save. A wait in the training
+thread also checks whether the port of a process is closed (``cluster.lost_peers``).
 
 When to save: the training thread decides what follows from the step alone, alike on all processes.
 The leader decides what depends on a clock or on a save under way (continuous, adaptive, every so
