@@ -1,8 +1,8 @@
-"""Calls to storage with a deadline, and with retries for errors that may pass.
+"""Calls to storage with a deadline, and with retries after temporary errors.
 
 Clients of object stores retry on their own, for half a minute or for ever, and some wait for ever
 on a silent connection. So each call runs in its own thread, and the caller continues at the
-deadline. A call of TensorStore is a future, for which no thread waits without end.
+deadline. A call of TensorStore is a future, for which no thread waits without a deadline.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from emergency_ckpt.work_progress import WorkProgress
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 THREAD_NAME = "eckpt-storage-"
-"""The name of a thread with a call begins so."""
+"""The beginning of the name of each thread that runs a call."""
 
 _T = TypeVar("_T")
 
@@ -70,7 +70,7 @@ _FINAL_ERRNOS = frozenset(
         errno.EXDEV,
     }
 )
-# Faults of the path to the directory, which say nothing about what lies in it.
+# Faults of the path to the directory, which do not show what is in the directory.
 _PATH_ERRNOS = frozenset({errno.EBUSY, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG})
 # TensorStore's code for a full disk, RESOURCE_EXHAUSTED, is also that of an overloaded server.
 _OS_ERROR = re.compile(r"\bos_error_code='?(\d{1,9})\b")
@@ -98,7 +98,7 @@ _POLL_S = (0.0005, 0.02)
 def is_passing(error: BaseException) -> bool:
     """Return True when the same call may succeed later: overload, resets, silence.
 
-    False for refusal, absence, damage, a full or read-only disk, and bugs, which retries would hide
+    False for refusal, absence, damage, a full or read-only disk, and bugs: retries would hide these
     until the deadline.
     """
     if isinstance(error, CheckpointError):
@@ -144,16 +144,14 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Return True when what there is in a bucket does not admit the change, or is gone."""
+    """Return True when the objects in a bucket do not permit the change, or are gone."""
     return isinstance(error, FileNotFoundError | FileExistsError) or _status_of(error) in (409, 412)
 
 
 def is_unreachable(error: BaseException) -> bool:
     """Return True when storage did not answer or refused, so its contents are not known.
 
-    So does an error about the path.
-
-    False for absence and for invalid answers.
+    True also for an error about the path; False for absence and for invalid answers.
     """
     if isinstance(error, CheckpointError):
         return isinstance(error, DeadlineExceeded)
@@ -172,7 +170,7 @@ def is_unreachable(error: BaseException) -> bool:
 
 
 def _errno_of(error: BaseException) -> int | None:
-    """Return the error number of the system, also from the text of TensorStore's errors."""
+    """Return the system's error number, for TensorStore's errors from their text."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     match = _OS_ERROR.search(str(error))
@@ -209,8 +207,8 @@ def call(
     After a timeout ``work`` continues in its thread, which does not delay the process's exit.
 
     Args:
-      again_after_s: begin it a second time when it takes so many seconds: the first outcome is
-        returned, the other is dropped. For a small read, which nothing but a stall makes so long.
+      again_after_s: begin ``work`` a second time when it takes so many seconds: the first outcome
+        is returned, the other is dropped. For small reads, which take so long only in a stall.
     """
     outcome: list[tuple[bool, object]] = []
     done = threading.Event()
@@ -248,15 +246,15 @@ def release_workers() -> None:
     """Exclude the workers of timed-out calls from those that the interpreter joins at exit.
 
     Threads that a daemon starts are daemons. But the interpreter joins all workers of thread pools
-    at exit, daemons too (``concurrent.futures.thread``), and a client may block one for half an
-    hour.
+    at exit, daemons too (``concurrent.futures.thread``), and a client may block a worker for half
+    an hour.
     """
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented
     for thread in threading.enumerate():
         frame = frames.get(thread.ident or 0)
         if thread.daemon and _serves_storage(frame):
             thread.join = _no_join
-    frames.clear()  # it has this frame, and frames of a save that hold its snapshot
+    frames.clear()  # it has this frame, and frames that keep the snapshot of a save
 
 
 def _serves_storage(frame: FrameType | None) -> bool:
@@ -280,7 +278,7 @@ def call_with_retries(
     deadline_s: float,
     again_after_s: float = math.inf,
 ) -> _T:
-    """Return the result of ``work``, which is retried with growing pauses on passing errors.
+    """Return the result of ``work``, which is retried with growing pauses on temporary errors.
 
     At the deadline the last error is raised. ``work`` must be safe to repeat. ``again_after_s``: as
     in ``call``.
@@ -301,8 +299,8 @@ def call_with_retries(
 def read_twice(read: Callable[[], _T]) -> _T:
     """Return the result of ``read``, which is called once more after CorruptData.
 
-    Storage has one copy of a step, and an answer may have been damaged on its way: only the second
-    answer says that the copy itself is damaged.
+    Storage has one copy of a step, and an answer may have been damaged on its way: only a second
+    damaged answer shows that the copy itself is damaged.
     """
     try:
         return read()
@@ -364,10 +362,10 @@ LATE_CHANGES = LateChanges()
 
 
 def result_by(progress: WorkProgress, future: Any, item: str) -> Any:
-    """Return the result of a read of TensorStore; it is a sign of progress. Blocks.
+    """Return the result of a read of TensorStore, and note it as progress. Blocks.
 
-    DeadlineExceeded when nothing moves any more. No longer, because a daemon thread blocked in
-    TensorStore at interpreter exit aborts the process as soon as storage answers.
+    DeadlineExceeded when nothing moves any more. There must be a deadline: a daemon thread blocked
+    in TensorStore at interpreter exit aborts the process as soon as storage answers.
     """
     while True:
         try:
@@ -385,7 +383,7 @@ def wait_for(future: Any, is_over: Callable[[], bool] = lambda: False) -> None:
     """Block until TensorStore's ``future`` is done, or ``is_over`` returns True.
 
     A daemon thread that is blocked in TensorStore at interpreter exit aborts the process as soon as
-    storage answers. So this one only looks, again and again.
+    storage answers. So this function only looks at the future, again and again.
     """
     pause_s, longest_s = _POLL_S
     while not future.done() and not is_over():

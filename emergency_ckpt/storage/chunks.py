@@ -1,11 +1,11 @@
-"""Chunks of an uncompressed step on a file system, read straight from its files.
+"""Chunks of an uncompressed step on a file system, read directly from its files.
 
 TensorStore reads a chunk into new memory and copies it into a new array; the copy into RAM is the
-third. New memory costs more than all else of such a read. So a database's own library says where
-its chunks lie (``ChunkIndex``), and ``read_into`` reads them, with a CRC32C of each box: a thread
-into a small buffer of its own, which stays in its core's cache until its bytes are in their place.
-A thread that waits for a file system after the deadline is left behind: what it reads is taken by
-nobody.
+third. New memory costs more than all else of such a read. So the library of the database only gives
+the places of its chunks (``ChunkIndex``), and ``read_into`` reads them, with a CRC32C of each box.
+Each thread reads into a small buffer of its own, which stays in its core's cache until the bytes
+are in their place. A thread that still waits for a file system after the deadline is left behind,
+and its bytes are not used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from emergency_ckpt.work_progress import WorkProgress
 _MOST_NODES = 4096
 _METADATA = ".zarray"
 _PLAIN_NUMBER = re.compile(r"[<|][biufc][0-9]{1,2}", re.ASCII)
-"""numpy's names of dtypes whose values are plain numbers in this byte order."""
+"""numpy's names of dtypes whose values are plain numbers in little-endian byte order."""
 _PIECE_BYTES = 512 << 10
 _OPEN_FILES = 64
 
@@ -63,7 +63,7 @@ class ChunkIndex:
     def open(cls, item: str, progress: WorkProgress) -> ChunkIndex | None:
         """Read the nodes of the database in the folder ``item``. Blocks.
 
-        None when there is no database, or it is in a form that this class does not know. Errors of
+        None when there is no database, or its form is not known to this class. Errors of
         TensorStore pass through; DeadlineExceeded when nothing moves any more.
         """
         if "://" in item:
@@ -76,9 +76,9 @@ class ChunkIndex:
         return None if entries is None else cls(item, entries)
 
     def describe(self, path: str, name: str) -> tuple[LeafSpec, StoredArray] | None:
-        """Return the array ``name`` of the leaf ``path``; None when it is not here in full.
+        """Return the array ``name`` of the leaf ``path``; None when TensorStore must open it.
 
-        The array is then to be opened with TensorStore.
+        That is so when its metadata are not in a node, or have a form that is not known here.
         """
         document = self._entries.get(f"{name}/{_METADATA}")
         if not isinstance(document, bytes):
@@ -96,9 +96,9 @@ class ChunkIndex:
         return LeafSpec(path, form.dtype.name, form.shape), array
 
     def parts_of(self, shard: ShardId, array: StoredArray) -> list[bytes | Stretch] | None:
-        """Return the bytes of a box in their order: small chunks, and the places of others.
+        """Return the parts of a box in their order: the bytes of small chunks, else their places.
 
-        The result is None when TensorStore must read the box, also when a chunk is missing or has a
+        The result is None when TensorStore must read the box, as when a chunk is missing or has a
         wrong size.
         """
         runs = runs_of(shard.box, array) if array.plain else None
@@ -130,7 +130,7 @@ class _Form(NamedTuple):
 
 @lru_cache(1024)  # thousands of arrays have few forms
 def _form_of(document: bytes) -> _Form | None:
-    """Return the decoded metadata; None for those that TensorStore must decode."""
+    """Return the decoded metadata; None where TensorStore must decode them."""
     try:
         metadata: dict[str, Any] = json.loads(document)
         shape = tuple(int(size) for size in metadata["shape"])
@@ -161,7 +161,7 @@ class _Nodes:
     def entries(self) -> dict[str, bytes | Stretch] | None:
         manifest = self._wait(tensorstore.ocdbt.dump(self._base))
         if not manifest.get("versions"):
-            return None  # the versions are in files of their own
+            return None  # the versions are in separate files
         values: dict[str, bytes | Stretch] = {}
         # A node here is its location, and the beginning of all keys below the node.
         nodes = [(manifest["versions"][-1]["root"]["location"], b"")]
@@ -191,7 +191,7 @@ class _Nodes:
 def _place_of(location: str) -> Stretch | None:
     """Return the place of ``value:<folder>:<file>:<offset>:<length>``; None for another form."""
     kind, *names, offset, nbytes = location.split(":")
-    # A percent sign begins an escaped character, which no name of TensorStore's own has.
+    # A percent sign begins an escaped character, which TensorStore's own names never have.
     file = "".join(names)
     is_below = not file.startswith("/") and ".." not in Path(file).parts
     if kind != "value" or len(names) != 2 or "%" in file or not is_below:
@@ -200,13 +200,13 @@ def _place_of(location: str) -> Stretch | None:
 
 
 def _dtype_of(text: object) -> np.dtype[Any] | None:
-    """Return the dtype of an array's metadata; None for one that TensorStore must read."""
+    """Return the dtype of an array's metadata; None for a dtype that TensorStore must read."""
     if not isinstance(text, str):
         return None
     try:
         return np.dtype(text) if _PLAIN_NUMBER.fullmatch(text) else dtype_named(text)
     except TypeError:
-        return None  # of a size that numpy has not
+        return None  # numpy has no such size
     except CorruptData:
         return None
 
@@ -236,7 +236,7 @@ class _Piece(NamedTuple):
 def read_into(
     boxes: Sequence[FileBox], sink: Sink, *, threads: int, progress: WorkProgress
 ) -> list[int]:
-    """Read all boxes; return the CRC32C of the bytes of each as they were read. Blocks.
+    """Read all boxes; return the CRC32C of each box's bytes as they were read. Blocks.
 
     Raises:
       OSError: a file is missing or cannot be read.
@@ -289,7 +289,7 @@ class _Reading:
         self._is_cancelled = False
 
     def wait(self) -> list[int]:
-        """Return the CRC32C of each piece when all are read; else raise, and begin no more."""
+        """Return the CRC32C of each piece when all are read; else raise, and read no more."""
         with self._changed:
             try:
                 while self._error is None and self._done < len(self.pieces):
@@ -343,7 +343,7 @@ class _Reading:
 
 
 class _Files:
-    """The open files of one thread, which alone closes them: it may be reading one for long."""
+    """The open files of one thread. Only that thread closes them: it may be in a long read."""
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}

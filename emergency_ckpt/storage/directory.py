@@ -45,18 +45,18 @@ from emergency_ckpt.work_progress import WorkProgress
 _T = TypeVar("_T")
 
 Generations = dict[str, str]
-"""Objects of an object store by their names below a directory, each with its generation: the number
-that a write gives to an object, and to no other."""
+"""Objects of an object store by their names below a directory, each with its generation: a number
+that each write of an object creates anew."""
 
 _OBJECTS_AT_ONCE = 64
 _DAMAGED_HINT = "the step cannot be read in full; use another one"
 _UNSATISFIABLE = 416
 _HAS_FOLDERS: dict[str, bool] = {}
-"""Whether each bucket that this process has found to keep preconditions has a hierarchical
-namespace."""
+"""For each bucket that this process has found to keep preconditions: whether the bucket has a
+hierarchical namespace."""
 
 _STALLED_S = 5.0
-"""After this time a read of a small file is begun once more: most take tens of milliseconds."""
+"""After this time a read of a small file is begun once more: most reads take tens of ms."""
 
 
 class StorageDirectory:
@@ -98,10 +98,10 @@ class StorageDirectory:
         self.do("create", "", make, deadline_s)
 
     def create_folder(self, below: str, deadline_s: float | None = None) -> None:
-        """Make the folder ``below`` and those above it on a file system; a bucket needs none.
+        """Make the folder ``below`` and its parents on a file system; a bucket needs no folders.
 
-        Other methods make no folder above that of their file: what was there, and is gone, as a
-        file system that was unmounted, is not begun anew in its place.
+        Other methods make no parents of their file's folder: if a file system was unmounted, the
+        directory must not be begun anew at the place where the file system was.
         """
         if not self.is_object_store:
             path = self.path / below
@@ -121,10 +121,10 @@ class StorageDirectory:
             raise FileNotFoundError(f"bucket {self._bucket!r} does not exist")
 
     def _refuse_zonal(self) -> None:
-        """Raise PersistentTierError in a zonal bucket; one request, once a process and bucket.
+        """Raise PersistentTierError in a zonal bucket; one request per process and bucket.
 
-        Its objects are seen before they are finished, and a precondition that an object does not
-        exist does not hold there: of two lives that write one version of the log, both would go on.
+        There objects are visible before they are finished, and a precondition that an object does
+        not exist is not enforced: if two lives write one version of the log, both go on.
         https://cloud.google.com/storage/docs/rapid/rapid-bucket
         """
         try:
@@ -133,7 +133,7 @@ class StorageDirectory:
         except Exception as error:
             if not (is_refusal(error) or isinstance(error, FileNotFoundError)):
                 raise
-            layout = dict[str, Any]()  # who may not ask is told by what it does next
+            layout = dict[str, Any]()  # a missing right shows at the next call
         if layout.get("locationType") == "zone":
             problem = f"bucket {self._bucket!r} is zonal (Rapid): it does not keep preconditions"
             hint = "use a regional or multi-region bucket; Rapid Cache makes its reads as fast"
@@ -144,7 +144,7 @@ class StorageDirectory:
     def names_in(self, below: str = "", deadline_s: float | None = None) -> set[str]:
         """Return the names in the folder ``below``; none when there is no such folder.
 
-        A file in its place has none either: what writes there says so.
+        A file in the folder's place has no names either: a write there fails with that error.
         """
 
         def names() -> set[str]:
@@ -165,7 +165,7 @@ class StorageDirectory:
     def numbers_in(self, below: str = "", deadline_s: float | None = None) -> set[int]:
         """Return the numbers that are names in the folder ``below``, as this package writes them.
 
-        None when the folder does not exist. Padded and overlong numbers are not of this package.
+        The set is empty without the folder. This package writes no padded or overlong numbers.
         """
         return {int(name) for name in self.names_in(below, deadline_s) if is_own_name(name)}
 
@@ -202,8 +202,8 @@ class StorageDirectory:
     def _pages(self, prefix: str, **query: str) -> Generator[dict[str, Any]]:
         """List objects of a bucket whose names below the directory begin with ``prefix``.
 
-        Not by the client's own listings: in a bucket with a hierarchical namespace these have the
-        folders too, also the empty ones that removed steps leave.
+        The client's own listings do not serve: in a bucket with a hierarchical namespace they also
+        have folders, even the empty folders that removed steps leave.
         https://cloud.google.com/storage/docs/json_api/v1/objects/list
         """
         query |= {"prefix": f"{self._below}{prefix}", "maxResults": "1000"}
@@ -215,7 +215,7 @@ class StorageDirectory:
             query["pageToken"] = page["nextPageToken"]
 
     def delete_objects(self, objects: Generations) -> None:
-        """Delete objects that still have these generations; others under their names stay.
+        """Delete objects that still have these generations; newer objects of the names stay.
 
         For use inside ``do``. Idempotent.
         """
@@ -223,7 +223,7 @@ class StorageDirectory:
         client = self._client()
 
         def delete(name: str, generation: str) -> None:
-            # Absent, or of another generation: it is deleted, and no longer the caller's.
+            # Absent, or of another generation: the caller's object is deleted.
             with contextlib.suppress(FileNotFoundError, FileExistsError):
                 path = "b/{}/o/{}", self._bucket, f"{self._below}{name}"
                 client.call("DELETE", *path, ifGenerationMatch=generation)
@@ -233,8 +233,8 @@ class StorageDirectory:
     def delete_empty_folders(self, names: Iterable[str]) -> None:
         """Delete the folders of objects that were deleted, where nothing else is in them.
 
-        A bucket with a hierarchical namespace keeps them; another has none. One that storage
-        refuses to delete stays, and misleads nobody: no listing here has it. For use inside ``do``.
+        Only a bucket with a hierarchical namespace has such folders. A folder that storage refuses
+        to delete stays, and does no harm: no listing here has it. For use inside ``do``.
         https://cloud.google.com/storage/docs/json_api/v1/folders/delete
         """
         if not _HAS_FOLDERS.get(self._bucket):
@@ -258,7 +258,7 @@ class StorageDirectory:
     def bytes_of(self, below: str, deadline_s: float | None = None) -> bytes | None:
         """Return the bytes of a small file, or None when it does not exist.
 
-        Of a file that is too long it returns the beginning, which every digest or decoder refuses.
+        For a file that is too long, return the beginning, which every digest or decoder refuses.
         """
         path = self.path / below
 
@@ -305,7 +305,7 @@ class StorageDirectory:
         return data
 
     def put(self, below: str, data: bytes, *, step: int | None) -> None:
-        """Write a file atomically. ``step``: the step that it is part of, or None."""
+        """Write a file atomically. ``step``: the step of which the file is a part, or None."""
         path = self.path / below
 
         def put() -> None:
@@ -320,7 +320,7 @@ class StorageDirectory:
         self.do("write", f"/{below}", put, changes=step)
 
     def put_new(self, below: str, data: bytes) -> None:
-        """Create a file atomically that must not exist: FileExistsError. For use inside ``do``.
+        """Create a file atomically; FileExistsError when it exists. For use inside ``do``.
 
         Idempotent: no error when the file already has these bytes.
         """
@@ -337,9 +337,9 @@ class StorageDirectory:
                 raise FileExistsError("another writer has written it meanwhile") from error
 
     def put_first(self, below: str, data: bytes, deadline_s: float | None = None) -> bool:
-        """Create a file atomically if it does not exist; return True when this call did.
+        """Create a file atomically if it does not exist; return True when this call created it.
 
-        False also when this call created it and the reply was lost: read the file to know.
+        False also when this call created the file and the reply was lost: read the file to know.
         """
         path = self.path / below
 
@@ -357,7 +357,7 @@ class StorageDirectory:
         return self.do("write", f"/{below}", put, deadline_s)
 
     def lexists(self, below: str) -> bool:
-        """Return whether a file system has the name ``below``, also as a dangling link."""
+        """Return whether a file system has the name ``below``, even as a dangling link."""
         return os.path.lexists(self.path / below)
 
     def deadline_s(self, given: float | None) -> float:
@@ -375,11 +375,11 @@ class StorageDirectory:
         changes: int | None = None,
         again_after_s: float = math.inf,
     ) -> _T:
-        """Return the result of ``work``, which is retried on errors that may pass.
+        """Return the result of ``work``, which is retried on temporary errors.
 
-        ``progress``: of work that is not: it has time while that moves. ``changes``: the step that
-        it changes, if any; waits first for timed-out calls on it. ``again_after_s``: as in
-        ``call``, for what changes nothing.
+        ``progress``: given for work that is not retried, and has time as long as it makes progress.
+        ``changes``: the step that ``work`` changes, if any; timed-out calls on that step are waited
+        for first. ``again_after_s``: as in ``call``, for work that changes nothing.
         """
         deadline_s = self.deadline_s(deadline_s) if progress is None else progress.deadline_s
         target = f"{self.path}{below}"
@@ -448,7 +448,7 @@ def _right_hint(operation: str) -> str:
 
 
 def text_of(error: Exception) -> str:
-    """Return what ``error`` says, in one line, without TensorStore's settings behind it."""
+    """Return the text of ``error`` in one line, without the settings that TensorStore appends."""
     return str(error).split("\n", maxsplit=1)[0].partition(" [tensorstore_spec=")[0][:500]
 
 
@@ -458,7 +458,7 @@ def _without_scheme(path: epath.Path) -> str:
 
 
 def _client_of(scheme: str) -> Any:
-    # With epath's options it is epath's client: fsspec keeps one client per set of options.
+    # With epath's options this is epath's client: fsspec keeps one client per set of options.
     options = {"finalize_on_close": True} if scheme in ("gs", "gcs") else {}
     return fsspec.filesystem(scheme, **options)
 
@@ -470,18 +470,19 @@ def read_at_most(path: epath.Path, limit_bytes: int) -> bytes:
         with path.open("rb") as file:
             return file.read(limit_bytes)
     try:
-        # One request. To open the object takes two more, for its size and whether it is a folder.
+        # One request. Opening the object takes two more, for its size and whether it is a folder.
         return _client_of(scheme).cat_file(str(path), start=0, end=limit_bytes)
     except Exception as error:
         if getattr(error, "code", None) != _UNSATISFIABLE:
             raise
-        return b""  # no range of it exists: it is empty
+        return b""  # the object is empty, since it has no range at all
 
 
 def _has(path: epath.Path, data: bytes) -> bool:
-    """Return whether a file that is said to exist has these bytes; ConnectionError if it does not.
+    """Return whether a file that storage has reported has these bytes.
 
-    It was removed meanwhile, or storage has contradicted itself: the write may succeed later.
+    ConnectionError when there is no file: it was removed meanwhile, or storage has contradicted
+    itself, and the write may succeed later.
     """
     try:
         return read_at_most(path, len(data) + 1) == data
@@ -491,7 +492,7 @@ def _has(path: epath.Path, data: bytes) -> bool:
 
 def _put_object(path: epath.Path, data: bytes) -> None:
     try:
-        # In one request. A file that is opened and closed takes two.
+        # One request. Opening and closing a file takes two.
         _client_of(str(path).partition("://")[0]).pipe_file(str(path), data)
     except FileExistsError as error:
         # A precondition that this process did not set, or the answer to a repeated request whose
@@ -505,9 +506,9 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP
 
 
 def _temporary(path: epath.Path) -> epath.Path:
-    """Return a name beside ``path`` that nobody else has.
+    """Return a name beside ``path`` that no other writer has.
 
-    Two writers of one name would write into each other's file, also once it has its own name.
+    Two writers of one name would write into each other's file, even after it was renamed.
     """
     return path.with_name(f"{secrets.token_hex(8)}.{path.name}.tmp")
 
@@ -515,7 +516,7 @@ def _temporary(path: epath.Path) -> epath.Path:
 def _link_new(path: epath.Path, data: bytes, *, is_durable: bool = True) -> None:
     """Create a file atomically at ``path``; FileExistsError when it exists.
 
-    ``is_durable``: it outlives a loss of power from then on.
+    ``is_durable``: the file survives a loss of power from then on.
     """
     temporary = _temporary(path)
     with open(temporary, "wb") as file:

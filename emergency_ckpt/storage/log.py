@@ -1,4 +1,4 @@
-"""``host_state/log/<number>.json``: the versions of the step log. FORMAT.md specifies them."""
+"""``host_state/log/<number>.json``: the versions of the step log, which FORMAT.md specifies."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ KEPT = 8
 _FILE = DigestedFile("version", Table, limit_bytes=MAX_LOG_BYTES, version=2)
 _NAME = re.compile(r"([0-9]{12})\.json", re.ASCII)
 _HINT = f"{LOG_FOLDER}/newest"
-"""On a file system, a number that the newest version has reached. Nothing depends on it but where
-the newest version is looked for, as by a listing."""
+"""On a file system, a number that the newest version has reached. Like a listing, the number only
+serves to find the newest version."""
 _NUMBER = re.compile(rb"[0-9]{1,12}")
 _PAUSE_S = 0.5
 
@@ -35,7 +35,7 @@ def encode_version(table: Table) -> bytes:
 
 
 def decode_version(data: bytes, number: int, target: str) -> Table:
-    """Return version ``number``. CorruptData when it is damaged, or another version."""
+    """Return version ``number``. CorruptData when ``data`` are damaged, or another version."""
     table = _FILE.decode(data, target)
     if table.number != number:
         raise CorruptData("decode", target, f"it is version {table.number}")
@@ -50,7 +50,7 @@ class LogRead(NamedTuple):
     Attributes:
       number: of the newest version; 0 without any.
       table: of the newest version that can be used, or None.
-      faults: of newer versions, which cannot.
+      faults: the errors of newer versions, which cannot be used.
       listed: the numbers that were listed.
     """
 
@@ -77,7 +77,7 @@ class StepLog:
     The ``KEPT`` newest versions have no gaps.
 
     Attributes:
-      seen: shared by all that read and write the directory for one process.
+      seen: shared by all objects that read and write the directory for one process.
     """
 
     def __init__(self, storage: StorageDirectory) -> None:
@@ -92,10 +92,10 @@ class StepLog:
         return f"{self._storage.path}/{LOG_FOLDER}"
 
     def read(self, deadline_s: float | None = None) -> LogRead:
-        """Return the newest version that can be used; a damaged one is named, and passed over.
+        """Return the newest version that can be used; damaged newer versions are in ``faults``.
 
-        OtherFormat when another version of this package wrote the newest. StorageLost when the log
-        ends before a version that was seen before.
+        OtherFormat when another version of this package wrote the newest version. StorageLost when
+        the log ends before a version that was seen before.
         """
         deadline_s = self._storage.deadline_s(deadline_s)
         strays: tuple[CorruptData, ...] = ()
@@ -113,7 +113,7 @@ class StepLog:
             if version is not None:
                 strays += version.faults
                 continue
-            # The newest that was listed is gone: others came after it, and the listing was old.
+            # The newest listed version is gone: others came after it, and the listing was old.
             if time.monotonic() + _PAUSE_S > deadline_s:
                 error = PersistentTierError("read", self.target, "its listing is out of date")
                 error.retryable = error.unreachable = True
@@ -153,7 +153,7 @@ class StepLog:
         while True:
             before, data = data, self._storage.bytes_of(_HINT, deadline_s) or b""
             number = int(data) if _NUMBER.fullmatch(data) else 0
-            # Without its version it is that of another directory, as in a copy; or it has grown.
+            # Without its version the number is of another directory, as in a copy; or it has grown.
             if not number or self.has(number, deadline_s):
                 return number
             if data == before:
@@ -162,7 +162,8 @@ class StepLog:
     def _decode(self, numbers: list[int], deadline_s: float) -> LogRead | None:
         """Return the newest usable version; None when the newest of ``numbers`` is gone.
 
-        With the number 0: all above a gap are damaged, and do not count any more.
+        The result has the number 0 when all versions above a gap are damaged: they do not count any
+        more.
         """
         newest, faults = numbers[-1], list[CorruptData]()
         for number in range(newest, max(0, newest - KEPT), -1):
@@ -182,7 +183,7 @@ class StepLog:
         return LogRead(newest, None, tuple(faults), tuple(numbers))
 
     def _version(self, number: int, deadline_s: float) -> Table | None:
-        """Return version ``number``; None: it is gone. CorruptData when it cannot be used."""
+        """Return version ``number``; None when it is gone. CorruptData when it cannot be used."""
         data = self._data(number, deadline_s)
         if data is None:
             return None
@@ -191,7 +192,7 @@ class StepLog:
     def is_newest(self, number: int, deadline_s: float | None = None) -> bool:
         """Return whether no version comes after ``number``. One request of an object store.
 
-        The absence of the next one alone does not show it: that may be among those removed.
+        The absence of the next version alone is no proof: it may be among the removed versions.
         """
         return max(self._numbers(self._storage.deadline_s(deadline_s)), default=0) == number
 
@@ -215,9 +216,9 @@ class StepLog:
     def append(self, table: Table, deadline_s: float | None = None) -> LogRead | None:
         """Create the version ``table``; return the log with it, once it is there.
 
-        None when another writer has made a version of this number, or has long ago and removed it.
-        It may still appear after the deadline, with the same condition. CorruptData when it is too
-        large. The folder of the log is made for its first version only.
+        None when another writer has made a version of this number, even if it was removed long ago.
+        The version may still appear after the deadline, under the same condition. CorruptData when
+        the version is too large. The folder of the log is made for the first version only.
         """
         if table.number > MAX_VERSION:
             last = f"{self._storage.path}/{_below(MAX_VERSION)}"
@@ -238,7 +239,7 @@ class StepLog:
         return LogRead(table.number, table)
 
     def remove_old(self, newest: LogRead, after: LogRead) -> None:
-        """Remove what ``newest``, just written after ``after``, makes needless."""
+        """Remove the versions that ``newest``, just written after ``after``, makes needless."""
         for old in sorted({*after.listed, newest.number - KEPT}):
             if 0 < old <= newest.number - KEPT:
                 path = self._storage.path / _below(old)

@@ -17,13 +17,13 @@ from emergency_ckpt.json_decoders import decoder_of
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
 ITEM = "state"
-"""The name of a step's item with the arrays, where no other was given; that of Orbax's v1."""
+"""The name of a step's item with the arrays, where no other name was given; that of Orbax's v1."""
 
 _UNNAMED = ("default",)
 """The items of steps whose markers name none."""
 
 OURS = "emergency_ckpt"
-"""A key in the custom metadata of a step: this package wrote it, and its marker comes last."""
+"""A key in a step's custom metadata: this package wrote the step, whose marker comes last."""
 
 HOST_STATE = "host_state"
 MARKER_NAME = "marker.json"
@@ -39,8 +39,8 @@ class TensorsId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
       metadata: of ``_CHECKPOINT_METADATA`` of the step.
-      manifest: of ``manifest.ocdbt`` of the item; of several, of all that there are, in the order
-        of their names.
+      manifest: of ``manifest.ocdbt`` of the item; with several items, of all the manifests that
+        exist, in the order of the items' names.
     """
 
     metadata: str
@@ -56,7 +56,7 @@ class StepMarker(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
       leaves: every leaf of the state; zero-size arrays are only here, as Orbax cannot hold them.
       checksums: SHA-256 (hex) of ``checksums.json``.
       tensors: identity of the step's tensors.
-      items: names of Orbax's items with the arrays; of several each has the leaves below its name.
+      items: names of Orbax's items with the arrays; each of several has the leaves below its name.
     """
 
     save: SaveId
@@ -138,7 +138,7 @@ def build_marker(
 
 
 def check_marker(data: bytes, step: int, target: str) -> StepMarker:
-    """Return the marker of ``step`` from its file. CorruptData when it is damaged, or another's."""
+    """Return the marker of ``step`` from its file. CorruptData when it is damaged or of another."""
     marker = _FILE.decode(data, target)
     try:
         check_save(marker.save)

@@ -6,14 +6,14 @@ import secrets
 from collections.abc import Callable
 
 BEGUN = "tensors_begun"
-"""The first writer has made the folders; the others wait for it."""
+"""The first writer has made the folders, for which the others wait."""
 WRITTEN = "tensors_written"
-"""A writer has written; the first one waits for all, and commits."""
+"""A writer has written; the first writer waits for all, and commits."""
 
 Meet = Callable[[str], None]
-"""Tells the other writers that this one has come to a meeting point, and waits for those it needs.
+"""Reports that this writer is at a meeting point, and waits for the writers that it needs.
 
-Its argument is one of those above. Raises at the deadline, or when another writer has failed.
+The argument is one of the names above. Raises at the deadline, or when another writer has failed.
 """
 
 

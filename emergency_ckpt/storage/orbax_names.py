@@ -8,23 +8,23 @@ STEP_METADATA = "_CHECKPOINT_METADATA"
 """The document of a step, which its manager writes."""
 
 COMMITTED = "commit_success.txt"
-"""In a bucket, the objects by which a finished step and a finished item are recognised."""
+"""In a bucket, the name of the objects by which finished steps and items are recognised."""
 
 TEMPORARY_SUFFIX = ".orbax-checkpoint-tmp"
 """In a file system, the end of the name of a step's folder before its commit."""
 
 OWN_TEMPORARY = f"{TEMPORARY_SUFFIX}-eckpt-"
-"""As this package ends it, before the name of the attempt: so it is known whose the folder is, and
-no attempt writes into that of another."""
+"""This package's end of that name, before the name of the attempt: so the folder's owner is known,
+and no attempt writes into the folder of another."""
 
 MANIFEST = "manifest.ocdbt"
 """The root of an item's database. TensorStore chooses the name."""
 
 TREE = "_METADATA"
-"""The document of an item with arrays: its tree."""
+"""The document of an item with arrays, which has the item's tree."""
 
 ROOT_METADATA = "metadata"
-"""The folder beside the steps with what Orbax's manager was given as its metadata."""
+"""The folder beside the steps with the metadata that were given to Orbax's manager."""
 
 
 def commits_of(items: Iterable[str]) -> list[str]:

@@ -1,8 +1,8 @@
 """The arrays of an Orbax step, described by its metadata and read box by box.
 
 Orbax restores a whole state onto its devices, once per replica. To read each byte once, this module
-reads boxes: from the files of the database where they are plain (``chunks``), else decoded by
-TensorStore, as always from a bucket.
+reads boxes: plain boxes from the files of the database (``chunks``), and others, as all boxes in a
+bucket, through TensorStore.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from emergency_ckpt.types import Box, LeafSpec, ShardId
 from emergency_ckpt.work_progress import WorkProgress
 
 GCS_BACKEND_VARIABLE = "TENSORSTORE_GCS_BACKEND"
-"""Of the environment; Orbax's name, so that both use the same driver."""
+"""An environment variable; the name is Orbax's, so that both use the same driver."""
 
 _OCDBT_CACHE_BYTES = 64 << 20
 _CONCURRENT_REQUESTS = 32
 _MOST_NAMED = 5
 _MOST_THREADS = 4
 _LONGEST_WAIT_S = 1.0
-"""Of one call into TensorStore, so that a signal is heeded."""
+"""Of one call into TensorStore, so that signals are handled meanwhile."""
 _ONE_REQUEST_FOR_SEVERAL_CHUNKS = {
     "experimental_read_coalescing_threshold_bytes": 1 << 16,
     "experimental_read_coalescing_merged_bytes": 2 << 20,
     "experimental_read_coalescing_interval": "5ms",
 }
-"""TensorStore's settings: chunks that lie so close in a data file and are read within that time."""
+"""TensorStore's settings, for chunks so close in a data file that are read within that time."""
 
 
 class StoredLeaf(NamedTuple):
@@ -106,11 +106,11 @@ def open_by_name(
     """
     names = {path: stored_name(path) for path in paths}
     if len(set(names.values())) < len(names):
-        return None  # ``{"a/b": ..., "a.b": ...}``: only one of them has this name
+        return None  # ``{"a/b": ..., "a.b": ...}``: only one of these leaves has this name
     import orbax.checkpoint as ocp  # noqa: PLC0415
 
     progress = WorkProgress.until(deadline_s)
-    # In a bucket all items of this package are; a look for the manifest takes two requests.
+    # In a bucket all items of this package are databases; a look would take two requests.
     ocdbt = in_bucket(item) or ocp.type_handlers.is_ocdbt_checkpoint(item)
     if ocdbt and (indexed := _from_index(str(item), names, progress)) is not None:
         return indexed
@@ -171,13 +171,13 @@ def describe_plain(
     """Return the folder of a step's arrays and its leaves by path, from metadata alone. Blocks.
 
     Without ``item``, and without an item named in ``ITEMS``, the arrays of all items form one state
-    with the items' names as its keys.
+    whose keys are the items' names.
 
     Args:
       item: the name of the item to take, or None.
 
     Raises:
-      FileNotFoundError: no such item, or none with arrays. Errors of Orbax pass through.
+      FileNotFoundError: no such item, or no item with arrays. Errors of Orbax pass through.
     """
     names = _items_with_arrays(folder, item)
     return describe_items(folder, names, lambda name: describe_item(folder / name))
@@ -190,8 +190,8 @@ def describe_items(
 ) -> tuple[epath.Path, dict[str, StoredLeaf]]:
     """Return the folder of the items called ``names`` and their leaves by path. Blocks.
 
-    The leaves of several are below the names of their items.
-    ``describe`` returns those of the item of a name.
+    The leaves of several items are below the names of their items.
+    ``describe`` returns the leaves of the item with a name.
     """
     if len(names) == 1:
         return folder / names[0] if names[0] else folder, dict(describe(names[0]))
@@ -217,7 +217,7 @@ def _items_with_arrays(folder: epath.Path, item: str | None) -> Sequence[str]:
 
 
 class _Part(NamedTuple):
-    """Whole chunks of a box, which are asked for at once."""
+    """Whole chunks of a box, which are requested together."""
 
     shard: ShardId
     box: Box
@@ -226,7 +226,7 @@ class _Part(NamedTuple):
 
 
 class _Request:
-    """A part that TensorStore was asked for."""
+    """A part that was requested from TensorStore."""
 
     def __init__(self, part: _Part, store: Any) -> None:
         self.part = part
@@ -237,11 +237,11 @@ class BoxReader:
     """Reads boxes of a step. Not thread-safe.
 
     Args:
-      item: directory of the Orbax item; of several the step's.
-      complete: True when every chunk was stored, so a missing one is an error; else a missing one
-        has the fill value.
+      item: directory of the Orbax item; with several items, that of the step.
+      complete: True when every chunk was stored, so that a missing chunk is an error; otherwise a
+        missing chunk has the fill value.
       buffer_bytes: maximum number of bytes requested at once. A larger chunk is read alone.
-      progress: counts what comes; DeadlineExceeded when nothing moves any more.
+      progress: counts received bytes; DeadlineExceeded when nothing moves any more.
     """
 
     def __init__(
@@ -280,7 +280,7 @@ class BoxReader:
     def _read_parts(self, shards: Sequence[ShardId]) -> Generator[tuple[_Part, npt.NDArray[Any]]]:
         leaves = {shard.leaf for shard in shards}
         stores = self._open(leaves)
-        parts = deque(enumerate(self._parts_of(shards)))  # not asked for yet
+        parts = deque(enumerate(self._parts_of(shards)))  # not requested yet
         requests: dict[int, _Request] = {}
         most_bytes, asked_bytes, number = self._buffer_bytes, 0, 0
         try:
@@ -297,9 +297,9 @@ class BoxReader:
                     number += 1
                     yield request.part, self._result(request)
                     continue
-                # A connection hangs, or a node of the database: the parts that have not come are
-                # asked for as by a client that has waited for nothing. Or the link is slow: then
-                # fewer bytes are asked for at once.
+                # A connection hangs, or the read of a database's node: request the missing parts
+                # anew, through newly opened arrays. Or the link is slow: so request fewer bytes at
+                # once.
                 logging.warning("%s: nothing moves, it is asked for again", self._item)
                 late = {n: request for n, request in requests.items() if not request.future.done()}
                 for given_up in sorted(late, reverse=True):
@@ -321,9 +321,9 @@ class BoxReader:
                 yield _Part(shard, box, nbytes, box == boxes[-1])
 
     def read_into(self, sink: Sink, boxes: Sequence[tuple[ShardId, int]]) -> list[int]:
-        """Read each box to its offset in bytes; return the CRC32C of each. Blocks.
+        """Read each box to its offset in bytes; return the CRC32C of each box. Blocks.
 
-        ``sink`` must refuse bytes once its owner does not want them any more. Errors of
+        ``sink`` must refuse bytes when its owner does not want them any more. Errors of
         TensorStore, of the file system and of the sink pass through; CorruptData, DeadlineExceeded.
         """
         in_files = self._in_files(boxes)
@@ -390,9 +390,9 @@ class BoxReader:
 
 
 def _has_come(future: Any, item: str, progress: WorkProgress) -> bool:
-    """Wait for TensorStore's ``future``; return False where nothing moves for half the stall limit.
+    """Wait for TensorStore's ``future``; return False if nothing moves for half the stall limit.
 
-    DeadlineExceeded when nothing has moved for all of it.
+    DeadlineExceeded when nothing has moved for the whole stall limit.
     """
     quiet_s = max(time.monotonic(), progress.moved_s) + progress.limits.stall_s / 2
     while not future.done():
@@ -415,8 +415,8 @@ def _opened(
 ) -> dict[str, Any]:
     """Return the opened arrays by leaf; when one fails or is late, cancel the others.
 
-    ``start`` begins to open that of a leaf. CorruptData, with all leaves whose metadata TensorStore
-    cannot decode.
+    ``start`` begins to open the array of a leaf. CorruptData names all leaves whose metadata
+    TensorStore cannot decode.
     """
     leaves = tuple(leaves)
     stores: dict[str, Any] = {}
@@ -439,11 +439,11 @@ def _opening(
     item: str,
     progress: WorkProgress,
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves and their futures, which are done; ask again where nothing moves."""
+    """Yield the leaves and their finished futures; open again where nothing moves."""
     futures: dict[str, Any] = {}
     try:
         while True:
-            # One context for all: each reads the nodes of the database once.
+            # One context for all arrays, so that the nodes of the database are read once.
             context = _context()
             futures |= {leaf: start(leaf, context) for leaf in leaves if leaf not in futures}
             for future in futures.values():
@@ -462,7 +462,7 @@ def _opening(
 
 
 def _damaged(operation: str, item: str, errors: Mapping[str, Exception]) -> CorruptData | None:
-    """Return the error of the leaves that TensorStore could not decode; None without such."""
+    """Return the error that names the leaves that TensorStore could not decode, or None."""
     damage = {leaf: error for leaf, error in errors.items() if is_damage(error)}
     if not damage:
         return None
@@ -478,8 +478,8 @@ def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
 def _context() -> tensorstore.Context:
     return tensorstore.Context(
         {
-            # Chunks are read once, so to cache them costs memory only. Nodes of the database are
-            # read often.
+            # Chunks are read once, so a cache of chunks only costs memory. Nodes of the database
+            # are read often.
             "cache_pool": {"total_bytes_limit": 0},
             "cache_pool#ocdbt": {"total_bytes_limit": _OCDBT_CACHE_BYTES},
             "gcs_request_concurrency": {"limit": _CONCURRENT_REQUESTS},

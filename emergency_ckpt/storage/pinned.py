@@ -1,8 +1,8 @@
 """Folders of a file system that are kept open, and are changed only while they have their names.
 
-A file system renames and removes by name. A life that stalls just before would do so to what a
-newer life has written under the name meanwhile. An object store has generations for that; here an
-open descriptor stands for the folder, whatever its name is by now.
+A file system renames and removes by name. So a life that stalls just before a removal might remove
+a folder that a newer life has written under the same name meanwhile. An object store prevents that
+by generations; here an open descriptor stands for the folder, whatever its name is by now.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Pinned:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return those of the names that there are."""
+        """Return the names that exist."""
         return tuple(self._fds)
 
     def move(self, name: str, to: str) -> None:
-        """Give a folder another name, if it still has this one. Idempotent.
+        """Give a folder another name, if the folder still has ``name``. Idempotent.
 
-        PersistentTierError when a newer life took the name at this instant: its folder gets its
-        name back.
+        PersistentTierError when a newer life took ``name`` at this instant: the newer life's folder
+        gets the name back.
         """
         if not self._is_at(name, name):
             return
@@ -54,9 +54,9 @@ class Pinned:
             raise PersistentTierError("move", str(self._root / name), problem)
 
     def clear(self, name: str, at: str = "") -> None:
-        """Remove what had the ``name``, and by now is ``at``. Idempotent.
+        """Remove the entry that had the ``name``, and now has the name ``at``. Idempotent.
 
-        A symbolic link is removed, and nothing behind it.
+        A symbolic link is removed, but not its target.
         """
         at = at or name
         if not self._is_at(name, at):
@@ -87,7 +87,7 @@ class Pinned:
 
 
 def _empty(fd: int) -> None:
-    """Remove all in a folder, also where it has another name by now."""
+    """Remove all entries of a folder, even if the folder has another name by now."""
     folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
     try:
         with os.scandir(folder) as entries:

@@ -27,7 +27,7 @@ def probe_storage(
     """
     storage.create(deadline_s)
     name = f"probe-{incarnation}"
-    # First, so that where deletions are refused not every start leaves one file more.
+    # First, so that a start leaves no further file where deletions are refused.
     for other in storage.names_in(HOST_STATE, deadline_s):
         if is_left_over(other, name):
             _remove(storage, other, deadline_s)
@@ -49,7 +49,7 @@ def measure_clock(
 ) -> tuple[float, float]:
     """Return the seconds by which storage's clock is ahead of this host's, and their uncertainty.
 
-    By the time that storage gives to a file of ``probe_storage``, which is removed again.
+    Measured by the time that storage gives to a file as of ``probe_storage``, removed afterwards.
     """
     name = f"probe-{incarnation}"
     below = f"{HOST_STATE}/{name}"

@@ -1,4 +1,4 @@
-"""A step that Orbax wrote: of a persistent directory, or any folder. Read through TensorStore.
+"""A step that Orbax wrote, in a persistent directory or any folder, read through TensorStore.
 
 Neither JAX nor Orbax is imported before an array is read, or a step of plain Orbax described.
 """
@@ -34,12 +34,12 @@ class StoredStepReader:
     """A step in storage; see ``StepReader``. Boxes with a known CRC32C are compared with it.
 
     Args:
-      found: without a problem.
-      name: for messages.
+      stored_step: a step without a problem.
+      name: the name of the step in messages.
 
     Attributes:
-      found: as given.
-      saved_s: Unix time of its commit; None when it is not known.
+      found: the ``stored_step``.
+      saved_s: Unix time of the step's commit; None when the time is not known.
       metrics: as given to ``save``, from the log.
     """
 
@@ -63,7 +63,7 @@ class StoredStepReader:
 
     @property
     def leaves(self) -> Mapping[str, LeafSpec]:
-        """Return every leaf, by path: of this package's steps as saved, else as Orbax has them."""
+        """Return every leaf, by path: as saved, or for a step of plain Orbax as Orbax has them."""
         return self._leaves
 
     @functools.cached_property
@@ -85,11 +85,11 @@ class StoredStepReader:
         return crcs
 
     def copies(self, path: str) -> list[ShardCopies]:
-        """Return the boxes that were saved of a leaf."""
+        """Return the saved boxes of a leaf."""
         return [ShardCopies(box, crc) for box, crc in self.crcs(path).items()]
 
     def boxes(self, path: str) -> list[Box]:
-        """Return the saved boxes, which have CRC32Cs, where they make up the leaf; else chunks."""
+        """Return a leaf's saved boxes, which have CRC32Cs, if they are all of it; else chunks."""
         spec = self.leaves[path]
         full = whole(spec.global_shape)
         if is_empty(full):
@@ -101,7 +101,7 @@ class StoredStepReader:
         return split(full, chunk, DTYPE_ITEM_BYTES.get(spec.dtype, 8), PIECE_BYTES)
 
     def crcs(self, path: str) -> Mapping[Box, int]:
-        """Return the CRC32C of capture of the boxes that were saved."""
+        """Return the CRC32C at capture of each saved box."""
         return self._crcs.get(path, {})
 
     def read(self, path: str, box: Box) -> Array:
@@ -119,7 +119,7 @@ class StoredStepReader:
     def read_all(self, shards: Sequence[ShardId]) -> Iterator[tuple[ShardId, Array]]:
         """Yield the boxes in the given order, as stored; CRC32Cs are not compared.
 
-        The tier's time is for all of them. PersistentTierError, CorruptData.
+        The tier's timeout is for all boxes together. PersistentTierError, CorruptData.
         """
         item, leaves = self.arrays()
         return self._tier.read_boxes(
@@ -143,9 +143,9 @@ class StoredStepReader:
         return data
 
     def documents(self) -> list[HeldDocument]:
-        """Return the host states that its marker names; of a plain step none.
+        """Return the host states that the step's marker names; none for a step of plain Orbax.
 
-        Their digests are of the documents; their sizes are not known before they are read.
+        Their digests are of the documents; the sizes are not known before the documents are read.
         """
         marker = self.found.marker
         if marker is None:

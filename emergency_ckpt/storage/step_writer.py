@@ -1,31 +1,32 @@
 """The write of a step by some processes of the job, as the files that Orbax would write.
 
-1. The first writer creates ``_CHECKPOINT_METADATA``: it has claimed the step's place.
-2. Each writer writes its arrays of each item into a database, and beside it the documents.
+1. The first writer creates ``_CHECKPOINT_METADATA``, and so claims the step's place.
+2. Each writer writes its arrays of each item into a database, and the documents beside that.
 3. The first writer merges the databases of the others into that of the item.
-4. It creates the items' manifests, then replaces ``_CHECKPOINT_METADATA``, if it is still that of
-   1, by one with the time of the commit.
+4. It creates the items' manifests. Then, if ``_CHECKPOINT_METADATA`` is still the file of 1, it
+   replaces that file by one with the time of the commit.
 5. It creates ``commit_success.txt`` of each item, then that of the step. If the place was cleared
-   between 4 and 5, it removes both.
+   between 4 and 5, it removes these files.
 
 Each file is created only if it is absent, on a file system too: no file of another writer is
 replaced. A file system and a bucket differ in three points:
 
-- A bucket counts a step with the last file of 5. In a file system all is written in a temporary
-  folder of Orbax's name and this attempt's, which gets the step's name after 5.
-- In a bucket the database of the first writer is that of the item, which saves requests, and no
-  manifest is there before 4. In a file system each writer's is in a folder of its own, because the
-  kernel may hold TensorStore's last write of an attempt that was given up, and a folder is named
-  after the attempt.
-- A folder must be made, and what an attempt has left there removed first.
+- In a bucket a step counts with the last file of 5. In a file system all is written in a temporary
+  folder, named as Orbax does and after this attempt, which gets the step's name after 5.
+- In a bucket the database of the first writer is that of the item, which saves requests, and there
+  is no manifest before 4. In a file system each writer's database is in a folder of its own, named
+  after the attempt, because the kernel may delay TensorStore's last write of an attempt that was
+  given up.
+- In a file system a folder must be made, and the remains of an attempt there removed first.
 
 Orbax's own checkpointer looks for folders in a bucket, lists, and reads what it has just written:
 some fifty requests, one after the other. Its barriers have fixed timeouts of minutes, and a thread
 blocked in one aborts the process at exit.
 
-Guaranteed: a step whose place was cleared or claimed by another is not committed, and this writer
-fails. Not guaranteed: that, when the place in a bucket is cleared while ``commit_success.txt`` is
-written, and this process ends before it has looked again and removed it.
+Guaranteed: a step whose place was cleared or claimed by another writer is not committed, and this
+writer fails. Not guaranteed: the same in one case, namely that the place in a bucket is cleared
+while ``commit_success.txt`` is written, and this process ends before it has checked that and
+removed the file.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class StepWriter:
 
     Args:
       folder: of the step.
-      states: of each item with arrays by its name, as ``item_state`` returns it.
-      orbax: the rest of what Orbax's readers find.
+      states: by name, the state of each item with arrays, as ``item_state`` returns it.
+      orbax: what Orbax's readers find besides the arrays.
       writers: the processes that write, the first of which commits.
       meet: meets the other writers.
     """
@@ -108,8 +109,8 @@ class StepWriter:
     def write(self) -> None:
         """Write this process's part; the first writer returns when Orbax counts the step.
 
-        Blocks. PersistentTierError, also once the save is cancelled; CorruptData; FileExistsError
-        when the step is there; errors of TensorStore pass through.
+        Blocks. PersistentTierError, also after the save was cancelled; CorruptData; FileExistsError
+        when the step exists already; errors of TensorStore pass through.
         """
         process = jax.process_index()
         if process != self._first:
@@ -168,7 +169,7 @@ class StepWriter:
         documents_written.generations()
 
     def _claim(self) -> bytes:
-        """Take the step's place; return the generation of the file that shows it."""
+        """Claim the step's place; return the generation of the file that shows the claim."""
         if not self._in_bucket:
             if self._final.exists():
                 raise FileExistsError(f"{self._final} exists already")
@@ -178,7 +179,7 @@ class StepWriter:
     def _commit(self, claim: bytes, manifest: Mapping[str, bytes]) -> None:
         self._writes.check()
         self._objects.write(manifest)
-        # Alone, after all that the step consists of: it shows that nobody has cleared the place.
+        # Written alone, after all other files: it shows that no writer has cleared the place.
         metadata = self._metadata(time.time_ns())
         self._objects.write({STEP_METADATA: metadata}, over={STEP_METADATA: claim})
         names = commits_of(self._handlers())

@@ -1,12 +1,12 @@
 """The persistent tier: one sharded copy in Orbax's format, with host states and a marker.
 
-``<dir>/<step>/`` is an ordinary Orbax step (item ``state``, or as the caller names it; the folder
-may have a prefix and padding too), written by the processes of the primary slice only, or of all
-slices together. ``<dir>/host_state/<step>/`` has
-one JSON document for each process, checksums of the boxes, and ``marker.json``. A step counts from
-the version of ``<dir>/host_state/log/`` that lists it; FORMAT.md specifies these.
+``<dir>/<step>/`` is an ordinary Orbax step (item ``state``, or as the caller names the item; the
+folder's name may have a prefix and padding too), written by the processes of the primary slice
+only, or of all slices together. ``<dir>/host_state/<step>/`` has one JSON document for each
+process, checksums of the boxes, and ``marker.json``. A step counts from the version of
+``<dir>/host_state/log/`` that lists it; FORMAT.md specifies these files.
 
-A step without that second directory was written by plain Orbax: it has tensors only.
+A step without the directory in ``host_state`` was written by plain Orbax, and has tensors only.
 
 Besides this module only ``steps``, ``step_writer``, ``orbax_reader`` and ``item`` use Orbax for
 storage.
@@ -72,14 +72,14 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT_S = 300.0
 
-_MOST_DISTURBANCES = 2  # by a writer that was replaced: see ``publish``
+_MOST_DISTURBANCES = 2  # caused by a writer that was replaced: see ``publish``
 
 
 class StoredStep(NamedTuple):
     """The description of a stored step.
 
     Attributes:
-      item: directory of the Orbax item with the arrays; of several the step's.
+      item: directory of the Orbax item with the arrays; with several items, that of the step.
       marker: None for a step that plain Orbax wrote.
       leaves: the arrays by path, from Orbax's metadata.
       crcs: CRC32C at capture time of the saved boxes.
@@ -98,19 +98,20 @@ class PersistentTier:
 
     Only ``write_tensors`` is collective, over its ``writers``. Each call has a deadline:
     ``deadline_s`` (of ``time.monotonic``), else ``timeout_s`` seconds from the call. Until then
-    errors that may pass are retried. A failure is a PersistentTierError, ``retryable`` when storage
-    was only slow or overloaded, or CorruptData.
+    calls are retried after temporary errors. A failure is a PersistentTierError, ``retryable`` when
+    storage was only slow or overloaded, or CorruptData.
 
     Args:
       orbax_item: the name of the item with the arrays: in the steps that are written (None:
-        ``state``), and in those of plain Orbax (None: see ``describe_plain``).
+        ``state``), and in steps of plain Orbax (None: see ``describe_plain``).
       buffer_bytes: maximum number of bytes that a process transfers to or from storage at once.
       step_name: as in ``StorageDirectory``.
 
     Attributes:
-      storage: calls to its directory, with the same deadlines and errors.
-      found: its steps.
-      writer: what changes its log for one run, in a process that may ``publish`` and ``remove``.
+      storage: calls to the directory, with the same deadlines and errors.
+      found: the steps of the directory.
+      writer: changes the directory's log for one run, in a process that may ``publish`` and
+        ``remove``; None elsewhere.
     """
 
     name: TierName = PERSISTENT
@@ -154,7 +155,7 @@ class PersistentTier:
         self.storage.create(deadline_s)
 
     def load_writer(self) -> None:
-        """Import what writes a step: Orbax and more, seconds that no other use needs. Blocks."""
+        """Import, for seconds, what only the writing of a step needs: Orbax and more. Blocks."""
         importlib.import_module(f"{__package__}.step_writer")
 
     # As every tier
@@ -177,7 +178,7 @@ class PersistentTier:
         return steps
 
     def open_step(self, step: int) -> StoredStepReader:
-        """Return what counts as ``step``, or the hidden step of this number. StepNotFound.
+        """Open the step that counts as ``step``, or the hidden step of this number. StepNotFound.
 
         CorruptData when the step has a problem.
         """
@@ -194,11 +195,11 @@ class PersistentTier:
         return StoredStepReader(self, stored_step, f"step {number} in {self.directory}")
 
     def publish(self, step: StepReader, life: str, chain: Timeline | None = None) -> None:
-        """Write a step of another tier as a save of ``life`` does, with ``writer``, if it lacks it.
+        """Write a step of another tier as a save of ``life`` does, unless storage has that save.
 
-        Host states are read before anything is changed; each array when it is written, so that a
-        state needs no second copy in memory. A writer that this one has replaced may still clear
-        the step's place, and take it, once each: what that disturbs is done again.
+        Host states are read before any change. Each array is read when it is written, so that a
+        state needs no second copy in memory. A former writer that this process has replaced may
+        still clear the step's place, and claim it, once each: a disturbed write is repeated.
         """
         documents = step.host_states()
         for _ in range(_MOST_DISTURBANCES):
@@ -234,7 +235,7 @@ class PersistentTier:
 
         def meet(name: str) -> None:
             if name == WRITTEN:
-                writer.check()  # a newer life may have cleared what lies beside the tensors
+                writer.check()  # a newer life may have cleared the files beside the tensors
 
         self._write_items(save, states, (0,), meet, "", orbax)
         writer.check()
@@ -255,8 +256,8 @@ class PersistentTier:
         view = self.found.view()
         for item in reversed(view.steps):
             (result,) = self.found.inspect_each(view, [item])
-            # A step that cannot be read, perhaps since another program writes it, shows no
-            # structure.
+            # The structure of a step that cannot be read, as while another program writes it, is
+            # unknown.
             if isinstance(result, FoundStep) and result.marker is not None:
                 folder = self._directory / result.folder
                 return {name: folder / name for name in result.marker.items}
@@ -330,9 +331,9 @@ class PersistentTier:
         return str(item), leaves
 
     def find(self, step: int, deadline_s: float | None = None) -> FoundStep:
-        """Return what counts as ``step``, or the hidden step of this number.
+        """Return the step that counts as ``step``, or the hidden step of this number.
 
-        PersistentTierError when there is none; CorruptData when the step has a problem.
+        PersistentTierError when there is no such step; CorruptData when the step has a problem.
         """
         stored_step = self.found.find(step, deadline_s)
         target = f"{self.directory}/{step}"
@@ -441,10 +442,10 @@ class PersistentTier:
         """Write the state of ``shards`` as Orbax's step. Collective over ``writers``; blocks.
 
         The step's place must be empty: see ``DirectoryWriter.make_room``.
-        ``holders``: the writers that have shards; None: all of them.
+        ``holders``: the writers that have shards; None: all writers.
         ``meet``: the function by which the writers wait for each other.
-        ``attempt``: as ``new_attempt`` returns it; several writers must agree on one.
-        ``progress``: counts what is written, and puts the deadline off; None: that of a call.
+        ``attempt``: as ``new_attempt`` returns it; several writers must agree on one name.
+        ``progress``: counts written bytes, and extends the deadline; None: the deadline of a call.
         """
         from emergency_ckpt.storage.item.state import item_state  # noqa: PLC0415
 
@@ -509,10 +510,11 @@ class PersistentTier:
     def _withdraw(self, step: int) -> None:
         """Remove tensors that were written after the cancellation of their save.
 
-        Not beside host states, by which ``DirectoryWriter`` finds them. For use inside ``do``.
+        Tensors beside host states stay: by these ``DirectoryWriter`` finds them. For use inside
+        ``do``.
         """
         storage, name = self.storage, self.storage.name_of(step)
-        # Listed first: who has saved the step since wrote its host states before its tensors.
+        # Listed first: a later save of the step wrote its host states before its tensors.
         if storage.is_object_store:
             objects = storage.objects_with(f"{name}/")
             if step not in storage.numbers_in(HOST_STATE):
@@ -524,14 +526,14 @@ class PersistentTier:
             remove_tensors(pinned, name)
 
     def write_document(self, step: int, owner: int, count: int, data: bytes) -> None:
-        """Write a process's document. It counts once the marker is written.
+        """Write a process's document, which counts once the marker is written.
 
         PersistentTierError when another save has written the step meanwhile.
         """
         self._put_new(step, document_name(owner, count), data)
 
     def _put_new(self, step: int, name: str, data: bytes) -> None:
-        # A life that hung and wakes up must not replace what the next one has written there.
+        # A life that hung and goes on must not replace the files of the next life.
         below = f"{HOST_STATE}/{step}/{name}"
         self.storage.do(
             "write", f"/{below}", lambda: self.storage.put_new(below, data), changes=step

@@ -1,4 +1,4 @@
-"""The division of arrays among the processes that write them, and which can be stored."""
+"""The division of arrays among the processes that write them, and the check of their dtypes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from emergency_ckpt.state.tree import StateTree
 
 
 def spread(sharding: jax.sharding.Sharding, shape: Sequence[int]) -> jax.sharding.Sharding:
-    """Return ``sharding`` with each box divided evenly over all devices that hold it.
+    """Return ``sharding`` with each box divided evenly over all devices that have the box.
 
     The box is divided along the first divisible axis, as Orbax does. Without such an axis, or
     without a NamedSharding, the result is ``sharding``.
@@ -95,7 +95,7 @@ def check_storable(tree: StateTree) -> None:
 
 
 def _check_names(tree: StateTree) -> None:
-    # Without dots in keys, other paths are other names: a start need not import Orbax to see it.
+    # Without dots in keys, different paths have different names, so Orbax need not be imported.
     if not any("." in leaf.spec.path or leaf.spec.path.endswith("/") for leaf in tree.leaves):
         return
     import orbax.checkpoint as ocp  # noqa: PLC0415

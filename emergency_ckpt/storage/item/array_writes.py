@@ -1,4 +1,4 @@
-"""The writes of a process's parts into a database of its own, and of these into the item's."""
+"""The writes of a process's parts into its own database, and their merge into the item's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from emergency_ckpt.storage.orbax_reader import kvstore_of
 from emergency_ckpt.work_progress import WorkProgress
 
 DATA_FILE_BYTES = 64 << 20
-"""A data file is written once so many bytes are there; several are written at a time."""
+"""A data file is written once it has so many bytes; several files are written at a time."""
 
 _NODE_BYTES = 100_000_000  # one node for all arrays, as Orbax has it
 _INLINE_BYTES = 1024  # the metadata of an array, not its chunks
@@ -28,7 +28,7 @@ _FILES_AT_ONCE = 128
 _METADATA_KEY = ".zarray"
 _COUNTED_EVERY_S = 1.0
 _DRIVERS = ("file", "gcs", "gcs_grpc")
-"""TensorStore never frees what it tells of a metric: it is asked for these, during slow saves."""
+"""The only metrics that are read, and only in slow saves: TensorStore never frees an answer."""
 
 
 class _Piece(NamedTuple):
@@ -47,10 +47,10 @@ class ArrayWrites:
     """The writes of one process's parts of a step. For one save.
 
     Args:
-      attempt: as ``new_attempt`` returns it, alike on all writers.
+      attempt: as ``new_attempt`` returns it, the same on all writers.
       creates: True for the first writer, which also writes the metadata of the arrays.
       at_once_bytes: maximum number of bytes in one transaction; a larger part has its own.
-      progress: counts what TensorStore writes.
+      progress: counts the bytes that TensorStore writes.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class ArrayWrites:
     def database_of(self, process: int) -> str:
         """Return the name of a writer's database, a folder below the item.
 
-        Orbax takes any letters and digits for the number of a process. Here they name the attempt
-        too: what TensorStore still writes for one that was given up, or for a life that has hung,
-        is then in a database that no other attempt reads, also of the same save.
+        Orbax permits any letters and digits as the number of a process. Here they name the attempt
+        too. TensorStore may still write for an attempt that was given up, or for a life that has
+        hung, but then into a database that no other attempt reads, even of the same save.
         """
         return f"ocdbt.process_{process}x{self.attempt}"
 
@@ -126,16 +126,18 @@ class ArrayWrites:
         except BaseException:
             transaction.abort()
             if commit is not None:
-                # Else its files would come back into a folder that is being removed. Of a save that
-                # was cancelled they still may.
+                # Otherwise its files would come back into a folder that is being removed. After a
+                # cancelled save they still may.
                 self._wait(commit)
             raise
 
     def _begin(
         self, database: tensorstore.KvStore, batch: Sequence[_Piece], created: set[str]
     ) -> None:
-        """Open the arrays of a batch and hand their parts over. Nothing is written before the
-        transaction is committed."""
+        """Open the arrays of a batch and pass their parts to TensorStore.
+
+        Nothing is written before the transaction is committed.
+        """
         opening = [self._open(database, piece.array, created) for piece in batch]
         writes = [
             store[tuple(slice(start, stop) for start, stop in part.box)].write(
@@ -154,7 +156,7 @@ class ArrayWrites:
         folder = "" if name in ("", "/") else name if name.endswith("/") else f"{name}/"
         if self._creates and name not in created:
             created.add(name)
-            # Whatever is there: a commit whose reply was lost is made again, on top of itself.
+            # Without a condition: a commit whose reply was lost is repeated over its own result.
             self.result(database.write(f"{folder}{_METADATA_KEY}", kind.metadata))
         return tensorstore.open(
             kind.spec, kvstore=database + folder, open=True, assume_metadata=True
@@ -179,7 +181,7 @@ class ArrayWrites:
         return self._is_cancelled.is_set()
 
     def _count(self) -> None:
-        """Note what was written since the last time, of which no future tells before its end."""
+        """Note the bytes written since the last count, which no future reports before its end."""
         self._counted_s = time.monotonic()
         before, self._written_bytes = self._written_bytes, _written_bytes()
         if before is not None and self._written_bytes > before:
@@ -230,7 +232,7 @@ def _written_bytes() -> int:
 def _batches(
     arrays: Iterable[NamedArray], at_once_bytes: int, *, all_arrays: bool
 ) -> Iterator[list[_Piece]]:
-    """Yield the parts to write, as many at a time as fit; ``all_arrays``: also arrays without."""
+    """Yield the parts to write, in batches that fit; ``all_arrays``: also arrays without parts."""
     batch: list[_Piece] = []
     size_bytes = 0
     for named in arrays:
@@ -283,8 +285,8 @@ def new_context() -> tensorstore.Context:
 class UnpublishedDatabase:
     """A database in ``folder``. Blocks for storage, until the save is cancelled.
 
-    TensorStore writes data and nodes under random names. Its manifest, by which it would find what
-    another writer has left in the folder, stays in memory: the caller creates the file.
+    TensorStore writes data and nodes under random names. It would read a manifest in the folder, as
+    one that another writer has left. So the manifest stays in memory: the caller creates the file.
     """
 
     def __init__(self, folder: str, writes: ArrayWrites) -> None:
@@ -294,7 +296,7 @@ class UnpublishedDatabase:
         self.store = writes.open(spec, self._context)
 
     def merge(self, folders: Sequence[str]) -> None:
-        """Take over all keys of the databases in ``folders``, which stay where they are."""
+        """Copy all keys of the databases in ``folders``; the data stay where they are."""
         if not folders:
             return
         specs = [database_spec(kvstore_of(folder)) for folder in folders]
@@ -314,14 +316,14 @@ class UnpublishedDatabase:
 
 
 def release_pages(database: str) -> None:
-    """Let the kernel take the pages of the data files below the folder ``database`` for new ones.
+    """Let the kernel reuse the pages of the data files below the folder ``database``.
 
-    A save to a disk then needs no more pages than the one before it. Without this each save takes
-    new ones, which cost several times as much as the write where the machine is a virtual one that
-    made them last, or where memory has to be reclaimed first. The files stay as they are: a restore
-    of that step reads them from the disk.
+    A save to a disk then needs no more pages than the previous save. Otherwise each save takes new
+    pages, which cost several times as much as the write if a virtual machine must first get them
+    from its host, or if memory must be reclaimed first. The files stay as they are: a restore of
+    that step reads them from the disk.
     """
-    # Only advice: a step that is being removed has no files to advise on.
+    # This is only advice to the kernel: files may be missing, as in a step that is being removed.
     with contextlib.suppress(OSError), os.scandir(f"{database}/d") as entries:
         for entry in entries:
             if entry.is_file(follow_symlinks=False):

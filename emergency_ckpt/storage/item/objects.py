@@ -1,4 +1,4 @@
-"""The small files of a step, in a bucket its objects, each written under a precondition."""
+"""The small files of a step (objects, in a bucket), each written under a precondition."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class _Write(NamedTuple):
 class StepObjects:
     """The files below one folder. All methods block for storage.
 
-    They do not end before storage has answered, however late: a write that came through after the
-    step was cleared would show in a later save of it. TensorStore retries errors that may pass.
-    Its other errors, ValueError, pass through.
+    They do not end before storage has answered, however late: otherwise a write might take effect
+    after the step was cleared, and show in a later save of the step. TensorStore retries after
+    temporary errors. Its other errors, ValueError, pass through.
 
-    A reply may be lost and the write repeated. Then its own precondition refuses it, and the bytes
-    that are there tell whose write it was.
+    A reply may be lost and the write repeated. Then the precondition refuses the repeated write,
+    and the bytes in storage show whose write they are.
     """
 
     def __init__(self, folder: str) -> None:
@@ -40,7 +40,7 @@ class StepObjects:
     ) -> ObjectWrites:
         """Begin to write ``objects``, given by name, all at once. Does not block.
 
-        ``over``: the generations of those that exist and are replaced; the others must not exist.
+        ``over``: the generations of existing objects to replace; the other objects must not exist.
         """
         over = over or {}
         return ObjectWrites(
@@ -58,7 +58,7 @@ class StepObjects:
     ) -> dict[str, bytes]:
         """Write ``objects`` as ``begin`` does; return the generation of each.
 
-        PersistentTierError when another process has written or removed one of them.
+        PersistentTierError when another process has written or removed one of the objects.
         """
         return self.begin(objects, over).generations()
 
@@ -71,8 +71,8 @@ class StepObjects:
     ) -> None:
         """Write the files by which Orbax counts the step that ``incarnation`` has saved.
 
-        They are taken back where Orbax's metadata are not ``metadata``, as when a newer life has
-        the place: PersistentTierError. ``check``: called before each write.
+        The files are removed again if Orbax's metadata are not ``metadata``, as when a newer life
+        has the place: PersistentTierError. ``check``: called before each write.
         """
         text = f"Checkpoint commit was successful by incarnation {incarnation}".encode()
         written: dict[str, bytes] = {}
@@ -90,7 +90,7 @@ class StepObjects:
         return {name: result.value for name, result in results.items() if result.state == "value"}
 
     def generation_of(self, write: _Write) -> bytes:
-        """Return the generation that ``write`` has made; PersistentTierError when it made none."""
+        """Return the generation that ``write`` has made; PersistentTierError when it failed."""
         generation = result_of(write.future).generation
         if generation:
             return generation
@@ -115,19 +115,19 @@ class StepObjects:
 
 
 class ObjectWrites:
-    """Writes under way. Either method must be called."""
+    """Writes under way. One of the two methods must be called."""
 
     def __init__(self, objects: StepObjects, writes: list[_Write]) -> None:
         self._objects = objects
         self._writes = writes
 
     def settle(self) -> None:
-        """Wait until storage has answered, whatever it says: the save has failed already."""
+        """Wait until storage has answered, whatever the answer: the save has failed already."""
         for write in self._writes:
             wait_for(write.future)
 
     def generations(self) -> dict[str, bytes]:
-        """Return the generation of each object by its name; PersistentTierError if one failed."""
+        """Return the generation of each object by its name; PersistentTierError after a failure."""
         self.settle()
         return {write.name: self._objects.generation_of(write) for write in self._writes}
 

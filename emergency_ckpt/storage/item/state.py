@@ -40,7 +40,7 @@ _CHUNKED_BYTES = 16 << 20  # smaller leaves are one chunk
 
 
 class StoredPart(NamedTuple):
-    """A box of an array. ``load``: returns its values, when they are written; called once."""
+    """A box of an array. ``load``: returns the values; called once, when they are written."""
 
     box: Box
     nbytes: int
@@ -58,10 +58,10 @@ class ItemArray:
 
     Attributes:
       kind: Orbax's name of the leaf's type.
-      write_shape: shape of the parts; the last of an axis is no smaller.
+      write_shape: shape of the parts; the last part along an axis is no smaller.
       sharding: the placement of the parts; None for host values.
       key_impl: implementation of PRNG keys; else None.
-      parts: what this process writes.
+      parts: the parts that this process writes.
     """
 
     shape: tuple[int, ...]
@@ -78,7 +78,7 @@ class _Place(NamedTuple):
     """The place of leaves of one sharding, shape and dtype.
 
     Attributes:
-      mine: the boxes that this process writes, each with the saved box that it is a part of.
+      mine: the boxes that this process writes, each after the saved box of which it is a part.
     """
 
     sharding: jax.sharding.Sharding
@@ -90,12 +90,12 @@ class _Place(NamedTuple):
 def item_state(
     tree: StateTree, shards: Mapping[ShardId, HostShard], writers: Sequence[int]
 ) -> PyTree:
-    """Return the state with an ``ItemArray`` for each leaf, None for one without elements.
+    """Return the state with an ``ItemArray`` for each leaf, and None for leaves without elements.
 
     Values are views of ``shards``. A process that is none of the ``writers`` has no parts.
     """
     values: dict[str, ItemArray | None] = {}
-    # Leaves of one sharding and shape are stored alike, and the place costs more than the array.
+    # Leaves of one sharding and shape have one place, which costs more time than the array.
     places: dict[tuple[object, ...], _Place] = {}
     hosts = {shard.leaf: shard for shard in shards}
     for leaf in tree.leaves:
@@ -116,12 +116,12 @@ def item_state(
 
 
 def _values(leaf: Leaf, shard: HostShard) -> npt.NDArray[Any]:
-    """Return the shard's values, those with a dtype unknown to the storage format as bytes."""
+    """Return the shard's values, as bytes for a dtype that the storage format does not know."""
     return shard.view.view(np.uint8) if leaf.spec.dtype in STORED_AS_UINT8 else shard.view
 
 
 def _host_array(leaf: Leaf, values: npt.NDArray[Any] | None) -> ItemArray:
-    """Return the array of a host value; ``values``: what this process writes of it, or None."""
+    """Return the array of a host value; ``values``: those that this process writes, or None."""
     dtype = np.dtype(np.uint8)
     if leaf.spec.dtype not in STORED_AS_UINT8:
         dtype = dtype_named(leaf.spec.dtype)
@@ -182,7 +182,7 @@ def _place_of(leaf: Leaf, sharding: jax.sharding.Sharding, writers: Sequence[int
         stored = spread(usual, shape)
     saved = boxes_by_device(dataclasses.replace(leaf, sharding=usual))
     boxes = boxes_by_device(dataclasses.replace(leaf, sharding=stored))
-    # Of several devices that hold a box the first one writes the box.
+    # Of several devices that have a box, the first one writes the box.
     writer_of: dict[Box, Any] = {}
     for device, box in boxes.items():
         if device.process_index in writers:
@@ -202,7 +202,7 @@ def _place_of(leaf: Leaf, sharding: jax.sharding.Sharding, writers: Sequence[int
 
 
 class NamedArray(NamedTuple):
-    """An array by Orbax's name of it."""
+    """An array with the name that Orbax gives it."""
 
     name: str
     array: ItemArray
@@ -258,7 +258,7 @@ class ItemTree:
 
 
 def _empty(value: Any) -> str:
-    """Return Orbax's name of an empty node. It keeps no named tuples and no classes."""
+    """Return Orbax's name of an empty node. Orbax keeps no named tuples and no classes."""
     if not hasattr(value, "_fields"):
         for kind, name in _EMPTY:
             if isinstance(value, kind):
@@ -267,7 +267,7 @@ def _empty(value: Any) -> str:
 
 
 def shardings(arrays: Sequence[NamedArray]) -> str | None:
-    """Return the document of the shardings; None when no array has one that Orbax knows."""
+    """Return the document of the shardings; None when Orbax knows none of the shardings."""
     texts: dict[jax.sharding.Sharding, str | None] = {}
     documents: dict[str, str] = {}
     for name, array in arrays:
@@ -315,7 +315,7 @@ def arrays_name(process: int) -> str:
 def check_same_arrays(own: str, other: bytes | None, path: str, writer: int) -> None:
     """Raise CorruptData when ``writer`` divided the arrays in another way than this process.
 
-    ``own``, ``other``: their documents of the arrays; that of ``writer`` is at ``path``.
+    ``own``, ``other``: the two documents of the arrays; that of ``writer`` is at ``path``.
     """
     if other != own.encode():
         raise CorruptData("save", path, f"process {writer} stored other arrays than this process")
@@ -324,9 +324,10 @@ def check_same_arrays(own: str, other: bytes | None, path: str, writer: int) -> 
 def late_items(step: StepReader, like: Mapping[str, epath.Path | None]) -> dict[str, Any]:
     """Return a step's state by Orbax's items, as ``StepWriter`` takes it, structured as ``like``.
 
-    A step has the paths of leaves alone. The nodes of an item that has other leaves in ``like`` are
-    dicts; so are all nodes, in the item ``state``, where leaves are in no item of ``like``. Items
-    without leaves are left out, as Orbax does. An item without a folder has no structure but dicts.
+    A step has the paths of leaves alone, and ``like`` gives the structure. An item whose leaves are
+    not those of ``like``, or which has no folder there, is made of dicts. Where leaves are in no
+    item of ``like``, the whole state is one item ``state`` made of dicts. Items without leaves are
+    left out, as Orbax does.
     """
     values = {path: _late_array(step, path) for path in step.leaves}
     parts = leaves_by_item(like, values)
@@ -352,7 +353,7 @@ def _late_array(step: StepReader, path: str) -> ItemArray | None:
     part = shape
     boxes = step.boxes(path) if leaf_bytes(leaf) >= _CHUNKED_BYTES else ()
     if len(boxes) > 1:
-        # A process that reads its own shard then reads little else.
+        # Chunks as large as the largest box: so a process that reads its shard reads little else.
         part = tuple(stop - start for start, stop in max(boxes, key=volume))
     return ItemArray(
         shape,
@@ -367,7 +368,7 @@ def _late_array(step: StepReader, path: str) -> ItemArray | None:
 
 
 def tree_of(values: Mapping[str, Any]) -> Any:
-    """Return nested dicts with ``values`` at their paths. InvalidState when two are in the way."""
+    """Return nested dicts with ``values`` at their paths. InvalidState when two paths conflict."""
     root: dict[str, Any] = {}
     if list(values) == [""]:
         return values[""]
@@ -391,9 +392,9 @@ def _in_the_way(path: str) -> InvalidState:
 
 
 def tree_like(item: epath.Path | None, values: Mapping[str, Any]) -> Any | None:
-    """Return ``values`` in the structure of the Orbax item, or None when its leaves are others.
+    """Return ``values`` in the structure of the Orbax item, or None when the leaves differ.
 
-    Leaves with None for a value are not among the item's, as arrays without elements.
+    Leaves with the value None, arrays without elements, are not in the Orbax item.
     """
     if item is None:
         return None

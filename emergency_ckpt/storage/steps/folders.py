@@ -1,4 +1,4 @@
-"""The folders of steps: their names, and which of them Orbax wrote. Without Orbax."""
+"""The folders of steps: their names, and which folders Orbax wrote. Does not import Orbax."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from emergency_ckpt.storage.marker import HOST_STATE
 from emergency_ckpt.storage.orbax_names import ROOT_METADATA, STEP_METADATA, TREE
 
 ITEMS = ("default", "state", "items")
-"""Items in which Orbax, its emergency manager and MaxText keep arrays; the first one counts."""
+"""Items in which Orbax, its emergency manager and MaxText keep arrays; the first item counts."""
 
 INSPECTED_AT_ONCE = 16
 
@@ -29,7 +29,7 @@ _INSPECTED = 4 * INSPECTED_AT_ONCE
 
 
 class StepFolders:
-    """Says which folders of a directory are steps, by their names, which the job chooses."""
+    """Finds the folders of a directory that are steps, by their names, which the job chooses."""
 
     def __init__(self, storage: StorageDirectory) -> None:
         self._storage = storage
@@ -39,8 +39,8 @@ class StepFolders:
     ) -> dict[int, tuple[str, ...]]:
         """Return the folders that may be each step, in order of preference. Blocks for storage.
 
-        ``names``: of everything in the directory. ``known``: those of steps in the log, which are
-        left out.
+        ``names``: of everything in the directory. ``known``: the names of steps in the log, which
+        are left out.
 
         Raises:
           PersistentTierError: there are steps, but no valid name of a step, or names of several
@@ -60,9 +60,9 @@ class StepFolders:
     def _kinds_with_steps(
         self, doubtful: Mapping[str, Sequence[str]], deadline_s: float | None
     ) -> list[str]:
-        """Return at most two of the kinds of names of which Orbax wrote a folder, sorted.
+        """Return, sorted, at most two of the kinds of names of which Orbax wrote a folder.
 
-        The newest folders of all kinds are checked first: of a real kind these are steps.
+        The newest folders of all kinds are checked first: in a real kind these are steps.
         """
 
         def has_steps(name: str | None) -> bool:
@@ -99,7 +99,7 @@ class StepFolders:
     def has_items(self, name: str, deadline_s: float | None) -> bool:
         """Return True when Orbax has written any item into a folder. Blocks.
 
-        A description of arrays with nothing beside it is no item: its arrays are not there.
+        A description of arrays without any other file is no item, since the arrays are missing.
         """
         below = sorted(self._storage.names_in(name, deadline_s))
         if TREE in below:

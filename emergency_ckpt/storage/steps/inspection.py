@@ -46,9 +46,9 @@ class FoundStep(NamedTuple):
       marker: None for a step of plain Orbax, or one with a ``problem``.
       folder: of its tensors.
       is_junk: neither this package nor Orbax wrote into its folder. It has a ``problem``.
-      committed_ns: Unix time in ns at which Orbax committed it; 0 when that is not known.
+      committed_ns: Unix time in ns at which Orbax committed the step; 0 when that is not known.
       marker_digest: SHA-256 (hex) of its ``marker.json``; empty without a ``marker``.
-      entry: of the log; None for a step that it does not name.
+      entry: the step's entry in the log; None for a step that the log does not name.
     """
 
     step: PersistentStep
@@ -61,19 +61,19 @@ class FoundStep(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Return True when plain Orbax wrote it."""
+        """Return True when plain Orbax wrote the step."""
         return self.marker is None and not self.step.problem
 
     def as_foreign(self) -> FoundStep:
-        """Return a step of plain Orbax as one that the log does not name: it does not count."""
+        """Return a step of plain Orbax with the problem that the log does not name it."""
         step = msgspec.structs.replace(self.step, problem=_FOREIGN, is_foreign=True)
         return self._replace(step=step)
 
     def as_unlisted(self) -> FoundStep:
-        """Return a step of tensors only as what it is beside a log that does not name it.
+        """Return a step of tensors only with its problem beside a log that does not name the step.
 
-        A life of this package that hung in a save may write tensors after a newer one has cleared
-        the rest: that ends no restore.
+        Such tensors may be of a life of this package that hung in a save, and wrote them after a
+        newer life had cleared the rest: these end no restore.
         """
         if not self.step.tensors_of:
             return self.as_foreign()
@@ -86,7 +86,7 @@ _Found = TypeVar("_Found", FoundStep, FoundStep | None)
 class StepInspection:
     """Inspects the folders of a step. All methods block for storage, until their deadline.
 
-    PersistentTierError when storage does not answer, or refuses: that says nothing about the step.
+    PersistentTierError when storage does not answer, or refuses: the step may be usable then.
     """
 
     def __init__(self, storage: StorageDirectory, folders: StepFolders) -> None:
@@ -98,19 +98,19 @@ class StepInspection:
     def listed(self, entry: Entry, number: int, deadline_s: float | None) -> FoundStep:
         """Return the step of a table's ``entry``, with a problem where it cannot be used.
 
-        Its tensors may be in its own folder or in that for hidden steps: Orbax's metadata name
-        their incarnation. ``number``: the greatest incarnation of the log.
+        Its tensors may be in its own folder or in the folder for the hidden step: Orbax's metadata
+        name their incarnation. ``number``: the greatest incarnation of the log.
         """
         return self._confirmed(lambda: self._own(entry, self._listed(entry, number, deadline_s)))
 
     @staticmethod
     def _own(entry: Entry, stored_step: FoundStep) -> FoundStep:
-        """Return what is in the place of ``entry``, as foreign where its save did not write it."""
+        """Return the step at the place of ``entry``, as foreign if another program wrote it."""
         is_own = entry.incarnation in (stored_step.step.incarnation, stored_step.step.tensors_of)
         return stored_step.as_foreign() if stored_step.is_plain and not is_own else stored_step
 
     def _confirmed(self, look: Callable[[], _Found]) -> _Found:
-        """Return what ``look`` finds; after a problem, what it finds the second time.
+        """Return the result of ``look``, or of a second call of ``look`` after a problem.
 
         The reason is that of ``read_twice``.
         """
@@ -141,7 +141,8 @@ class StepInspection:
     def _folders_of(self, entry: Entry) -> tuple[str, ...]:
         """Return the folders that may have the tensors of ``entry``, the likelier first.
 
-        A crash leaves one that is hidden without a version that says so, or the newest is damaged.
+        A crash may leave a hidden step before a version of the log records that, and the newest
+        version may be damaged.
         """
         if self._storage.is_object_store:
             return (entry.own_folder,)
@@ -151,7 +152,7 @@ class StepInspection:
     def _tensors_of(
         self, entry: Entry, folders: Sequence[str], deadline_s: float | None
     ) -> tuple[bytes | None, str]:
-        """Return Orbax's metadata of the entry's tensors and their folder; else of its own."""
+        """Return Orbax's metadata of the entry's tensors, and their folder; else its own folder."""
         own: bytes | None = None
         for folder in folders:
             data = self._metadata_of(folder, deadline_s)
@@ -179,7 +180,7 @@ class StepInspection:
             return self._problem(entry.step, entry.incarnation, GONE, folder)
         if stored_step.is_junk or fields_of(metadata):
             return stored_step
-        # Metadata that cannot be read do not say who wrote it; the entry does.
+        # Unreadable metadata do not name the writer of the step; the entry does.
         step = msgspec.structs.replace(stored_step.step, tensors_of=entry.incarnation)
         return stored_step._replace(step=step)
 
@@ -195,11 +196,11 @@ class StepInspection:
             if stored_step is None or stored_step.is_junk:
                 continue
             if is_same_save(stored_step.step.incarnation, entry.incarnation):
-                # The number is of the time at which the step was first seen.
+                # The incarnation's number is of the time at which the step was first seen.
                 step = msgspec.structs.replace(stored_step.step, incarnation=entry.incarnation)
                 return stored_step._replace(step=step)
             if folder == entry.own_folder and entry.state == "complete":
-                again = stored_step  # plain Orbax has written it again
+                again = stored_step  # plain Orbax has written the step again
         return again
 
     def unlisted(
@@ -207,8 +208,9 @@ class StepInspection:
     ) -> FoundStep | None:
         """Return the step in folders that no table names, or None when it does not count.
 
-        Of ours it needs both markers, as one that was copied by hand. ``names``: those that may be
-        its folder, in order of preference. ``number``: the greatest incarnation of the log.
+        A step of this package needs both markers, as after a copy by hand. ``names``: the folders
+        that may be the step's, in order of preference. ``number``: the greatest incarnation of the
+        log.
         """
         return self._confirmed(lambda: self._unlisted(step, names, number, deadline_s))
 
@@ -219,9 +221,9 @@ class StepInspection:
         metadata_by_name = {name: self._metadata_of(name, deadline_s) for name in names}
         if data is not None:
             return self._marked(step, data, metadata_by_name, number, deadline_s)
-        # Of two folders the documents belong to the one that this package wrote.
+        # Of two folders, the documents belong to the folder that this package wrote.
         names = sorted(names, key=lambda name: ours_of(metadata_by_name[name]) is None)
-        # Metadata without fields are not whole, or of an old version of Orbax without such a file.
+        # Metadata without fields are damaged, or of an old version of Orbax without such a file.
         metadata = metadata_by_name[names[0]]
         may_be_ours = not fields_of(metadata) or ours_of(metadata) is not None
         if may_be_ours and self._storage.names_in(f"{HOST_STATE}/{step}", deadline_s):
@@ -233,10 +235,10 @@ class StepInspection:
         return any(ours_of(self._metadata_of(name, deadline_s)) is not None for name in names)
 
     def is_in_own_folder(self, entry: Entry) -> bool:
-        """Return whether the files of ``entry`` are where those of a complete step are.
+        """Return whether the files of ``entry`` are in the folder of a complete step.
 
-        The metadata of the step may be damaged. The marker knows the manifest then; without either,
-        metadata that name no writer say that nobody else has written there.
+        The metadata of the step may be damaged. Then the marker identifies the manifest. Without a
+        marker too, unreadable metadata count as the entry's own, unless a hidden folder exists.
         """
         if entry.is_plain:
             stored_step = self.listed(entry, 0, None)
@@ -283,7 +285,8 @@ class StepInspection:
     ) -> FoundStep:
         """Return the step of a marker.
 
-        ``tensors``: Orbax's metadata by the folders that may have its tensors, the likeliest first.
+        ``tensors``: Orbax's metadata, by each folder that may have the step's tensors, the
+        likeliest first.
         """
         path = f"{self._directory}/{HOST_STATE}/{step}/{MARKER_NAME}"
         name = next(iter(tensors))
@@ -319,8 +322,10 @@ class StepInspection:
         marker: StepMarker,
         deadline_s: float | None,
     ) -> str:
-        """Return the reason why the tensors are not the marker's, or "". One digest may differ
-        because its file is damaged."""
+        """Return the reason why the tensors are not the marker's, or "".
+
+        If only the metadata's digest differs, the metadata file is damaged.
+        """
         if _digest(metadata) == marker.tensors.metadata:
             return ""
         names = _manifests(folder, marker.items)
@@ -349,7 +354,7 @@ class StepInspection:
     ) -> TensorsId:
         """Return the identity of the tensors of ``items`` in the step's own place.
 
-        PersistentTierError when another save has written them.
+        PersistentTierError when another save has written the tensors.
         """
         name = self._storage.name_of(save.step)
         names = (f"{name}/{STEP_METADATA}", *_manifests(name, items))
@@ -364,7 +369,7 @@ class StepInspection:
         return TensorsId(_digest(metadata), _digest(_together(manifests)))
 
     def _warn(self, step: int, problem: str) -> None:
-        """Log the problem of the first few steps; the restore's rejections have all of them."""
+        """Log the problems of the first few steps; the restore's rejections have all problems."""
         text = f"step {step}: {problem}"
         if len(self._told) < _WARNINGS or text in self._told:
             self.tell(text)
@@ -380,7 +385,7 @@ class StepInspection:
     def plain(
         self, step: int, names: Sequence[str], number: int, deadline_s: float | None
     ) -> FoundStep | None:
-        """Return the step of plain Orbax: of its possible folders the first that Orbax wrote."""
+        """Return the step of plain Orbax, in the first of its possible folders that Orbax wrote."""
         junk: FoundStep | None = None
         for folder in names:
             stored_step = self._plain_in(folder, step, number, deadline_s)
@@ -421,7 +426,7 @@ class StepInspection:
         return FoundStep(plain_step, None, folder, committed_ns=_committed_ns(metadata))
 
     def _is_finalized(self, folder: str, deadline_s: float | None) -> bool:
-        # Imported here: it takes a second, and a list of this package's steps does without.
+        # Imported here: the import takes a second, and a list of this package's steps needs none.
         from orbax.checkpoint.utils import is_checkpoint_finalized  # noqa: PLC0415
 
         def is_finalized() -> bool:
@@ -442,20 +447,20 @@ def _manifests(folder: str, items: Iterable[str]) -> list[str]:
 
 
 def _together(files: Iterable[bytes | None]) -> bytes | None:
-    """Return the bytes of all files that there are; None where there is none."""
+    """Return the bytes of all files that exist, joined; None where no file exists."""
     contents = [data for data in files if data is not None]
     return b"".join(contents) if contents else None
 
 
 def items_of(metadata: bytes | None) -> tuple[str, ...]:
-    """Return the names of all items of a step of this package, by Orbax's metadata of it."""
+    """Return the names of all items of a step of this package, from Orbax's metadata."""
     handlers = fields_of(metadata).get("item_handlers")
     names = cast("dict[str, Any]", handlers) if isinstance(handlers, dict) else ()
     return tuple(filter(is_item_name, names))
 
 
 _FIELDS = {"item_handlers", "init_timestamp_nsecs", "commit_timestamp_nsecs", "custom_metadata"}
-"""Of Orbax's metadata, which have all that its version knows.
+"""Fields of Orbax's metadata, which have all the fields that the version of Orbax knows.
 https://github.com/google/orbax: checkpoint/_src/metadata/step_metadata_serialization.py"""
 
 
@@ -471,7 +476,7 @@ def fields_of(metadata: bytes | None) -> dict[str, Any]:
 
 
 def ours_of(metadata: bytes | None) -> dict[str, Any] | None:
-    """Return what this package wrote into Orbax's metadata; None when it did not write them."""
+    """Return this package's entry in Orbax's metadata; None when this package wrote no entry."""
     custom = fields_of(metadata).get("custom_metadata")
     if not isinstance(custom, dict) or OURS not in custom:
         return None

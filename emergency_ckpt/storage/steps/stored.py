@@ -26,9 +26,9 @@ class StoredView:
       log: as read.
       names: of everything in the directory.
       unlisted: the folders of steps that the table does not name, by step.
-      steps: at most one a step, oldest first: the complete ones of the table, and the unlisted
-        ones, which nobody has seen (``is_seen``). Those of the table without a folder have a
-        problem; so have markers without tensors, where there is nothing else.
+      steps: at most one item per number, oldest first: the complete steps of the table, and the
+        unlisted steps, which are not inspected yet (``is_seen``). A step of the table without a
+        folder has a problem; so has a marker without tensors, listed where there are no steps.
       is_before_saves: there are steps, and none of them is in the log or has a marker.
     """
 
@@ -50,14 +50,14 @@ class StoredView:
 
     @functools.cached_property
     def greatest(self) -> int:
-        """Return the greatest incarnation that the log names. Each look asks for it."""
+        """Return the greatest incarnation that the log names; cached, since it is used often."""
         return greatest_number(self.table)
 
     @property
     def number_of_plain(self) -> int:
-        """Return the number of plain Orbax's steps that the log does not name.
+        """Return the incarnation number for plain Orbax's steps that the log does not name.
 
-        Before the first save of the run they were there before every life, whose chain judges them.
+        Before the first save of the run, these steps are older than every life, so the number is 0.
         """
         return 0 if self.is_before_saves else self.greatest
 
@@ -72,7 +72,7 @@ class StoredView:
         return _item(entry, "") if entry is not None and entry.state == "hidden" else None
 
     def of(self, step: int) -> PersistentStep | None:
-        """Return what counts as ``step``, or the hidden step of this number; None without any."""
+        """Return the step that counts as ``step``, or the hidden step of this number, or None."""
         item = next((item for item in self.steps if item.step == step), None)
         is_there = item is not None and not item.problem
         return item if is_there else self.hidden(step) or item
@@ -83,7 +83,7 @@ class StoredSteps:
 
     A step counts when the newest version of the log lists it as complete. A folder that the table
     does not name counts when it has both markers, as after a copy by hand or the loss of the log;
-    one of plain Orbax counts as long as the log names no step.
+    a folder of plain Orbax counts as long as the log names no step.
     """
 
     def __init__(self, storage: StorageDirectory) -> None:
@@ -93,11 +93,11 @@ class StoredSteps:
         self.inspection = StepInspection(storage, self.folders)
 
     def view(self, deadline_s: float | None = None, log: LogRead | None = None) -> StoredView:
-        """Return what the directory has. PersistentTierError; OtherFormat.
+        """Return the contents of the directory. PersistentTierError; OtherFormat.
 
         ``log``: as just read or written; None: the log is read.
 
-        The number of requests does not depend on that of the steps, but for the pages of a listing.
+        The number of requests does not depend on the number of steps, except for a listing's pages.
         """
         deadline_s = self._storage.deadline_s(deadline_s)
         log = self.log.read(deadline_s) if log is None else log
@@ -128,7 +128,7 @@ class StoredSteps:
         return {e.own_folder for e in entries if e.state != "hidden" or stays}
 
     def _gone(self, missing: Sequence[Entry], deadline_s: float) -> set[int]:
-        """Return the steps of ``missing``, which the listing lacks, that are not there."""
+        """Return the steps of ``missing``, which the listing lacks, that really have no folder."""
         if self._storage.is_object_store:
             return {e.step for e in missing}
 
@@ -152,9 +152,9 @@ class StoredSteps:
     def inspect(
         self, view: StoredView, item: PersistentStep, deadline_s: float | None = None
     ) -> FoundStep | None:
-        """Return the step of an item of ``view`` as its files have it; None when it is no step.
+        """Return the step of an item of ``view``, as its files show it; None when it is no step.
 
-        The step may have another incarnation, where another program has written it again.
+        The step has another incarnation if another program has written it again.
         """
         stored_step = self._inspect(view, item, self._storage.deadline_s(deadline_s))
         if stored_step is None:
@@ -178,7 +178,7 @@ class StoredSteps:
         if stored_step.is_plain and view.table is not None and view.table.steps:
             return stored_step.as_unlisted()
         other = view.entry(item.step, stored_step.step.incarnation)
-        # Else the table says that the step does not count.
+        # Otherwise the table's entry shows that the step does not count.
         return stored_step if other is None or other.state == "complete" else None
 
     def inspect_each(
@@ -214,7 +214,7 @@ class StoredSteps:
         return steps
 
     def resolved(self, view: StoredView, deadline_s: float | None = None) -> list[PersistentStep]:
-        """Return the steps of ``view``, the unlisted ones as inspected, oldest first."""
+        """Return the steps of ``view``, oldest first, after an inspection of the unlisted steps."""
         unseen = [item for item in view.steps if not item.is_seen]
         steps = [item for item in view.steps if item.is_seen]
         for stored_step in self.inspect_all(view, unseen, deadline_s):
@@ -237,7 +237,7 @@ class StoredSteps:
         ]
 
     def find(self, step: int, deadline_s: float | None = None) -> FoundStep | None:
-        """Return what counts as ``step``, or the hidden step of this number, as its files are."""
+        """Return the step that counts as ``step``, or the hidden one, as its files show it."""
         deadline_s = self._storage.deadline_s(deadline_s)
         view = self.view(deadline_s)
         item, hidden = view.of(step), view.hidden(step)

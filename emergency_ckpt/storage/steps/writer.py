@@ -1,8 +1,8 @@
 """Changes of a persistent directory: its claim, a step's place, its publication, its removal.
 
-Each change of what counts is one new version of the log. Files are hidden or deleted after the
-version that says so, and from the table alone, so a crash at any instant leaves work that the
-next life repeats.
+Each change of the steps that count is one new version of the log. Files are hidden or deleted after
+the version that excludes them, and by the table alone, so a crash at any instant leaves work that
+the next life repeats.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ _REMOVED = f"{TEMPORARY_SUFFIX}-removed"
 
 
 class _Overtaken(PersistentTierError):
-    """Another writer of this life has come between a look and a change."""
+    """Another writer of this life has written between a look and a change."""
 
 
 class DirectoryWriter:
     """Writes the log of one directory and hides or removes its steps. Thread-safe; blocks.
 
     For one process of a job. All methods raise PersistentTierError, which is DirectoryInUse when
-    another run saves there, or a newer life of this one.
+    another run saves there, or a newer life of this run.
 
     Args:
       run_id, from_dir, writer: as in ``Table``.
-      emit: told the events of changes, as ``EventSink.emit``; None: they go to the log alone.
+      emit: gets the events of changes, as ``EventSink.emit``; None: the events are only logged.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class DirectoryWriter:
 
     @property
     def table(self) -> Table | None:
-        """Return the version that this writer read or wrote last. Waits for no change under way."""
+        """Return the version that this writer read or wrote last; do not wait for changes."""
         return self._read.table
 
     @property
@@ -117,11 +117,11 @@ class DirectoryWriter:
 
     @property
     def has_seen(self) -> bool:
-        """Return whether this life has seen a version: then the directory is there, or lost."""
+        """Return whether this life has seen a version: then the directory exists, or was lost."""
         return self._log.seen.number > 0
 
     def find(self, deadline_s: float | None = None) -> LogRead:
-        """Return the log, and write nothing. DirectoryInUse when another run is on record."""
+        """Read and return the log; write nothing. DirectoryInUse when another run is on record."""
         with self._lock:
             self._refresh(deadline_s)
             there = self._read.table
@@ -132,9 +132,9 @@ class DirectoryWriter:
     def known(self, deadline_s: float | None = None) -> tuple[int, int]:
         """Return the greatest incarnation on record, and the newest step; (0, -1) without any.
 
-        Both are of the log that ``find`` read. Where the log names no complete step, as when
-        another program has removed it, both are of the newest markers, else of the steps that the
-        first save adopts.
+        Both come from the log that ``find`` read. Where the log names no complete step, as when
+        another program has removed the log, they come from the newest markers, else from the steps
+        that the first save adopts.
         """
         with self._lock:
             table = self._read.table
@@ -147,9 +147,9 @@ class DirectoryWriter:
             return max(greatest_number(table), *numbers, 0), newest
 
     def hold(self, incarnation: str, deadline_s: float | None = None) -> None:
-        """Return when the newest version names ``incarnation``, as it must before each change.
+        """Make sure, as each change must, that the newest version names ``incarnation``.
 
-        One request while no other writes there.
+        One request, as long as no other writer writes there.
         """
         with self._lock:
             self._hold(incarnation, deadline_s)
@@ -169,9 +169,9 @@ class DirectoryWriter:
         """List the complete steps of other programs that no entry names; return their entries.
 
         The call makes no claim, as ``note_lives``. Nothing is listed where the log names no step:
-        the first save adopts all steps that are there. A step that a job saves meanwhile stays.
-        ``run_id``: the run to which the directory belongs from then on; later saves of the run on
-        record are refused.
+        the first save adopts all existing steps. A step that a job saves meanwhile stays as it is.
+        ``run_id``: the run to which the directory belongs from then on; later saves of the run that
+        was on record are refused.
         """
         with self._lock:
             self.find()
@@ -195,7 +195,7 @@ class DirectoryWriter:
             return [e for e in entries if self._entry_of(e.step) == e]
 
     def enter(self, incarnation: str, deadline_s: float) -> None:
-        """Take the number of ``incarnation`` at a start, and the directory if no run has it."""
+        """At a start, reserve the number of ``incarnation``; claim a directory without a run."""
         with self._lock:
             table = self._read.table
             if table is None:
@@ -213,7 +213,7 @@ class DirectoryWriter:
     def note_lives(self, step: int, incarnation: str, lives: int) -> None:
         """Record how many lives in a row began from a step of the log, without a claim.
 
-        What the log does not list stays without a record.
+        A step that the log does not list gets no record.
         """
         with self._lock:
             self.find()
@@ -227,9 +227,10 @@ class DirectoryWriter:
     def _append_beside(
         self, change: Callable[[Table], Table], deadline_s: float | None = None
     ) -> bool:
-        """Write the next version with ``change``; whoever may write goes on to. False: too many do.
+        """Write the next version with ``change``, beside a writer with a claim, which may go on.
 
-        Nothing is written where nothing is changed, or no run has a claim.
+        Nothing is written where nothing is changed, or no run has a claim. False: other writers
+        came first again and again.
         """
         for _ in range(_ATTEMPTS):
             read = self._read
@@ -246,15 +247,15 @@ class DirectoryWriter:
         return False
 
     def check(self) -> None:
-        """Raise DirectoryInUse when another writer has come since ``hold``: before a commit."""
+        """Before a commit: raise DirectoryInUse when another writer has come since ``hold``."""
         with self._lock:
             self._hold(self._mine.incarnation)
 
     def _objects(self, step: int, *prefixes: str) -> Generations:
         """Return the objects of a bucket with these names that a change of ``step`` may touch.
 
-        The log is read after the objects were listed: a newer life puts itself on record before it
-        writes, so none of these objects is of its saves, and what it writes later has other
+        The log is read after the objects were listed. A newer life puts itself on record before it
+        writes, so none of these objects is of its saves, and its later objects have other
         generations. Once a newer life is on record this change ends with an error, as ``hold``
         does.
         """
@@ -267,10 +268,10 @@ class DirectoryWriter:
         return objects
 
     def _pinned(self, step: int, *names: str, temporary_of: Collection[str] = ()) -> Pinned:
-        """Return what has these names in a file system, so far as a change of ``step`` may touch.
+        """Return the entries of a file system with these names that a change of ``step`` may touch.
 
-        As with ``_objects``, a file that a newer life makes later has one of these names and is not
-        in the result. ``temporary_of``: names of steps whose temporary folders are in the result.
+        As with ``_objects``, an entry that a newer life makes later under such a name is not in the
+        result. ``temporary_of``: names of steps whose temporary folders are in the result too.
         """
 
         def pin() -> Pinned:
@@ -313,7 +314,7 @@ class DirectoryWriter:
         self._emit("persistent.problem", cause=cause, reason=reason[:500])
 
     def _by_markers(self, deadline_s: float | None) -> Table | None:
-        """Return who saved the newest step, where no version can be used; None without a step.
+        """Return a table from the newest step's marker, where no version can be used, or None.
 
         So the run of that save goes on, and no other run begins there.
         """
@@ -358,7 +359,7 @@ class DirectoryWriter:
         return what
 
     def _append(self, change: Callable[[Table], Table], deadline_s: float | None = None) -> Table:
-        """Write the next version with ``change``; another's version before it is kept."""
+        """Write the next version with ``change``, after the versions that others have written."""
         for _ in range(_ATTEMPTS):
             read = self._read
             table = change(begun(read.table, self._mine))
@@ -382,10 +383,11 @@ class DirectoryWriter:
     # The first change of a life.
 
     def begin(self, incarnation: str, chain: Timeline | None = None) -> None:
-        """Claim the directory and clear what earlier lives left; once a life, then only ``hold``.
+        """Claim the directory and clear the remains of earlier lives; later calls only ``hold``.
 
-        Lists what counts and has no entry, completes what the table says, and removes the rest of
-        saves that did not end. No process may be saving. ``chain``: a new binding one, or None.
+        Lists steps that count and have no entry, completes the changes that the table records, and
+        removes the remains of saves that did not end. No process may be saving. ``chain``: a new
+        binding chain, or None.
         """
         with self._lock:
             self._hold(incarnation)
@@ -447,8 +449,8 @@ class DirectoryWriter:
     def _clear_temporary(self) -> None:
         """Remove the temporary folders of this package's saves that did not end.
 
-        Those of a step that counts from another place; and those without host states, as a life
-        makes one that stalled in a save, and goes on to write after a newer life has cleared it.
+        Such a folder may be of a step that counts in another folder. Or it has no host states: a
+        life that stalled in a save may write it after a newer life has cleared the place.
         """
         if self._storage.is_object_store:
             return
@@ -466,8 +468,8 @@ class DirectoryWriter:
     def _tidy(self, step: int, work: Callable[[], object]) -> PersistentTierError | None:
         """Do a part of the clean-up for ``step``; return its error.
 
-        What cannot be removed is in nobody's way: no save fails for it. Raises what says that this
-        life must not write.
+        Files that cannot be removed make no save fail. Raises only the errors that forbid this life
+        to write.
         """
         try:
             work()
@@ -490,7 +492,7 @@ class DirectoryWriter:
                 self._dirty.discard(step)
 
     def _clear_unless_taken(self, step: int) -> None:
-        """Remove the remains of a save, unless it got as far as its marker: then it is listed."""
+        """Remove the remains of a save; if the save has its marker, list the step instead."""
         if self._entry_of(step) is not None:
             return
         stored_step = self._unlisted(step)
@@ -504,7 +506,7 @@ class DirectoryWriter:
     def _unlisted(
         self, step: int, names: Sequence[str] = (), deadline_s: float | None = None
     ) -> FoundStep | None:
-        """Return the complete step that no entry names, of ``names`` or else of its own name."""
+        """Return the complete step that no entry names, in the folders ``names`` or its own."""
         number, names = greatest_number(self._read.table), names or (self._storage.name_of(step),)
         stored_step = self._found.inspection.unlisted(step, names, number, deadline_s)
         if stored_step is None or stored_step.is_junk or stored_step.step.problem:
@@ -523,7 +525,7 @@ class DirectoryWriter:
         return () if self._read.table is None else self._read.table.steps
 
     def _sort(self, view: StoredView, deadline_s: float) -> tuple[list[Entry], set[int]]:
-        """Return entries for what the table lacks, and the steps of saves that did not end."""
+        """Return entries for steps that the table lacks, and the steps of unfinished saves."""
         kept: list[Entry] = []
         garbage: set[int] = set()
         unseen = [item for item in view.steps if not item.is_seen]
@@ -556,10 +558,10 @@ class DirectoryWriter:
     def make_room(self, step: int, chain: Timeline | None = None) -> None:
         """Clear the place of ``step`` for a save. ``begin`` has been called.
 
-        Where ``chain`` excludes the step that is there, ``chain`` is put on record first. What has
-        this number and does not count, or cannot be used, is removed. PersistentTierError
-        where a step of this number counts, where one is there that the log does not name, or where
-        something cannot be removed: that save fails then, and no other.
+        Where ``chain`` excludes the step at this place, ``chain`` is put on record first. A step of
+        this number that does not count, or cannot be used, is removed. PersistentTierError where a
+        step of this number counts, where there is a complete step that the log does not name, or
+        where files cannot be removed: then this save fails, and no other.
         """
         with self._lock:
             while step in self._removing:
@@ -574,7 +576,7 @@ class DirectoryWriter:
             return True
         if self._storage.is_changing(step):
             return True
-        # In a bucket a claim of the place by another fails the save, with a precondition.
+        # In a bucket the claim of the place has a precondition, and fails if another writer has it.
         names = (self._storage.name_of(step), f"{HOST_STATE}/{step}")
         return not self._storage.is_object_store and any(map(self._storage.lexists, names))
 
@@ -608,7 +610,7 @@ class DirectoryWriter:
         return is_whole and not stored_step.step.problem
 
     def has(self, save: SaveId) -> bool:
-        """Return whether the log has ``save`` itself, complete, and nothing of it is damaged."""
+        """Return whether the log has ``save`` itself as complete, and its files are not damaged."""
         with self._lock:
             entry = self._entry_of(save.step)
             if entry is None or entry.incarnation != save.incarnation:
@@ -639,7 +641,7 @@ class DirectoryWriter:
         self._settle()
 
     def _settle(self) -> None:
-        """Hide first, and say so then: what is ``hidden`` needs no look any more."""
+        """Hide excluded steps, and record that afterwards: so recorded steps need no look again."""
         table = self._read.table
         left = [] if table is None else table.left()
         hidden: list[Entry] = []
@@ -660,9 +662,10 @@ class DirectoryWriter:
         return entry.own_folder if self._storage.is_object_store else entry.hidden_folder
 
     def _hide(self, entry: Entry) -> None:
-        """Take a step from Orbax's sight, and keep its bytes. Idempotent.
+        """Hide a step from Orbax, and keep its bytes. Idempotent.
 
-        A file system renames its folder; in a bucket, which renames nothing, Orbax's commit goes.
+        In a file system its folder is renamed. A bucket has no renames: there the files of Orbax's
+        commit are deleted.
         """
         if not self._found.inspection.is_in_own_folder(entry):
             return  # hidden before
@@ -685,8 +688,8 @@ class DirectoryWriter:
     def remove(self, steps: Collection[int], incarnation: str) -> list[str]:
         """Remove ``steps``, under any name; return the names of the removed folders.
 
-        1. A version says that they are being removed: they no longer count.
-        2. Orbax's commit goes, so that plain Orbax ignores the step, then its files and ours.
+        1. A version records that the steps are being removed: they no longer count.
+        2. Orbax's commit is deleted, so that plain Orbax ignores the step, then all other files.
         3. A version leaves the entries out.
         """
         with self._lock:
@@ -699,7 +702,7 @@ class DirectoryWriter:
     def retire(self, step: int, incarnation: str) -> None:
         """Remove a listed ``step``, as ``remove``; no error where its files cannot be deleted.
 
-        Such files stay, as the event ``persistent.removal`` says.
+        Such files stay, as the event ``persistent.removal`` reports.
         """
         with self._lock:
             self._hold(incarnation)
@@ -715,7 +718,7 @@ class DirectoryWriter:
             return [self._hidden_folder(entry) for entry in leaving]
 
     def _remove(self, entries: Sequence[Entry]) -> list[str]:
-        """Remove all ``entries``, or raise the error of the first that cannot be deleted."""
+        """Remove all ``entries``, or raise the error of the first entry that cannot be deleted."""
         leaving = [e for e in entries if e.step not in self._removing]
         if not entries:
             return []
@@ -726,8 +729,8 @@ class DirectoryWriter:
         return [entry.own_folder for entry in leaving]
 
     def _remove_what_goes(self, entries: Sequence[Entry]) -> dict[int, PersistentTierError]:
-        """Remove ``entries``; return the errors of those that cannot be deleted, by step."""
-        # Entries whose deletion has failed before are tried too, where another try may help.
+        """Remove ``entries``; return, by step, the errors of entries that cannot be deleted."""
+        # Entries whose deletion has failed before are tried again, where that may help.
         failed = [e for e in self._entries() if e.state == "removing" and e.step not in self._stuck]
         by_step = {e.step: e for e in (*entries, *failed) if e.step not in self._removing}
         leaving = in_state("removing", by_step.values())
@@ -747,9 +750,9 @@ class DirectoryWriter:
         ]
 
     def _finish_removal(self, entries: Collection[Entry]) -> dict[int, PersistentTierError]:
-        """Delete the files of ``entries``, which the newest version says, and leave them out.
+        """Delete the files of ``entries``, as the newest version records; then drop the entries.
 
-        Return the errors of those that cannot be deleted, by step: their entries stay.
+        Return, by step, the errors of those that cannot be deleted: their entries stay.
         """
         errors: dict[int, PersistentTierError] = {}
         for entry in entries:
@@ -764,7 +767,7 @@ class DirectoryWriter:
         self._removing.add(entry.step)
         try:
             is_own = self._found.inspection.is_in_own_folder(entry)
-            # Else another program may have written into its place.
+            # Otherwise another program may have written into its place.
             folders = {entry.own_folder} if is_own else self._remains_of(entry.step)
             # Not under the lock: it may take long, and saves go on meanwhile.
             self._lock.release()
@@ -781,7 +784,7 @@ class DirectoryWriter:
         self._emit("persistent.removal", step=step, stage=stage, **fields)
 
     def _clear(self, step: int) -> None:
-        """Remove the remains of a save in the place of ``step``, also of one that did not end."""
+        """Remove the remains of a save in the place of ``step``, even if the save did not end."""
         names = {self._storage.name_of(step), *self._remains_of(step)}
         self._delete(step, names, unfinished=True)
 
@@ -803,7 +806,7 @@ class DirectoryWriter:
     def _delete(self, step: int, folders: Collection[str], *, unfinished: bool = False) -> None:
         """Remove the ``folders`` of ``step`` and its documents.
 
-        ``unfinished``: also the temporary folders of a save that did not end.
+        ``unfinished``: remove also the temporary folders of a save that did not end.
         """
         storage, documents = self._storage, f"{HOST_STATE}/{step}"
         below = sorted(folders)
@@ -825,12 +828,13 @@ class DirectoryWriter:
 
 
 def delete_step(storage: StorageDirectory, objects: Generations) -> None:
-    """Delete objects of a step in a bucket, in an order that misleads nobody about what is left.
+    """Delete objects of a step in a bucket, in an order in which the rest never misleads a reader.
 
-    Orbax's commit first, without which Orbax ignores the step. ``_CHECKPOINT_METADATA`` after all
-    other tensors: while it is there, nobody else can claim the place, and take a file that is about
-    to be deleted, of the same bytes, for its own. What lies beside it last, without which it would
-    look like a step of plain Orbax. For use inside ``do``.
+    Orbax's commit is deleted first: without it Orbax ignores the step. ``_CHECKPOINT_METADATA``
+    follows all other files of Orbax's: as long as it exists, no other writer can claim the place,
+    and mistake a file of the same bytes, which is about to be deleted, for its own. The files in
+    ``host_state`` are last: without them the rest would look like a step of plain Orbax. For use
+    inside ``do``.
     """
     by_rank = sorted(objects, key=_rank)
     for _, names in itertools.groupby(by_rank, _rank):
@@ -839,7 +843,7 @@ def delete_step(storage: StorageDirectory, objects: Generations) -> None:
 
 
 _FILE = 2
-"""The rank of a file that says nothing about the step."""
+"""The rank of a file by which a step is neither recognised nor claimed."""
 
 
 def _rank(name: str) -> int:
@@ -854,7 +858,8 @@ def _rank(name: str) -> int:
 def remove_tensors(pinned: Pinned, name: str) -> None:
     """Make Orbax ignore the step ``name`` of a file system, then remove its folder.
 
-    For use inside ``do``. Also what is pinned of a save or a removal of it that did not end.
+    For use inside ``do``. Pinned temporary folders of a save or a removal that did not end are
+    removed too.
     """
     for temporary in pinned.names:
         if temporary.startswith(f"{name}{TEMPORARY_SUFFIX}"):
