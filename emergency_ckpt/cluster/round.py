@@ -276,7 +276,7 @@ class Round:
         """Send the leader this member's value. CoordinationError: it has sent another value."""
         cell = Cell(self._coordinator, f"{self._name}/{self._me}")
         if cell.settle(value) != value:
-            raise CoordinationError("say", cell.key, "this process has said something else")
+            raise CoordinationError("say", cell.key, "this process has sent another value")
 
     def said(self) -> dict[int, bytes]:
         """Return the values sent so far, by process. CoordinationError: an unknown sender."""
@@ -316,7 +316,7 @@ class Round:
             missing = sorted(self._members - said.keys())
             answer = rule(said, {p: text for p, text in absent.items() if p not in said})
             if answer is None and not missing:
-                raise CoordinationError("decide", self._name, "all have spoken, and it waits")
+                raise CoordinationError("decide", self._name, "all have sent, without an answer")
             return "" if answer is None else "it is decided"
 
         ask(is_inspection=False)
@@ -367,7 +367,7 @@ class Round:
 
     def _settle(self, cell: Cell, answer: bytes) -> None:
         if cell.settle(answer) != answer:
-            raise CoordinationError("tell", cell.key, "something else has been told")
+            raise CoordinationError("tell", cell.key, "another answer has been sent")
 
     def fail(self, error: Exception) -> None:
         """At the leader: send ``error``, where no answer has been sent yet. Never raises."""

@@ -76,7 +76,7 @@ def tell_problem(coordinator: Coordinator, error: CheckpointError) -> None:
         if coordinator.process_index == 0:
             settings_round.tell(msgspec.json.encode(_Decision(error=f"process 0: {problem}")))
     except CoordinationError as failure:
-        error.add_note(f"The other processes were not told: {failure}")
+        error.add_note(f"The other processes got no report of this: {failure}")
 
 
 def agree_settings(

@@ -42,7 +42,7 @@ class RestoreRoom:
     def note_full(self, reason: str) -> None:
         """Use the ramdisk no more: it has no room, or became full during a write."""
         if not self.lack:
-            logging.warning("what is restored is not kept in the ramdisk: %s", reason)
+            logging.warning("the ramdisk does not keep all of the restored step: %s", reason)
         self.lack = self.lack or reason
 
     def begin_write(

@@ -63,7 +63,7 @@ def decision_of(data: bytes, run_id: str, count: int) -> LastSave:
         return decision
     members, holders = decision.members, decision.holders
     if decision.stored is None or not holders or not set(holders) <= set(members):
-        raise CoordinationError("read", name, "it does not say who writes what")
+        raise CoordinationError("read", name, "it does not name the save and its writers")
     if max(members) >= count or members[0] != 0 or len(set(members)) < len(members):
         raise CoordinationError("read", name, f"these are no writers of this job: {members}")
     for save in (decision.in_ram, decision.stored):

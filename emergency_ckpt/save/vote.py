@@ -45,8 +45,8 @@ _LATE_AGAIN_S = 5.0
 """Longest wait of the leader for a process that was too late for the previous vote as well."""
 CHANGED = -1
 """In the place of a step: the save has changed."""
-SKIPPED = "skipped it: the save before was under way"
-LEARNED_LATE = "learned too late that the step was to be saved"
+SKIPPED = "skipped it: the previous save was under way"
+LEARNED_LATE = "received the announcement of the step too late"
 """The refusal of a process that is late (``core.save.announcements``), in each tier."""
 
 

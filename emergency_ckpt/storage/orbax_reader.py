@@ -300,7 +300,7 @@ class BoxReader:
                 # A connection hangs, or the read of a database's node: request the missing parts
                 # anew, through newly opened arrays. Or the link is slow: so request fewer bytes at
                 # once.
-                logging.warning("%s: nothing moves, it is asked for again", self._item)
+                logging.warning("%s: no data arrive, so they are requested again", self._item)
                 late = {n: request for n, request in requests.items() if not request.future.done()}
                 for given_up in sorted(late, reverse=True):
                     requests.pop(given_up).future.cancel()

@@ -257,7 +257,7 @@ class StorageRounds:
             raise DeadlineExceeded(
                 "learn the outcome of",
                 f"step {save.step} in the persistent tier",
-                f"the first writer has not said whether it is complete: {error.problem}",
+                f"the first writer has not reported whether it is complete: {error.problem}",
                 missing=[f"process {first_writer}"],
             ) from error
         finally:

@@ -61,7 +61,7 @@ from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import PERSISTENT, OrbaxStep, SaveId, ShardId
 from emergency_ckpt.work_progress import WorkProgress
 
-_SKIPPED = "skipped it: the save before was under way"
+_SKIPPED = "skipped it: the previous save was under way"
 _PAUSE = "skipped it: the tier pauses after failed saves"
 
 
