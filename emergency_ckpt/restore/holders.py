@@ -283,7 +283,7 @@ def passed_over_unread(
 ) -> list[str]:
     """Return the digests of unread manifests whose saves, if complete, would go before ``answer``.
 
-    Pure. Without these manifests nobody can say that ``answer`` is the newest complete step. A
+    Pure. Without these manifests ``answer`` is not known to be the newest complete step. A
     persistent step is as good as the same step in RAM, unless the step lies in RAM because this
     restore has loaded it.
     """

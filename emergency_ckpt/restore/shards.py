@@ -370,7 +370,7 @@ class ShardCollection:
     ) -> bool:
         """Copy and fetch all kept shards into one free slot, and publish the slot.
 
-        So this host again has what it has to keep, and its old slots are free. Where there is no
+        So this host again has all shards that it keeps, and its old slots are free. If there is no
         room for a slot, do nothing and return False.
         """
         layout = _layout(contents, [*own, *groups])

@@ -43,7 +43,7 @@ class LocalSave:
       layout: where each shard goes; the snapshot of ``capture`` has them in the same order.
       host_state: captured payload of the non-tensor state.
       buddies: processes that get a copy of the host state.
-      orbax: as given to ``save``; whatever writes the step from RAM to storage writes this with it.
+      orbax: as given to ``save``; written to storage with the step, if RAM's copy is written there.
     """
 
     save: SaveId
@@ -104,7 +104,7 @@ class LocalSaves:
 
     @property
     def turns(self) -> Turns:
-        """Return what the leader has left out. From any thread."""
+        """Return the record of the saves that the leader has left out. From any thread."""
         return self._vote.turns
 
     @property

@@ -90,7 +90,7 @@ class SaveRequest:
       orbax: what Orbax's readers find in storage besides the arrays.
       limit_s: how long a save may wait for the previous save; None: as the tier's setting says.
       both: both tiers are to save the step, so that they share the bytes copied off the devices.
-      shared: what the local save shares, until the persistent save takes it.
+      shared: the capture that the local save shares, until the persistent save takes it.
     """
 
     save: SaveId
@@ -110,7 +110,7 @@ class SaveRequest:
         return self.save.step
 
     def take_shared(self) -> SlotCapture | None:
-        """Return what the local save shares, to be released by the caller; None the next time."""
+        """Return the capture that the local save shares; the caller releases it. None next time."""
         shared, self.shared = self.shared, None
         return shared
 
@@ -154,7 +154,7 @@ class TierWork(NamedTuple):
 class _SnapshotPlan:
     """Recipes by which this process takes snapshots of states of one structure.
 
-    Those of the persistent tier are built when they are first needed.
+    The recipes of the persistent tier are built when they are first needed.
     """
 
     def __init__(

@@ -203,7 +203,7 @@ class Vote:
 
     def _begin(self, save: SaveId) -> None:
         if self._begun is not None and _incarnation(self._begun) != _incarnation(save):
-            # All have restored since then, and nobody is in doubt about a save before that.
+            # All have restored since then, so no process is in doubt about a save before that.
             forget(self._coordinator, _incarnation(self._begun))
             self._votes, self._late = Series(_KEPT_VOTES), set()
         elif self._begun is not None and not self._is_decided:

@@ -121,7 +121,7 @@ def _values(leaf: Leaf, shard: HostShard) -> npt.NDArray[Any]:
 
 
 def _host_array(leaf: Leaf, values: npt.NDArray[Any] | None) -> ItemArray:
-    """Return the array of a host value; ``values``: those that this process writes, or None."""
+    """Return the array of a host value; ``values``: the part that this process writes, or None."""
     dtype = np.dtype(np.uint8)
     if leaf.spec.dtype not in STORED_AS_UINT8:
         dtype = dtype_named(leaf.spec.dtype)
