@@ -82,7 +82,7 @@ class OverdueNotice:
             self._done.add("bring")
             try:
                 self._bring(time.monotonic() + self._grace_s - since_s)
-            except Exception:  # noqa: BLE001 - logged; the error of the notice must be reported all the same
+            except Exception:  # noqa: BLE001 - logged; the notice's error must still be reported
                 logging.exception("the newest step of RAM is not brought to storage")
 
     def _say(self, since_s: float) -> None:
