@@ -253,13 +253,15 @@ def orphans_not_adopted() -> None:
 def incarnation_kept_by_a_restore() -> None:
     """P2: training goes on in the incarnation of the start, or of the restored step."""
     restore = _module("restore.restore").Restore
-    real = restore._with_incarnation
+    real = restore.run
 
-    def with_incarnation(self: Any, *args: Any) -> Any:
-        found = real(self, *args)
-        return dataclasses.replace(found, incarnation=found.save.incarnation)
+    def run(self: Any) -> Any:
+        restored = real(self)
+        if restored is None:
+            return None
+        return dataclasses.replace(restored, incarnation=restored.save.incarnation)
 
-    restore._with_incarnation = with_incarnation
+    restore.run = run
 
 
 @_mutant("tests/restore/test_rolled_back.py", simulated=False)
