@@ -65,6 +65,7 @@ def test_all_pairs_in_a_bucket_spoil_nothing(tmp_path: Path) -> None:
         ("bucket", "remove", "newer_life", "no_look_at_the_log_after_the_listing"),
         ("bucket", "remove", "newer_life", "object_of_another_generation_deleted"),
         ("bucket", "save_over_hidden", "newer_life_dies", "commit_not_taken_back"),
+        ("bucket", "save", "newer_life", "objects_written_without_their_generation"),
         ("disk", "remove", "newer_life", "no_look_at_the_log_after_the_listing"),
         ("disk", "drain", "newer_life", "drain_without_a_look_before_the_commit"),
     ],
