@@ -174,8 +174,13 @@ def test_restore_beside_junk_prefers_storage_to_older_ram(world: World) -> None:
 
 @pytest.mark.dear
 def test_lives_after_a_marker_of_the_future_stay_in_order(saved: World) -> None:
+    future = _incarnation("ffffffffffff-ffff")
     for number in range(100, 120):
-        _incarnation("ffffffffffff-ffff")(saved.persistent, number)
+        future(saved.persistent, number)
+    # The arrays of this one are there, and only the description of them is damaged.
+    future(saved.persistent, 120)
+    shutil.copytree(saved.persistent / "6", saved.persistent / "120", dirs_exist_ok=True)
+    (saved.persistent / "120" / "_CHECKPOINT_METADATA").write_text("{}")
     for step in (7, 8, 9):
         with saved.open_both(**STORAGE) as ckpt:
             assert ckpt.restore(state=saved.state(0))[0] == step - 1
