@@ -19,6 +19,7 @@ from places import JOBS
 from programs import Program, started
 
 PROGRAM = JOBS / "hanging_bucket_program.py"
+READING_PROGRAM = JOBS / "hanging_read_program.py"
 SHORT_S = 0.2
 NEVER_S = 10_000.0
 DEFAULT_S = 30.0
@@ -51,6 +52,19 @@ def test_exception_while_a_bucket_hangs_ends_the_program(tmp_path: Path, target:
     said, given_up = "training ended by KeyError: 'a bug'", "saves in progress are cancelled"
     assert 0 <= log.find(said) < log.find(given_up), log
     assert log.rstrip().endswith("KeyError: 'a bug'"), "the error of training is what is raised"
+
+
+@pytest.mark.parametrize("name", ["_sharding", "_CHECKPOINT_METADATA"])
+def test_restore_while_a_bucket_hangs_ends_the_program(tmp_path: Path, name: str) -> None:
+    """Orbax reads the first in a worker of a thread pool, which the interpreter joins at exit."""
+    words = (READING_PROGRAM, tmp_path / "ram", f"*{name}*")
+    with (
+        FakeGcs(buckets=["bucket"]) as gcs,
+        started(*words, env=gcs.environment(), stderr=subprocess.PIPE) as process,
+    ):
+        said, log = process.communicate(timeout=120)
+    assert process.returncode == 7, log[-3000:]
+    assert "no answer in time" in said
 
 
 def test_second_signal_while_a_bucket_hangs_ends_the_program(tmp_path: Path) -> None:
