@@ -35,6 +35,12 @@ def test_path_of_a_life_has_what_it_went_on_from(lives: Lives) -> None:
     assert lives.is_on_way("b", ("a", 9)), "a life that came later counts"
 
 
+def test_step_that_a_later_life_saves_anew_is_its_makers(lives: Lives) -> None:
+    assert lives.maker_of(("a.000001", 4)) == (1, 4)
+    assert lives.maker_of(("a", 5)) == (2, 5)
+    assert lives.maker_of(("b", 4)) == (1, 4)
+
+
 def test_path_of_a_life_from_nothing_has_nothing_before(lives: Lives) -> None:
     assert lives.is_on_way("d", ("b", 1)) is False, "known of by way of life 2"
     assert lives.is_on_way("d", ("a", 9)) is False

@@ -314,9 +314,9 @@ class Judge:
             return
         if self.asked in [step for _, step in (*whole, *stored)]:
             return  # what came after it may be forgotten
-        saves = [(self.tags[incarnation], step) for incarnation, step in whole]
+        saves = [self._lives.maker_of(save) for save in whole]
         # Hosts that were absent may know of a later life, which this one had no part in.
-        mine = [step for tag, step in saves if tag == self._number]
+        mine = [step for incarnation, step in whole if self.tags[incarnation] == self._number]
         least = self._expected[1] if self.asked is None else self.asked
         if restored in saves or max(mine, default=-1) >= least:
             return

@@ -79,6 +79,18 @@ class Lives:
         elif not asked:
             self._from_nothing.add(number)
 
+    def maker_of(self, save: Save) -> tuple[int, int]:
+        """Return the life whose step has the bytes of ``save``, and the step.
+
+        A life that saves the step it went on from, as for storage, saves another life's bytes.
+        """
+        number, step = self._tags[life_of(save[0])], save[1]
+        while True:
+            parent = self._parents.get(number)
+            if parent is None or parent[1] != step or parent[0] == number:
+                return number, step
+            number = parent[0]
+
     def older_than(self, incarnation: str) -> frozenset[str]:
         """Return the incarnations that the life of ``incarnation`` must come after."""
         return self._older.get(self._tags[life_of(incarnation)], frozenset())
