@@ -174,7 +174,7 @@ def test_restore_beside_junk_prefers_storage_to_older_ram(world: World) -> None:
 
 @pytest.mark.dear
 def test_lives_after_a_marker_of_the_future_stay_in_order(saved: World) -> None:
-    future = _incarnation("ffffffffffff-ffff")
+    future = _incarnation("999999999999-ffff")
     for number in range(100, 120):
         future(saved.persistent, number)
     # The arrays of this one are there, and only the description of them is damaged.

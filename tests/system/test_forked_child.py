@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 
 import pytest
 from launch_support import free_port
 from programs import started
 from world import World, save_all
+
+from emergency_ckpt.transfer.stream import Stream
 
 PROGRAM = """
 import os, sys, time
@@ -50,6 +53,26 @@ def test_child_of_a_killed_trainer_keeps_neither_lock_nor_port(world: World) -> 
             save_all(checkpointer, world, 2)
         trainer.say()
         assert trainer.line() == "child is at its end"
+
+
+def test_child_keeps_no_connection_of_its_parent() -> None:
+    """Else the peer would not see that the parent has closed the connection, or has died."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        stream = Stream(socket.create_connection(listener.getsockname()), "peer")
+        peer, _ = listener.accept()
+    until, lives = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(lives)
+        os.read(until, 1)  # to the parent's end of the test
+        os._exit(0)
+    os.close(until)
+    with peer:
+        stream.close()
+        peer.settimeout(60)
+        assert peer.recv(1) == b""
+    os.close(lives)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_fork_leaves_the_parents_connections_alone(world: World) -> None:
