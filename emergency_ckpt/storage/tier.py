@@ -230,7 +230,8 @@ class PersistentTier:
         like = self.newest_items()
         if orbax.items and set(like) != set(orbax.items):
             like = dict.fromkeys(orbax.items)
-        states = late_items(step, like)
+        # Orbax reads the structure of the items in ``like``, and waits for storage without an end.
+        states = self.storage.do("describe", "", lambda: late_items(step, like))
         orbax = msgspec.structs.replace(orbax, items=tuple(states))
 
         def meet(name: str) -> None:

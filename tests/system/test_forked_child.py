@@ -67,12 +67,14 @@ def test_child_keeps_no_connection_of_its_parent() -> None:
         os.read(until, 1)  # to the parent's end of the test
         os._exit(0)
     os.close(until)
-    with peer:
-        stream.close()
-        peer.settimeout(60)
-        assert peer.recv(1) == b""
-    os.close(lives)
-    assert os.waitpid(child, 0)[1] == 0
+    try:
+        with peer:
+            stream.close()
+            peer.settimeout(30)
+            assert peer.recv(1) == b""
+    finally:
+        os.close(lives)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_fork_leaves_the_parents_connections_alone(world: World) -> None:

@@ -54,6 +54,13 @@ def test_overtaken_changes_of_a_bucket_spoil_nothing(tmp_path: Path) -> None:
     check(explored(tmp_path, "--place", "bucket", "--every", "23", *words), 30)
 
 
+@pytest.mark.timeout(180)
+def test_drain_from_storage_that_gives_no_answer_has_an_end(tmp_path: Path) -> None:
+    """Whatever it asks for: the log, the structure of the newest step, a place for its files."""
+    words = ("--place", "disk", "--operation", "drain", "--actor", "late_answer", "--every", "9")
+    check(explored(tmp_path, *words), 12)
+
+
 @pytest.mark.slow
 def test_all_pairs_in_a_bucket_spoil_nothing(tmp_path: Path) -> None:
     check(explored(tmp_path, "--place", "bucket", "--every", "41"), 300)
