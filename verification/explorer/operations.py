@@ -150,8 +150,8 @@ def _drain(here: Here, _: int) -> None:
     """Write a step of another tier, in the name of the life that has ended."""
     here.tier.writer = here.writer
     here.writer.find()
-    step = PersistentTier(_other_tier(here.tier.directory)).open_step(30)
-    here.tier.publish(step, life(1))
+    url, timeout_s = _other_tier(here.tier.directory), here.tier.storage.timeout_s
+    here.tier.publish(PersistentTier(url, timeout_s=timeout_s).open_step(30), life(1))
 
 
 def _claim(here: Here, _: int) -> None:
