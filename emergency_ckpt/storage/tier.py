@@ -230,8 +230,7 @@ class PersistentTier:
         like = self.newest_items()
         if orbax.items and set(like) != set(orbax.items):
             like = dict.fromkeys(orbax.items)
-        # Orbax reads the structure of the items in ``like``, and waits for storage without an end.
-        states = self.storage.do("describe", "", lambda: late_items(step, like))
+        states = late_items(step, like, self._structure_of)
         orbax = msgspec.structs.replace(orbax, items=tuple(states))
 
         def meet(name: str) -> None:
@@ -263,6 +262,12 @@ class PersistentTier:
                 folder = self._directory / result.folder
                 return {name: folder / name for name in result.marker.items}
         return {}
+
+    def _structure_of(self, item: epath.Path) -> Any:
+        from emergency_ckpt.storage.item.state import read_structure  # noqa: PLC0415
+
+        below = f"/{item.parent.name}/{item.name}"
+        return self.storage.do("describe", below, lambda: read_structure(item))
 
     def remove(self, step: int, incarnation: str) -> None:
         """Remove ``step`` where this process has the ``writer``; do nothing elsewhere."""

@@ -52,7 +52,7 @@ from emergency_ckpt.save.persistent.rounds import (
     rule_of,
     text_of,
 )
-from emergency_ckpt.save.vote import LEARNED_LATE
+from emergency_ckpt.save.vote import LEARNED_LATE, SKIPPED
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import StateTree
@@ -61,7 +61,6 @@ from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import PERSISTENT, OrbaxStep, SaveId, ShardId
 from emergency_ckpt.work_progress import WorkProgress
 
-_SKIPPED = "skipped it: the previous save was under way"
 _PAUSE = "skipped it: the tier pauses after failed saves"
 
 
@@ -210,7 +209,7 @@ class PersistentSaves:
             while True:
                 save = self._skipped.get_nowait()
                 if save.step != complete_step:
-                    self._tell(save, writers, StageReport(_SKIPPED))
+                    self._tell(save, writers, StageReport(SKIPPED))
 
     def _tell(self, save: SaveId, writers: Sequence[int], report: StageReport) -> None:
         """Tell the other writers if this process is a writer; else the writer of its host state."""

@@ -321,19 +321,29 @@ def check_same_arrays(own: str, other: bytes | None, path: str, writer: int) -> 
         raise CorruptData("save", path, f"process {writer} stored other arrays than this process")
 
 
-def late_items(step: StepReader, like: Mapping[str, epath.Path | None]) -> dict[str, Any]:
+def late_items(
+    step: StepReader,
+    like: Mapping[str, epath.Path | None],
+    structure_of: Callable[[epath.Path], Any],
+) -> dict[str, Any]:
     """Return a step's state by Orbax's items, as ``StepWriter`` takes it, structured as ``like``.
 
     A step has the paths of leaves alone, and ``like`` gives the structure. An item whose leaves are
     not those of ``like``, or which has no folder there, is made of dicts. Where leaves are in no
     item of ``like``, the whole state is one item ``state`` made of dicts. Items without leaves are
     left out, as Orbax does.
+
+    Args:
+      structure_of: reads the structure of an item: ``read_structure``, with a deadline.
     """
     values = {path: _late_array(step, path) for path in step.leaves}
     parts = leaves_by_item(like, values)
     if not like or sum(map(len, parts.values())) < len(values):
         return {ITEM: tree_of(values)}
-    trees = {name: tree_like(item, parts[name]) for name, item in like.items()}
+    trees = {
+        name: None if item is None else tree_like(structure_of(item), parts[name])
+        for name, item in like.items()
+    }
     unlike = {name: tree_of(parts[name]) for name, tree in trees.items() if tree is None}
     items = trees | unlike
     return {n: tree for n, tree in items.items() if not ocp.utils.is_empty_node(tree)}
@@ -391,14 +401,16 @@ def _in_the_way(path: str) -> InvalidState:
     )
 
 
-def tree_like(item: epath.Path | None, values: Mapping[str, Any]) -> Any | None:
-    """Return ``values`` in the structure of the Orbax item, or None when the leaves differ.
+def read_structure(item: epath.Path) -> Any:
+    """Return the tree of an Orbax item, of descriptions. Blocks for as long as storage does."""
+    return ocp.StandardCheckpointHandler().metadata(item).tree
 
-    Leaves with the value None, arrays without elements, are not in the Orbax item.
+
+def tree_like(tree: Any, values: Mapping[str, Any]) -> Any | None:
+    """Return ``values`` in the structure of ``tree``, or None when the leaves differ.
+
+    Leaves with the value None, arrays without elements, are not in the tree of an Orbax item.
     """
-    if item is None:
-        return None
-    tree = ocp.StandardCheckpointHandler().metadata(item).tree
     paths = {path_of(key_path) for key_path, _ in jax.tree_util.tree_leaves_with_path(tree)}
     if paths != {path for path, value in values.items() if value is not None}:
         return None
