@@ -57,7 +57,7 @@ def test_answer_to_a_process_with_its_own_copy_is_tiny() -> None:
 
 def test_answer_to_eight_processes_does_not_grow_with_the_job() -> None:
     """It names at most eight holders of a manifest, and the address of each once."""
-    shares = [planned(saved(slices=slices)).share_of(range(8)) for slices in (64, 256)]
+    shares = [planned(saved(slices=slices)).share_of(range(8)) for slices in (32, 128)]
     small, large = (msgspec.json.encode(share) for share in shares)
     assert len(large) < 1.1 * len(small)
     for address in shares[1].addresses.values():
