@@ -14,8 +14,7 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 _NOTE = (
     "The stall is the time that training loses inside `save`. Arrays that the devices are still"
     " computing are waited for as well, as the next step would do without a save; Orbax's managers"
-    " do not tell that wait. `ours` has the defaults; with `ours-striped` all slices write to"
-    ' storage (`persistent_writers="striped"`), as with Orbax, and not one of them.'
+    " do not tell that wait."
 )
 _ROWS = {
     "stall": "stall: in save, arrays ready",
@@ -59,7 +58,7 @@ def with_table(text: str, table: str) -> str:
 def summary(document: Mapping[str, Any]) -> str:
     """Return the table of the first job, the largest, as Markdown for the README."""
     job = document["jobs"][0]
-    names = [name for name in job["contenders"] if name != "ours-striped"]
+    names = list(job["contenders"])
     shape = job["job"]
     rows = [row[1:] for row in _rows(job, names) if row[1] != _ROWS["ready"]]
     return "\n".join(

@@ -24,7 +24,6 @@ from emergency_ckpt.core.placement.placement_policies import (
     place,
     replicated_bytes,
     single_copies,
-    writers,
     writers_from_ram,
 )
 from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
@@ -193,8 +192,8 @@ def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> 
 
     Raises:
       InvalidState: with a persistent tier, a leaf of a dtype that this tier cannot store.
-      ConfigError: with a persistent tier, a leaf that a slice which writes to storage does not hold
-        whole.
+      ConfigError: with a persistent tier, a leaf of which the slice that writes to storage lacks a
+        part.
     """
     me, count = process
     table = BoxTable(tree, count)
@@ -214,9 +213,7 @@ def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> 
     )
     if config.dir is not None:
         check_storable(tree)
-        every = config.persistent_writers == "striped"
-        for index in topology.slices if every else topology.slices[:1]:
-            _check_slice_is_whole(tree, table, topology, index, config)
+        _check_writers_hold_all(tree, table, topology, config)
     shards = table.shards_of(me)
     # With fewer copies than slices, a restore must not add copies. Where only the primary slice
     # stores nothing, it still keeps what it has fetched, as one copy more.
@@ -228,7 +225,7 @@ def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> 
         held=shards,
         layout=layout,
         retained=retained,
-        writers=writers(topology, config.persistent_writers),
+        writers=topology.writers,
         buddies=buddies(me, topology),
         single=single_copies(config.placement, topology, held_leaves),
     )
@@ -238,7 +235,7 @@ def ram_writers(config: Config, placement: ProcessPlacement) -> RamWriters:
     """Return which processes can write a step of this structure to storage from RAM. Pure."""
     topology = placement.topology
     held_leaves = BoxTable(placement.tree, topology.process_count).held_leaves()
-    return writers_from_ram(config.placement, topology, held_leaves, placement.writers)
+    return writers_from_ram(config.placement, topology, held_leaves)
 
 
 def single_copy_text(config: Config, placement: ProcessPlacement) -> str:
@@ -297,20 +294,20 @@ def _why_one_slice(config: Config) -> str:
     return f"each process has devices at several places along {name!r} (replica_axis) of {axes}"
 
 
-def _check_slice_is_whole(
-    tree: StateTree, table: BoxTable, topology: Topology, index: int, config: Config
+def _check_writers_hold_all(
+    tree: StateTree, table: BoxTable, topology: Topology, config: Config
 ) -> None:
-    """Raise ConfigError for a leaf of which slice ``index``, which writes to storage, lacks a part.
+    """Raise ConfigError for a leaf of which the writers of storage, one slice, lack a part.
 
     The configuration is at fault, so no restart helps, and a launcher must not try a restart.
     """
     boxes: dict[str, set[tuple[tuple[int, int], ...]]] = {}
-    for writer in topology.members[index]:
+    for writer in topology.writers:
         for shard in table.shards_of(writer):
             boxes.setdefault(shard.leaf, set()).add(shard.box)
     for leaf in tree.leaves:
         if not covers(whole(leaf.spec.global_shape), sorted(boxes.get(leaf.spec.path, ()))):
-            raise ConfigError([_split_leaf_text(leaf.spec.path, index, config)])
+            raise ConfigError([_split_leaf_text(leaf.spec.path, topology.slices[0], config)])
 
 
 def _split_leaf_text(path: str, index: int, config: Config) -> str:

@@ -24,11 +24,7 @@ from emergency_ckpt.config.policies import (
 )
 from emergency_ckpt.config.table import setting, settings_table
 from emergency_ckpt.config.validation import config_problems, listeners_of, made_observer
-from emergency_ckpt.core.placement.placement_policies import (
-    AllButPrimary,
-    PersistentWriters,
-    PlacementPolicy,
-)
+from emergency_ckpt.core.placement.placement_policies import AllButPrimary, PlacementPolicy
 from emergency_ckpt.core.save.retention_rules import NonFinite
 from emergency_ckpt.core.save.snapshot_plan import DeviceReads
 from emergency_ckpt.core.stall import TimeLimits, time_limits
@@ -158,11 +154,6 @@ class Config:
     preemption_grace_s: float = setting(25.0, may_differ=True, basic=True)
     """Time from the notice to the kill. Saves that are not complete by then are named in the
     log; the local tier is saved first."""
-    persistent_writers: PersistentWriters = setting("primary", tier="persistent")
-    """``"primary"``: the first slice alone writes the persistent tier; the others have no traffic.
-    ``"striped"``: every slice writes its part of the one copy, through its own network cards;
-    leaves that the number of slices does not divide along any axis are written by the first slice.
-    Both write an ordinary Orbax step."""
     placement: PlacementPolicy = setting(AllButPrimary(), tier="local", basic=True)
     """Choice of the slices that store each shard in the local tier, as a policy or its text.
     ``"all_but_primary"``: every slice but the first stores all shards. ``"striped(2)"``, an extra:
@@ -381,6 +372,7 @@ def _setting_names() -> frozenset[str]:
 
 _DROPPED = {
     "allow_missing_host_state": "for a step without host states call restore without host_state",
+    "persistent_writers": "the first slice writes to storage; the others have no traffic there",
     "host_state_buddies": "one process on every other slice keeps a copy of a host state",
     "save_on_stop": "save the last step of the loop with save(..., force=True)",
     "take_over_dir": "'eckpt doctor --adopt --dir D --run-id R' gives a directory to another run",

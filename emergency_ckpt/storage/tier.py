@@ -1,10 +1,10 @@
 """The persistent tier: one sharded copy in Orbax's format, with host states and a marker.
 
 ``<dir>/<step>/`` is an ordinary Orbax step (item ``state``, or as the caller names the item; the
-folder's name may have a prefix and padding too), written by the processes of the primary slice
-only, or of all slices together. ``<dir>/host_state/<step>/`` has one JSON document for each
-process, checksums of the boxes, and ``marker.json``. A step counts from the version of
-``<dir>/host_state/log/`` that lists it; FORMAT.md specifies these files.
+folder's name may have a prefix and padding too), written by the processes of one slice.
+``<dir>/host_state/<step>/`` has one JSON document for each process, checksums of the boxes, and
+``marker.json``. A step counts from the version of ``<dir>/host_state/log/`` that lists it;
+FORMAT.md specifies these files.
 
 A step without the directory in ``host_state`` was written by plain Orbax, and has tensors only.
 

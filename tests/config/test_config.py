@@ -39,7 +39,6 @@ MUST_AGREE: dict[str, Any] = {
     "orbax_item": "params",
     "step_name": "ckpt_00000",
     "require": {"peers", "storage"},
-    "persistent_writers": "striped",
     "placement": Striped(2),
     "local_keep_last_n": 2,
     "host_state_remap": lambda: lambda payloads, index, count: payloads[0],
@@ -247,7 +246,6 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
             {"preservation_policy": ocm.LatestN(1), "keep_last_n": 2},
             "preservation_policy and keep_last_n are both set",
         ),
-        ({"persistent_writers": "all"}, "persistent_writers must be 'primary' or 'striped'"),
         ({"exit_on_preemption": "yes"}, "exit_on_preemption must be True or False"),
         (
             {"dir": None, "run_id": "r", "save_every": ocm.InitialSavePolicy()},

@@ -81,12 +81,6 @@ def good_end(world: JobProcess) -> Any:
     return _seen(world, "good", **settings)
 
 
-def all_write(world: JobProcess) -> Any:
-    settings = {**_settings(world, "all"), "persistent_writers": "striped"}
-    _train(world, "all", **settings)
-    return _seen(world, "all", **settings)
-
-
 def one_slice_lost_afterwards(world: JobProcess) -> Any:
     """RAM goes on as well: the next life takes from storage only what it has to."""
     settings = _settings(world, "ram")

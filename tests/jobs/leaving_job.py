@@ -43,7 +43,7 @@ def _train(world: JobProcess, name: str, last: int, end_at: int | None, **settin
 
 def one_raises(world: JobProcess) -> Any:
     storage = {"dir": str(world.root / "stored_raises"), "save_every": 10}
-    return _train(world, "raises", 15, LEFT_AT, persistent_writers="striped", **storage)
+    return _train(world, "raises", 15, LEFT_AT, **storage)
 
 
 def all_end(world: JobProcess) -> Any:

@@ -1,7 +1,4 @@
-"""A stored value changed on its way back, where no codec notices; ``test_rotten_storage.py``.
-
-Two slices of one host wrote half of each leaf each, so there are more chunks than saved boxes.
-"""
+"""A stored value changed on its way back, where no codec notices; ``test_rotten_storage.py``."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ def settings_of(world: JobProcess, name: str) -> dict[str, Any]:
         "dir": str(world.root / f"storage_{name}"),
         "save_every": 5,
         "local_save_every": 0,
-        "persistent_writers": "striped",
     }
 
 

@@ -23,9 +23,9 @@ from job_process import Iterator, JobProcess, run_program
 from socket_bytes import SocketBytes
 
 
-def save(world: JobProcess, **more: Any) -> dict[str, Any]:
+def save(world: JobProcess) -> dict[str, Any]:
     """Two saves; the second is counted: the ways between the processes are open by then."""
-    chosen = gcs_job.settings(world, **more)
+    chosen = gcs_job.settings(world)
     mesh = chosen["mesh"]
     iterator = Iterator(world.process)
     with world.config("run", **chosen).instantiate() as ckpt:
@@ -48,11 +48,5 @@ def save(world: JobProcess, **more: Any) -> dict[str, Any]:
     return {"saving": saving.sums(), "crossing": crossing.sums(), "part_bytes": part.nbytes}
 
 
-def save_striped(world: JobProcess) -> dict[str, Any]:
-    return save(world, persistent_writers="striped")
-
-
-PROGRAMS = {program.__name__: program for program in (save, save_striped)}
-
 if __name__ == "__main__":
-    run_program(PROGRAMS)
+    run_program({"save": save})

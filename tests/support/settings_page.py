@@ -53,10 +53,7 @@ if TYPE_CHECKING:
 
     from emergency_ckpt.config.policies import PreservationPolicy, SaveEvery
     from emergency_ckpt.config.settings import HostStateRemap
-    from emergency_ckpt.core.placement.placement_policies import (
-        PersistentWriters,
-        PlacementPolicy,
-    )
+    from emergency_ckpt.core.placement.placement_policies import PlacementPolicy
     from emergency_ckpt.core.save.retention_rules import NonFinite
     from emergency_ckpt.core.save.snapshot_plan import DeviceReads
     from emergency_ckpt.observer import OnEvent

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from counting_proxy import URLS_VARIABLE, Way, ways_to
 from fake_gcs import FakeGcs, bytes_received
-from programs import seen_by_plain_orbax
 from running_jobs import job_root, run_life, spec_of
 
 SLICES, HOSTS = 2, 2
@@ -16,16 +15,14 @@ CONTROL_BYTES = 64 << 10
 """JAX's coordination service lives in process 0; scribes get host states of some 100 bytes."""
 
 
-def saved(
-    gcs: FakeGcs, monkeypatch: pytest.MonkeyPatch, program: str
-) -> tuple[list[dict[str, Any]], list[Way]]:
+def saved(gcs: FakeGcs, monkeypatch: pytest.MonkeyPatch) -> tuple[list[dict[str, Any]], list[Way]]:
     """What the processes counted, and what came by their ways to storage."""
     with ways_to(gcs.url, SLICES * HOSTS) as ways, job_root() as root:
         monkeypatch.setenv(URLS_VARIABLE, " ".join(way.url for way in ways))
-        spec = spec_of(root, "traffic_job.py", program, slices=SLICES, hosts=HOSTS)
+        spec = spec_of(root, "traffic_job.py", "save", slices=SLICES, hosts=HOSTS)
         results = run_life(spec, root)
-    assert all("value" in result[program] for result in results), results
-    return [result[program]["value"] for result in results], ways
+    assert all("value" in result["save"] for result in results), results
+    return [result["save"]["value"] for result in results], ways
 
 
 def received(counts: list[Any], way: Way) -> int:
@@ -44,7 +41,7 @@ def check_nothing_crosses(counted: list[dict[str, Any]], ways: list[Way]) -> Non
 def test_only_slice_0_talks_to_storage_and_nothing_crosses(
     gcs: FakeGcs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted, ways = saved(gcs, monkeypatch, "save")
+    counted, ways = saved(gcs, monkeypatch)
     check_nothing_crosses(counted, ways)
     primary, others = ways[:HOSTS], ways[HOSTS:]
     assert [(way.connections, way.to_storage_bytes) for way in others] == [(0, 0)] * len(others)
@@ -52,25 +49,3 @@ def test_only_slice_0_talks_to_storage_and_nothing_crosses(
     assert min(sent) > BIG_BYTES * 2 / HOSTS * 0.9  # two saves
     # Nobody had another way: the server has not received more than came by these.
     assert 2 * BIG_BYTES <= bytes_received(gcs.requests()) <= sum(sent)
-
-
-def test_every_slice_writes_its_part_of_one_plain_orbax_step(
-    gcs: FakeGcs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted, ways = saved(gcs, monkeypatch, "save_striped")
-    check_nothing_crosses(counted, ways)
-    # Two saves of one copy, a quarter from each process; the leader also has what is small.
-    sent = [way.to_storage_bytes for way in ways]
-    assert min(sent) > 2 * BIG_BYTES / len(ways) * 0.9
-    assert sum(sent) < 2 * BIG_BYTES * 1.3
-    assert bytes_received(gcs.requests()) <= sum(sent)
-    seen = seen_by_plain_orbax("gs://bucket/run", 10)
-    assert (seen["steps"], seen["manager"], seen["checkpointer"]) == ([5, 10], True, True)
-    with job_root() as root:  # all RAM is lost
-        program = "restore_then_from_ram"
-        spec = spec_of(root, "gcs_job.py", program, slices=SLICES, hosts=HOSTS)
-        results = run_life(spec, root)
-    for result in results:
-        first, _ = result[program]["value"]
-        assert (first["step"], first["tier"], first["wrong"]) == (10, "persistent", [])
-        assert first["iterator_right"]

@@ -184,7 +184,6 @@ def job_of(seed: int, number: int, *, may_mount: bool = True) -> Job:
         "keep_last_n": chance.choice((1, 2, 2, 3)),
         "local_keep_last_n": chance.choice((1, 1, 2)),
         "placement": chance.choice(("all_but_primary", "all_but_primary", "striped(2)")),
-        "persistent_writers": chance.choice(("primary", "striped")),
         **chance.choice(
             (
                 {"device_reads": "auto"},

@@ -18,19 +18,15 @@ RAM, STORAGE, BOTH = "ram", "storage", "both"
 
 MODULES = {
     "ours": "benchmarks.common.contenders.ours",
-    "ours-striped": "benchmarks.common.contenders.ours_striped",
     "orbax-emergency": "benchmarks.common.contenders.orbax_emergency",
     "orbax-p2p": "benchmarks.common.contenders.orbax_p2p",
     "orbax": "benchmarks.common.contenders.orbax_plain",
 }
 
-# The RAM tier of the second is that of "ours".
-_STORAGE_ONLY = ("orbax", "ours-striped")
-
 
 def tiers(name: str) -> tuple[str, ...]:
     """Return the tiers that a contender has."""
-    return (STORAGE,) if name in _STORAGE_ONLY else (RAM, STORAGE)
+    return (STORAGE,) if name == "orbax" else (RAM, STORAGE)
 
 
 class CannotRestore(Exception):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from emergency_ckpt.core.boxes import intersect, volume
 from emergency_ckpt.errors import ConfigError
@@ -51,6 +51,11 @@ class Topology:
     def slices(self) -> tuple[int, ...]:
         """All slice indices, sorted."""
         return tuple(self.members)
+
+    @property
+    def writers(self) -> tuple[int, ...]:
+        """The processes that write to storage on a save: those of the first slice. One leads."""
+        return self.members[self.slices[0]]
 
     def position(self, process: int) -> int:
         """Return the index of the process among the processes of its slice."""
@@ -242,18 +247,6 @@ def _following(topology: Topology, own: int) -> tuple[int, ...]:
     return slices[place_of_own + 1 :] + slices[:place_of_own]
 
 
-PersistentWriters = Literal["primary", "striped"]
-"""``primary``: the first slice writes. ``striped``: each slice writes a part of the one copy."""
-
-
-def writers(topology: Topology, which: PersistentWriters = "primary") -> tuple[int, ...]:
-    """Return the processes that write to storage on a save; the first one leads."""
-    first, *others = topology.slices
-    if which == "primary":
-        return topology.members[first]
-    return sum((topology.members[slice_index] for slice_index in others), topology.members[first])
-
-
 class RamWriters(NamedTuple):
     """The processes that write a step to storage from RAM; both are empty where none can.
 
@@ -270,18 +263,18 @@ def writers_from_ram(
     policy: PlacementPolicy,
     topology: Topology,
     held_leaves: Sequence[HeldLeaves],
-    usual: Sequence[int],
 ) -> RamWriters:
     """Return who can write a step of which RAM alone has the bytes.
 
-    These are the ``usual`` writers, where each of them stores all that it holds. Else they are the
+    These are the usual writers, where each of them stores all that it holds. Else they are the
     first usual writer, which leads, and the first slice that stores all that it holds: with more
     than two slices the primary slice stores nothing.
     """
-    for holders in (tuple(usual), *topology.members.values()):
+    leader = topology.writers[0]
+    for holders in topology.members.values():
         if _have_all(policy, topology, holders, held_leaves):
-            others = tuple(process for process in holders if process != usual[0])
-            return RamWriters((usual[0], *others), holders)
+            others = tuple(process for process in holders if process != leader)
+            return RamWriters((leader, *others), holders)
     return RamWriters()
 
 

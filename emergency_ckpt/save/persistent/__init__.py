@@ -2,8 +2,7 @@
 
 One save:
 
-1. The writers are the processes of the primary slice; with ``persistent_writers="striped"`` those
-   of all slices, each with its part of every leaf.
+1. The writers are the processes of the primary slice.
 2. Every other process sends its host state to its ``host_state_writer`` in the primary slice, or
    the reason why it cannot.
 3. Each writer has its shards in host memory (``capture``). They are in the slot of the step's local

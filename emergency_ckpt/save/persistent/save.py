@@ -1,6 +1,6 @@
 """The background half of a save to the persistent tier.
 
-Only the writers (the processes of the primary slice, or of all slices) write to storage. Every
+Only the writers (the processes of the primary slice) write to storage. Every
 other process sends its host state to one writer. The host states are written first, then the
 tensors, then one marker: until the marker is there the step does not count.
 """

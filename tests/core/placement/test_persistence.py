@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 from emergency_ckpt.core.placement.placement_policies import (
     AllButPrimary,
     HeldLeaves,
-    PersistentWriters,
     PlacementPolicy,
     Topology,
     host_state_writer,
     owners_of,
-    writers,
     writers_from_ram,
 )
 from emergency_ckpt.extras.striped import Striped
@@ -24,21 +22,16 @@ TOPOLOGIES = st.lists(st.integers(0, 3), min_size=1, max_size=9).map(
 )
 
 
-@given(TOPOLOGIES, st.sampled_from(["primary", "striped"]))
-def test_each_host_state_has_one_scribe_among_the_writers(
-    topology: Topology, which: PersistentWriters
-) -> None:
-    members = writers(topology, which)
+@given(TOPOLOGIES)
+def test_each_host_state_has_one_scribe_among_the_writers(topology: Topology) -> None:
+    members = topology.writers
     written = [owner for writer in members for owner in owners_of(writer, topology, members)]
     assert sorted(written) == list(range(topology.process_count))
     assert all(host_state_writer(member, topology, members) == member for member in members)
 
 
-@pytest.mark.parametrize(("which", "expected"), [("primary", (1, 3)), ("striped", (1, 3, 0, 2))])
-def test_process_of_the_first_slice_leads(
-    which: PersistentWriters, expected: tuple[int, ...]
-) -> None:
-    assert writers(Topology(4, (1, 0, 1, 0)), which) == expected
+def test_first_slice_writes() -> None:
+    assert Topology(4, (1, 0, 1, 0)).writers == (1, 3)
 
 
 def held_by_position(slices: int, hosts: int) -> list[HeldLeaves]:
@@ -51,20 +44,17 @@ def held_by_position(slices: int, hosts: int) -> list[HeldLeaves]:
 
 
 @pytest.mark.parametrize(
-    ("slices", "policy", "which", "expected"),
+    ("slices", "policy", "expected"),
     [
-        (1, AllButPrimary(), "primary", ((0, 1), (0, 1))),
-        (2, AllButPrimary(), "primary", ((0, 1), (0, 1))),
-        (2, AllButPrimary(), "striped", ((0, 1, 2, 3), (0, 1, 2, 3))),
-        (3, AllButPrimary(), "primary", ((0, 2, 3), (2, 3))),
-        (3, AllButPrimary(), "striped", ((0, 2, 3), (2, 3))),
-        (4, Striped(4, 0), "primary", ((0, 1), (0, 1))),
-        (4, Striped(2, 0), "primary", ((), ())),
+        (1, AllButPrimary(), ((0, 1), (0, 1))),
+        (2, AllButPrimary(), ((0, 1), (0, 1))),
+        (3, AllButPrimary(), ((0, 2, 3), (2, 3))),
+        (4, Striped(4, 0), ((0, 1), (0, 1))),
+        (4, Striped(2, 0), ((), ())),
     ],
 )
 def test_writers_from_ram_store_all_that_they_hold(
-    slices: int, policy: PlacementPolicy, which: PersistentWriters, expected: tuple[object, object]
+    slices: int, policy: PlacementPolicy, expected: tuple[object, object]
 ) -> None:
     topology = Topology(2 * slices, tuple(process // 2 for process in range(2 * slices)))
-    usual = writers(topology, which)
-    assert writers_from_ram(policy, topology, held_by_position(slices, 2), usual) == expected
+    assert writers_from_ram(policy, topology, held_by_position(slices, 2)) == expected

@@ -22,7 +22,7 @@ from emergency_ckpt.cluster import Peers
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import StoredChain, Timelines
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
-from emergency_ckpt.core.placement.placement_policies import Topology, writers
+from emergency_ckpt.core.placement.placement_policies import Topology
 from emergency_ckpt.core.stall import time_limits
 from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
 from emergency_ckpt.events import Event, EventSink
@@ -119,7 +119,7 @@ class Job:
                 load=dict[ShardId, HostShard],
                 host_state=host_state.capture("x" * size),
                 topology=TOPOLOGY,
-                writers=writers(TOPOLOGY),
+                writers=TOPOLOGY.writers,
             )
             self.saves[process].run(job)
 
@@ -140,7 +140,7 @@ class Job:
         def one(process: int) -> None:
             if process == 0:
                 save = SaveId(step=step, incarnation=LIFE, run_id="run")
-                self.saves[0].tell_pause(save, writers(TOPOLOGY))
+                self.saves[0].tell_pause(save, TOPOLOGY.writers)
             else:
                 assert not self.saves[process].run(_empty_save(step))
 
@@ -171,7 +171,7 @@ def _empty_save(step: int) -> PersistentSave:
         load=dict[ShardId, HostShard],
         host_state=host_state.capture(0),
         topology=TOPOLOGY,
-        writers=writers(TOPOLOGY),
+        writers=TOPOLOGY.writers,
     )
 
 
@@ -294,7 +294,7 @@ def test_tell_pause_ends_the_save_everywhere_without_a_failure(job: Job) -> None
 
 @pytest.mark.parametrize(
     ("who", "known"),
-    [*((who, writers(TOPOLOGY)) for who in range(4)), *((who, ()) for who in range(1, 4))],
+    [*((who, TOPOLOGY.writers) for who in range(4)), *((who, ()) for who in range(1, 4))],
 )
 def test_save_that_one_learns_of_too_late_is_left_out_by_all(
     job: Job, who: int, known: Sequence[int]
