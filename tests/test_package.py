@@ -63,7 +63,7 @@ import jax
 from emergency_ckpt import EmergencyCheckpointer
 
 config = EmergencyCheckpointer.default_config()
-config.set(dir=Path("/mnt/run"), placement="striped(2)", extra_holders=["10.0.0.7:7411"])
+config.set(dir=Path("/mnt/run"), placement="striped(2)")
 EmergencyCheckpointer(local_dirr="/dev/shm/eckpt")
 config.set(typo=3, local_save_every="ten")
 config.set(local_save_every="ten")

@@ -37,7 +37,6 @@ config = EmergencyCheckpointer.default_config().set(
     secret_file=env["ECKPT_SECRET_FILE"],
     bind_host=env["ECKPT_BIND_HOST"],
     bind_port=int(env["ECKPT_PEER_PORT"]),
-    extra_holders=tuple(env.get("ECKPT_EXTRA_HOLDERS", "").split()),
     preemption_grace_s=float(env["ECKPT_PREEMPTION_GRACE_S"]),
     require={"secret", "peers"},
     local_keep_last_n=int(env["ECKPT_LOCAL_KEEP_LAST_N"]),

@@ -47,7 +47,6 @@ class Settings(TypedDict, total=False):
     bind_host: str | None
     bind_port: int
     secret_file: os.PathLike[str] | str | None
-    extra_holders: list[str] | tuple[str, ...]
     device_copy_bytes: int | None
     device_reads: DeviceReads
     start_timeout_s: float

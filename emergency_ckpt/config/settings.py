@@ -193,10 +193,6 @@ class Config:
     """File with the run's secret: 32 to 4096 bytes, not readable by other users. None: the
     environment variable ECKPT_SECRET, else the secret of `eckpt launch`; without either, the
     processes generate one, and the start warns."""
-    extra_holders: tuple[str, ...] = setting((), tier="local")
-    """Addresses of ``eckpt serve`` on hosts whose trainer is not part of this job: ``"host:port"``,
-    or ``"identity@host:port"`` as ``eckpt serve`` prints it, which accepts that server only, and
-    not after it was started again. A name with several addresses means a server at each."""
     device_copy_bytes: int | None = setting(None, may_differ=True)
     """Memory of each device for copies of the state: leaves are copied there first, the largest
     first, and the training thread waits only for those that do not fit. While the copies of one
@@ -290,7 +286,6 @@ class Config:
         return dataclasses.replace(
             config,
             run_id=run_id,
-            extra_holders=tuple(config.extra_holders),
             require=frozenset(config.require),
         )
 
@@ -373,6 +368,7 @@ def _setting_names() -> frozenset[str]:
 _DROPPED = {
     "allow_missing_host_state": "for a step without host states call restore without host_state",
     "persistent_writers": "the first slice writes to storage; the others have no traffic there",
+    "extra_holders": "bring the RAM of hosts outside of the job to storage by 'eckpt drain'",
     "host_state_buddies": "one process on every other slice keeps a copy of a host state",
     "save_on_stop": "save the last step of the loop with save(..., force=True)",
     "take_over_dir": "'eckpt doctor --adopt --dir D --run-id R' gives a directory to another run",

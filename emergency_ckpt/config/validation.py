@@ -21,7 +21,6 @@ from etils import epath
 
 from emergency_ckpt.config.policies import parts_of
 from emergency_ckpt.config.table import LONGEST_TIME_S, is_complete, settings_table
-from emergency_ckpt.core.address import split_holder
 from emergency_ckpt.core.limits import NAME_PATTERN
 from emergency_ckpt.core.placement.placement_policies import PlacementPolicy
 from emergency_ckpt.core.save.timing import TimingRule
@@ -178,24 +177,6 @@ def _placement_problems(placement: object) -> list[str]:
         not isinstance(placement, PlacementPolicy) or isinstance(placement, type),
         f"placement must be 'all_but_primary', 'striped(<copies>)' or a policy, not {placement!r}",
     )
-
-
-def _holder_problems(holders: object) -> list[str]:
-    if not isinstance(holders, tuple | list):
-        return [f"extra_holders must be a tuple of addresses, not {holders!r}"]
-    return [
-        f"extra_holders: {holder!r} is no address such as '10.0.0.7:7411'"
-        for holder in cast("Sequence[object]", holders)
-        if not _is_address(holder)
-    ]
-
-
-def _is_address(holder: object) -> bool:
-    if not isinstance(holder, str):
-        return False
-    host, _, port = split_holder(holder)[1].rpartition(":")
-    is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
-    return bool(host) and "@" not in host and is_port
 
 
 def _storage_problems(require: Collection[str], directory: str | None) -> list[str]:
@@ -364,7 +345,6 @@ _RULES: tuple[_Rule, ...] = (
     ),
     (("stall_timeout_s", "restore_timeout_s", "persistent_timeout_s"), _stall_problems),
     (("placement",), _placement_problems),
-    (("extra_holders",), _holder_problems),
     (("require", "dir"), _storage_problems),
     (("require", "secret_file"), _secret_problems),
     (("mesh", "replica_axis"), _mesh_problems),

@@ -1,8 +1,7 @@
 """Ask the holders of a copy, one after the other, and again while an error may be temporary.
 
 1. ``HolderCalls`` makes each request that a restore has for the holders of some copy.
-2. ``ask_extra_holders`` asks holders outside of the job for their inventories.
-3. ``ManifestReads`` reads the manifests that inventories name, each once over the whole job.
+2. ``ManifestReads`` reads the manifests that inventories name, each once over the whole job.
 
 A copy is known to be of no use only after its holder's answer: the holder does not have the copy,
 or sends bytes that are not those of capture time. A refused or reset connection, or silence, means
@@ -32,15 +31,11 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.pool import each_address
 from emergency_ckpt.types import Contents, SaveId
 from emergency_ckpt.work_progress import WorkProgress
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
-_EXTRA_HOLDER_S = 10.0
-"""Longest wait for a configured holder that does not answer: it may be gone for good."""
-_EXTRA_HOLDERS_AT_ONCE = 32
 _MANIFESTS_AT_ONCE = 16
 _ATTEMPTS = 3
 """So often the holders of a manifest are asked before the leader plans without the manifest."""
@@ -143,41 +138,6 @@ class HolderCalls:
             )
         silent[holder] = error
         return True
-
-
-def ask_extra_holders(
-    client: TransferClient, events: EventSink, addresses: Sequence[str], deadline_s: float
-) -> list[HolderInventory]:
-    """Return the inventories of holders outside of the job: ``eckpt serve`` without its trainer.
-
-    Events name the holders that do not answer in time. Where a name has several addresses, as that
-    of a headless service, the server at each address is asked. ``deadline_s``: of the restore, by
-    ``time.monotonic``.
-    """
-
-    def ask(address: str) -> HolderInventory | None:
-        left_s = deadline_s - time.monotonic()
-        until_s = time.monotonic() + min(_EXTRA_HOLDER_S, left_s / 8)
-        calls = HolderCalls(events, WorkProgress.until(until_s))
-        what = f"inventory of {address}"
-        try:
-            return calls.first(what, [address], client.inventory, lambda _, error: None)
-        except CheckpointError as error:
-            events.emit(
-                "restore.peer_unreachable",
-                role="holder",
-                peer=address,
-                address=address,
-                reason=str(error),
-            )
-            return None
-
-    with ThreadPoolExecutor(_EXTRA_HOLDERS_AT_ONCE, "eckpt-holders") as pool:
-        distinct = dict.fromkeys(
-            resolved for some in pool.map(each_address, addresses) for resolved in some
-        )
-        answers = list(pool.map(ask, distinct))
-    return [answer for answer in answers if answer is not None]
 
 
 class ManifestReads:

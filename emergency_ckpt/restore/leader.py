@@ -48,7 +48,6 @@ from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierEr
 from emergency_ckpt.restore.holders import (
     HolderCalls,
     ManifestReads,
-    ask_extra_holders,
     passed_over_unread,
 )
 from emergency_ckpt.restore.request import CompleteSteps, RestoreParts, RestoreRequest
@@ -166,8 +165,6 @@ class RestoreLeader:
         """Build the inventory from the reports of processes that all want the same state."""
         self._wants_host_state = any(report.wants_host_state for report in reports.values())
         holders = [report.inventory for _, report in sorted(reports.items())]
-        if addresses := self._parts.config.extra_holders:
-            holders += ask_extra_holders(self._parts.client, self._events, addresses, self._end_s)
         self._greatest = max(self._greatest, *(holder.greatest for holder in holders))
         self._restored = tuple(save for report in reports.values() for save in report.restored)
         damaged = {

@@ -42,7 +42,6 @@ MUST_AGREE: dict[str, Any] = {
     "placement": Striped(2),
     "local_keep_last_n": 2,
     "host_state_remap": lambda: lambda payloads, index, count: payloads[0],
-    "extra_holders": ("127.0.0.1:1",),
     "non_finite": "off",
 }
 """A field, and a value that must be noticed when only some processes have it."""
@@ -284,13 +283,6 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"require": [["peers"]]}, "require must be a set of"),
         ({"require": None}, "require must be a set of"),
         ({"dir": None, "run_id": "r", "require": {"storage"}}, "require has 'storage', but dir is"),
-        ({"extra_holders": "10.0.0.7:80"}, "extra_holders must be a tuple of addresses"),
-        ({"extra_holders": None}, "extra_holders must be a tuple of addresses"),
-        ({"extra_holders": ("10.0.0.7",)}, "'10.0.0.7' is no address"),
-        ({"extra_holders": (":80",)}, "':80' is no address"),
-        ({"extra_holders": ("h:99999",)}, "'h:99999' is no address"),
-        ({"extra_holders": ("someone@h:80",)}, "'someone@h:80' is no address"),
-        ({"extra_holders": (7,)}, "7 is no address"),
     ],
 )
 def test_each_fault_is_named(settings: dict[str, Any], problem: str) -> None:
@@ -367,14 +359,11 @@ def test_set_chains_in_place() -> None:
 
 
 def test_validation_is_a_copy_with_everything_filled_in() -> None:
-    config = valid(extra_holders=["a:1"])
+    config = valid()
     checked = config.validated()
     assert config.run_id is None
     assert checked.run_id == run_id_of("/persistent/run")
-    assert checked.extra_holders == ("a:1",)
     assert checked.validated() == checked
-    of_one_server = valid(extra_holders=("0f" * 16 + "@a:1",)).validated()
-    assert of_one_server.extra_holders == ("0f" * 16 + "@a:1",)
 
 
 def test_placement_may_be_given_as_its_text() -> None:

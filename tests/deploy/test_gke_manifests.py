@@ -193,7 +193,7 @@ def test_policies_let_only_trainers_reach_the_pods(source: str, generate: Any) -
     }
     if source == "daemonset":
         wanted["trainer"].append({"from": [from_servers], "ports": peers})
-        wanted["ramdisk"] = [{"from": [from_trainers, from_servers], "ports": serve}]
+        wanted["ramdisk"] = [{"from": [from_servers], "ports": serve}]
     assert open_to == wanted
     jobset = one(manifests, "JobSet")["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert jobset["template"]["metadata"]["labels"] == trainers

@@ -223,20 +223,6 @@ def test_job_of_the_manifests_survives_the_loss_of_a_node(
     assert [result for _, result in again] == [result for _, result in undisturbed]
 
 
-@pytest.mark.slow
-def test_job_on_other_nodes_gets_its_ram_from_the_daemonset(
-    new_cluster: Callable[..., Cluster],
-) -> None:
-    # One copy of each shard: the servers of both nodes are needed, behind one name.
-    cluster = new_cluster("moved", "daemonset", placement="striped(1)")
-    cluster.start_trainers()
-    cluster.wait_for_saves()
-    cluster.write_program(cluster.lose_all_but_ram() + 10)
-    cluster.start_servers()
-    moved = results(cluster.start_trainers(first_node=SLICES))
-    assert min(int(began) for began, _ in moved) > 0
-
-
 def command_of_the_page(words: str) -> list[str]:
     """Return the command with ``words`` that the page gives for a pod of the DaemonSet."""
     text = (GKE / "README.md").read_text().replace("\\\n", " ")

@@ -7,7 +7,6 @@ hosts that are lost. All are of one run.
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +25,7 @@ from job_process import (
     specs_on,
     state_at,
 )
-from restarts import HOLDERS_VARIABLE, RUN_ID
+from restarts import RUN_ID
 
 from emergency_ckpt import CheckpointerConfig
 from emergency_ckpt.errors import CheckpointError
@@ -99,12 +98,6 @@ def with_host_state(world: JobProcess) -> Any:
     """No remap is an error that changes nothing; with one it works."""
     refused = restore(world, "with_host_state")
     return [refused, restore(world, "with_host_state", host_state_remap=first_of_the_old)]
-
-
-def from_servers(world: JobProcess) -> Any:
-    """This job's hosts have nothing; hosts without a trainer serve what they hold."""
-    holders = tuple(os.environ[HOLDERS_VARIABLE].split(","))
-    return restore(world, "from_servers", extra_holders=holders, host_state_remap=first_of_the_old)
 
 
 def primary_is_another_slice(world: JobProcess) -> Any:

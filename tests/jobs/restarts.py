@@ -13,7 +13,6 @@ from emergency_ckpt.tools.launch.job import JobSpec
 from emergency_ckpt.tools.launch.process_set import POLL_S, ProcessSet
 
 RUN_ID = "lives"
-HOLDERS_VARIABLE = "ECKPT_TEST_HOLDERS"
 HELD_STEP = 12
 
 

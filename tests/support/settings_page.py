@@ -67,7 +67,6 @@ class Settings(TypedDict, total=False):
 _ALSO_TAKEN = {
     **dict.fromkeys(("dir", "local_dir", "secret_file"), "os.PathLike[str]"),
     "placement": "str",
-    "extra_holders": "list[str]",
 }
 """Types that a setting is taken in besides its own."""
 _SHOWN_AS = {"SaveEvery": "`int`, `datetime.timedelta`, a policy, or a list of these"}

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from looks import eckpt
-from programs import serving
-from restarts import HOLDERS_VARIABLE, RUN_ID, new_world, train_and_kill
+from restarts import new_world, train_and_kill
 from running_jobs import ByProgram, job_root, renumbered, run_life, spec_of
 
 from emergency_ckpt.run_secret import SECRET_VARIABLE
@@ -61,17 +58,13 @@ def permuted(trained: Path) -> ByProgram:
 
 @pytest.fixture(scope="module")
 def smaller(trained: Path) -> ByProgram:
-    """A life of one slice of two hosts; hosts 2 and 3 are served by ``eckpt serve``."""
-    names = ("without_host_state", "with_host_state", "from_servers")
+    """A life of one slice of two hosts."""
+    names = ("without_host_state", "with_host_state")
     spec = spec_of(trained, "lives_job.py", *names, slices=1)
-    for name in names[:2]:
+    for name in names:
         new_world(spec, name, (0, 1))
-    new_world(spec, "from_servers", (2, 3))
-    with ExitStack() as stack:
-        places = (spec.ramdisk(host) / "from_servers" for host in (2, 3))
-        holders = [stack.enter_context(served(directory)) for directory in places]
-        spec = dataclasses.replace(spec, env={**SECRET, HOLDERS_VARIABLE: ",".join(holders)})
-        return ByProgram(run_life(spec, trained, life=2))
+    spec = dataclasses.replace(spec, env=SECRET)
+    return ByProgram(run_life(spec, trained, life=2))
 
 
 def drain(directory: Path, ramdisks: list[Path]) -> None:
@@ -80,16 +73,6 @@ def drain(directory: Path, ramdisks: list[Path]) -> None:
     done = eckpt("drain", "--dir", directory, *places, env=SECRET)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"drained step {STEP} ")
-
-
-@contextmanager
-def served(directory: Path) -> Iterator[str]:
-    """``eckpt serve`` on a ramdisk without a trainer; gives its address, with its identity."""
-    with serving(directory, RUN_ID, env=SECRET) as (server, address):
-        assert re.fullmatch(r"[0-9a-f]{32}@127\.0\.0\.1:[0-9]+", address)
-        yield address
-        server.terminate()
-        assert server.wait(60) == 0
 
 
 def check(seen: list[dict[str, Any]], owners: tuple[int, ...]) -> None:
@@ -137,12 +120,6 @@ def test_fewer_slices_need_a_remap_of_host_states(smaller: ByProgram) -> None:
         assert "host_state_remap" in refused["text"]
         assert refused["untouched"]
     check([then for _, then in smaller["with_host_state"]], (0, 2))
-
-
-def test_hosts_without_a_trainer_serve_what_they_hold(smaller: ByProgram) -> None:
-    seen = smaller["from_servers"]
-    check(seen, (0, 2))
-    assert [(s["local"], s["peer"]) for s in seen] == [(0, ALL)] * 2
 
 
 def test_mesh_may_begin_with_the_other_slice(permuted: ByProgram) -> None:

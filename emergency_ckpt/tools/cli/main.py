@@ -83,7 +83,7 @@ COMMANDS = {
         takes_command=True,
     ),
     "serve": Command(
-        f"{_CLI}.serve", "serve this host's ramdisk to peers while its trainer is down", RUN
+        f"{_CLI}.serve", "serve this host's ramdisk to drains while its trainer is down", RUN
     ),
     "drain": Command(
         f"{_CLI}.drain",

@@ -1,4 +1,4 @@
-"""``eckpt serve``: serves a host's ramdisk to peers while its trainer is down."""
+"""``eckpt serve``: serves a host's ramdisk to drains and looks while its trainer is down."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ EXAMPLE = "eckpt serve --local-dir /dev/shm/eckpt --run-id run7 --secret-file se
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``serve``."""
     parser.description = (
-        "Serves the saves of a run on this host's ramdisk, read-only, to peers that know the"
-        " run's secret. Prints one line, 'serving IDENTITY@HOST:PORT', and runs until SIGINT"
-        " or SIGTERM. Put that text into the job's extra_holders: with the identity, which is"
-        " new at each start, only this server is accepted; without it, any that knows the"
-        " secret. The directories are not deleted meanwhile, but by 'eckpt doctor --clean"
-        " --served'. With --drain-to it drains the RAM of a job that is over."
+        "Serves the saves of a run on this host's ramdisk, read-only, to all that know the run's"
+        " secret. Prints one line, 'serving IDENTITY@HOST:PORT', and runs until SIGINT or SIGTERM."
+        " Give that text to 'eckpt drain --peers' on another host, which brings the newest step to"
+        " storage: with the identity, which is new at each start, only this server is accepted;"
+        " without it, any that knows the secret. The directories are not deleted meanwhile, but by"
+        " 'eckpt doctor --clean --served'. With --drain-to it drains the RAM of a job that is over."
     )
     parser.add_argument("--local-dir", type=Path, required=True, help="the ramdisk directory")
     parser.add_argument("--run-id", required=True, help="the run whose saves are served")
