@@ -339,7 +339,6 @@ class Opened:
             process=self.process,
             copy_batch_bytes=self.buffers.copy_batch_bytes,
             timelines=timelines,
-            preservation=config.local_preservation_policy,
             keep_last_n=config.local_keep_last_n,
             finite=self._finite,
         )

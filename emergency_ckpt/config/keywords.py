@@ -33,7 +33,6 @@ class Settings(TypedDict, total=False):
     keep_last_n: int | None
     keep_every_n_steps: int | None
     preservation_policy: PreservationPolicy | None
-    local_preservation_policy: PreservationPolicy | None
     async_save: bool
     save_on_preemption: bool
     exit_on_preemption: bool

@@ -138,10 +138,6 @@ class Config:
     """Policy that selects the steps to keep in the persistent tier, instead of ``keep_last_n`` and
     ``keep_every_n_steps``: an Orbax ``PreservationPolicy`` or a user's own. The last complete step
     is always kept."""
-    local_preservation_policy: PreservationPolicy | None = setting(None, tier="local")
-    """The same for the local tier, which has one slot more than ``local_keep_last_n``. The newest
-    complete step is always kept, older ones until their slot is written again. A step that the
-    policy does not select is dropped as soon as a newer one is complete."""
     async_save: bool = setting(True, may_differ=True, orbax="enable_async_checkpointing")
     """False: ``save`` returns when the step is complete or has failed."""
     save_on_preemption: bool = True
@@ -367,6 +363,7 @@ def _setting_names() -> frozenset[str]:
 
 _DROPPED = {
     "allow_missing_host_state": "for a step without host states call restore without host_state",
+    "local_preservation_policy": "RAM keeps the newest steps: set local_keep_last_n",
     "persistent_writers": "the first slice writes to storage; the others have no traffic there",
     "extra_holders": "bring the RAM of hosts outside of the job to storage by 'eckpt drain'",
     "host_state_buddies": "one process on every other slice keeps a copy of a host state",

@@ -238,8 +238,9 @@ def save_problems(name: str, every: object) -> list[str]:
     return problems
 
 
-def preservation_policy_problems(name: str, policy: object | None) -> list[str]:
-    """Return the faults of a preservation policy; empty when it has none."""
+def preservation_policy_problems(policy: object | None) -> list[str]:
+    """Return the faults of ``preservation_policy``; empty when it has none."""
+    name = "preservation_policy"
     if policy is None:
         return []
     if problems := _object_problems(name, policy, "should_preserve"):
@@ -248,7 +249,7 @@ def preservation_policy_problems(name: str, policy: object | None) -> list[str]:
 
     if type(policy) is ocm.AnyPreservationPolicy and _is_sequence(policy.policies):
         parts: Sequence[object] = policy.policies
-        return [line for part in parts for line in preservation_policy_problems(name, part)]
+        return [line for part in parts for line in preservation_policy_problems(part)]
     return _field_problems(name, policy)
 
 
@@ -339,10 +340,7 @@ _RULES: tuple[_Rule, ...] = (
     (("step_name",), _step_name_problems),
     (("preservation_policy", "keep_last_n"), _one_preservation),
     *(((name,), partial(save_problems, name)) for name in ("local_save_every", "save_every")),
-    *(
-        ((name,), partial(preservation_policy_problems, name))
-        for name in ("local_preservation_policy", "preservation_policy")
-    ),
+    (("preservation_policy",), preservation_policy_problems),
     (("stall_timeout_s", "restore_timeout_s", "persistent_timeout_s"), _stall_problems),
     (("placement",), _placement_problems),
     (("require", "dir"), _storage_problems),

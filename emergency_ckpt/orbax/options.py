@@ -31,16 +31,14 @@ class LocalCheckpointOptions:
 
     Attributes:
       save_interval_steps: steps between saves; the first step of a run is saved too.
-      max_to_keep: number of complete steps kept, without the one being written; 1 unless a
+      max_to_keep: number of newest complete steps kept, without the one being written; 1 unless a
         ``preservation_policy`` is set. RAM is reserved for one step more.
       read_only: the local tier saves nothing.
       should_save_fn: ``(step, newest saved step or None) -> bool``, instead of the interval.
       save_decision_policy: instead of both. As with Orbax, it and ``should_save_fn`` are called on
         every process and must return the same; decisions by the clock are agreed.
-      preservation_policy: selects the steps to keep. The newest complete step is always kept.
+      preservation_policy: only ``LatestN`` with a number, which is ``max_to_keep`` in other words.
       debug_use_full_global_mesh: no effect.
-      preserve_at_most: with a ``preservation_policy``, the number of steps for which RAM is
-        reserved; None: the policy's own number, or 4 if it has none.
       with_one_slice: save locally also in a job of one slice, unlike Orbax.
     """
 
@@ -51,7 +49,6 @@ class LocalCheckpointOptions:
     save_decision_policy: SavePolicy | None = None
     preservation_policy: PreservationPolicy | None = None
     debug_use_full_global_mesh: bool = False
-    preserve_at_most: int | None = None
     with_one_slice: bool = False
 
     def __post_init__(self) -> None:
@@ -224,13 +221,22 @@ def settings_of(options: CheckpointManagerOptions, *, one_slice: bool) -> dict[s
     if local.read_only or (one_slice and not getattr(local, "with_one_slice", False)):
         settings["local_save_every"] = 0
         return settings
-    policy = local.preservation_policy or ocm.LatestN(max(1, local.max_to_keep or 1))
     settings["local_save_every"] = save_policy_of(local)
-    settings["local_preservation_policy"] = policy
-    settings["local_keep_last_n"] = max(
-        1, getattr(local, "preserve_at_most", None) or steps_kept(policy) or 4
-    )
+    settings["local_keep_last_n"] = _steps_in_ram(local)
     return settings
+
+
+def _steps_in_ram(local: LocalCheckpointOptions) -> int:
+    """Return the number of newest steps that RAM keeps. ValueError: a policy keeps other steps."""
+    policy = local.preservation_policy
+    if policy is None:
+        return max(1, local.max_to_keep or 1)
+    if type(policy) is not ocm.LatestN or not policy.n:
+        raise ValueError(
+            f"local.preservation_policy {policy!r} is not supported: RAM keeps the newest steps;"
+            " set max_to_keep, or give LatestN with a number"
+        )
+    return policy.n
 
 
 def _counterpart(options: CheckpointManagerOptions, row: Setting) -> Any:
@@ -265,20 +271,6 @@ def save_policy_of(tier: LocalCheckpointOptions | PersistentCheckpointOptions) -
         rules = [ocm.FixedIntervalPolicy(tier.save_interval_steps), ocm.InitialSavePolicy()]
     rules.append(ocm.PreemptionCheckpointingPolicy())
     return PerProcessPolicy(cast(SavePolicy, ocm.AnySavePolicy(rules)))
-
-
-def steps_kept(policy: object) -> int | None:
-    """Return the maximum number of steps that a policy keeps, if its own numbers define it."""
-    kind = type(policy)
-    if kind is ocm.LatestN or kind is ocm.BestN:
-        return cast("ocm.LatestN", policy).n
-    if kind is ocm.EveryNSteps:
-        return cast("ocm.EveryNSteps", policy).max_to_keep
-    if kind is ocm.AnyPreservationPolicy:
-        parts = [steps_kept(part) for part in cast("ocm.AnyPreservationPolicy", policy).policies]
-        known = [part for part in parts if part is not None]
-        return sum(known) if len(known) == len(parts) else None
-    return None
 
 
 def _check_one_rule(tier: LocalCheckpointOptions | PersistentCheckpointOptions) -> None:

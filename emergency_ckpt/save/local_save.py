@@ -15,9 +15,7 @@ from emergency_ckpt.background import Failures, no_garbage_collection
 from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.shard_source import holder_name
 from emergency_ckpt.cluster.timelines import Timelines
-from emergency_ckpt.config.policies import PreservationPolicy, wanted_steps
 from emergency_ckpt.core.restore.divergence import find_divergence
-from emergency_ckpt.core.save.retention_rules import StepRecord, choose_removals
 from emergency_ckpt.core.shard_layout import Layout
 from emergency_ckpt.errors import CheckpointError, SaveFailed, TransferError
 from emergency_ckpt.events import EventSink
@@ -63,8 +61,8 @@ class LocalSaves:
 
     Attributes:
       steps: the complete steps of which the RAM of all processes together keeps a copy, oldest
-        first: those found at a restore, and those saved since. After a save, the steps that the
-        policy drops are left out, and at most ``keep_last_n`` stay. Between saves all processes
+        first: those found at a restore, and those saved since, of which at most ``keep_last_n``
+        stay. Between saves all processes
         have the same ``steps``, whatever the RAM of each one has.
     """
 
@@ -79,7 +77,6 @@ class LocalSaves:
         process: tuple[int, int],
         copy_batch_bytes: int,
         timelines: Timelines | None = None,
-        preservation: PreservationPolicy | None = None,
         keep_last_n: int = 1,
         finite: FiniteLeaves | None = None,
     ) -> None:
@@ -91,11 +88,9 @@ class LocalSaves:
         self._process_index, self._process_count = process
         self._copy_batch_bytes = copy_batch_bytes
         self._timelines = timelines or Timelines(tier, events)
-        self._preservation = preservation
         self._keep_last_n = keep_last_n
         self._finite = finite or FiniteLeaves(events)
         self._unchanged = UnchangedSaves(events)
-        self._published_s: dict[int, float] = {}
         self._complete: SaveId | None = None
         self.steps: tuple[int, ...] = ()
         self._in_doubt: set[SaveId] = set()
@@ -297,7 +292,7 @@ class LocalSaves:
         self, save: SaveId, outcome: Outcome, refusal: Exception | None, seconds: float
     ) -> None:
         if outcome.kind == "complete":
-            self._note_complete(save, outcome)
+            self._note_complete(save, is_finite=outcome.finite)
             self._events.emit("save.complete", step=save.step, seconds=seconds)
             return
         if outcome.kind == "in_doubt":
@@ -324,56 +319,26 @@ class LocalSaves:
                 continue
             self._in_doubt.discard(save)
             if outcome.kind == "complete" and (self._complete is None or save > self._complete):
-                self._note_complete(save, outcome)
+                self._note_complete(save, is_finite=outcome.finite)
             elif outcome.kind == "incomplete":
                 self._tier.note_incomplete(save)
         self._protect()
 
-    def _note_complete(self, save: SaveId, outcome: Outcome) -> None:
+    def _note_complete(self, save: SaveId, *, is_finite: bool) -> None:
         self._complete = save
         self._timelines.bind()
         # No process needs older saves any more, whatever their outcomes were.
         self._in_doubt = {doubtful for doubtful in self._in_doubt if doubtful > save}
         try:
-            self._tier.note_complete(save, is_finite=outcome.finite)
+            self._tier.note_complete(save, is_finite=is_finite)
             self._tier.release_orphans()
         except (CheckpointError, OSError) as error:
             failure = SaveFailed("note", f"step {save.step} as complete", str(error))
             failure.__cause__ = error
             self._failures.record(failure)
         self._protect()
-        gone: set[int] = set()
-        try:
-            if self._preservation is not None:
-                gone = self._drop_unwanted(save, outcome.decided_s, self._preservation)
-        except Exception as error:  # noqa: BLE001 - the user's policy; the save is complete
-            failure = SaveFailed("remove", f"the step before {save.step}", str(error))
-            failure.__cause__ = error
-            self._failures.record(failure)
-        kept = [step for step in self.steps if step < save.step and step not in gone]
-        self.steps = (*kept, save.step)[-self._keep_last_n :]
-
-    def _drop_unwanted(
-        self, newest: SaveId, decided_s: float, policy: PreservationPolicy
-    ) -> set[int]:
-        """Ask the policy about the steps up to ``newest``, which always stays; drop the unwanted.
-
-        Return the unwanted steps. The policy is also asked about steps that only other processes
-        have, and gets the leader's times, so that all processes ask about the same steps. A step
-        that storage still reads stays here a while longer.
-        """
-        saves = {manifest.save for manifest in self._tier.held()[0]} - self._tier.incomplete()
-        held_saves = [save for save in sorted(saves) if save.step < newest.step]
-        older = {*self.steps, *(save.step for save in held_saves)}
-        now_s = decided_s or time.time()
-        times = {step: self._published_s.get(step, now_s) for step in older if step < newest.step}
-        self._published_s = times = {**dict(sorted(times.items())), newest.step: now_s}
-        records = [StepRecord(step, time_s) for step, time_s in times.items()]
-        gone = set(choose_removals(list(times), wanted_steps(records, policy)))
-        for save in held_saves:
-            if save.step in gone:
-                self._tier.drop(save)
-        return gone
+        older = [step for step in self.steps if step < save.step]
+        self.steps = (*older, save.step)[-self._keep_last_n :]
 
     def _protect(self) -> None:
         last = self._newest_before() if self._complete is None else self._complete

@@ -18,7 +18,7 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Collection, Mapping
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 from absl import logging
@@ -32,7 +32,7 @@ from emergency_ckpt.cluster.coordination import (
 )
 from emergency_ckpt.cluster.left_processes import LeftProcesses, Place, has_come_to, in_order
 from emergency_ckpt.cluster.round import Absent, Cell, Round, Series
-from emergency_ckpt.core.limits import MAX_INT, MAX_MESSAGE_BYTES
+from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.save.save_rules import all_published, decide_vote
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
 from emergency_ckpt.save.turns import Turns
@@ -77,14 +77,12 @@ class Outcome:
     ``ballots``: those of all processes, at the leader; empty on the others.
     ``finite``: every process's part of a complete save is finite; False where that is not known.
     ``learned_late``: the save is incomplete for the reason ``LEARNED_LATE`` alone.
-    ``decided_s``: Unix time of the leader's clock, the same for all; 0 where that is not known.
     """
 
     kind: Literal["complete", "incomplete", "in_doubt"]
     reason: str
     ballots: Mapping[int, Ballot] = dataclasses.field(default_factory=dict[int, Ballot])
     finite: bool = False
-    decided_s: float = 0.0
     learned_late: bool = False
 
 
@@ -103,7 +101,6 @@ class _Decision(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     end: Literal[0, 1, 2]
     reason: str
     finite: bool = False
-    decided_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)] = 0
     left_out: Place | None = None
 
 
@@ -255,13 +252,13 @@ class Vote:
         reasons += [missing[p] for p in sorted(missing)[:4] if p not in ballots]
         reason = "; ".join([result, *reasons])
         finite = complete and all(ballot.finite for ballot in ballots.values())
-        decided_ms, left_out = time.time_ns() // 10**6, self.turns.announce(ends_wait=ends_wait)
+        left_out = self.turns.announce(ends_wait=ends_wait)
         end = _COMPLETE if complete else _INCOMPLETE
         if len(ballots) == len(everyone) and {ballots[p].refused for p in refused} == {
             LEARNED_LATE
         }:
             end = _NOT_IN_TIME
-        decision = _Decision(end, "" if complete else reason, finite, decided_ms, left_out)
+        decision = _Decision(end, "" if complete else reason, finite, left_out)
         outcome = self._outcome_of(self._settle(save, decision))
         return dataclasses.replace(outcome, reason=outcome.reason or reason, ballots=ballots)
 
@@ -287,8 +284,7 @@ class Vote:
         if decision.end != _COMPLETE:
             return Outcome("incomplete", decision.reason, learned_late=decision.end == _NOT_IN_TIME)
         reason = all_published(self._coordinator.process_count)
-        decided_s = decision.decided_ms / 1e3
-        return Outcome("complete", reason, finite=decision.finite, decided_s=decided_s)
+        return Outcome("complete", reason, finite=decision.finite)
 
     def _decision(self, save: SaveId) -> Cell:
         return Cell(self._coordinator, f"{_name(save)}/decision")

@@ -33,7 +33,6 @@ MUST_AGREE: dict[str, Any] = {
     "keep_last_n": 3,
     "keep_every_n_steps": 50,
     "preservation_policy": lambda: ocm.LatestN(3),
-    "local_preservation_policy": lambda: ocm.LatestN(1),
     "save_on_preemption": False,
     "exit_on_preemption": True,
     "orbax_item": "params",
@@ -239,7 +238,6 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
             "interval of FixedIntervalPolicy must be",
         ),
         ({"preservation_policy": "all"}, "preservation_policy: 'all' has no should_preserve"),
-        ({"local_preservation_policy": 1}, "has no should_preserve"),
         ({"keep_every_n_steps": 5}, "keep_every_n_steps is set, but keep_last_n is not"),
         (
             {"preservation_policy": ocm.LatestN(1), "keep_last_n": 2},

@@ -93,9 +93,6 @@ LISTED = {
     "preservation": (9, {"save_interval_steps": 1, "preservation_policy": ocm.LatestN(2)}, {
         "save_interval_steps": 1, "preservation_policy": ocm.AnyPreservationPolicy(
             [ocm.EveryNSteps(4), ocm.LatestN(1)])}),
-    "own_local_choice": (9, {
-        "save_interval_steps": 1, "preserve_at_most": 4,
-        "preservation_policy": ocm.CustomSteps([2, 5])}, {"save_interval_steps": 100}),
     "read_only": (3, {"save_interval_steps": 1, "read_only": True}, {"save_interval_steps": 2}),
 }  # fmt: skip
 

@@ -43,7 +43,6 @@ LISTED = {
     "save_policies": [0, 1, 3, 4, 5],
     "any_policy": [0, 3, 5, 6],
     "preservation": [0, 4, 7, 8],
-    "own_local_choice": [0, 2, 5, 8],
     "read_only": [0, 2],
 }
 

@@ -19,7 +19,7 @@ from world import World, same
 from emergency_ckpt import orbax as ours
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import ConfigError, HostStateError
-from emergency_ckpt.orbax.options import settings_of, steps_kept, with_further
+from emergency_ckpt.orbax.options import settings_of, with_further
 
 OPTIONS = [
     "LocalCheckpointOptions",
@@ -254,7 +254,7 @@ def test_when_to_save_and_what_to_keep() -> None:
     plans = config.save_plans()
     assert [plans[t].rules.intervals for t in ("local", "persistent")] == [(3,), (1000,)]
     assert all(plan.rules.initial and plan.on_preemption for plan in plans.values())
-    assert config.local_preservation_policy == ocm.LatestN(2)
+    assert config.local_keep_last_n == 2
     assert (config.keep_last_n, config.keep_every_n_steps) == (5, 100)
     assert config.heeds_preemption
     assert not config.save_on_preemption
@@ -278,19 +278,16 @@ def test_no_local_tier() -> None:
         assert list(config.validated().save_plans()) == ["persistent"]
 
 
-@pytest.mark.parametrize(
-    ("policy", "steps"),
-    [
-        (ocm.LatestN(3), 3),
-        (ocm.LatestN(None), None),
-        (ocm.EveryNSteps(5, max_to_keep=2), 2),
-        (ocm.CustomSteps([1, 2]), None),
-        (ocm.AnyPreservationPolicy([ocm.LatestN(3), ocm.LatestN(1)]), 4),
-        (ocm.AnyPreservationPolicy([ocm.LatestN(3), ocm.EveryNSteps(2)]), None),
-    ],
-)
-def test_how_many_steps_a_policy_keeps(policy: Any, steps: int | None) -> None:
-    assert steps_kept(policy) == steps
+def test_ram_keeps_the_newest_steps() -> None:
+    assert made(local=ours.LocalCheckpointOptions()).local_keep_last_n == 1
+    newest = ours.LocalCheckpointOptions(preservation_policy=ocm.LatestN(3))
+    assert made(local=newest).local_keep_last_n == 3
+
+
+@pytest.mark.parametrize("policy", [ocm.LatestN(None), ocm.EveryNSteps(5), ocm.CustomSteps([1])])
+def test_policy_of_ram_that_keeps_other_steps_is_refused(policy: Any) -> None:
+    with pytest.raises(ValueError, match="RAM keeps the newest steps; set max_to_keep"):
+        made(local=ours.LocalCheckpointOptions(preservation_policy=policy))
 
 
 def test_interval_among_further_settings_beats_the_options() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from orbax.checkpoint import checkpoint_managers as ocm
 from world import World
 
 from emergency_ckpt import EmergencyCheckpointer
@@ -45,21 +42,6 @@ def test_failed_saves_cost_no_kept_step(world: World) -> None:
             assert whole(ckpt, world) == (1, 2)
         save(ckpt, world, 6, host)
         assert whole(ckpt, world)[-2:] == (2, 6)
-
-
-def test_policy_is_not_asked_about_failed_saves(world: World) -> None:
-    host = Unsteady()
-    settings: dict[str, Any] = {
-        "local_keep_last_n": 3,
-        "local_preservation_policy": ocm.LatestN(2),
-    }
-    with world.open(**settings) as ckpt:
-        ckpt.restore(state=world.state(0), host_state=host)
-        for step in (1, 2):
-            save(ckpt, world, step, host)
-        save(ckpt, world, 3, host, fails=True)
-        save(ckpt, world, 4, host)
-        assert whole(ckpt, world) == (2, 4)
 
 
 @pytest.mark.parametrize("begins_by", ["saving", "survey"])

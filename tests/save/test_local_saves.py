@@ -23,7 +23,6 @@ from hypothesis.stateful import (
     rule,
 )
 from memory_coordination import tell_address
-from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster import LocalCoordinator, Peers
@@ -52,7 +51,6 @@ class ScriptedVote(Vote):
     def __init__(self) -> None:
         super().__init__(LocalCoordinator(), 1.0)
         self.next = "complete"
-        self.decided_s = 0.0
         self.ballots: list[Ballot] = []
         self.decided: dict[SaveId, str] = {}
 
@@ -63,7 +61,7 @@ class ScriptedVote(Vote):
             kind = "incomplete"
         if kind != "in_doubt":
             self.decided[save] = kind
-        return dataclasses.replace(_outcome(kind, {0: ballot}), decided_s=self.decided_s)
+        return _outcome(kind, {0: ballot})
 
     def learn(self, save: SaveId) -> Outcome:
         return _outcome(self.decided.get(save, "in_doubt"))
@@ -102,7 +100,6 @@ class Process:
         self,
         ramdisk: Path,
         vote: ScriptedVote,
-        preservation: Any = None,
         complete: SaveId | None = None,
         keep_last_n: int = 1,
     ) -> None:
@@ -128,7 +125,6 @@ class Process:
             process=(0, 1),
             copy_batch_bytes=1 << 20,
             timelines=Timelines(self.tier, events, -1, complete),
-            preservation=preservation,
             keep_last_n=keep_last_n,
         )
 
@@ -309,7 +305,7 @@ def test_doubt_made_idle_by_a_newer_complete_save_blocks_nothing(
 
 def test_step_that_only_others_hold_is_listed(ramdisk: Path, vote: ScriptedVote) -> None:
     """As on a host that has lost its RAM: all processes list the same."""
-    process = Process(ramdisk, vote, ocm.LatestN(2), keep_last_n=2)
+    process = Process(ramdisk, vote, keep_last_n=2)
     process.saves.steps = (1,)
     listed: list[tuple[int, ...]] = []
     for step in (2, 3):
@@ -377,58 +373,6 @@ def test_layout_digests_differ_with_the_shards() -> None:
     assert layout_digest(lay_out(LEAVES, [(SHARDS[1], 0), (SHARDS[0], 15000)])) == layout_digest(
         LAYOUT
     )
-
-
-class KeepsNewest:
-    """A user's preservation policy, or one that fails."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
-        del context
-        if self.count < 0:
-            raise RuntimeError("no idea")
-        order = range(len(checkpoints))
-        return [index >= len(checkpoints) - self.count for index in order]
-
-
-class KeepsSpaced:
-    """Keeps what is ten seconds after what was kept before."""
-
-    def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
-        del context
-        kept, last = [], None
-        for each in checkpoints:
-            kept.append(last is None or (each.time - last).total_seconds() >= 10)
-            last = each.time if kept[-1] else last
-        return kept
-
-
-@pytest.mark.parametrize(("apart_s", "held"), [(9, [15]), (10, [10, 15])])
-def test_policy_by_time_is_asked_with_the_times_of_the_leader(
-    tmp_path: Path, apart_s: float, held: list[int]
-) -> None:
-    """The saves follow each other at once by the clock of this process."""
-    vote = ScriptedVote()
-    process = Process(tmp_path / "ram", vote, preservation=KeepsSpaced(), keep_last_n=2)
-    for number, step in enumerate((5, 10, 15)):
-        vote.decided_s = 1e9 + number * apart_s
-        process.saves.run(job(step))
-    assert sorted(process.held()) == held
-    process.close()
-
-
-@pytest.mark.parametrize(("count", "held"), [(0, [15]), (1, [15]), (2, [10, 15]), (-1, [10, 15])])
-def test_slot_before_is_kept_as_the_policy_says(
-    tmp_path: Path, count: int, held: list[int]
-) -> None:
-    process = Process(tmp_path / "ram", ScriptedVote(), preservation=KeepsNewest(count))
-    for step in (5, 10, 15):
-        process.saves.run(job(step))
-    assert sorted(process.held()) == held
-    assert process.failures.count == (3 if count < 0 else 0)
-    process.close()
 
 
 @pytest.mark.parametrize("host", [None, {"at": 1}])
