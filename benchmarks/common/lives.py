@@ -135,7 +135,7 @@ def _directory(parent: Path) -> Iterator[Path]:
 def _run_lives(spec: JobSpec, orders: Orders, timeout_s: float) -> dict[str, Any]:
     who = f"{orders.contender}, {orders.tier}"
     saved = run_life(spec, _SAVE, orders.results(_SAVE), f"{who}, saving", timeout_s)
-    hosts = [spec.ramdisk(host) for host in spec.first_topology.host_of_process]
+    hosts = [spec.ramdisk(host) for host in range(spec.host_count)]
     expected = _merge_digests(saved)
     Path(orders.expected_path).write_text(json.dumps(expected))
     for result, host in zip(saved, hosts, strict=True):

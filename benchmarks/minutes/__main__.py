@@ -28,9 +28,9 @@ from benchmarks.common import machine, tables
 from benchmarks.common.arguments import above_0, positive, some_of
 from benchmarks.minutes.worker import NOBODY, SAVING, STEPS, TRAINED
 from benchmarks.recovery import phases
-from emergency_ckpt.tools.launch.faults import Fault, parse_fault
 from emergency_ckpt.tools.launch.job import JobSpec
-from emergency_ckpt.tools.launch.supervisor import Supervisor
+from examples.faults.faults import Fault, parse_fault
+from examples.faults.injection import FaultySupervisor
 
 CONTENDERS = ("ours", "orbax-emergency", "orbax")
 NEAREST, FARTHEST = 100, 300
@@ -141,7 +141,7 @@ def _run(
             env={"PYTHONPATH": str(ROOT)},
             max_restarts=len(faults),
         )
-        result = Supervisor(spec, faults=list(faults)).run(options.timeout_s)
+        result = FaultySupervisor(spec, faults).run(options.timeout_s)
         shutil.rmtree(stored)
         if result.error is not None:
             raise RuntimeError(f"{text}: {result.error}")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from benchmarks import ROOT
 from benchmarks.recovery import phases
-from emergency_ckpt.tools.launch.faults import parse_fault
 from emergency_ckpt.tools.launch.job import JobSpec
-from emergency_ckpt.tools.launch.supervisor import Supervisor
+from examples.faults.faults import parse_fault
+from examples.faults.injection import FaultySupervisor
 
 
 class Launcher:
@@ -44,7 +44,7 @@ class Launcher:
                 max_restarts=1,
             )
             fault = parse_fault(f"step={phases.FAULT_STEP} kill=slice:0 lose-ram exact")
-            result = Supervisor(spec, faults=[fault]).run(options.timeout_s)
+            result = FaultySupervisor(spec, [fault]).run(options.timeout_s)
             if result.error is not None:
                 raise RuntimeError(str(result.error))
             events = [phases.Moment(each.time_s, each.name, each.life) for each in result.events]

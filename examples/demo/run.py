@@ -24,15 +24,15 @@ from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extras.event_log.reader import LogTail
 from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.json_decoders import decoder_of
-from emergency_ckpt.tools.launch.faults import parse_fault
 from emergency_ckpt.tools.launch.job import JobSpec
-from emergency_ckpt.tools.launch.supervisor import Supervisor
 from emergency_ckpt.tools.signals import handling
 from emergency_ckpt.types import PERSISTENT
 from examples.demo import demo_report
 from examples.demo.display import show
 from examples.demo.results import ProcessResult, merge_results
 from examples.demo.scenarios import ALL, Scenario, ScenarioJob, choose
+from examples.faults.faults import parse_fault
+from examples.faults.injection import FaultySupervisor
 
 RUN_TIMEOUT_S = 300.0
 HANG_TIMEOUT_S = 120.0
@@ -128,7 +128,7 @@ def run_once(
     subtitle = "no fault" if scenario is None else scenario.title
     faults = [] if scenario is None else [parse_fault(scenario.fault(job))]
     spec = _job_spec(job, directory, ram / name, max_restarts=len(faults))
-    supervisor = Supervisor(spec, faults=faults)
+    supervisor = FaultySupervisor(spec, faults)
     tail = LogTail(spec.event_log)
     events: list[LoggedEvent] = []
     stopped: list[int] = []

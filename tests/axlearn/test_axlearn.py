@@ -32,8 +32,8 @@ PHRASE = "checkpoint tree dtypes or shapes"
 
 def life(root: Path, *programs: str, number: int, order: list[int] | None = None) -> ByProgram:
     spec = spec_of(root, "axlearn_job.py", *programs)
-    topology = None if order is None else renumbered(order)
-    results = run_life(spec, root, life=number, topology=topology)
+    hosts = None if order is None else renumbered(order)
+    results = run_life(spec, root, life=number, host_of_process=hosts)
     return ByProgram(results)
 
 

@@ -53,14 +53,12 @@ def test_examples_of_plan_are_accepted(
         (["ls", "--tier", "local"], "need STEP"),
         (["drain"], "--dir and --local-dir are needed"),
         (["doctor", "--yes"], "--yes needs --clean"),
-        (["doctor", "--reserve"], "give --local-dir and --run-id"),
     ],
 )
 def test_options_that_clash_are_named(
     words: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = [] if "--reserve" in words else ["--local-dir", str(tmp_path)]
-    assert eckpt_here(*words, *place) == USAGE_EXIT_CODE
+    assert eckpt_here(*words, "--local-dir", str(tmp_path)) == USAGE_EXIT_CODE
     assert problem in capsys.readouterr().err
 
 

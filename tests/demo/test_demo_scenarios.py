@@ -9,10 +9,10 @@ import pytest
 from looks import USAGE_EXIT_CODE
 
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.launch.faults import parse_fault
-from emergency_ckpt.tools.launch.job_layout import JobLayout
 from examples.demo.__main__ import main
 from examples.demo.scenarios import ALL, SCENARIOS, ScenarioJob, choose
+from examples.faults.faults import parse_fault
+from examples.faults.job_layout import JobLayout
 
 JOB = ScenarioJob()
 

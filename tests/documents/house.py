@@ -85,7 +85,6 @@ TIER_LITERALS = {
 POINT_TABLES = {
     "events.py",
     "extras/metrics/metric_table.py",
-    "tools/launch/agreed_step.py",
     "tools/report/lives.py",
     "tools/report/spans.py",
     "tools/survey/explanation.py",
@@ -240,7 +239,8 @@ def check_lines_of_commands_have_escapes() -> Iterator[str]:
 
 
 def check_public_definitions_are_used_outside_the_tests() -> Iterator[str]:
-    others = [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "docs").rglob("*.py")]
+    folders = ("benchmarks", "docs", "examples")
+    others = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     used = names_used([*files_of_package(), *others])
     for path in files_of_package():
         allowed = CALLED_BY_USERS.get(short(path), set())

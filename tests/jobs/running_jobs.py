@@ -16,8 +16,8 @@ from typing import Any
 
 from emergency_ckpt.errors import DeadlineExceeded
 from emergency_ckpt.tools.launch.job import JobSpec, ProcessExit
-from emergency_ckpt.tools.launch.job_layout import JobLayout
 from emergency_ckpt.tools.launch.process_set import POLL_S, ProcessSet
+from examples.faults.job_layout import JobLayout
 
 HERE = Path(__file__).parent
 LIFE_TIMEOUT_S = 600.0
@@ -59,9 +59,9 @@ def spec_of(
     )
 
 
-def renumbered(order: Sequence[int]) -> JobLayout:
+def renumbered(order: Sequence[int]) -> tuple[int, ...]:
     """Return the layout of a job of two slices of two hosts whose processes have other numbers."""
-    return JobLayout.first(2, 2).renumbered(order)
+    return JobLayout.first(2, 2).renumbered(order).host_of_process
 
 
 def run_life(
@@ -69,7 +69,7 @@ def run_life(
     root: Path,
     *,
     life: int = 0,
-    topology: JobLayout | None = None,
+    host_of_process: Sequence[int] | None = None,
     program_timeout_s: float = PROGRAM_TIMEOUT_S,
 ) -> list[dict[str, Any]]:
     """Run one life of a job; return the outcome of each of its programs, by process.
@@ -87,7 +87,9 @@ def run_life(
     for start in range(_MOST_STARTS):
         number = life + _LIVES_APART * start
         env = {**spec.env, PASSED_VARIABLE: json.dumps(list(outcomes[0]))}
-        bad = _run(dataclasses.replace(spec, env=env), root, number, topology, program_timeout_s)
+        bad = _run(
+            dataclasses.replace(spec, env=env), root, number, host_of_process, program_timeout_s
+        )
         seen = [_results(root, number, process) for process in range(len(outcomes))]
         names = list(max(seen, key=len))
         begun = [name for name in names if any(each.get(name) for each in seen)]
@@ -115,11 +117,15 @@ def _results(root: Path, life: int, process: int) -> dict[str, Any]:
 
 
 def _run(
-    spec: JobSpec, root: Path, life: int, topology: JobLayout | None, program_timeout_s: float
+    spec: JobSpec,
+    root: Path,
+    life: int,
+    host_of_process: Sequence[int] | None,
+    program_timeout_s: float,
 ) -> dict[int, str]:
     """Run a job to its end, or to the first bad end of a process; return what went wrong."""
     paths = [results_path(root, life, p) for p in range(spec.slices * spec.hosts_per_slice)]
-    with ProcessSet(spec, topology, restart_count=life) as processes:
+    with ProcessSet(spec, host_of_process, restart_count=life) as processes:
         written, deadline_s = None, 0.0
         while processes.running and not _bad(processes):
             now = [path.stat().st_mtime_ns for path in paths if path.exists()]

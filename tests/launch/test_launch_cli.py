@@ -14,6 +14,7 @@ from places import JOBS
 from programs import started
 
 from emergency_ckpt.errors import ConfigError, TransferError
+from examples.faults.__main__ import main as with_faults
 
 
 def install(monkeypatch: pytest.MonkeyPatch, run: object, *, takes_command: bool = False) -> None:
@@ -116,7 +117,8 @@ def launch(make_spec: MakeSpec, program: str, *options: str) -> tuple[int, Path,
     spec = make_spec(program)
     arguments = ["launch", "--slices=2", "--hosts-per-slice=1", "--grace-s=0.2", "--timeout-s=120"]
     arguments += [f"--local-root={spec.local_root}", f"--log-dir={spec.log_dir}", *options]
-    code = eckpt_here(*arguments, "--", *spec.command)
+    command = [*arguments, "--", *map(str, spec.command)]
+    code = with_faults(command[1:]) if "--fault" in options else eckpt_here(*command)
     return code, spec.local_root, spec.log_path(1, 0)
 
 
@@ -156,8 +158,6 @@ def test_launch_gives_the_failing_exit_code_and_keeps_ram(
     [
         (["--slices=2"], "no command was given"),
         (["--", "no-such-program-here"], "was not found"),
-        (["--fault", "step=x kill=all", "--", "true"], "fault 'step=x kill=all': step=x"),
-        (["--fault", "step=1 kill=slice:9", "--", "true"], "no slice 9, there are 2"),
     ],
 )
 def test_launch_refuses_bad_arguments(
@@ -165,6 +165,22 @@ def test_launch_refuses_bad_arguments(
 ) -> None:
     options = [f"--log-dir={tmp_path}/logs", f"--local-root={tmp_path}/ram"]
     assert eckpt_here("launch", *options, *arguments) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "ram").exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("step=x kill=all", "fault 'step=x kill=all': step=x"),
+        ("step=1 kill=slice:9", "no slice 9, there are 2"),
+    ],
+)
+def test_bad_faults_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, fault: str, message: str
+) -> None:
+    options = [f"--log-dir={tmp_path}/logs", f"--local-root={tmp_path}/ram"]
+    assert with_faults([*options, "--fault", fault, "--", "true"]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "ram").exists()
 

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from looks import eckpt_here
+
+from examples.faults.__main__ import main as with_faults
 
 TRAINER = """
 import jax.numpy as jnp
@@ -35,11 +36,10 @@ def test_fault_at_a_step_fires_once_the_loop_has_passed_it(
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     program = tmp_path / "trainer.py"
     program.write_text(TRAINER)
-    code = eckpt_here(
-        *("launch", "--slices=1", "--hosts-per-slice=1", "--timeout-s=200", "--quiet"),
-        *(f"--local-root={ram / 'root'}", f"--log-dir={tmp_path / 'logs'}"),
-        *("--fault", "step=6 kill=process:0 exact", "--", sys.executable, program),
-    )
+    words = ["--slices=1", "--hosts-per-slice=1", "--timeout-s=200", "--quiet"]
+    words += [f"--local-root={ram / 'root'}", f"--log-dir={tmp_path / 'logs'}"]
+    words += ["--fault", "step=6 kill=process:0 exact", "--", sys.executable, str(program)]
+    code = with_faults(words)
     lines = capfd.readouterr().err
     assert code == 0, lines
     assert "fault.fired restart_count=0 fault=step=6 kill=process:0 exact step=6" in lines

@@ -27,7 +27,6 @@ from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.save.persistent.rounds import report_of
 from emergency_ckpt.state import host_state
 from emergency_ckpt.storage import log, marker
-from emergency_ckpt.tools.launch.faults import parse_fault
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.security.handshake import (
     ClientHandshake,
@@ -35,6 +34,7 @@ from emergency_ckpt.transfer.security.handshake import (
     ServerHandshake,
 )
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardEntry
+from examples.faults.faults import parse_fault
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 KEY = b"k" * 32

@@ -17,8 +17,8 @@ def lives(root: Path, name: str) -> ByProgram:
     programs = f"{name}_host_lost", f"{name}_ram_lost"
     spec = spec_of(root, "iterators_job.py", *programs)
     shutil.rmtree(spec.ramdisk(1) / f"{name}-kept")
-    topology = renumbered([3, 2, 1, 0])
-    second = run_life(spec, root, life=1, topology=topology)
+    order = renumbered([3, 2, 1, 0])
+    second = run_life(spec, root, life=1, host_of_process=order)
     return ByProgram(second)
 
 

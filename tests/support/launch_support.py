@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from emergency_ckpt.tools.job_environment import JobEnvironment
-from emergency_ckpt.tools.launch.faults import parse_fault
 from emergency_ckpt.tools.launch.job import JobResult, JobSpec
 from emergency_ckpt.tools.launch.process_set import ProcessSet, ReservedPort
 from emergency_ckpt.tools.launch.supervisor import Supervisor
+from examples.faults.faults import parse_fault
+from examples.faults.injection import FaultySupervisor
 
 __all__ = [
     "JobEnvironment",
@@ -64,9 +65,9 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def supervisor_of(spec: JobSpec, *faults: str, **settings: Any) -> Supervisor:
-    """Return a supervisor of the job, which fires ``faults`` in the words of ``eckpt launch``."""
-    return Supervisor(spec, faults=[parse_fault(text) for text in faults], **settings)
+def supervisor_of(spec: JobSpec, *faults: str, **settings: Any) -> FaultySupervisor:
+    """Return a supervisor of the job, which fires ``faults``, in the words of their text form."""
+    return FaultySupervisor(spec, [parse_fault(text) for text in faults], **settings)
 
 
 def run_job(spec: JobSpec, *faults: str, timeout_s: float = 120) -> JobResult:

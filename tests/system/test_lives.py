@@ -52,8 +52,8 @@ def permuted(trained: Path) -> ByProgram:
     for name, hosts in lost.items():
         new_world(spec, name, range(4), hosts)
     drain(trained / "drained", [spec.ramdisk(host) / "base" for host in (2, 3)])
-    topology = renumbered([3, 2, 1, 0])
-    return ByProgram(run_life(spec, trained, life=1, topology=topology))
+    order = renumbered([3, 2, 1, 0])
+    return ByProgram(run_life(spec, trained, life=1, host_of_process=order))
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ SLOWER = (
 
 def test_commands_beside_a_job_disturb_nothing_and_tell_all(ramdisk: Path) -> None:
     logs, hosts = ramdisk / "logs", ramdisk / "hosts"
-    command = [sys.executable, "-m", "emergency_ckpt.tools.cli.main", "launch", "--slices", "2"]
+    command = [sys.executable, "-m", "examples.faults", "--slices", "2"]
     command += ["--hosts-per-slice", "1", "--log-dir", logs, "--local-root", hosts, "--keep-ram"]
     command += ["--fault", "step=60 kill=slice:1 lose-ram", "--", sys.executable]
     command += [example_in(ramdisk, "plain_jax", *SLOWER)]

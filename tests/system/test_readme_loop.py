@@ -61,7 +61,7 @@ def test_readme_loop_is_part_of_the_example() -> None:
 def test_readme_loop_launched_resumes_after_a_lost_slice(root: Path, undisturbed: set[str]) -> None:
     program = program_in(root / "launched")
     told = printed(
-        *LAUNCH,
+        *("-m", "examples.faults"),
         *("--hosts-per-slice", "1", "--log-dir", root / "logs"),
         *("--fault", "step=23 kill=slice:1 lose-ram exact"),
         *("--", sys.executable, program),

@@ -7,45 +7,33 @@ import secrets
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from emergency_ckpt.extras.event_log.records import LoggedEvent
-from emergency_ckpt.extras.progress import NO_STEP
 from emergency_ckpt.tools.cli.arguments import seconds
 from emergency_ckpt.tools.cli.output import pass_on, tell
-from emergency_ckpt.tools.launch.faults import Fault, parse_fault
-from emergency_ckpt.tools.launch.job import JobResult, JobSpec
-from emergency_ckpt.tools.launch.logs import temporary_logs
-from emergency_ckpt.tools.launch.supervisor import NO_STEPS, Supervisor
+from emergency_ckpt.tools.launch.job import EventSink, JobSpec
+from emergency_ckpt.tools.launch.supervisor import Supervisor
 from emergency_ckpt.tools.signals import handling
 
 _SHOWN_EVENTS = (
-    "fault.fired",
+    "fault.fired",  # this event and the next one by examples.faults
     "ram.lost",
-    "preemption.lost",
     "life.ended",
     "job.restarting",
     "job.finished",
 )
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _EPILOG = """\
-faults: words separated by spaces, several --fault options fire in order, each once
-  step=23              when a process reports this step (required)
-  kill=slice:1         process:3 | host:2 | hosts:1,3 | slice:1 | all (required)
-  lose-ram             their ramdisks are empty in the next life
-  permute=reverse      renumber the processes: reverse | swap-slices | seed:7 | 3,2,1,0
-  signal=KILL          KILL | TERM | STOP | ABRT
-  resume-after-s=1.5   with signal=STOP: continue them after this many seconds
-  exact                hold the processes at exactly this step until the fault fires
-
 The program reads its place in the job with emergency_ckpt.tools.job_environment.JobEnvironment
 .from_environ(). A checkpointer reports a step once the loop names the next one; a program
 without a checkpointer calls emergency_ckpt.extras.progress.report_step after each step.
 """
 
 
-EXAMPLE = "eckpt launch --slices 2 --fault 'step=23 kill=slice:1 lose-ram' -- python train.py"
+EXAMPLE = "eckpt launch --slices 2 --hosts-per-slice 2 -- python train.py"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,39 +73,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--grace-s",
         type=float,
         default=JobSpec.grace_s,
-        help="seconds from SIGTERM to SIGKILL when the job is stopped; a"
-        " save that all processes agreed on has the job's preemption_grace_s. A second signal ends"
-        " all at once",
+        help="seconds from SIGTERM to SIGKILL when the job is stopped, also for the save on"
+        " preemption: more than the job's preemption_grace_s. A second signal ends all at once",
     )
     parser.add_argument("--timeout-s", type=seconds, help="end the job after this time")
-    parser.add_argument("--fault", action="append", default=[], metavar="WORDS")
     parser.add_argument("--quiet", action="store_true", help="do not show what the processes print")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the job; return its exit code. SIGINT, SIGTERM and SIGHUP end it cleanly."""
-    faults = [parse_fault(text) for text in args.fault]
-    if args.log_dir is not None:
-        return _run(args, job_spec(args, args.log_dir), faults)
-    with temporary_logs() as log_dir:
-        code = _run(args, job_spec(args, log_dir), faults)
-        if code == 0:
-            shutil.rmtree(log_dir, ignore_errors=True)
-        return code
+def run(
+    args: argparse.Namespace, supervisor_of: Callable[[JobSpec, EventSink], Supervisor] = Supervisor
+) -> int:
+    """Run the job; return its exit code. SIGINT, SIGTERM and SIGHUP end it cleanly.
 
-
-def _run(args: argparse.Namespace, spec: JobSpec, faults: Sequence[Fault]) -> int:
-    supervisor = Supervisor(spec, faults=faults, on_event=_show)
-
+    ``supervisor_of``: returns the supervisor of a job; ``examples.faults`` gives its own.
+    """
+    spec = job_spec(args)
+    supervisor = supervisor_of(spec, _show)
+    spec.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with handling(_STOP_SIGNALS, supervisor.stop):
         _say(f"ramdisks in {spec.local_root}, logs in {spec.log_dir}")
         result = supervisor.run(args.timeout_s)
-    _report(result, spec)
+    if result.error is not None:
+        _say(str(result.error))
+    if spec.local_root.exists():
+        _say(f"ramdisks are kept in {spec.local_root}")
+    if args.log_dir is None and result.exit_code == 0:
+        shutil.rmtree(spec.log_dir, ignore_errors=True)
     return result.exit_code
 
 
-def job_spec(args: argparse.Namespace, log_dir: Path) -> JobSpec:
+def job_spec(args: argparse.Namespace) -> JobSpec:
     """Return the job that the command line describes."""
+    log_dir: Path | None = args.log_dir
+    if log_dir is None:
+        log_dir = Path(tempfile.gettempdir()) / f"eckpt-logs-{secrets.token_hex(4)}"
     local_root: Path | None = args.local_root
     keep_ram = "never" if local_root is None else "after-failure"
     if local_root is None:
@@ -138,26 +127,14 @@ def job_spec(args: argparse.Namespace, log_dir: Path) -> JobSpec:
     )
 
 
-def _report(result: JobResult, spec: JobSpec) -> None:
-    for fault in result.faults_left:
-        _say(f"fault '{fault}' never fired")
-    if result.faults_left and all(life.step == NO_STEP for life in result.lives):
-        _say(NO_STEPS)
-    if result.error is not None:
-        _say(str(result.error))
-    if spec.local_root.exists():
-        _say(f"ramdisks are kept in {spec.local_root}")
-
-
 def _show(event: LoggedEvent) -> None:
     if event.name in _SHOWN_EVENTS:
         fields = {"restart_count": event.life, **event.fields}
-        details = " ".join(f"{key}={_shown(value)}" for key, value in fields.items())
+        details = " ".join(
+            f"{key}={f'{value:.3g}' if isinstance(value, float) else value}"
+            for key, value in fields.items()
+        )
         _say(f"{event.name} {details}")
-
-
-def _shown(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _say(message: str) -> None:

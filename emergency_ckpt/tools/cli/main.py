@@ -72,8 +72,7 @@ COMMANDS = {
     ),
     "doctor": Command(
         f"{_CLI}.doctor",
-        "check a host before a job starts there; with --clean remove leftover runs, with --reserve"
-        " make pages",
+        "check a host before a job starts there; with --clean remove leftover runs",
         PREPARE,
     ),
     "launch": Command(

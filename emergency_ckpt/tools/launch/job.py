@@ -14,8 +14,6 @@ from emergency_ckpt.core.limits import MAX_HOSTS
 from emergency_ckpt.errors import CheckpointError, ConfigError
 from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.run_secret import generate_secret
-from emergency_ckpt.tools.launch.faults import Fault
-from emergency_ckpt.tools.launch.job_layout import JobLayout
 from emergency_ckpt.tools.launch.logs import LineSink
 
 KeepRam = Literal["after-failure", "always", "never"]
@@ -24,8 +22,8 @@ Ending = Literal["finished", "died", "hung", "stopped", "timeout"]
 
 EventSink = Callable[[LoggedEvent], None]
 """A function that takes each event of the job, with the life and fields of numbers, strings, and
-sequences of them: job.started, life.started, process.started, process.exited, fault.fired,
-ram.lost, preemption.lost, life.ended, janitor.lost, job.restarting, job.finished or job.failed.
+sequences of them: job.started, life.started, process.started, process.exited, life.ended,
+janitor.lost, job.restarting, job.finished or job.failed.
 """
 
 
@@ -36,6 +34,10 @@ def _no_environ() -> dict[str, str]:
 @dataclass(frozen=True)
 class JobSpec:
     """A job of one process per host.
+
+    A host is a machine: the host owns a ramdisk and keeps its number during the whole job. A
+    process index is a label that a host gets in each life. JAX on CPU orders devices by process
+    index, so the slice of a process follows from the index.
 
     Attributes:
       command: the program and its arguments, the same for every process.
@@ -50,13 +52,12 @@ class JobSpec:
         no other user of the machine can read. Two jobs have different ones.
       max_restarts: maximum number of lives after the first.
       breaker_deaths: stop after this number of successive deaths without progress of the job.
-        Deaths by an injected fault do not count.
       hang_timeout_s: seconds without a higher step from any process (start-up and compilation
         included) after which all are ended, which counts as a death. None: no limit.
       grace_s: seconds between SIGTERM and SIGKILL when the job is stopped or has reached its
-        timeout; process 0 gets them again after the others have ended. Processes that have agreed
-        on a preemption save have the job's ``preemption_grace_s`` for it, where that is longer;
-        those that are left after a death have ``SURVIVORS_GRACE_S``.
+        timeout, or when a process has left after a notice of preemption; process 0 gets them again
+        after the others have ended. Processes that are left after another death have
+        ``SURVIVORS_GRACE_S``. Should be longer than the job's ``preemption_grace_s``.
       keep_ram: rule for ``local_root`` at the end; by default only a successful job removes it.
       echo: called with each line that a process prints, prefixed with life and process.
     """
@@ -82,9 +83,9 @@ class JobSpec:
             raise ConfigError(problems, target="the job")
 
     @property
-    def first_topology(self) -> JobLayout:
-        """Return the hosts and processes of the first life."""
-        return JobLayout.first(self.slices, self.hosts_per_slice)
+    def host_count(self) -> int:
+        """Return the number of hosts, which is also the number of processes."""
+        return self.slices * self.hosts_per_slice
 
     def ramdisk(self, host: int) -> Path:
         """Return the directory that stands for the RAM of ``host``."""
@@ -127,7 +128,9 @@ class ProcessExit:
     def __str__(self) -> str:
         how = f"exit status {self.returncode}"
         if self.returncode < 0:
-            how = f"signal {_signal_name(-self.returncode)}"
+            number = -self.returncode
+            is_named = number in set(signal.Signals)  # real-time signals have no names
+            how = f"signal {signal.Signals(number).name if is_named else number}"
         return f"process {self.process} on host {self.host} ended with {how}"
 
 
@@ -141,7 +144,6 @@ class LifeResult:
       step: the highest step that a process reported, -1 without one.
       first_death: the process whose death ended the life, or None.
       exits: the end of every process, by index; also of those that the supervisor ended.
-      injected: True when a deadly fault was injected in this life.
       seconds: time from the first process's start to the last one's end.
     """
 
@@ -150,7 +152,6 @@ class LifeResult:
     step: int
     first_death: ProcessExit | None
     exits: tuple[ProcessExit, ...]
-    injected: bool
     seconds: float
 
 
@@ -163,14 +164,12 @@ class JobResult:
         after a timeout or a hang; 128 + signal after a stop.
       lives: every life, in order.
       events: every event, in order.
-      faults_left: faults that never fired.
       error: the failure, with the end of the relevant log; None after success.
     """
 
     exit_code: int
     lives: tuple[LifeResult, ...]
     events: tuple[LoggedEvent, ...]
-    faults_left: tuple[Fault, ...]
     error: CheckpointError | None
 
     def check(self) -> JobResult:
@@ -184,13 +183,6 @@ class JobResult:
         return self
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)  # real-time signals have no names
-
-
 def _spec_problems(spec: JobSpec) -> list[str]:
     problems: list[str] = []
     if not spec.command:
@@ -200,8 +192,8 @@ def _spec_problems(spec: JobSpec) -> list[str]:
     for name in ("slices", "hosts_per_slice", "devices_per_host", "breaker_deaths"):
         if getattr(spec, name) < 1:
             problems.append(f"{name} must be at least 1, got {getattr(spec, name)}")
-    if spec.slices * spec.hosts_per_slice > MAX_HOSTS:
-        problems.append(f"at most {MAX_HOSTS} hosts, got {spec.slices * spec.hosts_per_slice}")
+    if spec.host_count > MAX_HOSTS:
+        problems.append(f"at most {MAX_HOSTS} hosts, got {spec.host_count}")
     if spec.max_restarts < 0:
         problems.append(f"max_restarts must not be negative, got {spec.max_restarts}")
     if spec.hang_timeout_s is not None and not spec.hang_timeout_s > 0:

@@ -6,22 +6,14 @@ blocks or gets SIGPIPE when the supervisor stops or dies.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 
 from emergency_ckpt.core.limits import MAX_LINE_BYTES
 
 LineSink = Callable[[str], None]
 
-KEPT_DIRECTORIES = 8
-"""Number of temporary directories with logs of failed jobs that are kept, the newest ones."""
-
-_PREFIX = "eckpt-logs-"
 _READ_BYTES = 256 * 1024
 
 
@@ -69,40 +61,3 @@ def log_tail(path: Path, *, lines: int = 30, limit_bytes: int = 16 * 1024) -> st
         file.seek(max(0, size_bytes - limit_bytes))
         text = file.read(limit_bytes).decode("utf-8", errors="replace")
     return "\n".join(text.splitlines()[-lines:])
-
-
-@contextlib.contextmanager
-def temporary_logs(parent: Path | None = None) -> Generator[Path]:
-    """Make a directory for logs, in use during the block; afterwards an empty one is removed.
-
-    Of the directories of this user's earlier jobs, the newest ``KEPT_DIRECTORIES`` and those in use
-    stay.
-    """
-    parent = Path(tempfile.gettempdir()) if parent is None else parent
-    _remove_old(parent)
-    made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield made
-    finally:
-        os.close(descriptor)
-        with contextlib.suppress(OSError):  # not empty, or already removed
-            made.rmdir()
-
-
-def _remove_old(parent: Path) -> None:
-    by_age: list[tuple[float, Path]] = []
-    for path in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            status = path.lstat()
-            if status.st_uid == os.getuid():
-                by_age.append((status.st_mtime, path))
-    for _, path in sorted(by_age)[: -(KEPT_DIRECTORIES - 1)]:
-        with contextlib.suppress(OSError):  # in use, no directory, or removed by another job
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path)
-            finally:
-                os.close(descriptor)

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 
 from emergency_ckpt.errors import DeadlineExceeded
@@ -22,9 +21,7 @@ from emergency_ckpt.run_secret import LAUNCHER_VARIABLE
 from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.launch import janitor
 from emergency_ckpt.tools.launch.job import EventSink, JobSpec, ProcessExit
-from emergency_ckpt.tools.launch.job_layout import JobLayout
 from emergency_ckpt.tools.launch.logs import LogFollower
-from emergency_ckpt.tools.launch.ramdisks import SlotReserves
 
 LOOPBACK = "127.0.0.1"
 
@@ -39,7 +36,6 @@ _JANITOR_EXIT_S = 10.0
 # janitor's pipe until then. If the supervisor registered it after the start, its death in between
 # would leave the process running.
 _SHIM = 'echo "+$$" >&0 && exec 0</dev/null && exec "$@"'
-
 
 _OBSERVERS_VARIABLE = "ECKPT_OBSERVERS"
 _OBSERVERS = "event_log progress"
@@ -77,7 +73,7 @@ class ReservedPort:
 
 @dataclass
 class _HostProcess:
-    environment: JobEnvironment
+    index: int
     host: int
     popen: subprocess.Popen[bytes]
     descriptor: int
@@ -97,7 +93,7 @@ class ProcessSet:
     def __init__(
         self,
         spec: JobSpec,
-        topology: JobLayout | None = None,
+        host_of_process: Sequence[int] | None = None,
         *,
         restart_count: int = 0,
         holds: Mapping[int, int] | None = None,
@@ -105,23 +101,24 @@ class ProcessSet:
     ) -> None:
         """Start all processes; returns once they run, before they have joined each other.
 
-        Makes missing directories, also the hosts' ramdisks; after the first life a slot is reserved
-        in those that lost theirs (``SlotReserves``). Overwrites logs of an earlier job with
-        the same ``log_dir`` and ``restart_count``. ``holds``: for each process the step of
-        ``hold_at`` from its start on.
+        Makes missing directories, also the hosts' ramdisks. Overwrites logs of an earlier job with
+        the same ``log_dir`` and ``restart_count``.
+
+        Args:
+          host_of_process: the host that runs each process index; default: host i runs process i.
+          holds: for some processes the step of ``hold_at`` from their start on.
 
         Raises:
           OSError: a directory, port or process could not be made; no process is left running.
         """
         self.spec = spec
-        self.topology = topology or spec.first_topology
+        self.host_of_process = tuple(host_of_process or range(spec.host_count))
         self.restart_count = restart_count
         self.started_s = time.monotonic()
         self._holds = holds or {}
         self._on_event = on_event
         self._processes: list[_HostProcess] = []
         self._progress_dir = spec.private_dir / f"life_{restart_count:03d}"
-        self._reserves: SlotReserves | None = None
         self._janitor = subprocess.Popen(
             [sys.executable, "-I", "-S", janitor.__file__],
             stdin=subprocess.PIPE,
@@ -204,7 +201,7 @@ class ProcessSet:
         return self.exits
 
     def end(
-        self, *, grace_s: float, left_s: Callable[[float], float] | None = None
+        self, *, grace_s: float, hurries: Callable[[], bool] = lambda: False
     ) -> tuple[ProcessExit, ...]:
         """End every process: SIGTERM, ``grace_s`` seconds, SIGKILL to the whole group.
 
@@ -213,19 +210,17 @@ class ProcessSet:
         kernel's time. Also continues stopped processes, so that they can end.
 
         Args:
-          left_s: returns the seconds that are left after so many; default: what ``grace_s`` leaves.
+          hurries: ends the grace of all processes when it returns True.
 
         Raises:
           DeadlineExceeded: a process survived SIGKILL for ``KILL_DEADLINE_S``.
         """
         for group in (range(1, len(self._processes)), range(min(1, len(self._processes)))):
-            self._end_group(group, grace_s, left_s or (lambda waited_s: grace_s - waited_s))
+            self._end_group(group, grace_s, hurries)
         return self.exits
 
     def close(self) -> None:
         """Release ports, files and the janitor, which kills processes that have not ended."""
-        if self._reserves is not None:
-            self._reserves.close()
         self._port.close()
         if self._progress_dir.exists():
             shutil.rmtree(self._progress_dir)
@@ -240,41 +235,35 @@ class ProcessSet:
     def _start_all(self) -> None:
         for directory in (self._progress_dir, self.spec.life_dir(self.restart_count)):
             directory.mkdir(parents=True, exist_ok=True)
-        for host in self.topology.host_of_process:
+        for host in self.host_of_process:
             self.spec.ramdisk(host).mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self.restart_count > 0:
-            # First, because each process takes its slot over as far as it has become by then.
-            self._reserves = SlotReserves(self.spec, self.topology)
-        for index, host in enumerate(self.topology.host_of_process):
-            progress_path = self._progress_dir / f"progress_{index:05d}"
-            environment = self._environment(index, host, progress_path)
-            self._processes.append(self._start(environment, host))
+        for index, host in enumerate(self.host_of_process):
+            self._processes.append(self._start(index, host))
             self._emit("process.started", process=index, host=host, pid=self.pids[index])
 
-    def _environment(self, index: int, host: int, progress_path: Path) -> JobEnvironment:
-        return JobEnvironment(
+    def _start(self, index: int, host: int) -> _HostProcess:
+        progress_path = self._progress_dir / f"progress_{index:05d}"
+        environment = JobEnvironment(
             coordinator_address=self._port.address,
             process_index=index,
-            process_count=self.topology.process_count,
-            slice_index=self.topology.slice_of(index),
-            slice_count=self.topology.slices,
+            process_count=self.spec.host_count,
+            slice_index=index // self.spec.hosts_per_slice,
+            slice_count=self.spec.slices,
             devices_per_host=self.spec.devices_per_host,
             local_dir=self.spec.ramdisk(host),
             restart_count=self.restart_count,
             progress_path=progress_path,
             event_log=self.spec.event_log,
         )
-
-    def _start(self, environment: JobEnvironment, host: int) -> _HostProcess:
-        index = environment.process_index
-        assert environment.progress_path is not None
         log_path = self.spec.log_path(self.restart_count, index)
-        progress = ProgressFile(environment.progress_path, create=True)
+        progress = ProgressFile(progress_path, create=True)
         if index in self._holds:
             progress.hold_at(self._holds[index])
         variables = {
             **_MALLOC_ENVIRON,
-            **self._compilation_cache_environ(),
+            # Each life after the first loads what the first one compiled.
+            "JAX_COMPILATION_CACHE_DIR": str(self.spec.private_dir / "compilation_cache"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": str(_MIN_COMPILE_TIME_S),
             **_inherited_environ(),
             LAUNCHER_VARIABLE: self.spec.secret,
             _OBSERVERS_VARIABLE: f"{os.environ.get(_OBSERVERS_VARIABLE, '')} {_OBSERVERS}".strip(),
@@ -298,21 +287,14 @@ class ProcessSet:
             prefix = f"[{self.restart_count}.{index}] "
             follower = LogFollower(log_path, prefix, self.spec.echo)
         descriptor = os.pidfd_open(popen.pid)
-        return _HostProcess(environment, host, popen, descriptor, progress, follower)
-
-    def _compilation_cache_environ(self) -> dict[str, str]:
-        """Return what makes each life after the first load what the first one compiled."""
-        return {
-            "JAX_COMPILATION_CACHE_DIR": str(self.spec.private_dir / "compilation_cache"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": str(_MIN_COMPILE_TIME_S),
-        }
+        return _HostProcess(index, host, popen, descriptor, progress, follower)
 
     def _reap(self, process: _HostProcess) -> ProcessExit:
         # The ended leader keeps its pid until it is reaped, so no other group has this number.
         os.killpg(process.popen.pid, signal.SIGKILL)
         os.close(process.descriptor)
         process.exit = ProcessExit(
-            process=process.environment.process_index,
+            process=process.index,
             host=process.host,
             returncode=process.popen.wait(),
             step=process.progress.step,
@@ -338,13 +320,13 @@ class ProcessSet:
             self._emit("janitor.lost", returncode=self._janitor.wait(_JANITOR_EXIT_S))
 
     def _end_group(
-        self, processes: Sequence[int], grace_s: float, left_s: Callable[[float], float]
+        self, processes: Sequence[int], grace_s: float, hurries: Callable[[], bool]
     ) -> None:
         if grace_s > 0:
             self.signal(processes, signal.SIGTERM)
             self.signal(processes, signal.SIGCONT)
-            since_s = time.monotonic()
-            while self._still_running(processes) and left_s(time.monotonic() - since_s) > 0:
+            until_s = time.monotonic() + grace_s
+            while self._still_running(processes) and time.monotonic() < until_s and not hurries():
                 self.poll()
                 time.sleep(POLL_S)
         self.signal(processes, signal.SIGKILL)
@@ -383,7 +365,7 @@ def _inherited_environ() -> dict[str, str]:
 
 
 def _over(process: _HostProcess) -> bool:
-    """Return True when the process has ended; it stays a zombie, which keeps its pid reserved."""
+    """Return True when the process has ended; the zombie keeps its pid reserved."""
     watch = select.poll()
     watch.register(process.descriptor, select.POLLIN)
     return bool(watch.poll(0))

@@ -1,24 +1,20 @@
 """The supervisor of a multi-process job on one machine: start, watch, end all, restart.
 
 It imports no module that imports JAX, since it must survive every failure of its processes. It has
-one thread, beside those of ``SlotReserves``, and no signal handlers: its caller handles signals and
-calls ``stop``.
+one thread and no signal handlers: its caller handles signals and calls ``stop``.
 """
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from emergency_ckpt.errors import CheckpointError, ConfigError, DeadlineExceeded, JobFailed
 from emergency_ckpt.extras.event_log.log_writer import EventLog, open_event_log
 from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.extras.progress import NO_STEP
-from emergency_ckpt.tools.launch.agreed_step import AgreedStep
-from emergency_ckpt.tools.launch.faults import Fault, check_faults
-from emergency_ckpt.tools.launch.injection import FaultInjector
 from emergency_ckpt.tools.launch.job import (
     Ending,
     EventSink,
@@ -36,6 +32,9 @@ TIMEOUT_EXIT_CODE = 124
 
 SURVIVORS_GRACE_S = 1.0
 """Seconds from SIGTERM to SIGKILL for the processes that are left when one has died."""
+
+PREEMPTED_EXIT_CODE = 128 + signal.SIGTERM
+"""A process that leaves with it after a preemption save."""
 
 NO_STEPS = (
     "no process has reported a step: a loop reports steps by ckpt.save, which it calls after each"
@@ -59,29 +58,14 @@ class Supervisor:
     another one dies later, all are restarted.
     """
 
-    def __init__(
-        self, spec: JobSpec, *, faults: Sequence[Fault] = (), on_event: EventSink | None = None
-    ) -> None:
-        """Check the job and its faults; start no process.
-
-        Args:
-          faults: fired in this order, each once (see ``launch.faults``).
-          on_event: called in the thread of ``run`` with each event; must be quick.
-
-        Raises:
-          ConfigError: a fault names a process, host or slice that the job does not have.
-        """
-        problems = check_faults(faults, spec.first_topology)
-        if problems:
-            raise ConfigError(problems, target="the faults")
+    def __init__(self, spec: JobSpec, on_event: EventSink | None = None) -> None:
+        """Start no process. ``on_event`` is called in the thread of ``run``; it must be quick."""
         self.spec = spec
         self._on_event = on_event
-        self._injector = FaultInjector(faults, self._emit)
         self._events: list[LoggedEvent] = []
         self._lives: list[LifeResult] = []
         self._stop_signal = 0
         self._hurries = False
-        self._lost = ""
         self._log: EventLog | None = None
 
     def stop(self, signum: int = signal.SIGTERM) -> None:
@@ -109,8 +93,8 @@ class Supervisor:
         succeeded = False
         self._log = open_event_log(self.spec.event_log, None, limit_bytes=_LOG_BYTES)
         try:
-            self._emit("job.started", command=self.spec.command, hosts=self._process_count)
-            reason = self._run_lives(ramdisks, deadline_s)
+            self._emit("job.started", command=self.spec.command, hosts=self.spec.host_count)
+            reason = self._run_lives(deadline_s)
             result = self._result(reason)
             succeeded = result.error is None
         finally:
@@ -119,22 +103,28 @@ class Supervisor:
             self._log.close()
         return result
 
-    @property
-    def _process_count(self) -> int:
-        return self.spec.slices * self.spec.hosts_per_slice
+    def _begin_life(self) -> tuple[tuple[int, ...], Mapping[int, int]]:
+        """Return the host of each process in the next life, and the steps at which some wait.
 
-    def _run_lives(self, ramdisks: Ramdisks, deadline_s: float | None) -> str:
+        A subclass that injects faults overrides this function and ``_disturb``.
+        """
+        return tuple(range(self.spec.host_count)), {}
+
+    def _disturb(self, processes: ProcessSet) -> None:
+        """Inject the faults that are due. Never blocks; called every few milliseconds."""
+
+    def _run_lives(self, deadline_s: float | None) -> str:
         """Run lives until the policy decides against another one; return its reason."""
-        topology = self.spec.first_topology
         while True:
+            host_of_process, holds = self._begin_life()
             with ProcessSet(
                 self.spec,
-                topology,
+                host_of_process,
                 restart_count=len(self._lives),
-                holds=self._injector.begin_life(topology),
+                holds=holds,
                 on_event=self._record,
             ) as processes:
-                self._emit("life.started", host_of_process=topology.host_of_process)
+                self._emit("life.started", host_of_process=host_of_process)
                 life = self._run_life(processes, deadline_s)
             self._emit("life.ended", ending=life.ending, step=life.step, seconds=life.seconds)
             self._lives.append(life)
@@ -146,10 +136,6 @@ class Supervisor:
             )
             if decision != "restart":
                 return reason
-            lost_hosts, topology = self._injector.end_life(topology)
-            if lost_hosts:
-                ramdisks.wipe(lost_hosts)
-                self._emit("ram.lost", hosts=lost_hosts)
             self._emit("job.restarting", reason=reason)
 
     def _is_configuration(self, life: LifeResult) -> bool:
@@ -165,28 +151,17 @@ class Supervisor:
 
     def _run_life(self, processes: ProcessSet, deadline_s: float | None) -> LifeResult:
         ending, first_death = self._watch(processes, deadline_s)
-        agreed = AgreedStep(self.spec.event_log, processes.restart_count)
         grace_s = self.spec.grace_s
-        if ending in ("died", "hung"):  # the others hang in a collective
+        is_preempted = first_death is not None and first_death.returncode == PREEMPTED_EXIT_CODE
+        if ending in ("died", "hung") and not is_preempted:  # the others hang in a collective
             grace_s = min(grace_s, SURVIVORS_GRACE_S)
-
-        def left_s(waited_s: float) -> float:
-            return 0.0 if self._hurries else max(grace_s - waited_s, agreed.left_s())
-
-        exits = processes.end(grace_s=grace_s, left_s=left_s)
-        if lost := agreed.not_saved():
-            self._lost = (
-                f"ERROR: all processes had agreed to save step {agreed.step}, and it is not in:"
-                f" {', '.join(lost)}"
-            )
-            self._emit("preemption.lost", step=agreed.step, tiers=lost)
+        exits = processes.end(grace_s=grace_s, hurries=lambda: self._hurries)
         return LifeResult(
             restart_count=processes.restart_count,
             ending=ending,
             step=max(processes.steps),
             first_death=first_death,
             exits=exits,
-            injected=self._injector.struck,
             seconds=time.monotonic() - processes.started_s,
         )
 
@@ -196,7 +171,7 @@ class Supervisor:
         """Block until the life has ended, or must end."""
         highest, changed_s = max(processes.steps), time.monotonic()
         while True:
-            self._injector.poll(processes)
+            self._disturb(processes)
             deaths = [exit_ for exit_ in processes.poll() if exit_.returncode != 0]
             now_s = time.monotonic()
             if max(processes.steps) > highest:
@@ -223,7 +198,6 @@ class Supervisor:
             exit_code=self._exit_code(last),
             lives=tuple(self._lives),
             events=tuple(self._events),
-            faults_left=self._injector.left,
             error=error,
         )
 
@@ -236,14 +210,15 @@ class Supervisor:
         return 0 if last.ending == "finished" else TIMEOUT_EXIT_CODE
 
     def _error(self, last: LifeResult, reason: str) -> CheckpointError:
-        target = f"job of {self._process_count} processes"
+        target = f"job of {self.spec.host_count} processes"
         logs = self.spec.life_dir(last.restart_count)
         if last.ending == "timeout":
-            lost = f"; {self._lost}" if self._lost else ""
-            return DeadlineExceeded("run", target, reason, hint=f"logs are in {logs}{lost}")
+            return DeadlineExceeded("run", target, reason, hint=f"logs are in {logs}")
         if last.ending == "stopped":
             name = signal.Signals(self._stop_signal).name
-            return JobFailed("run", target, f"{reason} ({name})", hint=self._lost)
+            killed = [end.process for end in last.exits if end.returncode == -signal.SIGKILL]
+            text = f"processes that did not end in time and were killed: {killed}"
+            return JobFailed("run", target, f"{reason} ({name})", hint=text if killed else "")
         problem = reason
         hint = f"logs are in {logs}"
         if last.ending == "hung":
@@ -303,7 +278,7 @@ def deaths_without_progress(lives: Sequence[LifeResult]) -> int:
     """Return the number of deaths at the end of ``lives`` without a higher step.
 
     A life that repeats steps and dies where its predecessor died makes no progress, as with a bad
-    batch or a bug at one step. Lives that an injected fault ended do not count.
+    batch or a bug at one step.
     """
     count = 0
     furthest = -1
@@ -311,6 +286,6 @@ def deaths_without_progress(lives: Sequence[LifeResult]) -> int:
         if life.step > furthest:
             count = 0
             furthest = life.step
-        elif not life.injected:
+        else:
             count += 1
     return count

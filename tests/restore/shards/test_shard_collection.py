@@ -23,7 +23,6 @@ from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.restore.shards import CopiesFailed, ShardCollection
 from emergency_ckpt.state import host_state
 from emergency_ckpt.state.mapped import Mapper
-from emergency_ckpt.tools.reserve import reserve_slot
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import SaveId, ShardId, Writer
@@ -78,6 +77,16 @@ def _targets(holdings: MemoryHoldings, digest: str) -> tuple[ShardId, ...]:
         return tuple(contents.shard_id(index) for index in range(len(contents.shards)))
 
 
+def _slot_of_an_earlier_life(ramdisk: Path, size_bytes: int) -> Path:
+    """A slot that no manifest names."""
+    directory = ramdisk / "run" / "process_00000"
+    directory.parent.mkdir(mode=0o700)
+    directory.mkdir(mode=0o700)
+    slot = directory / "slot_0.bin"
+    slot.write_bytes(bytes(size_bytes))
+    return slot
+
+
 def _fetched(ramdisk: Path, holdings: MemoryHoldings, digest: str) -> LocalTier:
     """A tier that has fetched all of ``digest`` into a slot; to be closed."""
     tier = _tier(ramdisk)
@@ -91,13 +100,12 @@ def _fetched(ramdisk: Path, holdings: MemoryHoldings, digest: str) -> LocalTier:
 
 
 @pytest.mark.parametrize("made_bytes", [1 << 20, 6 << 20, 8 << 20, 40 << 20])
-def test_fetched_bytes_go_into_the_reserved_slot(ramdisk: Path, made_bytes: int) -> None:
+def test_fetched_bytes_go_into_the_slot_of_an_earlier_life(ramdisk: Path, made_bytes: int) -> None:
     """It was made for less than comes, for just that, or for more."""
     holdings = MemoryHoldings()
     data = [bytes([number]) * (1 << 20) for number in range(8)]
     digest = holdings.add(SAVE, data)
-    assert reserve_slot(ramdisk, "run", 0, made_bytes) == made_bytes
-    slot = ramdisk / "run" / "process_00000" / "slot_0.bin"
+    slot = _slot_of_an_earlier_life(ramdisk, made_bytes)
     before = slot.stat()
     tier = _fetched(ramdisk, holdings, digest)
     assert tier.verify(digest, range(8)) == []
@@ -212,7 +220,7 @@ def test_peer_lost_in_the_middle_leaves_the_rest_to_another(ramdisk: Path) -> No
     holdings = MemoryHoldings()
     data = [bytes([number]) * (4 << 20) for number in range(8)]
     digest = holdings.add(SAVE, data)
-    reserve_slot(ramdisk, "run", 0, 10 << 20)
+    _slot_of_an_earlier_life(ramdisk, 10 << 20)
     tier = _tier(ramdisk)
     tier.map_newest_in_background()
     line = _BreakingLine(12 << 20)
@@ -233,7 +241,7 @@ def test_slot_of_a_fetch_without_end_holds_nothing(ramdisk: Path) -> None:
     """The only holder breaks each connection; what came so far must not count, now or later."""
     holdings = MemoryHoldings()
     digest = holdings.add(SAVE, [bytes([number]) * (4 << 20) for number in range(8)])
-    reserve_slot(ramdisk, "run", 0, 10 << 20)
+    _slot_of_an_earlier_life(ramdisk, 10 << 20)
     tier = _tier(ramdisk)
     with (
         TransferServer(

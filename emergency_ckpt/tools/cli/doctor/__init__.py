@@ -1,4 +1,4 @@
-"""``eckpt doctor``: checks of a host before a job starts there, room and pages for it.
+"""``eckpt doctor``: checks of a host before a job starts there.
 
 1. ``checks``: versions and the native engine; the secret, addresses, peers; storage, where a small
    file is written, read and removed, its clock and the size of the newest step; the ramdisk, its
@@ -6,7 +6,7 @@
 2. ``findings``: what a check finds; ``sizing``: the options that tell the size of a slot.
 
 Only the check of storage writes, and it removes what it has written. ``--clean`` and ``--adopt``
-(``clean``) and ``--reserve`` take the place of the checks.
+(``clean``) take the place of the checks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,7 +38,6 @@ from emergency_ckpt.tools.cli.doctor.sizing import (
     process_bytes,
     slot_bytes,
 )
-from emergency_ckpt.tools.cli.output import print_line
 
 _EPILOG = """\
 exit status
@@ -58,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Checks versions, the native engine, the secret, and what is named: a ramdisk, a"
         " persistent directory, peers. Each check is ok, a warning or a failure, with a"
         " sentence that says how to mend it. Storage is tried with a small file, which is"
-        " removed; nothing else is written. With --clean, --adopt or --reserve it does that alone."
+        " removed; nothing else is written. With --clean or --adopt it does that alone."
     )
     parser.epilog = _EPILOG
     parser.add_argument(
@@ -98,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_timeout(parser, 20.0)
     parser.add_argument("--strict", action="store_true", help="warnings give exit status 1 too")
     add_json(parser)
-    _add_mending(parser.add_argument_group("make room or pages, take steps in"))
+    _add_mending(parser.add_argument_group("make room, take steps in"))
 
 
 def _add_mending(mend: argparse._ArgumentGroup) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -124,13 +122,6 @@ def _add_mending(mend: argparse._ArgumentGroup) -> None:  # pyright: ignore[repo
         " the step log: from then on they count. With --run-id, give --dir to that run: the run on"
         " record, which must be over, saves there no more",
     )
-    either.add_argument(
-        "--reserve",
-        action="store_true",
-        help="make the memory pages of one slot for each process of this host, so that a restore"
-        " after a loss does not wait for them. Run it beside the start of the trainer, which takes"
-        " the slots over. A host that has slots of the run gets none; nothing is removed",
-    )
     mend.add_argument(
         "--older-than",
         type=duration,
@@ -150,8 +141,6 @@ def run(args: argparse.Namespace) -> int:
         from emergency_ckpt.tools.cli.doctor import clean  # noqa: PLC0415
 
         return clean.run(args) if args.clean else clean.adopt(args)
-    if args.reserve:
-        return _reserve(args)
     findings = list(_findings(args))
     if args.json:
         print_json({"status": worst(findings), "checks": findings})
@@ -163,9 +152,7 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     check_size(args, "eckpt doctor")
     args.local_dir = args.local_dirs[0] if args.local_dirs else None
-    if len(args.local_dirs) > 1 and (
-        args.clean or args.adopt or args.reserve or args.run_id is None
-    ):
+    if len(args.local_dirs) > 1 and (args.clean or args.adopt or args.run_id is None):
         problem = "--local-dir more than once needs --run-id, and is for the checks alone"
         raise ConfigError([problem], target="eckpt doctor")
     if args.yes and not args.clean:
@@ -173,8 +160,8 @@ def _check(args: argparse.Namespace) -> None:
     if args.served and not (args.clean and args.run_id and args.peers):
         problem = "--served needs --clean, --run-id, and --peers of the run's trainers"
         raise ConfigError([problem], target="eckpt doctor")
-    if args.json and (args.clean or args.adopt or args.reserve):
-        raise ConfigError(["--clean, --adopt and --reserve print no JSON"], target="eckpt doctor")
+    if args.json and (args.clean or args.adopt):
+        raise ConfigError(["--clean and --adopt print no JSON"], target="eckpt doctor")
     if args.run_id is not None:
         check_run_id(args.run_id)
 
@@ -227,39 +214,3 @@ def _slots(args: argparse.Namespace, needed_bytes: int) -> Finding:
     slots_text = count_text(slots, "slot", "slots")
     text = f"{slots_text} on this host, {size_text(needed_bytes)} in all with host states"
     return Finding("slots", "ok", text, measured={"slots": slots, "needed_bytes": needed_bytes})
-
-
-def _reserve(args: argparse.Namespace) -> int:
-    """Make the pages of a slot of each process; return 0, also when the host needs none."""
-    from emergency_ckpt.tools.reserve import has_slots, reserve_slot  # noqa: PLC0415
-
-    if args.local_dir is None or args.run_id is None:
-        raise ConfigError(["give --local-dir and --run-id"], target="eckpt doctor --reserve")
-    if has_slots(args.local_dir, args.run_id):
-        print_line(f"{args.local_dir} has slots of run {args.run_id!r}: nothing to reserve")
-        return 0
-    size_bytes = slot_bytes(args, _state_bytes(args))
-    for process in range(args.processes):
-        made = reserve_slot(args.local_dir, args.run_id, process, size_bytes)
-        print_line(f"reserved {size_text(made)} of {size_text(size_bytes)} in {args.local_dir}")
-    return 0
-
-
-def _state_bytes(args: argparse.Namespace) -> int:
-    given = given_bytes(args)
-    if given is not None:
-        return given
-    if args.dir is None:
-        raise ConfigError(
-            ["give --state-gib, or --dir with a step in it"], target="eckpt doctor --reserve"
-        )
-    # Orbax, which this imports, takes a second to load.
-    from emergency_ckpt.tools.cli.doctor.checks import newest_state_bytes  # noqa: PLC0415
-
-    finding, state_bytes = newest_state_bytes(args.dir, args.timeout)
-    if state_bytes is None:
-        print_line(f"{finding.text}; {finding.mend}", sys.stderr)
-        raise ConfigError(
-            ["give --state-gib: no step tells the size"], target="eckpt doctor --reserve"
-        )
-    return state_bytes

@@ -1,4 +1,4 @@
-"""The options that tell the size of a state and of a slot, for ``doctor`` and ``reserve``."""
+"""The options that tell the size of a state and of a slot, for ``doctor``."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.launch.job_layout import JobLayout
+from examples.faults.job_layout import JobLayout
 
 TargetKind = Literal["process", "host", "slice", "all"]
 SignalName = Literal["KILL", "TERM", "STOP", "ABRT"]

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.launch.faults import (
+from examples.faults.faults import (
     Fault,
     Target,
     check_faults,
     new_indices,
     parse_fault,
 )
-from emergency_ckpt.tools.launch.job_layout import JobLayout
+from examples.faults.job_layout import JobLayout
 
 TWO_BY_TWO = JobLayout.first(2, 2)
 
