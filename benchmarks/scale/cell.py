@@ -31,7 +31,6 @@ from emergency_ckpt.config.settings import Config
 from emergency_ckpt.core.placement.placement_policies import place
 from emergency_ckpt.core.restore.part import fetch_groups, missing_shards, own_shards
 from emergency_ckpt.core.restore.plan_types import RestorePlan
-from emergency_ckpt.core.stall import time_limits
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.extensions import parse_placement
 from emergency_ckpt.restore.holders import HolderCalls
@@ -134,14 +133,15 @@ class TimedLeader(RestoreLeader):
 
     taken_s = planned_s = searched_s = lasted_s = 0.0
 
-    def take_reports(self, reports: Any) -> None:
+    def take_reports(self, reports: Any) -> RestorePlan | None:
         started_s = time.monotonic()
-        self.taken_s, _ = _cpu_s(lambda: super(TimedLeader, self).take_reports(reports))
+        self.taken_s, ready = _cpu_s(lambda: super(TimedLeader, self).take_reports(reports))
         self.lasted_s += time.monotonic() - started_s
+        return ready
 
-    def plan(self) -> Answer:
+    def plan(self, ready: RestorePlan | None = None) -> Answer:
         started_s = time.monotonic()
-        self.planned_s, answer = _cpu_s(super().plan)
+        self.planned_s, answer = _cpu_s(lambda: super(TimedLeader, self).plan(ready))
         self.lasted_s += time.monotonic() - started_s
         self.chosen, self.manifests = answer, self._inventory.manifests
         return answer
@@ -222,26 +222,21 @@ def leader_of(shape: Shape, peers: Peers) -> TimedLeader:
         config=Config(run_id=RUN_ID, local_dir="none"),
     )
     request = RestoreRequest(shape.tree(), None, None, wants_host_state=True, retained=None)
-    end_s, limits = time.monotonic() + DEADLINE_S, time_limits(None, DEADLINE_S)
+    end_s = time.monotonic() + DEADLINE_S
     calls = HolderCalls(events, WorkProgress.until(end_s))
-    return TimedLeader(parts, request, shape.targets(), calls, limits, end_s)
+    return TimedLeader(parts, request, shape.targets(), calls, end_s)
 
 
 def _restore(shape: Shape, digests: list[str], lost: str, peers: Peers) -> dict[str, Any]:
     service, count, gone = Service(), shape.process_count, shape.lost(lost)
-    made: list[TimedLeader] = []
-
-    def new_leader() -> TimedLeader:
-        made.append(leader_of(shape, peers))
-        return made[0]
-
+    leader = leader_of(shape, peers)
     rounds = [
         RestoreRounds(
             service.coordinator(process, count),
             "restore/0",
             Series(),
             shape.specs(),
-            new_leader,
+            leader,
             deadline_s=time.monotonic() + DEADLINE_S,
         )
         for process in range(count)
@@ -256,7 +251,6 @@ def _restore(shape: Shape, digests: list[str], lost: str, peers: Peers) -> dict[
     own, before_bytes = report(0), _resident_bytes()
     led_s, _ = _cpu_s(lambda: rounds[0].hold(own))
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    (leader,) = made
     plan = leader.chosen
     assert isinstance(plan, RestorePlan), plan
     for process in range(1, count):

@@ -258,7 +258,7 @@ def restore(
             "restore/0",
             Series(),
             shape.specs(),
-            lambda: leader,
+            leader,
             deadline_s=time.monotonic() + _DEADLINE_S,
         )
         for me in range(count)

@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TypeVar
 
 from emergency_ckpt.cluster.peers import fetch_contents
@@ -64,6 +63,16 @@ class HolderCalls:
         """Note that a part of what was asked for has come, so that it is worthwhile to ask on."""
         self._got_s = self.progress.clock.now_s()
 
+    def note_failure(self, holder: str, address: str, error: CheckpointError) -> None:
+        """Emit the event about a holder that gave no answer of use."""
+        self._events.emit(
+            "restore.peer_unreachable",
+            role="holder",
+            peer=holder,
+            address=address,
+            reason=str(error),
+        )
+
     def first(
         self,
         target: str,
@@ -96,8 +105,16 @@ class HolderCalls:
                 try:
                     answer = ask(holder)
                 except CheckpointError as error:
-                    if not self._may_be_repeated(holder, error, failed, silent):
+                    if is_about_copy(error):
+                        silent.pop(holder, None)
                         left.remove(holder)
+                        failed(holder, error)
+                        continue
+                    if not isinstance(error, TransferError):
+                        raise
+                    if holder not in silent:
+                        self.note_failure(holder, error.target, error)
+                    silent[holder] = error
                     continue
                 silent.pop(holder, None)
                 self.progress.touch()
@@ -115,30 +132,6 @@ class HolderCalls:
         problem = "; ".join(f"{holder}: {error}" for holder, error in sorted(silent.items())[:4])
         raise HolderUnreachable("restore", target, f"no holder could be reached: {problem}")
 
-    def _may_be_repeated(
-        self,
-        holder: str,
-        error: CheckpointError,
-        failed: Callable[[str, CheckpointError], None],
-        silent: dict[str, CheckpointError],
-    ) -> bool:
-        if is_about_copy(error):
-            silent.pop(holder, None)
-            failed(holder, error)
-            return False
-        if not isinstance(error, TransferError):
-            raise error
-        if holder not in silent:
-            self._events.emit(
-                "restore.peer_unreachable",
-                role="holder",
-                peer=holder,
-                address=error.target,
-                reason=str(error),
-            )
-        silent[holder] = error
-        return True
-
 
 class ManifestReads:
     """Contents by digest. A digest always names the same contents, so each is read only once.
@@ -147,13 +140,10 @@ class ManifestReads:
       unread: the digests whose holders could not be reached, each with the save of its manifest.
     """
 
-    def __init__(
-        self, own: ProcessHoldings, client: TransferClient, calls: HolderCalls, events: EventSink
-    ) -> None:
+    def __init__(self, own: ProcessHoldings, client: TransferClient, calls: HolderCalls) -> None:
         self._own = own
         self._client = client
         self._calls = calls
-        self._events = events
         self._found: dict[str, Contents] = {}
         self._holders: dict[str, dict[str, str]] = {}
         self.unread: dict[str, SaveId] = {}
@@ -190,47 +180,33 @@ class ManifestReads:
     ) -> dict[str, HolderUnreachable]:
         if not digests:
             return {}
+
+        def read(digest: str) -> Contents | HolderUnreachable | None:
+            if (own := self._own.contents(digest)) is not None:
+                return own
+            addresses = self._holders[digest]
+            try:
+                return self._calls.first(
+                    f"manifest {digest[:12]}",
+                    tuple(addresses),
+                    lambda holder: fetch_contents(self._client, addresses[holder], digest),
+                    lambda holder, error: self._calls.note_failure(
+                        holder, addresses[holder], error
+                    ),
+                    attempts=attempts,
+                )
+            except HolderUnreachable as error:
+                return error
+
+        unreachable: dict[str, HolderUnreachable] = {}
         # Several at once, each from another peer: a large job would wait long for one by one.
         with ThreadPoolExecutor(_MANIFESTS_AT_ONCE, "eckpt-manifests") as pool:
-            answers = pool.map(partial(self._read_one, attempts=attempts), digests)
-            unreachable: dict[str, HolderUnreachable] = {}
-            for digest, answer in zip(digests, answers, strict=True):
+            for digest, answer in zip(digests, pool.map(read, digests), strict=True):
                 if isinstance(answer, HolderUnreachable):
                     unreachable[digest] = answer
                 elif answer is not None:
                     self._found[digest] = answer
         return unreachable
-
-    def _read_one(
-        self, digest: str, *, attempts: int | None
-    ) -> Contents | HolderUnreachable | None:
-        """Return the contents of a manifest; None, with events, when each holder lacks it."""
-        own = self._own.contents(digest)
-        if own is not None:
-            return own
-        holders = self._holders[digest]
-
-        def note(holder: str, error: CheckpointError) -> None:
-            # The planner reports a manifest that is absent; another holder may still send this one.
-            reason, address = str(error), holders[holder]
-            self._events.emit(
-                "restore.peer_unreachable",
-                role="holder",
-                peer=holder,
-                address=address,
-                reason=reason,
-            )
-
-        try:
-            return self._calls.first(
-                f"manifest {digest[:12]}",
-                tuple(holders),
-                lambda holder: fetch_contents(self._client, holders[holder], digest),
-                note,
-                attempts=attempts,
-            )
-        except HolderUnreachable as error:
-            return error
 
 
 def passed_over_unread(

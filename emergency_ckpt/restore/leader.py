@@ -37,13 +37,7 @@ from emergency_ckpt.core.restore.inventory import (
 from emergency_ckpt.core.restore.leaves import match_leaves
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, TargetSet
 from emergency_ckpt.core.restore.restore_plan import plan_restore
-from emergency_ckpt.core.stall import TimeLimits
-from emergency_ckpt.core.timeline import (
-    is_plain,
-    is_same_save,
-    new_incarnation,
-    number_of,
-)
+from emergency_ckpt.core.timeline import is_plain, is_same_save, new_incarnation, number_of
 from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
 from emergency_ckpt.restore.holders import (
     HolderCalls,
@@ -60,11 +54,7 @@ from emergency_ckpt.restore.rounds import (
     Row,
     Status,
 )
-from emergency_ckpt.restore.storage_load import (
-    LoadPlan,
-    loaded_copies,
-    plan_load,
-)
+from emergency_ckpt.restore.storage_load import LoadPlan, loaded_copies, plan_load
 from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE
 from emergency_ckpt.storage.steps.inspection import FoundStep
 from emergency_ckpt.storage.steps.stored import StoredView
@@ -100,7 +90,6 @@ class RestoreLeader:
         request: RestoreRequest,
         targets: Mapping[int, TargetSet],
         calls: HolderCalls,
-        limits: TimeLimits,
         end_s: float,
     ) -> None:
         """``targets``: the shards that each process needs. ``end_s``: of ``time.monotonic``."""
@@ -110,16 +99,15 @@ class RestoreLeader:
         self._requested_step = request.requested_step
         self._targets = targets
         self._leaves = request.tree.wanted
-        self._limits = limits
+        self._limits = parts.config.restore_limits
         self._end_s = end_s
         self._progress = calls.progress
-        self._manifests = ManifestReads(parts.holdings, parts.client, calls, parts.events)
+        self._manifests = ManifestReads(parts.holdings, parts.client, calls)
         self._inventory = Inventory((), {})
         self._wants_host_state = False
         self._leaves_out = request.tensors_only  # no warning is due, or it was given
         self._view: StoredView | None = None
         self._stored: dict[int, PersistentStep] = {}
-        self._ready: RestorePlan | None = None
         self._has_asked = False
         self._persistent_error: CheckpointError | None = None
         self._step: int | None = None  # of the last answer
@@ -128,11 +116,11 @@ class RestoreLeader:
         self._loads: Counter[int] = Counter()
         self._has_told_loss = False
         self._told_divergences: set[Divergence] = set()
+        self._told_suspects: set[SaveId] = set()
         self._inspected_at_once = INSPECTED_AT_ONCE
         self._attempts = 0
         self._last_failure = ""
         self._restored: tuple[RestoredSave, ...] = ()
-        self._judged: set[SaveId] = set()
         self._greatest = 0  # number of an incarnation that a report or storage named
 
     @property
@@ -144,25 +132,29 @@ class RestoreLeader:
         """Return what all processes do next, after what their ``rows`` report."""
         self._progress.begin("plan")
         try:
+            ready: RestorePlan | None = None
             failed = any(row.status.error for row in rows.values())
             reports = {p: row.report for p, row in rows.items() if row.report is not None}
             if not failed and len(reports) == len(rows):
-                self.take_reports(reports)
+                ready = self.take_reports(reports)
             else:
                 end = self._judge({p: row.status for p, row in rows.items()})
                 if end is not None:
                     return end
-            return self.plan()
+            return self.plan(ready)
         finally:
             self._progress.begin("")
 
     def survey(self, rows: Mapping[int, Row]) -> CompleteSteps:
         """Return the steps that could be restored. Errors as of ``answer``."""
         self.take_reports({p: row.report for p, row in rows.items() if row.report is not None})
-        return self.complete_steps()
+        return self._complete_steps()
 
-    def take_reports(self, reports: Mapping[int, Report]) -> None:
-        """Build the inventory from the reports of processes that all want the same state."""
+    def take_reports(self, reports: Mapping[int, Report]) -> RestorePlan | None:
+        """Build the inventory from the reports of processes that all want the same state.
+
+        Returns the plan for RAM if storage was asked and has no better step.
+        """
         self._wants_host_state = any(report.wants_host_state for report in reports.values())
         holders = [report.inventory for _, report in sorted(reports.items())]
         self._greatest = max(self._greatest, *(holder.greatest for holder in holders))
@@ -180,20 +172,25 @@ class RestoreLeader:
             quarantined=self._inventory.quarantined | damaged,
             timeline=newest_timeline(holders, self._inventory.timeline, table),
         )
+        ready: RestorePlan | None = None
         if self._persistent is not None and not self._has_asked:
             self._has_asked = True
-            self._ready = self._ask_storage(self._persistent)
+            ready = self._ask_storage(self._persistent)
         if self._load is not None:
             self._loaded = self._load.save
             replaced = loaded_copies(self._load, self._inventory)
             self._replace(quarantined=self._inventory.quarantined - replaced)
+        return ready
 
-    def plan(self) -> Answer:
-        """Return the choice among the copies that are not known to be unusable."""
+    def plan(self, ready: RestorePlan | None = None) -> Answer:
+        """Return the choice among the copies that are not known to be unusable.
+
+        ``ready``: the choice that was just made of the same copies.
+        """
         self._step = self._load = None
         while True:
-            ready, self._ready = self._ready, None
             answer = ready or self._plan_from_inventory()
+            ready = None
             if self._read_more(answer):
                 continue
             if not isinstance(answer, RestorePlan):
@@ -201,7 +198,6 @@ class RestoreLeader:
             self._tell_suspect(answer)
             self._step = answer.step
             if answer.save is not None:
-                self._tell_left_out(answer.save)
                 return self._settled(answer, answer.save)
             assert self._persistent is not None, "else there is no persistent step to choose"
             if self._loads[answer.step] >= MAX_LOADS:
@@ -244,13 +240,17 @@ class RestoreLeader:
         )
         return None
 
-    def complete_steps(self) -> CompleteSteps:
+    def _complete_steps(self) -> CompleteSteps:
         """Return the steps that could be restored, by the processes' reports and storage."""
         if self._manifests.unread:
-            manifests = self._manifests.read_again(list(self._manifests.unread))
-            self._replace(manifests=manifests)
+            self._replace(manifests=self._manifests.read_again(list(self._manifests.unread)))
         steps_in_ram = {copy.save.step for h in self._inventory.holders for copy in h.tensors}
-        local = tuple(step for step in sorted(steps_in_ram) if self._is_complete_in_ram(step))
+        local: tuple[int, ...] = ()
+        for step in sorted(steps_in_ram):
+            plan = self._plan(self._inventory, step)
+            # A complete step that does not fit the present job counts: a restore tells why.
+            if isinstance(plan, RestorePlan) or plan.kind in ("state_mismatch", "host_state_count"):
+                local = (*local, step)
         if self._persistent is None:
             return CompleteSteps(local)
         if self._persistent_error is not None:
@@ -291,8 +291,6 @@ class RestoreLeader:
                 takes_rolled_back=takes_rolled_back,
             )
 
-    # Saves whose restores were followed by ends of the job, again and again.
-
     def _tell_suspect(self, answer: RestorePlan) -> None:
         """Report once a save from which many lives in a row began. It is restored all the same."""
         save = answer.save
@@ -300,11 +298,10 @@ class RestoreLeader:
             incarnation = self._stored[answer.step].incarnation
             save = SaveId(answer.step, incarnation, self._parts.config.run_name)
         suspect = RestoredSave(save, self._lives_from(save))
-        if self._requested_step is not None or suspect.lives < MANY_LIVES:
+        is_known = self._requested_step is not None or save in self._told_suspects
+        if is_known or suspect.lives < MANY_LIVES:
             return
-        if save in self._judged:
-            return
-        self._judged.add(save)
+        self._told_suspects.add(save)
         steps_in_ram = (copy.save.step for h in self._inventory.holders for copy in h.tensors)
         reached = max([*steps_in_ram, save.step])
         self._events.emit(
@@ -336,8 +333,7 @@ class RestoreLeader:
             loaded_steps=self._loads.keys(),
         )
         if digests:
-            manifests = self._manifests.read_again(digests)
-            self._replace(manifests=manifests)
+            self._replace(manifests=self._manifests.read_again(digests))
         return bool(digests)
 
     def _without_plan(self, answer: NoPlan) -> NoPlan:
@@ -357,7 +353,7 @@ class RestoreLeader:
     def _what_there_is(self) -> str:
         """Return, in words, the steps that could be asked for instead."""
         try:
-            steps = self.complete_steps()
+            steps = self._complete_steps()
         except CheckpointError as error:
             return f"the other steps cannot be listed: {error}"
         named = {"RAM": steps.local, "storage": steps.persistent}
@@ -365,12 +361,6 @@ class RestoreLeader:
             f"{tier} has {_steps_in_words(of_tier)}" for tier, of_tier in named.items() if of_tier
         ]
         return " and ".join(texts) or "no tier has any complete step"
-
-    def _is_complete_in_ram(self, step: int) -> bool:
-        plan = self._plan(self._inventory, step)
-        # A step that only does not fit the present job is complete: a restore reports the misfit.
-        unfit = ("state_mismatch", "host_state_count")
-        return isinstance(plan, RestorePlan) or plan.kind in unfit
 
     def _next_incarnation(self) -> str:
         """Return the id of an incarnation after all that are on record anywhere. RestoreFailed.
@@ -387,7 +377,10 @@ class RestoreLeader:
         self._inventory = msgspec.structs.replace(self._inventory, **changes)
 
     def _settled(self, plan: RestorePlan, save: SaveId) -> RestorePlan:
-        """Return the plan with all that the processes need; report copies that differ."""
+        """Return the plan with all that the processes need; report what the user should know."""
+        states = (document for holder in self._inventory.holders for document in holder.host_states)
+        if any(document.save == save and not document.empty for document in states):
+            self._warn_left_out(save.step)
         with no_garbage_collection():
             differing = divergences(self._inventory, save)
         lines = [
@@ -396,7 +389,10 @@ class RestoreLeader:
             if divergence not in self._told_divergences
         ]
         self._told_divergences.update(differing)
-        for text in (*lines[:_NAMED_SHARDS], *_and_more(len(lines))):
+        if len(lines) > _NAMED_SHARDS:
+            more = f"copies of {len(lines) - _NAMED_SHARDS} more shards differ"
+            lines = [*lines[:_NAMED_SHARDS], more]
+        for text in lines:
             self._events.emit("divergence", step=save.step, text=text)
         return msgspec.structs.replace(
             plan,
@@ -429,15 +425,21 @@ class RestoreLeader:
             return in_ram
         if in_ram is not None and self._inventory.timeline != known:
             return None  # the log has a newer chain
+        if in_ram is None or in_ram.save is None:
+            return None
         # RAM's copy of a save goes first: only another save in storage needs a plan with both.
-        newer = in_ram is not None and any(_may_precede(e, in_ram) for e in self._stored.values())
-        return None if newer else in_ram
+        step, incarnation = in_ram.step, in_ram.save.incarnation
+        for stored in self._stored.values():
+            if stored.step > step or (stored.step == step and stored.incarnation != incarnation):
+                return None
+        return in_ram
 
     def _take_view(self, tier: PersistentTier, deadline_s: float) -> None:
         """Read the step log and one listing. PersistentTierError, CorruptData."""
         view = tier.found.view(deadline_s)
         for fault in view.log.faults:
-            self._tell_log_problem("log_damaged", str(fault))
+            reason = str(fault)[:500]
+            self._events.emit("persistent.problem", cause="log_damaged", reason=reason)
         holders, known = self._inventory.holders, self._inventory.timeline
         self._replace(timeline=newest_timeline(holders, known, view.table))
         steps = {item.step: item for item in view.steps}
@@ -483,8 +485,11 @@ class RestoreLeader:
         if junk and not self._stored:
             last = max(junk)
             self._stored[last.step] = last  # there is no other step, yet this is no fresh start
-        if view.table is None and any(item.incarnation for item in self._stored.values()):
-            self._note_lost_log()
+        is_marked = any(item.incarnation for item in self._stored.values())
+        if view.table is None and is_marked and not self._has_told_loss:
+            self._has_told_loss = True
+            reason = "the step log is gone: steps in storage count by their markers"
+            self._events.emit("persistent.problem", cause="log_missing", reason=reason)
 
     def _as_held(self, step: PersistentStep) -> PersistentStep:
         """Return a step of plain Orbax under the name that a copy in RAM of its files has."""
@@ -495,15 +500,6 @@ class RestoreLeader:
                 ):
                     return msgspec.structs.replace(step, incarnation=copy.save.incarnation)
         return step
-
-    def _note_lost_log(self) -> None:
-        if not self._has_told_loss:
-            self._has_told_loss = True
-            text = "the step log is gone: steps in storage count by their markers"
-            self._tell_log_problem("log_missing", text)
-
-    def _tell_log_problem(self, cause: str, reason: str) -> None:
-        self._events.emit("persistent.problem", cause=cause, reason=reason[:500])
 
     def _plan_stored(self, answer: RestorePlan, tier: PersistentTier) -> LoadPlan | NoPlan | None:
         """Return the plan to load the chosen step; None to choose again, after news of storage.
@@ -589,13 +585,6 @@ class RestoreLeader:
             "restore.stage", stage="replanned", attempt=self._attempts, reason=reason[:500]
         )
 
-    # Reports to the user.
-
-    def _tell_left_out(self, save: SaveId) -> None:
-        states = (document for holder in self._inventory.holders for document in holder.host_states)
-        if any(document.save == save and not document.empty for document in states):
-            self._warn_left_out(save.step)
-
     def _warn_left_out(self, step: int) -> None:
         """Warn once that ``step`` has a host state, where no process wants a host state.
 
@@ -607,20 +596,8 @@ class RestoreLeader:
         self._events.emit("warning", cause="restore_without_host_state", step=step)
 
 
-def _may_precede(stored: PersistentStep, ready: RestorePlan) -> bool:
-    """Return whether a step in storage may have to be taken in place of the step in RAM."""
-    if stored.step != ready.step:
-        return stored.step > ready.step
-    return ready.save is None or stored.incarnation != ready.save.incarnation
-
-
 def _steps_in_words(steps: Sequence[int]) -> str:
     """Return, in words, the newest of ``steps``, which are in rising order."""
     left_out = len(steps) - _NAMED_STEPS
     older = f" and {left_out} older" if left_out > 0 else ""
     return f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps[-_NAMED_STEPS:]))}{older}"
-
-
-def _and_more(count: int) -> list[str]:
-    more = count - _NAMED_SHARDS
-    return [f"copies of {more} more shards differ"] if more > 0 else []

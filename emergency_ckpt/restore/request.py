@@ -110,11 +110,11 @@ class RestoredState:
     state: PyTree
     tally: Tally
     gathered: str | None
-    is_loaded: bool = False
-    rejected: tuple[Rejection, ...] = ()
-    timeline: Timeline | None = None
-    lives: int = 0
-    lack: str = ""
+    is_loaded: bool
+    rejected: tuple[Rejection, ...]
+    timeline: Timeline | None
+    lives: int
+    lack: str
     incarnation: str = ""
 
 

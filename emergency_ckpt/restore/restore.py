@@ -22,25 +22,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+import traceback
 from collections.abc import Callable, Generator, Sequence
-from functools import partial
 from typing import TypeVar
 
 from absl import logging
 
 from emergency_ckpt.cluster.beats import Beats
 from emergency_ckpt.core.restore.inventory import RestoredSave
-from emergency_ckpt.core.restore.plan_types import (
-    Copies,
-    NoPlan,
-    Rejection,
-    RestorePlan,
-    TargetSet,
-)
-from emergency_ckpt.core.stall import TimeLimits
+from emergency_ckpt.core.restore.plan_types import Copies, NoPlan, Rejection, RestorePlan
 from emergency_ckpt.core.wording import TIER_WORDS
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.restore.attempt import Plan, carry_out
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.host_state import HostStateRestore, fetch_documents
 from emergency_ckpt.restore.leader import RestoreLeader
@@ -52,18 +44,15 @@ from emergency_ckpt.restore.request import (
     no_plan_error,
 )
 from emergency_ckpt.restore.room import RestoreRoom
-from emergency_ckpt.restore.rounds import AllDone, Next, RestoreRounds, Row
+from emergency_ckpt.restore.rounds import AllDone, Next, RestoreRounds, Row, Status, status_of
 from emergency_ckpt.restore.shards import ShardCollection
-from emergency_ckpt.restore.storage_load import (
-    LoadPlan,
-    StorageLoad,
-    passed_over,
-)
+from emergency_ckpt.restore.storage_load import LoadPlan, StorageLoad, passed_over
 from emergency_ckpt.state.materialize import materialize
-from emergency_ckpt.state.tree import BoxTable
+from emergency_ckpt.state.tree import BoxTable, PyTree
 from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
 from emergency_ckpt.work_progress import WorkProgress
 
+_Plan = TypeVar("_Plan", RestorePlan, LoadPlan)
 _T = TypeVar("_T")
 
 _PHASES = ("plan", "load", "shards", "host_state", "agree")
@@ -90,8 +79,9 @@ class Restore:
         self._parts = parts
         self._request = request
         self._host_state = host_state
+        self._me, count = parts.process
         limits = parts.config.restore_limits
-        self._total_end_s = time.monotonic() + limits.total_s
+        end_s = time.monotonic() + limits.total_s
         self._progress = WorkProgress(limits)
         self._beats = Beats(
             parts.coordinator,
@@ -99,22 +89,27 @@ class Restore:
             self._progress,
             limits,
             lambda fields: parts.events.emit("restore.progress", **fields),
-            is_leader=parts.process[0] == 0,
+            is_leader=self._me == 0,
         )
         self._calls = HolderCalls(parts.events, self._progress)
-        # Not a method of this object: a cycle would keep the state until it is collected.
-        new_leader = partial(_new_leader, parts, request, self._calls, limits, self._total_end_s)
+        boxes = BoxTable(request.tree, count)
+        self._targets = boxes.shards_of(self._me)
+        leader: RestoreLeader | None = None
+        if self._me == 0:
+            leader = RestoreLeader(parts, request, boxes.targets(), self._calls, end_s)
+        # Nothing here refers to this object: a cycle would keep the state until it is collected.
         self._rounds = RestoreRounds(
             parts.coordinator,
             name,
             parts.series,
             request.tree.wanted,
-            new_leader,
-            deadline_s=self._total_end_s,
+            leader,
+            deadline_s=end_s,
             check=self._beats.check,
         )
-        lack = "this job only reads" if parts.config.only_reads else ""
-        self._room = RestoreRoom(parts.tier, lack)
+        self._room = RestoreRoom(
+            parts.tier, "this job only reads" if parts.config.only_reads else ""
+        )
         self._spent_s: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
         self._loading: int | None = None  # the newest plan's step to be loaded into RAM
         self._loaded_bytes = 0  # read by this process, also of steps that failed on another
@@ -135,7 +130,7 @@ class Restore:
         finally:
             self._parts.holdings.end_loaded()
             # Deleted once all are in the next round, and so read these beats no more.
-            if self._parts.process[0] == 0:
+            if self._me == 0:
                 self._parts.series.add(self._beats.name)
             spent = {f"{name}_seconds": seconds for name, seconds in self._spent_s.items()}
             self._parts.events.emit("restore.phases", **spent)
@@ -152,7 +147,11 @@ class Restore:
                 case RestorePlan():
                     restored, answer = self._on_all(answer, self._restore)
                 case NoPlan():
-                    self._tell_no_plan(answer)
+                    for note in answer.notes:
+                        self._parts.events.emit("restore.note", text=note)
+                    self._tell_rejected(answer.rejected)
+                    if answer.kind != "nothing":
+                        raise no_plan_error(answer, f"run {self._parts.config.run_name!r}")
                     return None
                 case AllDone():
                     assert restored is not None, "every process has its part"
@@ -169,14 +168,6 @@ class Restore:
             damaged=tier.damaged(),
             restored=tier.restored(),
         )
-
-    def _tell_no_plan(self, answer: NoPlan) -> None:
-        """Report why there is no plan; raise the error, unless there never was a complete step."""
-        for note in answer.notes:
-            self._parts.events.emit("restore.note", text=note)
-        self._tell_rejected(answer.rejected)
-        if answer.kind != "nothing":
-            raise no_plan_error(answer, f"run {self._parts.config.run_name!r}")
 
     def _tell_plan(self, plan: RestorePlan | LoadPlan, tier: TierName) -> None:
         if plan.step == self._loading:
@@ -208,9 +199,9 @@ class Restore:
             parts.tier,
             parts.persistent,
             plan,
-            me=parts.process[0],
+            me=self._me,
             leaves=[leaf.spec for leaf in self._request.tree.leaves],
-            targets=self._targets(),
+            targets=self._targets,
             retained=self._request.retained,
             progress=self._progress,
             room=self._room,
@@ -227,17 +218,13 @@ class Restore:
         )
         return self._report()
 
-    def _targets(self) -> TargetSet:
-        me, count = self._parts.process
-        return BoxTable(self._request.tree, count).shards_of(me)
-
-    # 4: place.
+    # 4 and 5: place, host state.
 
     def _restore(self, plan: RestorePlan) -> RestoredState:
         """Bring this process's part of a step in RAM onto its devices, and apply its host state."""
-        assert plan.save is not None, "a persistent step is loaded into RAM first"
-        parts, save, me = self._parts, plan.save, self._parts.holdings.name
-        copies, loaded = plan.copies.get(parts.process[0], Copies()), parts.holdings.loaded
+        parts, save = self._parts, plan.save
+        assert save is not None, "a persistent step is loaded into RAM first"
+        copies, loaded = plan.copies.get(self._me, Copies()), parts.holdings.loaded
         if loaded is not None and loaded.contents.save != save:
             parts.holdings.end_loaded()  # another step is restored
         self._tell_plan(plan, LOCAL)
@@ -247,8 +234,8 @@ class Restore:
             parts.client,
             parts.events,
             save=save,
-            me=me,
-            targets=self._targets(),
+            me=parts.holdings.name,
+            targets=self._targets,
             retained=self._request.retained,
             calls=self._calls,
             room=self._room,
@@ -257,26 +244,51 @@ class Restore:
             expendable=passed_over(save, plan.rejected) - {save},
         )
         with self._phase("shards"):
-            restored = self._place(plan, copies, save, shards)
+            state = self._place(copies, save, shards)
+        tally, tier = shards.tally, LOCAL
+        if plan.is_loaded:
+            # Bytes that this process just read from storage do not count as found in its RAM.
+            tally.local = max(0, tally.local - self._loaded_bytes)
+            tally.persistent, tier = self._loaded_bytes, PERSISTENT
         with self._phase("host_state"):
-            return self._with_host_state(restored, plan, copies, save, me)
+            documents = fetch_documents(
+                parts.holdings,
+                parts.client,
+                self._calls,
+                self._room,
+                copies.host_states,
+                plan.addresses,
+                save,
+                plan.host_state_count or 0,
+                parts.holdings.name,
+            )
+            self._host_state.apply(save, documents)
+        return RestoredState(
+            save=save,
+            tier=tier,
+            state=state,
+            tally=tally,
+            gathered=shards.gathered,
+            is_loaded=plan.is_loaded,
+            rejected=plan.rejected,
+            timeline=plan.timeline,
+            lives=plan.lives,
+            lack=self._room.lack,
+        )
 
-    def _place(
-        self, plan: RestorePlan, copies: Copies, save: SaveId, shards: ShardCollection
-    ) -> RestoredState:
+    def _place(self, copies: Copies, save: SaveId, shards: ShardCollection) -> PyTree:
         """Verify, fetch and place the shards; return the state on the devices."""
-        request = self._request
         with shards.collecting(copies) as arrivals:
             collected = shards.held
             state = materialize(
-                request.tree,
-                request.like,
+                self._request.tree,
+                self._request.like,
                 collected.bytes_of,
                 arrivals,
                 collected.dtype_of,
                 self._parts.link.write,
             )
-        events, tally, tier = self._parts.events, shards.tally, LOCAL
+        events, tally = self._parts.events, shards.tally
         events.emit(
             "restore.stage",
             stage="fetched",
@@ -288,48 +300,21 @@ class Restore:
             events.emit(
                 "restore.stage", stage="received", step=save.step, holder=holder, size_bytes=nbytes
             )
-        if plan.is_loaded:
-            # Bytes that this process just read from storage do not count as found in its RAM.
-            tally.local = max(0, tally.local - self._loaded_bytes)
-            tally.persistent, tier = self._loaded_bytes, PERSISTENT
-        return RestoredState(save, tier, state, tally, shards.gathered)
-
-    # 5: host state.
-
-    def _with_host_state(
-        self, restored: RestoredState, plan: RestorePlan, copies: Copies, save: SaveId, me: str
-    ) -> RestoredState:
-        """Fetch and apply the host state; return all that this process has of the step."""
-        parts, count = self._parts, plan.host_state_count or 0
-        documents = fetch_documents(
-            parts.holdings,
-            parts.client,
-            self._calls,
-            self._room,
-            copies.host_states,
-            plan.addresses,
-            save,
-            count,
-            me,
-        )
-        self._host_state.apply(save, documents)
-        return dataclasses.replace(
-            restored,
-            is_loaded=plan.is_loaded,
-            rejected=plan.rejected,
-            timeline=plan.timeline,
-            lives=plan.lives,
-            lack=self._room.lack,
-        )
+        return state
 
     # 6: agree.
 
-    def _on_all(self, plan: Plan, work: Callable[[Plan], _T]) -> tuple[_T | None, Next]:
+    def _on_all(self, plan: _Plan, work: Callable[[_Plan], _T]) -> tuple[_T | None, Next]:
         """Do ``work``, this process's part of ``plan``; return its result, and what comes next.
 
         The result is None unless all are done. Raises the error that ends the restore on all.
         """
-        result, status = carry_out(work, plan)
+        result, status = None, Status()
+        try:
+            result = work(plan)
+        except Exception as error:  # noqa: BLE001 - becomes the collective error of all processes
+            _forget_frames(error)
+            status = status_of(error, plan)
         try:
             with self._phase("agree"):
                 answer = self._rounds.hold(result if isinstance(result, Row) else Row(status))
@@ -404,10 +389,16 @@ class Restore:
             rejected=restored.rejected,
             link=self._parts.link.facts,
         )
-        fields = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
-        del fields["host_state"], fields["rejected"], fields["link"]
-        passed = _passed_over_text(report.rejected)
-        self._parts.events.emit("restore.finished", **fields, passed_over=passed)
+        self._parts.events.emit(
+            "restore.finished",
+            step=report.step,
+            tier=report.tier,
+            seconds=report.seconds,
+            bytes_local=tally.local,
+            bytes_peer=tally.peer,
+            bytes_persistent=tally.persistent,
+            passed_over=_passed_over_text(report.rejected),
+        )
         newer = [
             rejection
             for rejection in report.rejected
@@ -428,15 +419,16 @@ class Restore:
             self._spent_s[name] += time.monotonic() - started_s
 
 
-def _new_leader(
-    parts: RestoreParts,
-    request: RestoreRequest,
-    calls: HolderCalls,
-    limits: TimeLimits,
-    end_s: float,
-) -> RestoreLeader:
-    targets = BoxTable(request.tree, parts.process[1]).targets()
-    return RestoreLeader(parts, request, targets, calls, limits, end_s)
+def _forget_frames(error: BaseException | None) -> None:
+    """Release the objects that the frames of ``error`` refer to, and those of its causes.
+
+    They have memory of this attempt, which the next attempt needs, and, when ``restore`` has
+    returned, the arrays on the devices. Errors may be in reference cycles.
+    """
+    while error is not None and error.__traceback__ is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _passed_over_text(rejected: Sequence[Rejection]) -> str:

@@ -14,22 +14,34 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s, decode_message
+from emergency_ckpt.cluster.coordination import (
+    ERROR_LIMIT_CHARS,
+    Coordinator,
+    deadline_left_s,
+    decode_message,
+)
 from emergency_ckpt.cluster.left_processes import have_left
 from emergency_ckpt.cluster.round import Round, Series
 from emergency_ckpt.core.limits import MAX_PLAN_MESSAGE_BYTES
-from emergency_ckpt.core.restore.inventory import HolderInventory, Quarantined, RestoredSave
+from emergency_ckpt.core.restore.inventory import (
+    HolderInventory,
+    Quarantined,
+    RestoredSave,
+    persistent_unusable,
+)
 from emergency_ckpt.core.restore.leaves import compare_targets
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan
 from emergency_ckpt.core.wording import processes_text
 from emergency_ckpt.errors import (
     CheckpointError,
+    CorruptData,
     HolderUnreachable,
     PersistentTierError,
     RestoreFailed,
     StorageUnreachable,
 )
 from emergency_ckpt.restore.request import CompleteSteps
+from emergency_ckpt.restore.shards import CopiesFailed
 from emergency_ckpt.restore.storage_load import LoadPlan
 from emergency_ckpt.types import LeafSpec
 
@@ -100,8 +112,25 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=Tr
     target: str = "the job"
 
 
-def failure_kind(error: Exception) -> FailureKind:
-    """Return what ``error`` means for all processes of the restore."""
+def status_of(error: Exception, plan: RestorePlan | LoadPlan) -> Status:
+    """Return the status that reports ``error``, with which this process's part of ``plan`` failed.
+
+    The status names the copies to blame: a whole step in storage, or single copies in RAM.
+    """
+    if isinstance(error, CopiesFailed):
+        return Status(str(error), error.unusable)
+    text = str(error)[:ERROR_LIMIT_CHARS]
+    is_corrupt = isinstance(error, CorruptData)
+    lacks = isinstance(error, PersistentTierError) and not error.unreachable
+    if lacks or (is_corrupt and isinstance(plan, LoadPlan)):
+        return Status(text, (persistent_unusable(plan.step),))
+    if is_corrupt:
+        return Status(text)
+    text = f"{type(error).__name__}: {error}"[:ERROR_LIMIT_CHARS]
+    return Status(text, kind=_failure_kind(error))
+
+
+def _failure_kind(error: Exception) -> FailureKind:
     match error:
         case HolderUnreachable():
             return "holder"
@@ -111,7 +140,7 @@ def failure_kind(error: Exception) -> FailureKind:
             return "failed"
 
 
-def failure_of(kind: FailureKind, target: str, problem: str) -> RestoreFailed:
+def _failure_of(kind: FailureKind, target: str, problem: str) -> RestoreFailed:
     """Return the error that every process raises."""
     match kind:
         case "holder":
@@ -146,7 +175,7 @@ class RestoreRounds:
       name: of this restore, the same on all processes.
       series: the rounds of all restores, to which these are added.
       wanted: the leaves that this process asks for, by path.
-      new_leader: called once, in process 0, when all have reported.
+      leader: gives the answers, in process 0; not used elsewhere.
       deadline_s: of ``time.monotonic``; DeadlineExceeded after it.
       check: called at intervals of some seconds with the processes that this process waits for; an
         error that it raises ends the wait.
@@ -158,7 +187,7 @@ class RestoreRounds:
         name: str,
         series: Series,
         wanted: Mapping[str, LeafSpec],
-        new_leader: Callable[[], RestoreLeader],
+        leader: RestoreLeader | None,
         *,
         deadline_s: float,
         check: Callable[[Collection[int]], None] = lambda _: None,
@@ -167,20 +196,13 @@ class RestoreRounds:
         self._name = name
         self._series = series
         self._wanted = wanted
-        self._new_leader = new_leader
+        self._specs = msgspec.json.encode(list(wanted.values()))
+        self._state_digest = hashlib.sha256(self._specs).hexdigest()
+        self._leader = leader
+        self._leader_error: CheckpointError | None = None
         self._deadline_s = deadline_s
         self._check = check
-        self._leader: RestoreLeader | None = None
-        self._leader_error: CheckpointError | None = None
         self._held = 0
-
-    @property
-    def _specs(self) -> bytes:
-        return msgspec.json.encode(list(self._wanted.values()))
-
-    @property
-    def _state_digest(self) -> str:
-        return hashlib.sha256(self._specs).hexdigest()
 
     def report(
         self,
@@ -192,8 +214,7 @@ class RestoreRounds:
     ) -> Row:
         """Return the row that reports what this process has and wants."""
         digest = self._state_digest
-        report = Report(inventory, digest, wants_host_state, damaged or {}, restored)
-        return Row(report=report)
+        return Row(report=Report(inventory, digest, wants_host_state, damaged or {}, restored))
 
     def hold(self, row: Row) -> Next:
         """Send ``row``; return the answer, with this process's part of it. Collective; blocks.
@@ -201,25 +222,25 @@ class RestoreRounds:
         Raises the error that ends the restore, on all processes. At the leader, a fault is raised
         as the error that it was.
         """
-        answer = self._hold(row, lambda leader, rows: leader.answer(rows))
+        answer = self._hold(row, is_survey=False)
         if not isinstance(answer, Failed):
             assert not isinstance(answer, CompleteSteps), "only a survey asks for these"
             return answer
-        failure = failure_of(answer.kind, answer.target, answer.error)
+        failure = _failure_of(answer.kind, answer.target, answer.error)
         if answer.kind != "failed":
             raise failure from self._leader_error
         raise self._leader_error or self._with_own_leaves(failure)
 
     def survey(self, row: Row) -> CompleteSteps:
         """Send ``row``; return the complete steps. An error is raised on all processes."""
-        answer = self._hold(row, lambda leader, rows: leader.survey(rows))
+        answer = self._hold(row, is_survey=True)
         if isinstance(answer, CompleteSteps):
             return answer
         text = answer.error if isinstance(answer, Failed) else "it did not answer"
         failure = RestoreFailed("survey", "the job", text)
         raise self._leader_error or self._with_own_leaves(failure)
 
-    def _hold(self, row: Row, ask: Callable[[RestoreLeader, Mapping[int, Row]], Answer]) -> Answer:
+    def _hold(self, row: Row, *, is_survey: bool) -> Answer:
         name = f"{self._name}/{self._held}"
         answer_round = Round(
             self._coordinator,
@@ -230,24 +251,17 @@ class RestoreRounds:
             grouped=True,
             series=self._series,
         )
-        answer_round.say(msgspec.json.encode(row))
-        me = self._coordinator.process_index
-        if me != 0:
-            data = answer_round.learn()
-            self._held += 1
-            return decode_message(data, Answer, f"{name}, the answer of process 0")
-        answers: list[Answer] = []
 
         def answer_all(said: Mapping[int, bytes]) -> Callable[[Collection[int]], bytes]:
-            answers.append(answer := self._answer(said, ask))
+            answer = self._answer(said, is_survey=is_survey)
             if isinstance(answer, RestorePlan | LoadPlan):
                 return lambda processes: msgspec.json.encode(answer.share_of(processes))
             encoded = msgspec.json.encode(answer)
             return lambda _: encoded
 
-        answer_round.decide(answer_round.when_all(answer_all))
+        data = answer_round.hold(msgspec.json.encode(row), answer_round.when_all(answer_all))
         self._held += 1
-        return answers[0]
+        return decode_message(data, Answer, f"{name}, the answer of process 0")
 
     def _absent(self, processes: Collection[int]) -> Mapping[int, str]:
         gone = have_left(self._coordinator, processes)
@@ -255,24 +269,24 @@ class RestoreRounds:
             self._check(processes)
         return gone
 
-    def _answer(
-        self,
-        said: Mapping[int, bytes],
-        ask: Callable[[RestoreLeader, Mapping[int, Row]], Answer],
-    ) -> Answer:
+    def _answer(self, said: Mapping[int, bytes], *, is_survey: bool) -> Answer:
         """At the leader: return the answer to the rows of all processes."""
+        assert self._leader is not None, "process 0 has the leader"
         try:
             rows: dict[int, Row] = {
                 process: decode_message(data, Row, f"row of process {process}")
                 for process, data in said.items()
             }
             self._check_states(rows)
-            if self._leader is None:
-                self._leader = self._new_leader()
-            return ask(self._leader, rows)
+            return self._leader.survey(rows) if is_survey else self._leader.answer(rows)
         except Exception as error:  # noqa: BLE001 - the others wait for an answer
-            self._leader_error = typed = _typed(error)
-            return Failed(str(typed)[:4000] or type(error).__name__, failure_kind(typed))
+            failure = error
+            if not isinstance(failure, CheckpointError):
+                problem = f"unexpected {type(error).__name__} at the leader: {error!s:.300}"
+                failure = RestoreFailed("restore", "the job", problem)
+                failure.__cause__ = error
+            self._leader_error = failure
+            return Failed(str(failure)[:4000] or type(error).__name__, _failure_kind(failure))
 
     def _check_states(self, rows: Mapping[int, Row]) -> None:
         """At the leader: RestoreFailed when a process asks for another state than the leader.
@@ -311,14 +325,3 @@ class RestoreRounds:
         more = [f"and {len(lines) - _MOST_NAMED} more"] if len(lines) > _MOST_NAMED else []
         text = "; ".join([*lines[:_MOST_NAMED], *more])
         return RestoreFailed("restore", "the state", f"it is not that of process 0: {text}")
-
-
-def _typed(error: Exception) -> CheckpointError:
-    """Return the error to report to all processes; unexpected errors become ``RestoreFailed``."""
-    if isinstance(error, CheckpointError):
-        return error
-    failure = RestoreFailed(
-        "restore", "the job", f"unexpected {type(error).__name__} at the leader: {error!s:.300}"
-    )
-    failure.__cause__ = error
-    return failure

@@ -111,15 +111,18 @@ class StepCatalog:
         limits = parts.config.restore_limits
         end_s = time.monotonic() + limits.patience_s
         request = RestoreRequest(tree, state, None, wants_host_state=True, retained=None)
-        targets = BoxTable(tree, parts.coordinator.process_count).targets()
-        # Ends before the others stop waiting for its outcome.
-        calls = HolderCalls(parts.events, WorkProgress.until(end_s - limits.patience_s / 10))
+        leader: RestoreLeader | None = None
+        if parts.coordinator.process_index == 0:
+            targets = BoxTable(tree, parts.coordinator.process_count).targets()
+            # Ends before the others stop waiting for its outcome.
+            calls = HolderCalls(parts.events, WorkProgress.until(end_s - limits.patience_s / 10))
+            leader = RestoreLeader(parts, request, targets, calls, end_s)
         rounds = RestoreRounds(
             parts.coordinator,
             f"survey/{number}",
             self.series,
             tree.wanted,
-            lambda: RestoreLeader(parts, request, targets, calls, limits, end_s),
+            leader,
             deadline_s=end_s,
         )
         inventory, damaged = parts.holdings.inventory(), parts.tier.damaged()

@@ -39,7 +39,7 @@ def _errors(states: list[Any], *, survey: bool = False) -> list[str]:
             "restore/0",
             Series(),
             describe(states[process], "restore").wanted,
-            lambda: leader,
+            leader,
             deadline_s=time.monotonic() + WAIT_S,
         )
         inventory = HolderInventory(f"process/{process}", process, "", (), ())

@@ -42,7 +42,7 @@ def rounds_of(service: MemoryService, process: int, leader: Any) -> RestoreRound
         "restore/0",
         Series(),
         {},
-        lambda: leader,
+        leader,
         deadline_s=time.monotonic() + WAIT_S,
     )
 

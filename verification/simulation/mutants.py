@@ -273,14 +273,13 @@ def rolled_back_not_recorded() -> None:
 @_mutant("tests/restore/test_restore_loads.py", simulated=False)
 def storage_failure_taken_for_absence() -> None:
     """Known: a step of storage that failed for a moment was taken for deleted."""
-    attempt = _module("restore.attempt")
-    real = attempt._status_of
+    real = _module("restore.rounds").status_of
 
     def status_of(error: Any, plan: Any) -> Any:
         error.unreachable = False
         return real(error, plan)
 
-    attempt._status_of = status_of
+    _replace_everywhere("restore.rounds", "status_of", status_of)
 
 
 @_mutant()
