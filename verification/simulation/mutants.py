@@ -214,14 +214,13 @@ def deadline_dropped() -> None:
 @_mutant()
 def host_states_swapped() -> None:
     """P2: a process gets the host state of its neighbour."""
-    assignment = _module("core.restore.restore_plan").HostStateAssignment
-    real = assignment.of
+    plan = _module("core.restore.restore_plan")
+    real = plan._own_host_state
 
-    def of(self: Any, process: int) -> Any:
-        states = self._states
-        return real(self, process if states is None else (process + 1) % states.count)
+    def of_the_next(process: int, states: Any, me: str) -> Any:
+        return real((process + 1) % states.count, states, me)
 
-    assignment.of = of
+    plan._own_host_state = of_the_next
 
 
 @_mutant("tests/restore/test_other_process_ids.py", simulated=False)

@@ -140,7 +140,6 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
       rejected: newer saves, newest first.
       host_state_count: number of processes at the save, by its host states; None when host states
         were not asked for or the save has none.
-      notes: contradictions in the inventories, to be logged.
       timeline: the newest one known; every process stores it.
       lives: so many in a row began from this save before.
       is_loaded: this restore has loaded the step from storage, on all processes.
@@ -153,7 +152,6 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
     addresses: dict[str, str] = {}
     rejected: tuple[Rejection, ...] = ()
     host_state_count: int | None = None
-    notes: tuple[str, ...] = ()
     timeline: Timeline | None = None
     lives: int = 0
     is_loaded: bool = False
@@ -181,6 +179,7 @@ class NoPlan(msgspec.Struct, frozen=True, tag="no_plan", forbid_unknown_fields=T
         ``missing`` says so.
       step: the step in question, where there is one.
       missing: one line for each missing part or obstacle.
+      notes: contradictions in the inventories, to be reported.
     """
 
     kind: Literal[

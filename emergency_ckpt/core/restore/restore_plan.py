@@ -27,7 +27,6 @@ from emergency_ckpt.core.restore.inventory import (
     HolderInventory,
     Inventory,
     PersistentStep,
-    Quarantined,
     persistent_unusable,
 )
 from emergency_ckpt.core.restore.leaves import compare_leaves
@@ -44,6 +43,8 @@ from emergency_ckpt.core.restore.plan_types import (
 from emergency_ckpt.core.timeline import is_plain
 from emergency_ckpt.core.wording import few
 from emergency_ckpt.types import LOCAL, PERSISTENT, Box, Contents, LeafSpec, SaveId
+
+MAX_HOST_STATE_SOURCES = 4
 
 
 @dataclass(frozen=True)
@@ -105,11 +106,7 @@ def plan_restore(
         if isinstance(verdict, str):
             rejected.append(_rejection(candidate, verdict))
             continue
-        return msgspec.structs.replace(
-            verdict,
-            rejected=tuple(rejected[:MAX_REJECTIONS]),
-            notes=tuple(clip(note) for note in (*usable.notes, *verdict.notes)),
-        )
+        return msgspec.structs.replace(verdict, rejected=tuple(rejected[:MAX_REJECTIONS]))
     return _nothing_left(usable, inventory, request, requested_step, rejected)
 
 
@@ -174,8 +171,8 @@ def _decide_persistent(
     if persistent_unusable(candidate.step) in inventory.quarantined:
         return "could not be read"
     wanted = request.needs_host_state and candidate.has_host_state
-    if wanted and _count_differs(candidate.process_count, request):
-        return _count_mismatch(candidate.step, candidate.process_count, request)
+    if wanted and (mismatch := _count_mismatch(candidate.step, candidate.process_count, request)):
+        return mismatch
     return RestorePlan(
         tier=PERSISTENT,
         step=candidate.step,
@@ -201,17 +198,24 @@ def _decide_local(
     mismatches = _mismatches(foreign, part, request) if isinstance(located, list) else ()
     lacks: list[str] = []
     if isinstance(located, list) and not mismatches:
-        lacks.append(_lost_tensors(part, usable, located, has_manifest=bool(matching)))
-        lacks += ["copies differ, and those that are taken are damaged"] if others else []
+        if matching:
+            lacks.append(f"held nowhere: {few(located)}")
+        else:
+            knew = usable.known_complete.get(part.save)
+            once = f", though {few(knew, 2)} once knew it to be complete" if knew else ""
+            lacks.append(f"no usable manifest is left{once}")
+        if others:
+            lacks.append("copies differ, and those that are taken are damaged")
     if isinstance(states, str):
         lacks.append(states)
     if lacks or isinstance(states, str):
-        return "; ".join([*lacks, *_faults(part)])
+        return "; ".join([*lacks, *([few(sorted(part.faults))] if part.faults else [])])
     if isinstance(located, list):
-        kind = "state_mismatch"
-        return NoPlan(kind, step=part.save.step, mismatches=mismatches)
-    if states is not None and not states.all_empty and _count_differs(states.count, request):
-        return _count_mismatch(part.save.step, states.count, request)
+        return NoPlan("state_mismatch", step=part.save.step, mismatches=mismatches)
+    if states is not None and not states.all_empty:
+        mismatch = _count_mismatch(part.save.step, states.count, request)
+        if mismatch is not None:
+            return mismatch
     return _plan(part, usable, tensors, located, states, request)
 
 
@@ -279,25 +283,10 @@ def _mismatches(
     return ()
 
 
-def _lost_tensors(
-    part: SaveParts, usable: UsableInventory, lines: list[str], *, has_manifest: bool
-) -> str:
-    if has_manifest:
-        return f"held nowhere: {few(lines)}"
-    knew = usable.known_complete.get(part.save)
-    once = f", though {few(knew, 2)} once knew it to be complete" if knew else ""
-    return f"no usable manifest is left{once}"
-
-
-def _faults(part: SaveParts) -> list[str]:
-    return [few(sorted(part.faults))] if part.faults else []
-
-
-def _count_differs(saved_count: int, request: _Request) -> bool:
-    return saved_count != len(request.targets) and not request.host_state_remap
-
-
-def _count_mismatch(step: int, saved_count: int, request: _Request) -> NoPlan:
+def _count_mismatch(step: int, saved_count: int, request: _Request) -> NoPlan | None:
+    """Return why ``saved_count`` host states do not fit the job; None when they do."""
+    if saved_count == len(request.targets) or request.host_state_remap:
+        return None
     return NoPlan(
         "host_state_count",
         step=step,
@@ -318,17 +307,23 @@ def _plan(
     states: HostStates | None,
     request: _Request,
 ) -> RestorePlan | str:
+    every_owner: tuple[HostStateFetch, ...] = ()
     remap = states is not None and states.count != len(request.targets)
-    strangers = [] if states is None or remap else sorted(set(request.targets) - set(states.copies))
-    if strangers and states is not None and not states.all_empty:
-        return f"no host state belongs to process {few(strangers)}"
-    hand_out = HostStateAssignment(usable, states, remap=remap)
-    copies = {
-        process: Copies(
-            bundles, tensors.own_manifests(usable.own.get(process, "")), place, hand_out.of(process)
+    if states is not None and not states.all_empty:
+        strangers = [] if remap else sorted(set(request.targets) - set(states.copies))
+        if strangers:
+            return f"no host state belongs to process {few(strangers)}"
+        every_owner = tuple(
+            HostStateFetch(owner, digest, holders[:MAX_HOST_STATE_SOURCES])
+            for owner, (digest, holders) in states.copies.items()
         )
-        for process, (bundles, place) in located.items()
-    }
+    copies: dict[int, Copies] = {}
+    for process, (bundles, place) in located.items():
+        me = usable.own.get(process, "")
+        host_states = every_owner
+        if states is not None and every_owner and not remap:
+            host_states = (_own_host_state(process, states, me),)
+        copies[process] = Copies(bundles, tensors.own_manifests(me), place, host_states)
     return RestorePlan(
         tier=LOCAL,
         step=part.save.step,
@@ -336,8 +331,17 @@ def _plan(
         copies=copies,
         addresses={name: holder.address for name, holder in usable.holders.items()},
         host_state_count=None if states is None else states.count,
-        notes=() if states is None else states.notes,
     )
+
+
+def _own_host_state(process: int, states: HostStates, me: str) -> HostStateFetch:
+    """Return the host state of ``process``, which has the name ``me`` as a holder."""
+    digest, holders = states.copies[process]
+    start = process % len(holders)  # spreads a lost slice's fetches over the buddies' slices
+    order = [name for name in holders[start:] + holders[:start] if name != me]
+    if me in holders:
+        order.insert(0, me)
+    return HostStateFetch(process, digest, tuple(order[:MAX_HOST_STATE_SOURCES]))
 
 
 def _nothing_left(
@@ -347,7 +351,11 @@ def _nothing_left(
     requested_step: int | None,
     rejected: list[Rejection],
 ) -> NoPlan:
-    missing = tuple(_rejection_line(item) for item in rejected[:MAX_REJECTIONS])
+    lines: list[str] = []
+    for item in rejected[:MAX_REJECTIONS]:
+        which = f" of incarnation {item.incarnation}" if item.incarnation else ""
+        lines.append(f"step {item.step}{which}, {item.tier} tier: {item.reason}")
+    missing = tuple(lines)
     kind = "unrecoverable"
     if requested_step is not None:
         kind = "step_not_found"
@@ -359,19 +367,12 @@ def _nothing_left(
         step=requested_step,
         rejected=tuple(rejected[:MAX_REJECTIONS]),
         missing=missing,
-        notes=tuple(clip(note) for note in usable.notes),
+        notes=(clip(usable.note),) if usable.note else (),
     )
 
 
-def _rejection_line(item: Rejection) -> str:
-    which = f" of incarnation {item.incarnation}" if item.incarnation else ""
-    return f"step {item.step}{which}, {item.tier} tier: {item.reason}"
-
-
 def _was_complete(inventory: Inventory, request: _Request) -> bool:
-    """Return whether a step would be complete if no copy had failed; this is then no fresh
-    start.
-    """
+    """Return whether a step would be complete if no copy had failed: then it is no fresh start."""
     if not inventory.quarantined:
         return False
     before = msgspec.structs.replace(inventory, quarantined=frozenset())
@@ -379,9 +380,6 @@ def _was_complete(inventory: Inventory, request: _Request) -> bool:
     return any(
         not isinstance(_decide_local(part, usable, before, request), str) for part in usable.saves
     )
-
-
-MAX_NOTES = 16
 
 
 @dataclass
@@ -415,37 +413,75 @@ class UsableInventory:
       own: process index -> name of the holder that is that process.
       saves: newest first (step, then incarnation).
       known_complete: saves once known to be complete -> the holders that knew.
+      note: which holders contradict each other, and are dropped; empty without any.
     """
 
     holders: dict[str, HolderInventory]
     own: dict[int, str]
     saves: list[SaveParts]
     known_complete: dict[SaveId, list[str]]
-    notes: list[str]
+    note: str
 
 
 def filter_inventory(inventory: Inventory) -> UsableInventory:
     """Drop holders with contradictory names and unusable manifests; group the rest by save."""
-    notes: list[str] = []
-    holders = _distinct_holders(inventory.holders, notes)
-    entire, partial = _quarantine(inventory.quarantined)
+    holders, note = _distinct_holders(inventory.holders)
+    entire: set[tuple[str, str]] = set()  # holder and digest
+    partial: dict[tuple[str, str], set[int]] = {}
+    for item in inventory.quarantined:
+        if item.shard is None:
+            entire.add((item.holder, item.digest))
+        else:
+            partial.setdefault((item.holder, item.digest), set()).add(item.shard)
     parts: dict[SaveId, SaveParts] = {}
     known: dict[SaveId, list[str]] = {}
-    for holder in holders.values():
+
+    def part_of(save: SaveId) -> SaveParts:
+        if save not in parts:
+            parts[save] = SaveParts(save)
+        return parts[save]
+
+    for name, holder in holders.items():
         if holder.known_complete is not None:
-            known.setdefault(holder.known_complete, []).append(holder.holder)
-            parts.setdefault(holder.known_complete, SaveParts(holder.known_complete))
-        _sift_tensors(holder, inventory, entire, partial, parts)
-        _sift_host_states(holder, entire, parts)
+            known.setdefault(holder.known_complete, []).append(name)
+            part_of(holder.known_complete)  # listed, even if no holder has a part
+        for manifest in sorted(set(holder.tensors)):
+            part, where = part_of(manifest.save), (name, manifest.digest)
+            contents = inventory.manifests.get(manifest.digest)
+            label = f"manifest {manifest.digest[:12]} at {name}"
+            fault = _fault_of(manifest.save, contents, is_quarantined=where in entire)
+            if fault:
+                part.faults.append(f"{label} {fault}")
+                continue
+            part.manifests.setdefault(manifest.digest, []).append(name)
+            if bad := partial.get(where):
+                part.damaged.setdefault(manifest.digest, {})[name] = frozenset(bad)
+                count = f"{len(bad)} shard{'s' if len(bad) > 1 else ''}"
+                part.faults.append(f"{count} of {label} quarantined")
+        for host_state in holder.host_states:
+            part = part_of(host_state.save)
+            if (name, host_state.digest) in entire:
+                part.faults.append(f"host state {host_state.owner} at {name} is quarantined")
+            else:
+                part.host_states.append((name, host_state))
     newest_first = sorted(parts.values(), key=lambda part: part.save, reverse=True)
     own = {h.process_index: h.holder for h in holders.values() if h.process_index is not None}
-    return UsableInventory(holders, own, newest_first, known, notes[:MAX_NOTES])
+    return UsableInventory(holders, own, newest_first, known, note)
+
+
+def _fault_of(save: SaveId, contents: Contents | None, *, is_quarantined: bool) -> str:
+    """Return why a manifest of ``save`` cannot be used; empty when it can."""
+    if contents is None:
+        return "could not be read"
+    if contents.save != save:
+        return f"is of another save (step {contents.save.step})"
+    return "is quarantined" if is_quarantined else ""
 
 
 def _distinct_holders(
-    reported: Iterable[HolderInventory], notes: list[str]
-) -> dict[str, HolderInventory]:
-    """Return holders by name. Two that share a name or a process index are both dropped."""
+    reported: Iterable[HolderInventory],
+) -> tuple[dict[str, HolderInventory], str]:
+    """Return holders by name, and which were dropped: two share a name or a process index."""
     by_name: dict[str, HolderInventory] = {}
     contradictory: set[str] = set()
     for holder in reported:
@@ -456,79 +492,23 @@ def _distinct_holders(
     for holder in by_name.values():
         if holder.process_index is not None and indices[holder.process_index] > 1:
             contradictory.add(holder.holder)
+    note = ""
     if contradictory:
         names = few(sorted(contradictory))
-        notes.append(f"ignored {names}: more than one inventory under one name or process index")
+        note = f"ignored {names}: more than one inventory under one name or process index"
     kept = [h for name, h in by_name.items() if name not in contradictory]
     kept.sort(key=lambda h: (h.process_index is None, h.process_index or 0, h.holder))
-    return {h.holder: h for h in kept}
+    return {h.holder: h for h in kept}, note
 
 
 def _same(a: HolderInventory, b: HolderInventory) -> bool:
-    return (a.process_index, a.address, a.known_complete) == (
-        b.process_index,
-        b.address,
-        b.known_complete,
-    ) and (set(a.tensors), set(a.host_states)) == (set(b.tensors), set(b.host_states))
-
-
-def _quarantine(
-    quarantined: Iterable[Quarantined],
-) -> tuple[set[tuple[str, str]], dict[tuple[str, str], set[int]]]:
-    """Return the (holder, digest) pairs quarantined entirely, and the shards of the others."""
-    entire: set[tuple[str, str]] = set()
-    partial: dict[tuple[str, str], set[int]] = {}
-    for item in quarantined:
-        if item.shard is None:
-            entire.add((item.holder, item.digest))
-        else:
-            partial.setdefault((item.holder, item.digest), set()).add(item.shard)
-    return entire, partial
-
-
-def _sift_tensors(
-    holder: HolderInventory,
-    inventory: Inventory,
-    entire: set[tuple[str, str]],
-    partial: Mapping[tuple[str, str], set[int]],
-    parts: dict[SaveId, SaveParts],
-) -> None:
-    for manifest in sorted(set(holder.tensors)):
-        part = parts.get(manifest.save)
-        if part is None:
-            part = parts[manifest.save] = SaveParts(manifest.save)
-        contents = inventory.manifests.get(manifest.digest)
-        where = (holder.holder, manifest.digest)
-        label = f"manifest {manifest.digest[:12]} at {holder.holder}"
-        if contents is None:
-            part.faults.append(f"{label} could not be read")
-        elif contents.save != manifest.save:
-            part.faults.append(f"{label} is of another save (step {contents.save.step})")
-        elif where in entire:
-            part.faults.append(f"{label} is quarantined")
-        else:
-            part.manifests.setdefault(manifest.digest, []).append(holder.holder)
-            bad = partial.get(where)
-            if bad:
-                part.damaged.setdefault(manifest.digest, {})[holder.holder] = frozenset(bad)
-                count = f"{len(bad)} shard{'s' if len(bad) > 1 else ''}"
-                part.faults.append(f"{count} of {label} quarantined")
-
-
-def _sift_host_states(
-    holder: HolderInventory, entire: set[tuple[str, str]], parts: dict[SaveId, SaveParts]
-) -> None:
-    for host_state in holder.host_states:
-        part = parts.get(host_state.save)
-        if part is None:
-            part = parts[host_state.save] = SaveParts(host_state.save)
-        if (holder.holder, host_state.digest) in entire:
-            part.faults.append(f"host state {host_state.owner} at {holder.holder} is quarantined")
-        else:
-            part.host_states.append((holder.holder, host_state))
-
-
-MAX_HOST_STATE_SOURCES = 4
+    """Return whether two inventories of one name are equal, in whatever order their parts are."""
+    return (
+        (a.process_index, a.address, a.known_complete)
+        == (b.process_index, b.address, b.known_complete)
+        and set(a.tensors) == set(b.tensors)
+        and set(a.host_states) == set(b.host_states)
+    )
 
 
 @dataclass(frozen=True)
@@ -539,13 +519,11 @@ class HostStates:
       count: number of processes at the time of the save.
       copies: by owner: the digest to use and its holders.
       all_empty: every held copy says that no process had any non-tensor state.
-      notes: owners with different copies, in words.
     """
 
     count: int
     copies: Mapping[int, tuple[str, tuple[str, ...]]]
     all_empty: bool
-    notes: tuple[str, ...]
 
 
 _Copies = dict[str, dict[str, bool]]
@@ -574,53 +552,14 @@ def choose_host_states(part: SaveParts, process_count: int) -> HostStates | str:
         first = islice((owner for owner in range(size) if owner not in owners), 4)
         names = ", ".join(map(str, first)) + (" ..." if lost > 4 else "")
         return f"{lost} of {size} host states are held nowhere: process {names}"
-    return _chosen(sets, max(complete, key=lambda size: (size == process_count, size)))
-
-
-def _chosen(sets: Mapping[int, Mapping[int, _Copies]], size: int) -> HostStates:
-    copies: dict[int, tuple[str, tuple[str, ...]]] = {}
-    notes: list[str] = []
+    size = max(complete, key=lambda size: (size == process_count, size))
+    chosen: dict[int, tuple[str, tuple[str, ...]]] = {}
     all_empty = True
     for owner, by_digest in sorted(sets[size].items()):
         # Only the owner makes a host state, and copies are pushed unchanged: two digests mean that
         # the owner made the host state twice. All processes take the smaller digest. The owner's
         # own copy has no precedence, because process indices may have been permuted.
         digest = min(by_digest)
-        copies[owner] = (digest, tuple(by_digest[digest]))
+        chosen[owner] = (digest, tuple(by_digest[digest]))
         all_empty = all_empty and all(all(holders.values()) for holders in by_digest.values())
-        if len(by_digest) > 1:
-            notes.append(
-                f"{len(by_digest)} different host states of process {owner} are held:"
-                f" using the one at {few(by_digest[digest])}"
-            )
-    return HostStates(size, copies, all_empty, tuple(notes))
-
-
-class HostStateAssignment:
-    """Assigns host states to processes. Called once per process, in order."""
-
-    def __init__(self, usable: UsableInventory, states: HostStates | None, *, remap: bool) -> None:
-        self._usable = usable
-        self._states = None if states is None or states.all_empty else states
-        # One tuple for all, since every process needs every former state.
-        self._all = self._every_owner(self._states) if remap and self._states else None
-
-    def of(self, process: int) -> tuple[HostStateFetch, ...]:
-        """Return the host states for ``process``: its own, or all of them when remapping."""
-        if self._states is None:
-            return ()
-        if self._all is not None:
-            return self._all
-        digest, holders = self._states.copies[process]
-        own = self._usable.own.get(process)
-        start = process % len(holders)  # spreads a lost slice's fetches over the buddies' slices
-        order = [name for name in holders[start:] + holders[:start] if name != own]
-        if own in holders:
-            order.insert(0, own)
-        return (HostStateFetch(process, digest, tuple(order[:MAX_HOST_STATE_SOURCES])),)
-
-    def _every_owner(self, states: HostStates) -> tuple[HostStateFetch, ...]:
-        return tuple(
-            HostStateFetch(owner, digest, holders[:MAX_HOST_STATE_SOURCES])
-            for owner, (digest, holders) in states.copies.items()
-        )
+    return HostStates(size, chosen, all_empty)

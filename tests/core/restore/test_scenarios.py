@@ -184,9 +184,8 @@ class Scenario:
             lines += [f"  missing {line}" for line in outcome.missing]
             if outcome.saved_count is not None:
                 lines.append(f"  saved {outcome.saved_count}, now {outcome.process_count}")
-        lines += [f"  rejected {render_rejection(item)}" for item in outcome.rejected]
-        lines += [f"  note {note}" for note in outcome.notes]
-        return lines
+            lines += [f"  note {note}" for note in outcome.notes]
+        return [*lines, *(f"  rejected {render_rejection(item)}" for item in outcome.rejected)]
 
 
 def render_rejection(item: Rejection) -> str:
