@@ -12,13 +12,11 @@ from typing import Any
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator, connect_start, own_address
 from emergency_ckpt.cluster.left_processes import LeftProcesses, have_left
-from emergency_ckpt.cluster.lost_peers import LostPeers
 from emergency_ckpt.cluster.membership import JobStart, Membership
-from emergency_ckpt.cluster.peers import Known
+from emergency_ckpt.cluster.peers import Known, LostPeers
 from emergency_ckpt.cluster.preemption import PreemptionWatch, find_notices
 from emergency_ckpt.cluster.round import run_on_all
-from emergency_ckpt.cluster.secret_agreement import secret_text
-from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
+from emergency_ckpt.cluster.start_agreement import agree_settings, secret_text, tell_problem
 from emergency_ckpt.cluster.timelines import SOON_S, StoredChain, Timelines
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.config.validation import listeners_of
@@ -36,12 +34,12 @@ from emergency_ckpt.observer import JobView, Observer, StepProgress
 from emergency_ckpt.restore.request import RestoreParts
 from emergency_ckpt.restore.steps import StepCatalog
 from emergency_ckpt.run_secret import own_secret
-from emergency_ckpt.save.finite import FiniteLeaves
 from emergency_ckpt.save.local_save import LocalSaves
 from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.save.persistent.save import PersistentSaves
 from emergency_ckpt.save.save_work import SaverParts
 from emergency_ckpt.save.saver import Saver
+from emergency_ckpt.save.value_checks import FiniteLeaves
 from emergency_ckpt.save.vote import Vote
 from emergency_ckpt.start import (
     ClaimAtStart,
@@ -147,8 +145,7 @@ class Opened:
         events.locate(incarnation=member.incarnation)
         self.watch = _watch_notices(config, member.coordinator, events)
         self.left_processes = LeftProcesses(member.coordinator)
-        peers = member.peers
-        self._lost = LostPeers(member.coordinator, member.client, peers.known, peers.address_of)
+        self._lost = LostPeers(member.coordinator, member.peers)
         try:
             self._assemble()
             # Also so that no process's restore timeout runs while the leader waits for storage.

@@ -5,8 +5,8 @@ newest save that it has begun in each tier. It still finishes these saves, so th
 this process in these saves and not in later saves. When the process has released everything, it
 announces that nothing more comes from it (``GONE``).
 
-A process that dies announces nothing: ``lost_peers`` ends the wait for it inside ``save``, and the
-engine and JAX's heartbeats decide on the rest.
+A process that dies announces nothing: ``peers.LostPeers`` ends the wait for it inside ``save``, and
+the engine and JAX's heartbeats decide on the rest.
 
 A process that begins a save takes no part in earlier saves that it left out, and reports that too
 (``come_to``). ``LeftProcesses.absent`` combines all these reports into the list of absent

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from emergency_ckpt.background import copy_threads
 from emergency_ckpt.cluster.coordination import connect, route_to
 from emergency_ckpt.cluster.peers import Known, Peers, agree_start
-from emergency_ckpt.cluster.secret_agreement import MADE_UP, forget_secret, share_secret
 from emergency_ckpt.cluster.shard_source import ProcessHoldings
+from emergency_ckpt.cluster.start_agreement import MADE_UP, forget_secret, share_secret
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.address import reachable_host
 from emergency_ckpt.events import EventSink

@@ -1,8 +1,9 @@
-"""The start of an incarnation: server, addresses and incarnation, agreed by all."""
+"""Access to the other processes, the start of an incarnation, and peers that died silently."""
 
 from __future__ import annotations
 
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,15 +17,18 @@ from emergency_ckpt.cluster.coordination import (
     decode_each,
     decode_message,
 )
+from emergency_ckpt.cluster.left_processes import have_left
 from emergency_ckpt.cluster.round import Round
+from emergency_ckpt.core.address import parse_address, split_holder
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.timeline import new_incarnation
-from emergency_ckpt.errors import CheckpointError, RestoreFailed
+from emergency_ckpt.errors import CheckpointError, PeerLeft, RestoreFailed
 from emergency_ckpt.ram.manifest import decode_contents
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import Contents, SaveId
 
 _ADDRESS_TIMEOUT_S = 30.0
+_CONNECT_TIMEOUT_S = 1.0
 
 
 class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,6 +109,65 @@ class Peers:
     def fetch_contents(self, process: int, digest: str) -> Contents:
         """Return the contents of a manifest that ``process`` holds. Blocks."""
         return fetch_contents(self.client, self.address_of(process), digest)
+
+
+class LostPeers:
+    """Finds peers that died without a report, for a wait inside ``save``. For the training thread.
+
+    The arrays of a state may wait for a dead process in a collective. JAX ends its wait for an
+    array only by its heartbeats, 100 s later. When a process dies, its host's kernel closes the
+    process's connections and refuses new connections to its port; both together are the proof of a
+    death. A server that has closed an idle connection still takes new connections. A partition, or
+    a host that is gone, neither closes nor refuses connections: such losses are left to JAX's
+    heartbeats and to the engine that runs the job.
+    """
+
+    def __init__(self, coordinator: Coordinator, peers: Peers) -> None:
+        self._coordinator = coordinator
+        self._peers = peers
+        self._turn = 0
+
+    def inspect(self) -> None:
+        """Check one suspect, another one each time. Blocks for about a second at most.
+
+        Raises:
+          PeerLeft: the suspect has died.
+        """
+        suspects = [peer for peer in sorted(self._peers.known()) if self._has_closed(peer)]
+        if not suspects:
+            return
+        self._turn += 1
+        suspect = suspects[self._turn % len(suspects)]
+        if not _refuses(self._peers.address_of(suspect)):
+            return
+        try:
+            if suspect in have_left(self._coordinator, [suspect]):
+                return  # it has ended as intended: it announced that, and then closed its port
+        except CheckpointError:
+            return  # without the service, a death cannot be distinguished from an end
+        problem = (
+            f"process {suspect} has died: its connections were closed, and its host refuses new"
+            " ones to its port"
+        )
+        hint = "restart the job; it finds the newest complete step"
+        raise PeerLeft("wait for", "the other processes", problem, hint=hint)
+
+    def _has_closed(self, peer: int) -> bool:
+        try:
+            return self._peers.client.has_closed(self._peers.address_of(peer))
+        except CheckpointError:
+            return False  # the peer's address is not known
+
+
+def _refuses(address: str) -> bool:
+    place = parse_address(split_holder(address)[1])
+    try:
+        with socket.create_connection(place, _CONNECT_TIMEOUT_S):
+            return False
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
 
 
 def fetch_contents(client: TransferClient, address: str, digest: str) -> Contents:

@@ -47,7 +47,7 @@ from emergency_ckpt.cluster.coordination import (
 )
 from emergency_ckpt.cluster.round import Cell
 from emergency_ckpt.core.limits import MAX_INT
-from emergency_ckpt.core.save.overdue import deadline_of
+from emergency_ckpt.core.save.ending import deadline_of
 from emergency_ckpt.errors import CheckpointError, CoordinationError
 from emergency_ckpt.events import EventSink
 

@@ -1,7 +1,12 @@
-"""The first round of a start: equal settings on every process, and a name for the start.
+"""The first agreements of a start: equal settings, a name for the start, and the run's secret.
 
-The round precedes all work that depends on a setting. Otherwise a job in which ``dir`` differs
-would wait in two places for processes that never come there.
+The round of the settings precedes all work that depends on a setting. Otherwise a job in which
+``dir`` differs would wait in two places for processes that never come there.
+
+The run's secret is the secret that all processes were given, which the round compares by
+``secret_text``, or a random one of process 0. A random secret passes through JAX's coordination
+service in the clear. An attacker who can read in that service can read the secret; one who can
+write there controls the job in any case. JAX's own mTLS closes the service (docs/security.md).
 """
 
 from __future__ import annotations
@@ -19,9 +24,10 @@ from emergency_ckpt.cluster.coordination import (
     deadline_left_s,
     decode_each,
     decode_message,
+    forget,
     joined_errors,
 )
-from emergency_ckpt.cluster.round import Answer, Round, nobody
+from emergency_ckpt.cluster.round import Answer, Round, nobody, wait_for_key
 from emergency_ckpt.core.address import outside_hosts
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.wording import processes_text
@@ -31,10 +37,18 @@ from emergency_ckpt.errors import (
     CoordinationError,
     DeadlineExceeded,
 )
+from emergency_ckpt.run_secret import OwnSecret, check_secret, generate_secret, stretched
 
 _DIFFER_S = 5.0
 """Time for the second round, where the first round has taken the whole timeout."""
 _MOST_LINES = 20
+_KEY = "secret"
+MADE_UP = (
+    "no secret is given, so process 0 made one up and gave it to the others through JAX's"
+    " coordination service, where anyone who reaches the coordinator's port can read it. Set"
+    ' secret_file or ECKPT_KEY, and require={"secret"} to refuse a start without one'
+)
+"""Warning of a job of several processes without a given secret."""
 
 
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -186,3 +200,38 @@ def differing_settings(tables: Mapping[int, Mapping[str, str]]) -> list[str]:
             )
             lines.append(f"{name} differs between the processes: {values}")
     return lines
+
+
+def secret_text(run_id: str, own: OwnSecret | None) -> str:
+    """Return a text that is equal on two processes exactly if they were given the same secret.
+
+    The text has a digest of the stretched secret, so a guess costs as much as at a handshake.
+    """
+    if own is None:
+        return "none"
+    digest = hashlib.sha256(b"emergency_ckpt secret" + stretched(run_id, own.value)).hexdigest()
+    return f"{own.kind}, {digest[:16]}"
+
+
+def share_secret(coordinator: Coordinator, own: OwnSecret | None, timeout_s: float) -> bytes:
+    """Return the run's secret: the given one (``own``), or one that process 0 makes up. Collective.
+
+    All processes were given the same secret, or no process was given one. DeadlineExceeded when
+    process 0 did not come; ConfigError when the value in the service is no secret.
+    """
+    if own is not None:
+        return own.value
+    if coordinator.process_index != 0:
+        secret = wait_for_key(coordinator, _KEY, timeout_s, prompt=True)
+        check_secret(secret)
+        return secret
+    secret = generate_secret()
+    if coordinator.process_count > 1:
+        coordinator.put(_KEY, secret)
+    return secret
+
+
+def forget_secret(coordinator: Coordinator) -> None:
+    """Delete the secret from the service. For the leader, once all processes have read it."""
+    if coordinator.process_index == 0:
+        forget(coordinator, _KEY)

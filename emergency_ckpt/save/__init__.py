@@ -27,12 +27,12 @@ service runs. A ``get`` that runs into its deadline costs the service 15 kB unti
 waits read the key at intervals instead (``cluster.round.wait_for_key``).
 
 Where a save takes longer than the next one may wait, the leader leaves the next save out for all
-processes (``turns``), and names it in the decision on the save under way.
+processes (``turn_wait``), and names it in the decision on the save under way.
 
 A process that leaves (``stop``, an exception, the program's end) reports that to the others at
 once, with the newest save that it has begun in each tier. A vote or a stage that waits looks for
 this report, and for a report that the process has begun a later save. A wait in the training
-thread also checks whether the port of a process is closed (``cluster.lost_peers``).
+thread also checks whether the port of a process is closed (``cluster.peers.LostPeers``).
 
 When to save: the training thread decides what follows from the step alone, alike on all processes.
 The leader decides what depends on a clock or on a save under way (continuous, adaptive, every so

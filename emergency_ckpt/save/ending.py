@@ -4,8 +4,10 @@
    newest step to storage (``store_newest``), waits, ends all threads (``stop``), and warns of a
    last step that storage lacks (``warn_of_unstored``).
 2. After an exception the saves in progress get a short time to end (``abandon``).
-3. When the loop does not act on a notice in time, a thread writes RAM's newest step to storage
-   (``OverdueNotice``).
+3. Where the loop does not act on a notice in time, as in a long evaluation, a thread of each
+   process does. After half of the grace period these threads bring RAM's newest step to storage
+   together (``last_step``). Shortly before the period is over each thread reports that the present
+   step is not saved, since the process cannot report that after the kill.
 """
 
 from __future__ import annotations
@@ -16,17 +18,19 @@ from collections.abc import Callable, Mapping
 
 from absl import logging
 
+from emergency_ckpt.background import join
 from emergency_ckpt.cluster.round import leave_together
-from emergency_ckpt.core.save.last_step import unstored_text
+from emergency_ckpt.core.save.ending import Overdue, missed_text, overdue_work, unstored_text
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
 from emergency_ckpt.save.last_step import LastStep
-from emergency_ckpt.save.overdue_notice import OverdueNotice
 from emergency_ckpt.save.save_work import SavedSteps, SaverParts, SaveWork
 from emergency_ckpt.save.schedule import DueSaves, TierSchedule
 from emergency_ckpt.storage.calls import release_workers
 from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
 
 _STOP_TIMEOUT_S = 30.0
+_LOOK_S = 1.0
+_JOIN_S = 5.0
 _END_S = 30.0
 """Longest wait for the leader to announce no more steps: all processes of a job end together."""
 
@@ -63,14 +67,13 @@ class Ending:
         self._newest: LastStep | None = None
         if parts.persistent is not None and PERSISTENT in schedules:
             self._newest = LastStep(parts, parts.persistent, schedules[PERSISTENT], saved)
-        self._overdue = OverdueNotice(
-            parts.watch,
-            parts.config.preemption_grace_s,
-            self._bring_newest,
-            self._tell_missed,
-            self._newest_steps,
-            has_storage=self._newest is not None,
+        self._done_for_notice = set[Overdue]()
+        self._telling = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(
+            target=self._watch_notice, name="eckpt-overdue", daemon=True
         )
+        self._thread.start()
 
     def begin_restore(self) -> None:
         """Announce no more steps, before a restore; wait for the saves in progress."""
@@ -135,7 +138,7 @@ class Ending:
           settle: decides which steps count beside a save to storage.
           goes_on: False where nothing was saved since a step was restored by its number.
         """
-        self._overdue.close()
+        self._end_watch()
         newest = self._newest
         if newest is None or self.last_step is None:
             return
@@ -177,8 +180,14 @@ class Ending:
             self.end_threads(_STOP_TIMEOUT_S)
 
     def abandon(self, timeout_s: float) -> None:
-        """Wait so long for saves in progress, then end all threads that end soon; never raise."""
-        self._overdue.close(is_bad_end=True)
+        """Wait so long for saves in progress, then end all threads that end soon; never raise.
+
+        Where a notice is overdue, this bad end reports the missed notice.
+        """
+        self._end_watch()
+        since_s = self._parts.watch.overdue_s
+        if since_s is not None:
+            self._tell_missed(since_s)
         deadline_s = time.monotonic() + timeout_s
         try:
             self.wait_until_finished(timeout_s)
@@ -188,7 +197,7 @@ class Ending:
 
     def end_threads(self, timeout_s: float) -> None:
         """End each thread after its present work, if that takes no longer than ``timeout_s``."""
-        self._overdue.close()
+        self._end_watch()
         self._due.stop()
         if self._parts.persistent is not None:
             self._parts.persistent.end_waits()
@@ -205,7 +214,30 @@ class Ending:
         self._parts.events.emit("preemption.missed", cause="not_written", step=step, tier=name)
         logging.error("preempted: step %d is not in the %s tier, %s", step, name, why)
 
-    # A notice on which the loop does not act in time; in the thread of ``OverdueNotice``.
+    # A notice on which the loop does not act in time.
+
+    def _end_watch(self) -> None:
+        """End the thread that looks for such a notice. Idempotent."""
+        self._closing.set()
+        join(self._thread, _JOIN_S)
+
+    def _watch_notice(self) -> None:
+        watch, grace_s = self._parts.watch, self._parts.config.preemption_grace_s
+        pause_s = min(_LOOK_S, grace_s / 20)
+        while watch.is_on and not self._closing.wait(pause_s):
+            since_s = watch.overdue_s
+            if since_s is None:
+                continue
+            work = overdue_work(since_s, grace_s, self._done_for_notice)
+            if work == "tell":
+                self._tell_missed(since_s)
+                return
+            if work == "bring":
+                self._done_for_notice.add("bring")
+                try:
+                    self._bring_newest(time.monotonic() + grace_s - since_s)
+                except Exception:  # noqa: BLE001 - logged; the missed notice must be reported
+                    logging.exception("the newest step of RAM is not brought to storage")
 
     def _bring_newest(self, deadline_s: float) -> None:
         """Begin, with the other processes, to bring RAM's newest step to storage.
@@ -217,7 +249,7 @@ class Ending:
             return
 
         def inspect() -> None:
-            if self._overdue.is_closing or self.is_restoring or watch.sync_step is not None:
+            if self._closing.is_set() or self.is_restoring or watch.sync_step is not None:
                 raise CheckpointError("wait for", "the decision of process 0", "the loop goes on")
 
         decision = newest.agree(placement, deadline_s, inspect, goes_on=True)
@@ -230,14 +262,21 @@ class Ending:
         finally:
             self._entry.release()
 
-    def _newest_steps(self) -> tuple[int | None, int | None]:
-        """Return the newest steps in RAM and in storage, as far as this process knows."""
-        stored = list(self._saved.of(PERSISTENT))
-        listed = None if self._newest is None else self._newest.listed()
-        stored += [] if listed is None else [listed]
-        return max(self._saved.of(LOCAL), default=None), max(stored, default=None)
-
-    def _tell_missed(self, text: str) -> None:
+    def _tell_missed(self, since_s: float) -> None:
+        """Report, once, that the loop has not acted on a notice that came so long ago."""
+        with self._telling:
+            if "tell" in self._done_for_notice:
+                return
+            self._done_for_notice.add("tell")
+        persistent = self._parts.persistent if self._newest is not None else None
+        listed = None if persistent is None else persistent.newest_listed()
+        stored = [*self._saved.of(PERSISTENT), *([] if listed is None else [listed])]
+        text = missed_text(
+            since_s,
+            max(self._saved.of(LOCAL), default=None),
+            max(stored, default=None),
+            has_storage=persistent is not None,
+        )
         logging.error("%s", text)
         # An observer of this event may end the process.
         self._parts.events.emit("preemption.missed", cause="no_save", text=text)

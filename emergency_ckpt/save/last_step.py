@@ -24,7 +24,7 @@ from emergency_ckpt.cluster.process_placement import ProcessPlacement, ram_write
 from emergency_ckpt.cluster.round import Cell
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, ProcessIndex
 from emergency_ckpt.core.placement.placement_policies import RamWriters
-from emergency_ckpt.core.save.last_step import step_for_storage
+from emergency_ckpt.core.save.ending import step_for_storage
 from emergency_ckpt.core.timeline import check_save, life_of
 from emergency_ckpt.errors import CheckpointError, CoordinationError, HostStateError
 from emergency_ckpt.save.persistent.capture import PublishedCapture
@@ -127,10 +127,6 @@ class LastStep:
             self.reason = str(error)
             return None
         return decision if decision.in_ram is not None else None
-
-    def listed(self) -> int | None:
-        """Return the newest step of storage that counts, at the leader; None on other processes."""
-        return self._persistent.newest_listed()
 
     def begin(self, decision: LastSave, placement: ProcessPlacement) -> None:
         """Begin this process's part in the background; ``reason`` names a failure afterwards."""

@@ -21,10 +21,9 @@ from emergency_ckpt.errors import CheckpointError, SaveFailed, TransferError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
-from emergency_ckpt.save.finite import FiniteLeaves
 from emergency_ckpt.save.persistent.capture import SlotCapture
-from emergency_ckpt.save.turns import Turns
-from emergency_ckpt.save.unchanged import UnchangedSaves
+from emergency_ckpt.save.turn_wait import Turns
+from emergency_ckpt.save.value_checks import FiniteLeaves, UnchangedSaves
 from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.staging import LandingPlace

@@ -28,12 +28,12 @@ from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.slot_choice import slots_for
 from emergency_ckpt.ram.tier import LocalTier
-from emergency_ckpt.save.finite import FiniteLeaves
 from emergency_ckpt.save.local_save import LocalSave, LocalSaves
 from emergency_ckpt.save.persistent.capture import ScratchArea, SlotCapture, StorageCapture
 from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
 from emergency_ckpt.save.schedule import TierSchedule
+from emergency_ckpt.save.value_checks import FiniteLeaves
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.host_state import Payload
 from emergency_ckpt.state.link import Link

@@ -35,7 +35,7 @@ from emergency_ckpt.cluster.round import Absent, Cell, Round, Series
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.save.save_rules import all_published, decide_vote
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
-from emergency_ckpt.save.turns import Turns
+from emergency_ckpt.save.turn_wait import Turns
 from emergency_ckpt.types import LOCAL, SaveId
 
 _KEPT_VOTES = 4

@@ -16,12 +16,13 @@ import numpy.typing as npt
 from absl import logging
 
 from emergency_ckpt.core.boxes import shape_of
-from emergency_ckpt.core.save.device_memory import Free, free_for_copies
 from emergency_ckpt.core.save.snapshot_plan import (
     Buffers,
     DeviceCopyPlan,
+    Free,
     Piece,
     choose_sources,
+    free_for_copies,
     plan_device_copies,
     transfer_order,
 )
@@ -77,7 +78,7 @@ class DeviceCopies:
     """Makes copies and counts their bytes on each device. Thread-safe.
 
     Sizes are those of the values; a device may pad them. Where no limit was set, it follows from
-    what the devices have free (``core.save.device_memory``): it is 0 until a whole interval between
+    what the devices have free (``core.save.snapshot_plan``): it is 0 until a whole interval between
     saves has shown what training needs, and is only ever lowered after that.
     """
 

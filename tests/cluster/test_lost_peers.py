@@ -11,11 +11,27 @@ from memory_coordination import MemoryService
 from memory_holdings import MemoryHoldings
 
 from emergency_ckpt.cluster import LeftProcesses
-from emergency_ckpt.cluster.lost_peers import LostPeers
+from emergency_ckpt.cluster.peers import LostPeers, Peers
 from emergency_ckpt.errors import CoordinationError, PeerLeft
 from emergency_ckpt.transfer import TransferClient, TransferServer
 
 SECRET = b"s" * 40
+
+
+class TwoPeers(Peers):
+    """Process 1, which has a server, and process 2, whose address is not known."""
+
+    def __init__(self, service: MemoryService, client: TransferClient, contact: str) -> None:
+        super().__init__(service.member(0), client)
+        self._contact = contact
+
+    def known(self) -> frozenset[int]:
+        return frozenset({1, 2})
+
+    def address_of(self, process: int) -> str:
+        if process == 2:
+            raise CoordinationError("find", "process 2", "its address is not known")
+        return self._contact
 
 
 class Job:
@@ -25,12 +41,8 @@ class Job:
         self.service = MemoryService(3)
         self.server = server
         self._client = client
-        self.lost = LostPeers(self.service.member(0), client, lambda: {1, 2}, self._address_of)
-
-    def _address_of(self, process: int) -> str:
-        if process == 2:
-            raise CoordinationError("find", "process 2", "its address is not known")
-        return self.server.contact
+        peers = TwoPeers(self.service, client, server.contact)
+        self.lost = LostPeers(self.service.member(0), peers)
 
     def connect(self) -> None:
         self._client.greet(self.server.contact, 10.0, fresh=True)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 from memory_coordination import MemoryService, everywhere
 
-from emergency_ckpt.cluster import secret_agreement
-from emergency_ckpt.cluster.secret_agreement import forget_secret, secret_text, share_secret
-from emergency_ckpt.cluster.start_agreement import agree_settings
+from emergency_ckpt.cluster import start_agreement
+from emergency_ckpt.cluster.start_agreement import (
+    agree_settings,
+    forget_secret,
+    secret_text,
+    share_secret,
+)
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded
 from emergency_ckpt.run_secret import OwnSecret, generate_secret
 
@@ -21,7 +25,7 @@ LAUNCHED = OwnSecret(SECRET, "launcher")
 def test_secret_made_up_is_the_same_on_all_and_new_at_each_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(secret_agreement, "generate_secret", generate_secret)
+    monkeypatch.setattr(start_agreement, "generate_secret", generate_secret)
     starts = [MemoryService(3), MemoryService(3)]
     first, second = (
         set(everywhere(3, lambda p, s=s: share_secret(s.member(p), None, LONG_S))) for s in starts

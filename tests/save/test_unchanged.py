@@ -9,7 +9,7 @@ from world import World, finish
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.save import Ballot
-from emergency_ckpt.save.unchanged import UnchangedSaves
+from emergency_ckpt.save.value_checks import UnchangedSaves
 
 
 def save(ckpt: EmergencyCheckpointer, world: World, step: int, of: int, **settings: Any) -> None:

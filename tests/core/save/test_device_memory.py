@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emergency_ckpt.core.save.device_memory import free_for_copies
+from emergency_ckpt.core.save.snapshot_plan import free_for_copies
 
 GPU = {
     "bytes_limit": 1000,

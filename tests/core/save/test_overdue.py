@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emergency_ckpt.core.save.overdue import Overdue, deadline_of, missed_text, overdue_work
+from emergency_ckpt.core.save.ending import Overdue, deadline_of, missed_text, overdue_work
 
 
 @pytest.mark.parametrize(
