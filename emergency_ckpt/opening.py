@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from emergency_ckpt.background import Failures
-from emergency_ckpt.cluster.coordination import Coordinator, connect_start, own_address
+from emergency_ckpt.cluster.coordination import connect_start, own_address
 from emergency_ckpt.cluster.left_processes import LeftProcesses, have_left
 from emergency_ckpt.cluster.membership import JobStart, Membership
 from emergency_ckpt.cluster.peers import Known, LostPeers
@@ -143,7 +143,10 @@ class Opened:
         if process[0] != 0:
             self._storage = self._open_storage()
         events.locate(incarnation=member.incarnation)
-        self.watch = _watch_notices(config, member.coordinator, events)
+        grace_s = config.preemption_grace_s
+        heeds = config.heeds_preemption
+        notices = find_notices(member.coordinator, grace_s, events) if heeds else None
+        self.watch = PreemptionWatch(notices, grace_s=grace_s)
         self.left_processes = LeftProcesses(member.coordinator)
         self._lost = LostPeers(member.coordinator, member.peers)
         try:
@@ -423,14 +426,6 @@ def _sink(config: Config, me: int, observers: list[Observer]) -> EventSink:
         events.close()
         raise
     return events
-
-
-def _watch_notices(config: Config, coordinator: Coordinator, events: EventSink) -> PreemptionWatch:
-    """Return the watch for preemption notices; one that heeds none where no setting asks for it."""
-    grace_s = config.preemption_grace_s
-    heeds = config.heeds_preemption
-    notices = find_notices(coordinator, grace_s, events) if heeds else None
-    return PreemptionWatch(notices, grace_s=grace_s)
 
 
 def text_of(error: BaseException) -> str:

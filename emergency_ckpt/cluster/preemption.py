@@ -16,10 +16,10 @@ Calls are numbered and not named by their steps, since steps jump at a restore: 
 would wait for a step that never comes. At each start and restore, the numbers of all processes
 continue from the highest that any process has used (``PreemptionWatch.go_on_from``).
 
-JAX's own agreement is not used: a rank that is gone delays it by three minutes, it answers once in
-the life of a process, and one process alone does not have it. Where JAX's service is on,
-it must still agree on each notice before the leader decides. Otherwise JAX might receive a SIGTERM
-while the processes end after another kind of notice, and delay their end by those three minutes.
+JAX's own agreement is not used: a rank that is gone delays JAX's agreement by three minutes, and it
+answers once in the life of a process. Where JAX's service is on, that service must still agree on
+each notice before the leader decides. Otherwise JAX might receive a SIGTERM while the processes end
+after another kind of notice, and delay their end by those three minutes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from absl import logging
 
@@ -143,19 +143,6 @@ class SigtermListener:
 SIGTERM = SigtermListener()
 
 
-class _SigtermCheck:
-    """Reports once that SIGTERM may be no notice, since a lost handler has no other symptom."""
-
-    def __init__(self, events: EventSink | None) -> None:
-        self._events = events
-
-    def run(self) -> None:
-        """Emit ``preemption.unheard`` at the first problem."""
-        if self._events is not None and (problem := SIGTERM.problem):
-            self._events.emit("preemption.unheard", source="SIGTERM", text=problem)
-            self._events = None
-
-
 @contextlib.contextmanager
 def second_signal_ends() -> Generator[None]:
     """Let a second SIGTERM or SIGINT end the process at once, inside this context.
@@ -205,118 +192,93 @@ _ENDED = MAX_INT
 _ENDED_ANSWER = str(_ENDED).encode()
 
 
-class JobNotices(Protocol):
-    """The notices of a job.
+class OwnNotices:
+    """Notices at this process: all notices of a job of one process.
 
     Attributes:
       last_number: the highest number that this process has used.
-      noticed_s: when this process received the notice, by ``time.monotonic``.
     """
 
-    @property
-    def last_number(self) -> int: ...
-    @property
-    def noticed_s(self) -> float: ...
-
-    def reached(self, number: int) -> bool:
-        """Return True, once, when all processes act on a notice at their call with ``number``."""
-        ...
-
-    def notice(self) -> None:
-        """Have all processes act at one of their next calls. Returns at once; any thread."""
-        ...
-
-    def end(self) -> None:
-        """Report to the others that no call follows. Blocks for one message; never raises."""
-        ...
-
-    def close(self) -> None:
-        """Restore the signal handlers that were set before."""
-        ...
-
-
-class OwnNotices:
-    """Notices in a job of one process."""
-
     def __init__(self, events: EventSink | None = None) -> None:
-        """``events``: gets one event, if SIGTERM would be no notice."""
+        """``events``: gets one event, if SIGTERM may be no notice."""
         self.last_number = 0
+        self._events = events
         self._noticed = SIGTERM.subscribe()
-        self._check = _SigtermCheck(events)
-
-    def notice(self) -> None:
-        """As ``JobNotices.notice``."""
-        self._noticed.set()
-
-    def end(self) -> None:
-        """As ``JobNotices.end``. There is no other process to report to."""
-
-    def close(self) -> None:
-        """As ``JobNotices.close``."""
-        SIGTERM.unsubscribe(self._noticed)
 
     @property
     def noticed_s(self) -> float:
+        """When this process received the notice, by ``time.monotonic``; 0 before."""
         return self._noticed.set_s
 
     def reached(self, number: int) -> bool:
-        """As ``JobNotices.reached``."""
+        """Return True, once, when all processes act on a notice at their call with ``number``."""
         self.last_number = number
-        self._check.run()
+        self._check_sigterm()
         if not self._noticed.is_set():
             return False
         self._noticed.clear()
         return True
 
+    def notice(self) -> None:
+        """Have all processes act at one of their next calls. Returns at once; any thread."""
+        self._noticed.set()
 
-class AgreedNotices:
+    def end(self) -> None:
+        """Report to the others that no call follows. Blocks for one message; never raises."""
+
+    def close(self) -> None:
+        """Restore the signal handler that was set before. In the main thread. Idempotent."""
+        SIGTERM.unsubscribe(self._noticed)
+
+    def _check_sigterm(self) -> None:
+        """Emit an event, once, where SIGTERM may be no notice: nothing else shows it."""
+        if self._events is not None and (problem := SIGTERM.problem):
+            self._events.emit("preemption.unheard", source="SIGTERM", text=problem)
+            self._events = None
+
+
+class AgreedNotices(OwnNotices):
     """Notices at any process of a job, on which the processes agree as the module describes."""
 
     def __init__(
         self, coordinator: Coordinator, timeout_s: float, events: EventSink | None = None
     ) -> None:
-        """``timeout_s``: maximum wait of the leader, after a notice, for the numbers of all.
-
-        ``events``: as for ``OwnNotices``.
-        """
-        self.last_number = 0
-        self.noticed_s = 0.0
+        """``timeout_s``: maximum wait of the leader, after a notice, for the numbers of all."""
+        super().__init__(events)
         self._coordinator = coordinator
         self._is_leader = coordinator.process_index == 0
         pause_s = self._pause_s(_INSPECTION_S)
         self._timeout_s = max(timeout_s, _PAUSES * pause_s)
-        self._noticed = SIGTERM.subscribe()
-        self._check = _SigtermCheck(events)
-        self._changed = threading.Condition()
+        self._is_over = threading.Event()
+        self._told_s = 0.0
         self._is_told = False
         self._has_ended = False
         self._sync: int | None = None
-        self._is_over = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(
             target=self._run, args=[pause_s], name="eckpt-notices", daemon=True
         )
         self._thread.start()
 
-    def notice(self) -> None:
-        """As ``JobNotices.notice``."""
-        self._noticed.set()
+    @property
+    def noticed_s(self) -> float:
+        """As ``OwnNotices.noticed_s``, for a notice at any process."""
+        return self._told_s
 
     def reached(self, number: int) -> bool:
-        """As ``JobNotices.reached``. Blocks right after a notice, until there is a decision."""
+        """As ``OwnNotices.reached``. Blocks right after a notice, until there is a decision."""
         # In this order, without a lock: the thread sets the flag before it reads the number.
         self.last_number = number
         if not self._is_told:
             return False
         # The thread may have published the previous number. Training must not pass ``number``
         # before the decision, which may be ``number`` itself.
-        left_s = self.noticed_s + _ENDS_AFTER * self._timeout_s - time.monotonic()
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_over, max(0.0, left_s))
-            return self._sync is not None and number >= self._sync
+        left_s = self._told_s + _ENDS_AFTER * self._timeout_s - time.monotonic()
+        self._is_over.wait(max(0.0, left_s))
+        return self._sync is not None and number >= self._sync
 
     def end(self) -> None:
-        """As ``JobNotices.end``."""
+        """As ``OwnNotices.end``."""
         self._has_ended = True
         try:
             self._answer(_ENDED)
@@ -325,9 +287,9 @@ class AgreedNotices:
             logging.info("the loop ends without a report to the other processes: %s", error)
 
     def close(self) -> None:
-        """End the thread, and restore the handler that was set before."""
+        """As ``OwnNotices.close``; also ends the thread."""
         self._stopping.set()
-        SIGTERM.unsubscribe(self._noticed)
+        super().close()
         self._noticed.set()  # wakes the thread
         self._thread.join(2 * _INSPECTION_S)
 
@@ -337,7 +299,7 @@ class AgreedNotices:
 
     def _run(self, pause_s: float) -> None:
         while not self._stopping.is_set():
-            self._check.run()
+            self._check_sigterm()
             try:
                 if self._is_noticed():
                     self._agree()
@@ -363,14 +325,14 @@ class AgreedNotices:
         process that is gone does not cost the others their time. Any other process decides when it
         has waited twice as long, since the leader may be late itself. The first decision counts.
         """
-        self.noticed_s = time.monotonic()
+        self._told_s = time.monotonic()
         self._is_told = True
         last = self.last_number
         patience_s = (1 if self._is_leader else 2) * self._timeout_s
         has_told = False
         try:
             while not self._stopping.is_set():
-                waited_s = time.monotonic() - self.noticed_s
+                waited_s = time.monotonic() - self._told_s
                 try:
                     if not has_told:
                         self._answer(last)
@@ -386,12 +348,9 @@ class AgreedNotices:
                     return
                 self._stopping.wait(self._pause_s(_TOLD_PAUSE_S))
         finally:
-            with self._changed:
-                self._is_over = True
-                self._changed.notify_all()
+            self._is_over.set()
 
     def _answer(self, number: int) -> None:
-        """Publish the number of this process."""
         key = f"{_LAST}/{self._coordinator.process_index}"
         self._coordinator.replace(key, str(number).encode())
         if self._has_ended and number != _ENDED:
@@ -406,7 +365,10 @@ class AgreedNotices:
         """
         cell = Cell(self._coordinator, _SYNC)
         decision = cell.find()
-        if decision is None and (is_late or self._is_leader or self._leader_has_ended()):
+        may_decide = is_late or self._is_leader
+        if decision is None and not may_decide:
+            may_decide = self._coordinator.find(f"{_LAST}/0") == _ENDED_ANSWER
+        if decision is None and may_decide:
             number = self._number(is_late=is_late)
             if number is not None:
                 decision = cell.settle(str(number).encode())
@@ -419,12 +381,8 @@ class AgreedNotices:
             return True
         if number > _ENDED:
             logging.warning("a preemption notice is not acted on: a process has ended its loop")
-        with self._changed:
-            self._sync = number
+        self._sync = number
         return True
-
-    def _leader_has_ended(self) -> bool:
-        return self._coordinator.find(f"{_LAST}/0") == _ENDED_ANSWER
 
     def _number(self, *, is_late: bool) -> int | None:
         """Return the number after the highest; None while answers are missing, unless ``is_late``.
@@ -453,7 +411,6 @@ class AgreedNotices:
 PREEMPTED_EXIT_CODE = 128 + signal.SIGTERM
 """Exit status after ``exit_on_preemption``; a supervisor treats it as a death and restarts."""
 _SUCCESS = (None, 0)
-_GOOD_ENDS = (*_SUCCESS, PREEMPTED_EXIT_CODE)
 
 
 def is_success(error: BaseException | None) -> bool:
@@ -463,14 +420,15 @@ def is_success(error: BaseException | None) -> bool:
 
 def is_good_end(error: BaseException | None) -> bool:
     """Return whether a ``with`` block that ends by ``error`` has ended as intended."""
-    return error is None or (isinstance(error, SystemExit) and error.code in _GOOD_ENDS)
+    is_preempted = isinstance(error, SystemExit) and error.code == PREEMPTED_EXIT_CODE
+    return is_preempted or is_success(error)
 
 
 _PARTS_OF_GRACE = 3
 
 
-def find_notices(coordinator: Coordinator, grace_s: float, events: EventSink) -> JobNotices:
-    """Return the notices of a job of any size. ``grace_s``: from a notice to the kill."""
+def find_notices(coordinator: Coordinator, grace_s: float, events: EventSink) -> OwnNotices:
+    """Return the notices of a job of any size. ``grace_s``: time from a notice to the kill."""
     if coordinator.process_count == 1 and not jax_hears_notices():
         return OwnNotices(events)
     return AgreedNotices(coordinator, grace_s / _PARTS_OF_GRACE, events)
@@ -480,15 +438,18 @@ class PreemptionWatch:
     """The preemption state of the job, for the training thread.
 
     Calls do not block, except right after a notice, while the processes agree.
+
+    Attributes:
+      sync_step: the step at which all processes act on the notice; None before it.
     """
 
-    def __init__(self, notices: JobNotices | None, *, grace_s: float) -> None:
+    def __init__(self, notices: OwnNotices | None, *, grace_s: float) -> None:
         """``grace_s``: time from the notice to the kill. ``notices`` None: watch no notices."""
         self._notices = notices
         self._grace_s = grace_s
         self._number = 0
         self._asked_at: int | None = None
-        self._sync_step: int | None = None
+        self.sync_step: int | None = None
         self._deadline_s = 0.0
 
     def request(self) -> None:
@@ -508,20 +469,15 @@ class PreemptionWatch:
         return 0 if self._notices is None else self._notices.last_number
 
     def go_on_from(self, number: int) -> None:
-        """Continue from ``number``, the highest that any process has used: so all count alike."""
+        """Continue from ``number``, the highest that any process has used."""
         self._number = number
         self._asked_at = None
-
-    @property
-    def sync_step(self) -> int | None:
-        """The step at which all processes act on the notice; None before it."""
-        return self._sync_step
 
     def reached(self, step: int) -> bool:
         """Return whether ``step`` is the sync point or later. Asks the notices once per step."""
         if self._notices is None:
             return False
-        if self._sync_step is not None:
+        if self.sync_step is not None:
             return True
         if step == self._asked_at:
             return False
@@ -529,7 +485,7 @@ class PreemptionWatch:
         self._number += 1
         if not self._notices.reached(self._number):
             return False
-        self._sync_step = step
+        self.sync_step = step
         noticed_s = self._notices.noticed_s
         self._deadline_s = deadline_of(noticed_s, self._grace_s, time.monotonic())
         logging.warning(
@@ -551,22 +507,22 @@ class PreemptionWatch:
         From any thread.
         """
         notices = self._notices
-        if notices is None or self._sync_step is not None or not notices.noticed_s:
+        if notices is None or self.sync_step is not None or not notices.noticed_s:
             return None
         return time.monotonic() - notices.noticed_s
 
     def reached_at_end(self) -> bool:
         """Return whether a notice came since the last step, by one last look."""
         step, self._asked_at = self._asked_at, None
-        if step is not None and self._sync_step is None and self.reached(step):
+        if step is not None and self.sync_step is None and self.reached(step):
             return True
-        if self._notices is not None and self._sync_step is None:
+        if self._notices is not None and self.sync_step is None:
             self._notices.end()
         return False
 
     def grace_left_s(self) -> float:
         """Return the seconds left of the grace period, at least 0. Only after the sync point."""
-        assert self._sync_step is not None, "no notice was seen"
+        assert self.sync_step is not None, "no notice was seen"
         return max(0.0, self._deadline_s - time.monotonic())
 
     def close(self) -> None:
