@@ -10,12 +10,13 @@ failure of that process, so that all processes see the failure (``decode_each``)
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -106,39 +107,43 @@ class JaxCoordinator:
         return f"{self._namespace}/{key}"
 
     def put(self, key: str, value: bytes) -> None:
-        try:
+        with _service_errors("put", key):
             self._client.key_value_set_bytes(self._key(key), value)
-        except jax.errors.JaxRuntimeError as error:
-            raise _service_error("put", key, error) from error
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        try:
-            return self._client.blocking_key_value_get_bytes(self._key(key), _millis(timeout_s))
-        except jax.errors.JaxRuntimeError as error:
-            raise _service_error("wait for", key, error) from error
+        timeout_ms = max(1, int(timeout_s * 1000))
+        with _service_errors("wait for", key):
+            return self._client.blocking_key_value_get_bytes(self._key(key), timeout_ms)
 
     def list(self, prefix: str) -> Mapping[str, bytes]:
-        try:
+        with _service_errors("list", prefix):
             entries = self._client.key_value_dir_get_bytes(self._key(prefix))
-        except jax.errors.JaxRuntimeError as error:
-            raise _service_error("list", prefix, error) from error
         start = len(self._key(prefix)) + 1
         return {key[start:]: value for key, value in entries}
 
     def delete(self, prefix: str) -> None:
-        try:
+        with _service_errors("delete", prefix):
             self._client.key_value_delete(self._key(prefix))
-        except jax.errors.JaxRuntimeError as error:
-            raise _service_error("delete", prefix, error) from error
 
     def find(self, key: str) -> bytes | None:
         return _find(self._client, self._key(key), key)
 
     def replace(self, key: str, value: bytes) -> None:
-        try:
+        with _service_errors("replace", key):
             self._client.key_value_set_bytes(self._key(key), value, allow_overwrite=True)
-        except jax.errors.JaxRuntimeError as error:
-            raise _service_error("replace", key, error) from error
+
+
+@contextlib.contextmanager
+def _service_errors(operation: str, key: str) -> Generator[None]:
+    """Raise the service's error inside as CoordinationError or DeadlineExceeded."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        # The service's error code is only in the text, at its start.
+        text = str(error).split("\n", maxsplit=1)[0][:300]
+        is_late = text.startswith("DEADLINE_EXCEEDED")
+        kind = DeadlineExceeded if is_late else CoordinationError
+        raise kind(operation, key, text) from error
 
 
 class LocalCoordinator:
@@ -236,10 +241,11 @@ def tell_jax_of_notice() -> None:
     if not jax_hears_notices():
         return
     try:
-        distributed.global_state.client.key_value_set_bytes(_JAX_NOTICE, _LONG_AGO)
-    except jax.errors.JaxRuntimeError as error:
-        if not str(error).startswith("ALREADY_EXISTS"):
-            raise _service_error("put", _JAX_NOTICE, error) from error
+        with _service_errors("put", _JAX_NOTICE):
+            distributed.global_state.client.key_value_set_bytes(_JAX_NOTICE, _LONG_AGO)
+    except CoordinationError as error:
+        if not error.problem.startswith("ALREADY_EXISTS"):
+            raise
 
 
 def jax_has_answers(count: int) -> bool:
@@ -249,21 +255,20 @@ def jax_has_answers(count: int) -> bool:
     """
     if not jax_hears_notices():
         return True
-    try:
+    with _service_errors("list", _JAX_ANSWERS):
         answers = distributed.global_state.client.key_value_dir_get_bytes(_JAX_ANSWERS)
-    except jax.errors.JaxRuntimeError as error:
-        raise _service_error("list", _JAX_ANSWERS, error) from error
     return len(answers) >= count
 
 
 def _find(client: Any, key: str, shown: str) -> bytes | None:
     """Return the value of ``key``, None while it is not set; errors name the key ``shown``."""
     try:
-        return client.key_value_try_get_bytes(key)
-    except jax.errors.JaxRuntimeError as error:
-        if str(error).startswith("NOT_FOUND"):
+        with _service_errors("look for", shown):
+            return client.key_value_try_get_bytes(key)
+    except CoordinationError as error:
+        if error.problem.startswith("NOT_FOUND"):
             return None
-        raise _service_error("look for", shown, error) from error
+        raise
 
 
 def own_address(bind_host: str | None = None) -> str:
@@ -348,20 +353,6 @@ def deadline_left_s(deadline_s: float) -> float:
     return max(0.001, deadline_s - time.monotonic())
 
 
-def _millis(timeout_s: float) -> int:
-    return max(1, int(timeout_s * 1000))
-
-
-def _service_error(
-    operation: str, key: str, error: Exception
-) -> CoordinationError | DeadlineExceeded:
-    # The service's error code is only in the text, at its start.
-    text = str(error).split("\n", maxsplit=1)[0][:300]
-    if text.startswith("DEADLINE_EXCEEDED"):
-        return DeadlineExceeded(operation, key, text)
-    return CoordinationError(operation, key, text)
-
-
 def decode_message(
     data: bytes, kind: type[_T] | Any, name: str, *, limit_bytes: int = MAX_PLAN_MESSAGE_BYTES
 ) -> _T:
@@ -399,15 +390,13 @@ def decode_each(
 
 def by_process(values: Mapping[str, bytes], name: str, process_count: int) -> dict[int, bytes]:
     """Return the values below the key ``name`` by process. CoordinationError: unknown process."""
-    return {process_of(text, name, process_count): data for text, data in values.items()}
-
-
-def process_of(text: str, name: str, process_count: int) -> int:
-    """Return the process that the last part of a key below ``name`` names. CoordinationError."""
-    process = number_of(text, name)
-    if process >= process_count:
-        raise _not_a_message(f"{name}/{text[:40]}", f"there are {process_count} processes")
-    return process
+    by_number: dict[int, bytes] = {}
+    for text, data in values.items():
+        process = number_of(text, name)
+        if process >= process_count:
+            raise _not_a_message(f"{name}/{text[:40]}", f"there are {process_count} processes")
+        by_number[process] = data
+    return by_number
 
 
 def number_of(text: str | bytes, name: str) -> int:

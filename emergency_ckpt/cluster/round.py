@@ -18,7 +18,6 @@ as soon as the key is deleted.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -256,6 +255,7 @@ class Round:
           series: the rounds of all members, whose keys the leader deletes once all have left.
         """
         self._coordinator = coordinator
+        self._me = coordinator.process_index
         self._name = name
         self._timeout_s = timeout_s
         self._members = frozenset(members or range(coordinator.process_count))
@@ -267,10 +267,6 @@ class Round:
         if self._series is not None:
             self._series.add(name, f"{name}.told")
         self.heard: Mapping[int, bytes] = {}
-
-    @property
-    def _me(self) -> int:
-        return self._coordinator.process_index
 
     def say(self, value: bytes) -> None:
         """Send the leader this member's value. CoordinationError: it has sent another value."""
@@ -399,7 +395,11 @@ class Round:
             if self._absent is nobody:
                 data = self._coordinator.get(cell.key, timeout_s)  # one wait, and no look
             else:
-                data = cell.wait(timeout_s, self._why_no_leader, prompt=self._prompt)
+                data = cell.wait(
+                    timeout_s,
+                    lambda: self._absent([self._leader]).get(self._leader, ""),
+                    prompt=self._prompt,
+                )
         except DeadlineExceeded as error:
             if time.monotonic() < deadline_s:
                 raise  # the service did not answer, or the leader makes no progress
@@ -424,9 +424,6 @@ class Round:
             raise PeerLeft("wait for", self._name, failed.text)
         problem = f"process {self._leader} failed: {failed.text}"
         raise CoordinationError("agree on", self._name, problem)
-
-    def _why_no_leader(self) -> str:
-        return self._absent([self._leader]).get(self._leader, "")
 
     def when_all(self, decide: Callable[[Mapping[int, bytes]], Answer]) -> Rule:
         """Return the rule that needs every member, and answers with ``decide`` of their values.
@@ -459,11 +456,10 @@ class Round:
         others = sorted(self._members - {self._leader})
         if not self._grouped:
             return [(self._cell(self._leader), others)]
-        return [
-            (self._cell(some[0]), some)
-            for _, group in itertools.groupby(others, lambda process: process // _MEMBERS_OF_A_KEY)
-            for some in [list(group)]
-        ]
+        groups: dict[int, list[int]] = {}
+        for process in others:
+            groups.setdefault(process // _MEMBERS_OF_A_KEY, []).append(process)
+        return [(self._cell(members[0]), members) for members in groups.values()]
 
     def _not_all_came(self, problem: str, missing: Sequence[str]) -> DeadlineExceeded:
         hint = "look at the logs of the missing processes"
@@ -473,9 +469,9 @@ class Round:
 def agree(
     coordinator: Coordinator, name: str, error: str, timeout_s: float, series: Series | None = None
 ) -> str:
-    """Return the errors of all processes in one line, the same on all, or an empty text.
+    """Return the errors of all processes in one line, the same on all; empty without errors.
 
-    Collective. ``error``: this process's own, empty when it has none.
+    Collective. ``error``: this process's own, or an empty text.
     """
 
     def join(said: Mapping[int, bytes]) -> bytes:
