@@ -71,8 +71,8 @@ def agreed_config(config: Config, settings: Mapping[str, Any]) -> tuple[Config, 
         tell_problem(coordinator, error)
         raise
     shared = {**config.shared_settings(), "secret": secret_text(config.run_name, secret)}
-    agreed = agree_settings(coordinator, shared, config.start_timeout_s, host)
-    return config, JobStart(agreed.name, secret, host, agreed.outside)
+    name, outside = agree_settings(coordinator, shared, config.start_timeout_s, host)
+    return config, JobStart(name, secret, host, outside)
 
 
 @dataclasses.dataclass(frozen=True)

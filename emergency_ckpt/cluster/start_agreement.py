@@ -46,7 +46,7 @@ _KEY = "secret"
 MADE_UP = (
     "no secret is given, so process 0 made one up and gave it to the others through JAX's"
     " coordination service, where anyone who reaches the coordinator's port can read it. Set"
-    ' secret_file or ECKPT_KEY, and require={"secret"} to refuse a start without one'
+    ' secret_file or ECKPT_SECRET, and require={"secret"} to refuse a start without one'
 )
 """Warning of a job of several processes without a given secret."""
 
@@ -63,18 +63,6 @@ class _Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: str = ""
     error: str = ""
     differ: bool = False
-    outside: tuple[str, ...] = ()
-
-
-class AgreedStart(msgspec.Struct, frozen=True):
-    """A start of the job with equal settings.
-
-    Attributes:
-      name: a unique name of this start.
-      outside: from ``core.address.outside_hosts``: hosts that cannot reach a loopback address.
-    """
-
-    name: str
     outside: tuple[str, ...] = ()
 
 
@@ -95,12 +83,16 @@ def tell_problem(coordinator: Coordinator, error: CheckpointError) -> None:
 
 def agree_settings(
     coordinator: Coordinator, own: Mapping[str, str], timeout_s: float, host: str = ""
-) -> AgreedStart:
+) -> tuple[str, tuple[str, ...]]:
     """Begin a start of the job. Collective; blocks.
 
     Args:
       own: text of each setting that must be equal on all processes.
       host: numeric address on which this process would serve its peers.
+
+    Returns:
+      A unique name of this start, and the hosts of the job that cannot reach a loopback address
+      (``core.address.outside_hosts``).
 
     Raises:
       ConfigError: a setting differs, or is invalid on some process; raised on all of them once the
@@ -108,14 +100,21 @@ def agree_settings(
         process.
     """
     deadline_s = time.monotonic() + timeout_s
-    hello = _Hello(settings_digest(own), "", host)
+    text = msgspec.json.encode(dict(own), order="sorted")
+    hello = _Hello(hashlib.sha256(text).hexdigest(), "", host)
     settings_round = _round(coordinator, "settings", timeout_s)
     try:
         data = settings_round.hold(
             msgspec.json.encode(hello), lambda said, _: _answer(settings_round, said)
         )
     except DeadlineExceeded as error:
-        raise _not_all_came(timeout_s, error.missing) from error
+        raise DeadlineExceeded(
+            "start",
+            "the job",
+            f"not all processes came within {timeout_s:g} s",
+            missing=error.missing,
+            hint="look at the logs of the missing processes",
+        ) from error
     decision: _Decision = decode_message(
         data, _Decision, "settings.told, process 0", limit_bytes=MAX_MESSAGE_BYTES
     )
@@ -130,7 +129,7 @@ def agree_settings(
         )
     if decision.error:
         raise ConfigError([decision.error])
-    return AgreedStart(decision.start, decision.outside)
+    return decision.start, decision.outside
 
 
 def _round(coordinator: Coordinator, name: str, timeout_s: float) -> Round:
@@ -165,21 +164,6 @@ def _differences(said: Mapping[int, bytes]) -> bytes:
         except CoordinationError as error:
             unreadable.append(str(error))
     return msgspec.json.encode([*unreadable, *differing_settings(tables)][:_MOST_LINES])
-
-
-def settings_digest(settings: Mapping[str, str]) -> str:
-    """Return a digest of the texts of ``settings``; equal for equal settings."""
-    return hashlib.sha256(msgspec.json.encode(dict(settings), order="sorted")).hexdigest()
-
-
-def _not_all_came(timeout_s: float, missing: tuple[str, ...]) -> DeadlineExceeded:
-    return DeadlineExceeded(
-        "start",
-        "the job",
-        f"not all processes came within {timeout_s:g} s",
-        missing=missing,
-        hint="look at the logs of the missing processes",
-    )
 
 
 def differing_settings(tables: Mapping[int, Mapping[str, str]]) -> list[str]:

@@ -117,4 +117,4 @@ def test_start_tells_hosts_that_loopback_addresses_shut_out() -> None:
     service = MemoryService(3)
     hosts = ["127.0.0.1", "10.0.0.2", "10.0.0.1"]
     found = everywhere(3, lambda p: agree_settings(service.member(p), {}, LONG_S, hosts[p]))
-    assert [each.outside for each in found] == [("10.0.0.1", "10.0.0.2")] * 3
+    assert [outside for _, outside in found] == [("10.0.0.1", "10.0.0.2")] * 3
