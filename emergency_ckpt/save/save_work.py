@@ -103,11 +103,15 @@ class SaveRequest:
     limit_s: float | None = None
     both: bool = False
     shared: SlotCapture | None = None
-    _captured: list[Payload] = dataclasses.field(default_factory=list[Payload])
 
     @property
     def step(self) -> int:
         return self.save.step
+
+    @functools.cached_property
+    def payload(self) -> Payload:
+        """The captured host state, one for all tiers: another capture may differ."""
+        return host_states.capture(self.host_state)
 
     def take_shared(self) -> SlotCapture | None:
         """Return the capture that the local save shares; the caller releases it. None next time."""
@@ -116,22 +120,11 @@ class SaveRequest:
 
     def release(self) -> None:
         """End the interest of a persistent save that did not begin."""
-        shared = self.take_shared()
-        if shared is not None:
+        if shared := self.take_shared():
             shared.release()
-
-    def capture(self) -> Payload:
-        """Return the host state as captured by the first call: another capture may differ."""
-        if not self._captured:
-            self._captured.append(host_states.capture(self.host_state))
-        return self._captured[0]
 
 
 Work = Callable[[], None]
-
-
-def _nothing() -> None:
-    pass
 
 
 class TierWork(NamedTuple):
@@ -155,6 +148,9 @@ class _SnapshotPlan:
     """Recipes by which this process takes snapshots of states of one structure.
 
     The recipes of the persistent tier are built when they are first needed.
+
+    Attributes:
+      reserve_rest: reserves the slots that the first save to RAM does not need; None: it is done.
     """
 
     def __init__(
@@ -166,44 +162,35 @@ class _SnapshotPlan:
         self._parts = parts
         self._copies = copies
         self.local = self._recipe(placement.stored)
-        self.reserve_rest: Work = _nothing
-
-    def take_reserve_rest(self) -> Work:
-        """Return, once, what reserves the slots other than that of the first save to RAM."""
-        reserve_rest, self.reserve_rest = self.reserve_rest, _nothing
-        return reserve_rest
+        self.reserve_rest: Work | None = None
 
     @functools.cached_property
     def held(self) -> SnapshotRecipe:
-        """Return the recipe of all shards that this process holds."""
+        """The recipe of all shards that this process has on its devices."""
         return self._recipe(self.placement.held)
 
     @functools.cached_property
+    def specs(self) -> Mapping[str, LeafSpec]:
+        """The leaves by path."""
+        return self.placement.tree.specs
+
+    @functools.cached_property
+    def held_layout(self) -> Layout:
+        """Places for all shards that this process has on its devices."""
+        held = self.placement.held
+        sizes = [(shard, shard_nbytes(self.specs[shard.leaf], shard.box)) for shard in held]
+        return lay_out(self.placement.leaves, sizes)
+
+    @functools.cached_property
     def not_stored(self) -> tuple[ShardId, ...]:
-        """Return the shards that this process has on its devices and does not keep in RAM."""
+        """The shards that this process has on its devices and does not keep in RAM."""
         stored = set(self.placement.stored)
         return tuple(shard for shard in self.placement.held if shard not in stored)
 
     @functools.cached_property
     def rest(self) -> SnapshotRecipe:
-        """Return the recipe of the shards ``not_stored``."""
+        """The recipe of the shards ``not_stored``."""
         return self._recipe(self.not_stored)
-
-    @functools.cached_property
-    def specs(self) -> Mapping[str, LeafSpec]:
-        """Return the leaves by path."""
-        return self.placement.tree.specs
-
-    @functools.cached_property
-    def held_layout(self) -> Layout:
-        """Return places for all shards that this process holds."""
-        return lay_out(
-            self.placement.leaves,
-            [
-                (shard, shard_nbytes(self.specs[shard.leaf], shard.box))
-                for shard in self.placement.held
-            ],
-        )
 
     def _recipe(self, wanted: Sequence[ShardId]) -> SnapshotRecipe:
         parts, tree = self._parts, self.placement.tree
@@ -213,7 +200,11 @@ class _SnapshotPlan:
 
 
 class SaveWork:
-    """Takes snapshots of states, and makes the work that follows. For the training thread."""
+    """Takes snapshots of states, and makes the work that follows. For the training thread.
+
+    Attributes:
+      placement: where shards of the newest structure go; None before the first state.
+    """
 
     def __init__(
         self, parts: SaverParts, schedules: Mapping[TierName, TierSchedule], saved: SavedSteps
@@ -223,17 +214,12 @@ class SaveWork:
         self._saved = saved
         self._copies = DeviceCopies(parts.config.device_copy_bytes)
         self._scratch = ScratchArea()
-        self._placement: ProcessPlacement | None = None
+        self.placement: ProcessPlacement | None = None
         self._plan: _SnapshotPlan | None = None
 
     def close(self) -> None:
         """Return the memory of captures to the system once no save reads it."""
         self._scratch.release()
-
-    @property
-    def placement(self) -> ProcessPlacement | None:
-        """Return where shards of the newest structure go; None before the first."""
-        return self._placement
 
     def take(self, name: TierName, request: SaveRequest) -> TierWork:
         """Take the snapshot of one tier; also return the work that is left for the background.
@@ -243,15 +229,12 @@ class SaveWork:
         self._copies.note_save(request.step)
         with no_garbage_collection():
             plan, flat = self._plan_for(request)
-            payload = request.capture()
+            payload = request.payload
             take = self._local if name == LOCAL else self._persistent
             return take(plan, flat, request, payload)
 
     def _writes(self, placement: ProcessPlacement) -> bool:
         return self._parts.process[0] in placement.writers
-
-    def _pins_slots(self, placement: ProcessPlacement) -> bool:
-        return PERSISTENT in self._schedules and self._writes(placement)
 
     def _local(
         self, plan: _SnapshotPlan, flat: list[Any], request: SaveRequest, payload: Payload
@@ -269,10 +252,11 @@ class SaveWork:
             buddies=placement.buddies,
             orbax=request.orbax,
         )
-        work = chain(
-            partial(self._parts.local.run, job), plan.take_reserve_rest(), plan.local.prepare
-        )
-        return TierWork(snapshot, None, work, capture)
+        parts: list[Work] = [partial(self._parts.local.run, job)]
+        if plan.reserve_rest is not None:
+            parts.append(plan.reserve_rest)
+            plan.reserve_rest = None
+        return TierWork(snapshot, None, chain(*parts, plan.local.prepare), capture)
 
     def _persistent(
         self, plan: _SnapshotPlan, flat: list[Any], request: SaveRequest, payload: Payload
@@ -322,12 +306,11 @@ class SaveWork:
 
     def _plan_for(self, request: SaveRequest) -> tuple[_SnapshotPlan, list[Any]]:
         """Return the leaves, and the plan for their structure, made anew when that changes."""
-        state, plan, flat = request.state, self._plan, None
-        if plan is not None:
-            flat = plan.structure.leaves_of(state)
+        state, plan = request.state, self._plan
+        flat = None if plan is None else plan.structure.leaves_of(state)
         if plan is None or flat is None:
             placement = self.place(describe(state, "save"))
-            host_state_bytes = host_states.size_of(request.capture())
+            host_state_bytes = host_states.size_of(request.payload)
             plan = self.use_placement(placement, host_state_bytes, reserve="by the save")
             flat = jax.tree_util.tree_leaves(state)
         return plan, flat
@@ -359,25 +342,15 @@ class SaveWork:
         ``reserve``: "soon": in the background. "by the save": the first save to RAM by this plan
         reserves its own slot, and then the other slots in the background.
         """
-        if self._placement is None:
-            self._parts.events.emit("start.ready", **self._start_facts(placement))
-            text = single_copy_text(self._parts.config, placement)
-            if text and LOCAL in self._schedules and self._parts.process[0] == 0:
-                single_bytes, state_bytes, _ = placement.single
-                self._parts.events.emit(
-                    "warning",
-                    cause="single_copy",
-                    text=text,
-                    single_bytes=single_bytes,
-                    state_bytes=state_bytes,
-                )
-        self._placement = placement
+        pins = PERSISTENT in self._schedules and self._writes(placement)
+        if self.placement is None:
+            self._tell_start(placement, pins=pins)
+        self.placement = placement
         self._plan = plan = _SnapshotPlan(placement, self._parts, self._copies)
         if LOCAL not in self._schedules:
             return plan
         tier, size_bytes = self._parts.tier, placement.layout.size_bytes
         documents = host_state_bytes * (1 + len(placement.buddies))
-        pins = self._pins_slots(placement)
         tier.plan_saves(documents, writes_storage=pins, places=placement.layout.places)
         if reserve == "now":
             tier.reserve(size_bytes)
@@ -392,28 +365,42 @@ class SaveWork:
             self._schedules[LOCAL].worker.submit_next(plan.local.prepare)
         return plan
 
-    def _start_facts(self, placement: ProcessPlacement) -> dict[str, int | str]:
-        """Fields of ``start.ready``. ``ram_bytes``: of the slots that this process reserves."""
-        config, topology = self._parts.config, placement.topology
+    def _tell_start(self, placement: ProcessPlacement, *, pins: bool) -> None:
+        """Report the job as the first state shows it, and parts with one copy. ``pins``: slots."""
+        config, topology, events = self._parts.config, placement.topology, self._parts.events
         plans = {name: schedule.plan for name, schedule in self._schedules.items()}
-        pins = self._pins_slots(placement)
         slots = slots_for(config.local_keep_last_n, writes_storage=pins) if LOCAL in plans else 0
-        return {
-            "processes": topology.process_count,
-            "slices": len(topology.slices),
-            "copies": copies_in_ram(config.placement, topology) if slots else 0,
-            "slots": slots,
-            "ram_bytes": slots * placement.layout.size_bytes,
-            LOCAL: plan_text(plans.get(LOCAL)),
-            PERSISTENT: plan_text(plans.get(PERSISTENT)),
-            "dir": config.dir or "",
-        }
+        tiers = {name: plan_text(plans.get(name)) for name in (LOCAL, PERSISTENT)}
+        events.emit(
+            "start.ready",
+            processes=topology.process_count,
+            slices=len(topology.slices),
+            copies=copies_in_ram(config.placement, topology) if slots else 0,
+            slots=slots,
+            ram_bytes=slots * placement.layout.size_bytes,
+            **tiers,
+            dir=config.dir or "",
+        )
+        text = single_copy_text(config, placement)
+        if text and LOCAL in plans and self._parts.process[0] == 0:
+            single_bytes, state_bytes, _ = placement.single
+            events.emit(
+                "warning",
+                cause="single_copy",
+                text=text,
+                single_bytes=single_bytes,
+                state_bytes=state_bytes,
+            )
 
 
 class SavedSteps:
     """Steps found at a restore or survey, and saved since. For the training thread.
 
     They are in ``steps`` of each tier's saves. Processes without a save under way have equal steps.
+
+    Attributes:
+      incarnation: of the next save.
+      restored: the save that was restored last; None before.
     """
 
     def __init__(
@@ -423,20 +410,15 @@ class SavedSteps:
         run_id: str,
     ) -> None:
         self._saves = saves
-        self._incarnation = incarnation
+        self.incarnation = incarnation
         self._run_id = run_id
         self._forced = (-1, 0)
         self._removed: Counter[int] = Counter()
         self.restored: SaveId | None = None
 
-    @property
-    def incarnation(self) -> str:
-        """The incarnation of the next save."""
-        return self._incarnation
-
     def start_from(self, save: SaveId, incarnation: str, tier: TierName) -> None:
         """Go on from ``save``, restored from ``tier``, under ``incarnation``."""
-        self._incarnation = incarnation
+        self.incarnation = incarnation
         self._forced = (-1, 0)
         self.restored = save
         for name, saves in self._saves.items():
@@ -479,5 +461,5 @@ class SavedSteps:
             before, count = self._forced
             self._forced = step, (count if step == before else 0) + 1
             number += self._forced[1]
-        name = f"{self._incarnation}.{number:06d}" if number else self._incarnation
+        name = f"{self.incarnation}.{number:06d}" if number else self.incarnation
         return SaveId(step, name, self._run_id)
