@@ -282,7 +282,7 @@ class EmergencyCheckpointer:
         notice.
         """
         self._progress.note(step)
-        return self._saver.reached_preemption(step)
+        return self._opened.watch.reached(step)
 
     def request_preemption(self) -> None:
         """Give notice of a preemption, as SIGTERM does: all processes save at one step, once.

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -43,23 +43,11 @@ from absl import logging
 
 from emergency_ckpt.background import chain, closing
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
-from emergency_ckpt.core.save.save_rules import (
-    check_items,
-    named_metrics,
-)
+from emergency_ckpt.core.save.save_rules import check_items, named_metrics
 from emergency_ckpt.core.save.timing import Repeats
-from emergency_ckpt.errors import (
-    CheckpointError,
-    InvalidState,
-    PeerLeft,
-)
+from emergency_ckpt.errors import CheckpointError, InvalidState, PeerLeft
 from emergency_ckpt.save.ending import Ending
-from emergency_ckpt.save.save_work import (
-    SavedSteps,
-    SaveRequest,
-    SaverParts,
-    SaveWork,
-)
+from emergency_ckpt.save.save_work import SavedSteps, SaveRequest, SaverParts, SaveWork
 from emergency_ckpt.save.schedule import DueSaves, TierSchedule
 from emergency_ckpt.save.turn_wait import TurnWait
 from emergency_ckpt.state.staging import Snapshot
@@ -85,6 +73,7 @@ class Saver:
 
     Attributes:
       work: places the shards of states, also of a state to restore, and takes snapshots.
+      saved: the steps that this process knows to be complete.
       ending: waits for the saves, and ends them.
     """
 
@@ -94,8 +83,8 @@ class Saver:
             name: TierSchedule(name, plan, parts.failures)
             for name, plan in parts.config.save_plans().items()
         }
-        self._saved = SavedSteps(parts.saves, incarnation, parts.config.run_name)
-        self.work = SaveWork(parts, self._schedules, self._saved)
+        self.saved = SavedSteps(parts.saves, incarnation, parts.config.run_name)
+        self.work = SaveWork(parts, self._schedules, self.saved)
         self._newest_due = -1
         self._ignored = Repeats()
         self._turn = TurnWait(parts)
@@ -110,7 +99,7 @@ class Saver:
             self._note_missed,
             timeout_s=parts.config.save_timeout_s,
         )
-        self.ending = Ending(parts, self._schedules, self._saved, self.work, self._due, self._entry)
+        self.ending = Ending(parts, self._schedules, self.saved, self.work, self._due, self._entry)
 
     def save(
         self,
@@ -149,12 +138,15 @@ class Saver:
         if preempted and is_older:
             return self._save_preempted(step, None)
         if not due and not preempted:
-            if is_older:
-                self._note_ignored(step)
+            # Report now and then that nothing is saved.
+            if is_older and self._ignored.occurred("", time.monotonic()) is not None:
+                self._parts.events.emit(
+                    "save.skipped", step=step, cause="older", newest=self._newest_due
+                )
             return False
         plain = None if metrics is None else named_metrics(metrics)
         forced = force or preempted
-        save = self._saved.identity(step, forced=forced)
+        save = self.saved.identity(step, forced=forced)
         orbax = orbax or OrbaxStep(metrics=plain)
         orbax = msgspec.structs.replace(orbax, step_name=self._parts.config.step_name)
         check_items(orbax, state)
@@ -166,13 +158,6 @@ class Saver:
         if begun and not self._parts.config.async_save:
             self.ending.wait_until_finished()
         return begun
-
-    def _note_ignored(self, step: int) -> None:
-        """Report now and then that nothing is saved, since ``step`` is older than the newest."""
-        before = self._ignored.occurred("", time.monotonic())
-        if before is not None:
-            newest = self._newest_due
-            self._parts.events.emit("save.skipped", step=step, cause="older", newest=newest)
 
     def _not_newer(self, step: int) -> InvalidState:
         problem = f"step {self._newest_due}, which was saved or restored, is newer"
@@ -188,7 +173,7 @@ class Saver:
         parts = self._parts
         if self._goes_on_from is not None:
             parts.timelines.bind()
-            self._saved.forget_newer(self._goes_on_from.step)
+            self.saved.forget_newer(self._goes_on_from.step)
             self._goes_on_from = None
             if parts.persistent is not None and parts.process[0] == 0:
                 schedule = self._schedules.get(PERSISTENT)
@@ -218,28 +203,30 @@ class Saver:
         begun: list[_Begun] = []
         try:
             for name in due:
-                begun += self._begin(name, request)
+                save_begun = self._begin(name, request)
+                if save_begun is not None:
+                    begun.append(save_begun)
         finally:
             request.release()
             for save_begun in begun:
                 self._wait_captured(save_begun, request, begun)
         return bool(begun)
 
-    def _begin(self, name: TierName, request: SaveRequest) -> list[_Begun]:
-        """Begin a save; return an empty list if the tier has the step, is busy, or pauses."""
+    def _begin(self, name: TierName, request: SaveRequest) -> _Begun | None:
+        """Begin a save; return None if the tier has the step, is busy, or pauses."""
         schedule, save, begun_s = self._schedules[name], request.save, time.monotonic()
-        if request.must_exist and request.step in self._saved.of(name):
-            return []
+        if request.must_exist and request.step in self.saved.of(name):
+            return None
         is_again = schedule.last_started == request.step
         schedule.note_due(request.step)
         self._newest_due = max(self._newest_due, request.step)
         if not self._turn.wait(schedule, request, is_again=is_again):
-            return []
+            return None
         waited_s = time.monotonic() - begun_s
-        if request.must_exist and request.step in self._saved.of(name):
-            return []  # the save that has just ended was of this step
+        if request.must_exist and request.step in self.saved.of(name):
+            return None  # the save that has just ended was of this step
         if schedule.pauses and not request.must_exist and self._tell_pause(schedule, save):
-            return []
+            return None
         snapshot, read, work, capture = self.work.take(name, request)
         snapshot.start()
         if read is not None:
@@ -249,7 +236,7 @@ class Saver:
             self._parts.local.turns.begin()
         schedule.start(closing(capture, work))
         self._begun[name] = save
-        return [_Begun(name, snapshot, begun_s, waited_s, snapshot.ready_s)]
+        return _Begun(name, snapshot, begun_s, waited_s, snapshot.ready_s)
 
     def _wait_captured(
         self, begun: _Begun, request: SaveRequest, together: Sequence[_Begun]
@@ -270,11 +257,9 @@ class Saver:
         if not captured:
             begun.snapshot.close()  # fails the save; training goes on
         now_s = time.monotonic()
-        ready_s = sum(save_begun.snapshot.ready_s for save_begun in together)
+        ready_s = sum(other.snapshot.ready_s for other in together)
         # An earlier save of this step spent some of that time before ``begun.begun_s``.
-        earlier_s = sum(
-            save_begun.taken_s for save_begun in together if save_begun.begun_s < begun.begun_s
-        )
+        earlier_s = sum(other.taken_s for other in together if other.begun_s < begun.begun_s)
         self._schedules[begun.tier].note_started(request.step, now_s - request.begun_s - ready_s)
         spent = {
             "seconds": now_s - begun.begun_s - (ready_s - earlier_s),
@@ -301,7 +286,7 @@ class Saver:
             return  # a save of this step or of a later step has begun here, as the others know
         schedule.note_due(step)
         parts.events.emit("save.skipped", step=step, tier=name, cause="late")
-        save = self._saved.identity(step, forced=False)
+        save = self.saved.identity(step, forced=False)
         if name == LOCAL:
             parts.local.tell_late(save)
         elif parts.persistent is not None:
@@ -328,8 +313,8 @@ class Saver:
         ``leaves_newer``: newer steps still count; the next save forgets them.
         """
         if not leaves_newer:
-            self._saved.forget_newer(save.step)
-        self._saved.start_from(save, incarnation, tier)
+            self.saved.forget_newer(save.step)
+        self.saved.start_from(save, incarnation, tier)
         self._parts.local.restart_from(save)
         self._parts.failures.note_restored(save.step)
         self._goes_on_from = save if leaves_newer else None
@@ -342,7 +327,7 @@ class Saver:
 
         The exception is a restored older step: then the newer steps are due again.
         """
-        self._saved.note_found(found)
+        self.saved.note_found(found)
         if self._goes_on_from is not None:
             return
         self._parts.timelines.note_continuation()
@@ -354,21 +339,12 @@ class Saver:
 
     def forget(self, step: int) -> None:
         """Allow another save of ``step``, which was removed from both tiers."""
-        self._saved.forget(step)
+        self.saved.forget(step)
         self._parts.local.forget(step)
         for schedule in self._schedules.values():
             schedule.forget(step)
 
-    @property
-    def saved(self) -> SavedSteps:
-        """Return the steps that this process knows to be complete."""
-        return self._saved
-
     # Preemption.
-
-    def reached_preemption(self, step: int) -> bool:
-        """As ``EmergencyCheckpointer.reached_preemption``."""
-        return self._parts.watch.reached(step)
 
     def _save_preempted(self, step: int, request: SaveRequest | None) -> bool:
         """Save in all tiers, whatever the policies say: first to RAM, which is quick.
@@ -390,38 +366,36 @@ class Saver:
             started = self._start_in_order(tiers, request, watch.grace_left_s)
         for name in tiers:
             # Without a request, a saved step of this number is not the present state.
-            is_there = request is not None and step in self._saved.of(name)
+            is_there = request is not None and step in self.saved.of(name)
             if name not in started and not is_there:
                 self.ending.say_not_written(name, step, why)
         if parts.config.exit_on_preemption:
-            self._exit(step)
+            try:
+                self.ending.wait_until_finished()
+            except CheckpointError as error:
+                logging.error("preempted at step %d: %s", step, error)
+            raise SystemExit(PREEMPTED_EXIT_CODE)
         return bool(started)
 
     def _start_in_order(
-        self, tiers: Iterable[TierName], request: SaveRequest, left_s: Callable[[], float]
+        self, tiers: Sequence[TierName], request: SaveRequest, left_s: Callable[[], float]
     ) -> set[TierName]:
         """Save in ``tiers``, one after the other; return those in which a save has started."""
         started: set[TierName] = set()
-        names = list(tiers)
-        request.both = len(names) > 1
+        request.both = len(tiers) > 1
         try:
-            for name in names:
+            for name in tiers:
                 request.limit_s = left_s()
-                for begun in self._begin(name, request):
-                    self._wait_captured(begun, request, [begun])
-                    started.add(name)
-                    if name == LOCAL:  # a lost process may delay RAM: storage gets half the time
-                        self._schedules[name].worker.wait_idle(left_s() / 2)
+                begun = self._begin(name, request)
+                if begun is None:
+                    continue
+                self._wait_captured(begun, request, [begun])
+                started.add(name)
+                if name == LOCAL:  # a lost process may delay RAM: storage gets half the time
+                    self._schedules[name].worker.wait_idle(left_s() / 2)
         finally:
             request.release()
         return started
-
-    def _exit(self, step: int) -> None:
-        try:
-            self.ending.wait_until_finished()
-        except CheckpointError as error:
-            logging.error("preempted at step %d: %s", step, error)
-        raise SystemExit(PREEMPTED_EXIT_CODE)
 
     @property
     def begun(self) -> Mapping[TierName, SaveId]:
