@@ -101,9 +101,8 @@ class Table(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
     def rejection_reason(self, entry: Entry) -> str:
         """Return why the chain excludes ``entry``; empty when it does not."""
-        return (
-            "" if self.chain is None else self.chain.rejection_reason(entry.step, entry.incarnation)
-        )
+        chain = self.chain
+        return "" if chain is None else chain.rejection_reason(entry.step, entry.incarnation)
 
     def counting(self) -> list[Entry]:
         """Return the entries that count, oldest step first."""
@@ -143,10 +142,9 @@ class LogWriter(NamedTuple):
 def decide_claim(there: Table | None, mine: LogWriter, *, held: bool = False) -> tuple[Claim, str]:
     """Return whether ``mine`` may write after ``there``: yes, once it is on record, or no.
 
-    Of two lives of one run that with the greater number may write: it knew of the other. Of two
-    with one number, neither of which knew of the other, that on record may.
-
-    ``held``: ``mine`` was on record.
+    Of two lives of one run the life with the greater number may write, because it knew of the
+    other. Of two lives with one number, neither knew of the other, and the life on record may
+    write. ``held``: ``mine`` was on record.
     """
     if there is None:
         return "write", "no run has saved there"
@@ -181,14 +179,14 @@ def begun(there: Table | None, mine: LogWriter) -> Table:
     )
 
 
-def reserved(there: Table, incarnation: str) -> Table:
-    """Return the next version, in which the number of ``incarnation`` is taken, and nothing else.
+def reserved(table: Table, incarnation: str) -> Table:
+    """Return ``table`` with the number of ``incarnation`` taken, and no other change.
 
-    Whoever may write goes on to. Later lives take greater numbers, also those that know nothing of
-    this one's RAM.
+    The run on record may still write. Later lives take greater numbers, even lives that know
+    nothing of the RAM of ``incarnation``.
     """
-    greatest = max(there.greatest, number_of(incarnation))
-    return msgspec.structs.replace(there, number=there.number + 1, greatest=greatest)
+    greatest = max(table.greatest, number_of(incarnation))
+    return msgspec.structs.replace(table, greatest=greatest)
 
 
 def listing(table: Table, *added: Entry) -> Table:

@@ -115,9 +115,9 @@ def removed_before_the_version() -> None:
     """P4: the files of a step go before a version of the log says that they will."""
     _edit(
         "storage.steps.writer",
-        "DirectoryWriter._remove",
-        "self._append(lambda table: listing(changed(table, keys, lambda _: None), *leaving))",
-        "self._finish_removal(entries); leaving = leaving[:0]",
+        "DirectoryWriter._remove_what_goes",
+        "self._append(lambda table: listing(table, *leaving))",
+        "self._finish_removal(leaving); leaving = leaving[:0]",
     )
 
 

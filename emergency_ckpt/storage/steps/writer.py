@@ -7,6 +7,7 @@ the next life repeats.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import threading
@@ -58,11 +59,16 @@ from emergency_ckpt.storage.steps.stored import StoredSteps, StoredView
 from emergency_ckpt.types import SaveId
 
 _ATTEMPTS = 8
+_MANY_WRITERS = "other writers write there at the same time"
 _REMOVED = f"{TEMPORARY_SUFFIX}-removed"
 
 
 class _Overtaken(PersistentTierError):
     """Another writer of this life has written between a look and a change."""
+
+
+class _Crowded(PersistentTierError):
+    """Other writers came first again and again."""
 
 
 class DirectoryWriter:
@@ -152,18 +158,20 @@ class DirectoryWriter:
         One request, as long as no other writer writes there.
         """
         with self._lock:
-            self._hold(incarnation, deadline_s)
+            mine = self._mine._replace(incarnation=life_of(incarnation))
+            if mine != self._mine:
+                self._mine, self._is_held, self._has_begun = mine, False, False
+            if self._is_held and self._log.is_newest(self._read.number, deadline_s):
+                return
+            self._refresh(deadline_s)
+            if self._decide(self._read.table, mine) == "write":
+                self._append(lambda table: table, deadline_s)
+            self._is_held = True
 
-    def _hold(self, incarnation: str, deadline_s: float | None = None) -> None:
-        mine = self._mine._replace(incarnation=life_of(incarnation))
-        if mine != self._mine:
-            self._mine, self._is_held, self._has_begun = mine, False, False
-        if self._is_held and self._log.is_newest(self._read.number, deadline_s):
-            return
-        self._refresh(deadline_s)
-        if self._decide(self._read.table, mine) == "write":
-            self._append(lambda table: table, deadline_s)
-        self._is_held = True
+    def check(self) -> None:
+        """Before a commit: raise DirectoryInUse when another writer has come since ``hold``."""
+        with self._lock:
+            self.hold(self._mine.incarnation)
 
     def adopt(self, run_id: str | None = None) -> list[Entry]:
         """List the complete steps of other programs that no entry names; return their entries.
@@ -190,25 +198,18 @@ class DirectoryWriter:
                 new = (e for e in entries if table.of(e.step) == seen.of(e.step))
                 return given_to(listing(table, *new), run_id)
 
-            if not self._append_beside(change):
-                raise self._crowded()
+            self._append_beside(change)
             return [e for e in entries if self._entry_of(e.step) == e]
 
     def enter(self, incarnation: str, deadline_s: float) -> None:
         """At a start, reserve the number of ``incarnation``; claim a directory without a run."""
         with self._lock:
-            table = self._read.table
-            if table is None:
-                self._hold(incarnation, deadline_s)
+            if self._read.table is None:
+                self.hold(incarnation, deadline_s)
                 return
-            self._append_beside(
-                lambda table: (
-                    table
-                    if table.greatest >= number_of(incarnation)
-                    else reserved(table, incarnation)
-                ),
-                deadline_s,
-            )
+            # A start does not fail because many other writers came first.
+            with contextlib.suppress(_Crowded):
+                self._append_beside(lambda table: reserved(table, incarnation), deadline_s)
 
     def note_lives(self, step: int, incarnation: str, lives: int) -> None:
         """Record how many lives in a row began from a step of the log, without a claim.
@@ -217,39 +218,45 @@ class DirectoryWriter:
         """
         with self._lock:
             self.find()
-            if not self._append_beside(lambda table: with_lives(table, lives, step, incarnation)):
-                raise self._crowded()
-
-    def _crowded(self) -> PersistentTierError:
-        problem = "other writers write there at the same time"
-        return PersistentTierError("write", self._log.target, problem)
+            self._append_beside(lambda table: with_lives(table, lives, step, incarnation))
 
     def _append_beside(
         self, change: Callable[[Table], Table], deadline_s: float | None = None
-    ) -> bool:
+    ) -> None:
         """Write the next version with ``change``, beside a writer with a claim, which may go on.
 
-        Nothing is written where nothing is changed, or no run has a claim. False: other writers
-        came first again and again.
+        Nothing is written where nothing is changed, or no run has a claim.
         """
         for _ in range(_ATTEMPTS):
-            read = self._read
-            table = None if read.table is None else change(read.table)
-            if table is None or table == read.table:
-                return True
-            table = msgspec.structs.replace(table, number=read.number + 1)
-            written = self._log.append(table, deadline_s)
-            if written is not None:
-                self._read = written
-                self._remove_old(written, read)
-                return True
-            self._refresh(deadline_s)
-        return False
+            before = self._read.table
+            table = None if before is None else change(before)
+            if table is None or table == before or self._append_once(table, deadline_s):
+                return
+        raise _Crowded("write", self._log.target, _MANY_WRITERS)
 
-    def check(self) -> None:
-        """Before a commit: raise DirectoryInUse when another writer has come since ``hold``."""
-        with self._lock:
-            self._hold(self._mine.incarnation)
+    def _append(self, change: Callable[[Table], Table], deadline_s: float | None = None) -> None:
+        """Write the next version with ``change``, after the versions that others have written."""
+        for _ in range(_ATTEMPTS):
+            if self._append_once(change(begun(self._read.table, self._mine)), deadline_s):
+                return
+            self._decide(self._read.table, self._mine)
+        raise _Crowded("write", self._log.target, _MANY_WRITERS)
+
+    def _append_once(self, table: Table, deadline_s: float | None) -> bool:
+        """Write ``table`` as the next version. If another writer came first, read the log again."""
+        before = self._read
+        table = msgspec.structs.replace(table, number=before.number + 1)
+        written = self._log.append(table, deadline_s)
+        if written is None:
+            self._refresh(deadline_s)
+            return False
+        self._read = written
+        try:
+            self._log.remove_old(written, before)
+        except PersistentTierError as error:
+            # Older versions are ignored, and the next life removes them.
+            logging.warning("an older version of the step log stays: %s", error)
+        return True
 
     def _objects(self, step: int, *prefixes: str) -> Generations:
         """Return the objects of a bucket with these names that a change of ``step`` may touch.
@@ -301,17 +308,14 @@ class DirectoryWriter:
             self._read = self._log.read(deadline_s)
         except StorageLost as error:
             if not self._is_lost:
-                self._tell_log_problem("log_lost", str(error))
+                self._emit("persistent.problem", cause="log_lost", reason=str(error)[:500])
             self._is_lost = True
             raise
         self._is_lost = False
         for fault in self._read.faults:
-            self._tell_log_problem("log_damaged", str(fault))
+            self._emit("persistent.problem", cause="log_damaged", reason=str(fault)[:500])
         if self._read.faults and self._read.table is None:
             self._read = self._read._replace(table=self._by_markers(deadline_s))
-
-    def _tell_log_problem(self, cause: str, reason: str) -> None:
-        self._emit("persistent.problem", cause=cause, reason=reason[:500])
 
     def _by_markers(self, deadline_s: float | None) -> Table | None:
         """Return a table from the newest step's marker, where no version can be used, or None.
@@ -358,28 +362,6 @@ class DirectoryWriter:
             )
         return what
 
-    def _append(self, change: Callable[[Table], Table], deadline_s: float | None = None) -> Table:
-        """Write the next version with ``change``, after the versions that others have written."""
-        for _ in range(_ATTEMPTS):
-            read = self._read
-            table = change(begun(read.table, self._mine))
-            table = msgspec.structs.replace(table, number=read.number + 1)
-            written = self._log.append(table, deadline_s)
-            if written is not None:
-                self._read = written
-                self._remove_old(written, read)
-                return table
-            self._refresh(deadline_s)
-            self._decide(self._read.table, self._mine)
-        raise self._crowded()
-
-    def _remove_old(self, newest: LogRead, after: LogRead) -> None:
-        try:
-            self._log.remove_old(newest, after)
-        except PersistentTierError as error:
-            # Older versions are ignored, and the next life removes them.
-            logging.warning("an older version of the step log stays: %s", error)
-
     # The first change of a life.
 
     def begin(self, incarnation: str, chain: Timeline | None = None) -> None:
@@ -390,7 +372,7 @@ class DirectoryWriter:
         binding chain, or None.
         """
         with self._lock:
-            self._hold(incarnation)
+            self.hold(incarnation)
             if self._has_begun:
                 self._clear_failed()
                 if chain is not None:
@@ -435,7 +417,9 @@ class DirectoryWriter:
             if step in beside or began(view.unlisted.get(step, ()), deadline_s)
         }
         remains |= {entry.step for entry in gone} - known
-        remains |= {s for s in beside - known - view.unlisted.keys() if not self._is_there(s)}
+        # A listing of a file server may lack the folder of a step.
+        lone = beside - known - view.unlisted.keys()
+        remains |= {s for s in lone if not self._has_file(str(s), self._storage.name_of(s))}
         for step in sorted(remains):
             if self._storage.is_changing(step):
                 self._has_begun = False  # a call that was given up: the next save tries again
@@ -444,7 +428,7 @@ class DirectoryWriter:
                 self._tell_removal("removed", step)
         self._finish_removal([e for e in self._entries() if e.state == "removing"])
         self._clear_temporary()
-        self._settle()
+        self.settle()
 
     def _clear_temporary(self) -> None:
         """Remove the temporary folders of this package's saves that did not end.
@@ -513,9 +497,8 @@ class DirectoryWriter:
             return None
         return stored_step
 
-    def _is_there(self, step: int) -> bool:
-        """Return whether a step has a folder that the listing of a file server did not show."""
-        names = {str(step), self._storage.name_of(step)}
+    def _has_file(self, *names: str) -> bool:
+        """Return whether a file system has one of ``names``; False for a bucket."""
         return not self._storage.is_object_store and any(map(self._storage.lexists, names))
 
     def _entry_of(self, step: int) -> Entry | None:
@@ -567,7 +550,7 @@ class DirectoryWriter:
             while step in self._removing:
                 self._removed.wait()
             if self._may_have_files(step):
-                self._hold(self._mine.incarnation)  # ``begin`` may have been long ago
+                self.check()  # ``begin`` may have been long ago
                 self._vacate(step, chain)
             self._dirty.add(step)
 
@@ -577,8 +560,7 @@ class DirectoryWriter:
         if self._storage.is_changing(step):
             return True
         # In a bucket the claim of the place has a precondition, and fails if another writer has it.
-        names = (self._storage.name_of(step), f"{HOST_STATE}/{step}")
-        return not self._storage.is_object_store and any(map(self._storage.lexists, names))
+        return self._has_file(self._storage.name_of(step), f"{HOST_STATE}/{step}")
 
     def _vacate(self, step: int, chain: Timeline | None) -> None:
         entry, target = self._entry_of(step), f"{self._directory}/{step}"
@@ -629,34 +611,32 @@ class DirectoryWriter:
             self._dirty.discard(entry.step)
             self._emit("persistent.stage", stage="published", step=entry.step)
 
-    def settle(self) -> None:
-        """Hide the steps that the chain excludes."""
-        with self._lock:
-            self._settle()
-
     def _follow(self, chain: Timeline) -> None:
         table = self._read.table
         if table is not None and following(table, chain) != table:
             self._append(lambda table: following(table, chain))
-        self._settle()
+        self.settle()
 
-    def _settle(self) -> None:
-        """Hide excluded steps, and record that afterwards: so recorded steps need no look again."""
-        table = self._read.table
-        left = [] if table is None else table.left()
-        hidden: list[Entry] = []
-        for entry in left:
-            if entry.step in self._stuck or self._tidy(
-                entry.step, functools.partial(self._hide, entry)
-            ):
-                continue
-            hidden.append(entry)
-        if not hidden or table is None:
-            return
-        self._append(lambda table: listing(table, *in_state("hidden", hidden)))
-        for entry in hidden:
-            folder, reason = self._hidden_folder(entry), table.rejection_reason(entry)
-            self._tell_removal("hidden", entry.step, kept_as=folder, reason=reason)
+    def settle(self) -> None:
+        """Hide the steps that the chain excludes.
+
+        The log records this afterwards, so that a recorded step needs no further look.
+        """
+        with self._lock:
+            table = self._read.table
+            if table is None:
+                return
+            hidden: list[Entry] = []
+            for entry in table.left():
+                hide = functools.partial(self._hide, entry)
+                if entry.step not in self._stuck and self._tidy(entry.step, hide) is None:
+                    hidden.append(entry)
+            if not hidden:
+                return
+            self._append(lambda table: listing(table, *in_state("hidden", hidden)))
+            for entry in hidden:
+                folder, reason = self._hidden_folder(entry), table.rejection_reason(entry)
+                self._tell_removal("hidden", entry.step, kept_as=folder, reason=reason)
 
     def _hidden_folder(self, entry: Entry) -> str:
         return entry.own_folder if self._storage.is_object_store else entry.hidden_folder
@@ -693,7 +673,7 @@ class DirectoryWriter:
         3. A version leaves the entries out.
         """
         with self._lock:
-            self._hold(incarnation)
+            self.hold(incarnation)
             entries = [e for s in steps if (e := self._entry_of(s)) is not None]
             if missing := set(steps) - {e.step for e in entries}:
                 entries += self._unlisted_entries(missing)
@@ -705,14 +685,14 @@ class DirectoryWriter:
         Such files stay, as the event ``persistent.removal`` reports.
         """
         with self._lock:
-            self._hold(incarnation)
+            self.hold(incarnation)
             if (entry := self._entry_of(step)) is not None and entry.state != "hidden":
                 self._remove_what_goes([entry])
 
     def remove_hidden(self, steps: Collection[int], incarnation: str) -> list[str]:
         """Remove hidden ``steps`` for good, as a user asks; return the names of their folders."""
         with self._lock:
-            self._hold(incarnation)
+            self.hold(incarnation)
             leaving = [e for e in self._entries() if e.step in steps and e.state == "hidden"]
             self._remove(leaving)
             return [self._hidden_folder(entry) for entry in leaving]
