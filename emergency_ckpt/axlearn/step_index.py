@@ -53,7 +53,7 @@ class StepIndex:
         """Write the index of ``step``, all of it or nothing. PersistentTierError."""
         data = json.dumps(list(entries)).encode()
         self._storage.create_folder(step_name(step))
-        self._storage.put(f"{step_name(step)}/{_NAME}", data, step=None)
+        self._storage.put(f"{step_name(step)}/{_NAME}", data)
 
     def remove(self, step: int) -> None:
         """Remove the index of ``step``, if it has one. PersistentTierError."""

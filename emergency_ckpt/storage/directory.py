@@ -77,7 +77,8 @@ class StorageDirectory:
         self.is_object_store = "://" in str(self.path)
         self.timeout_s = timeout_s
         self.step_name = step_name
-        self._bucket, _, root = _without_scheme(self.path).partition("/")
+        self._scheme, _, place = str(self.path).partition("://")
+        self._bucket, _, root = place.partition("/")
         self._below = f"{root}/" if root else ""  # of an object's name, before that below ``path``
         self._is_gcs = directory.startswith("gs://")
         if self._is_gcs and find_spec("gcsfs") is None:
@@ -114,10 +115,7 @@ class StorageDirectory:
         self.do("list", "", self._check_bucket, deadline_s)
 
     def _check_bucket(self) -> None:
-        if not self.is_object_store:
-            return
-        scheme = str(self.path).partition("://")[0]
-        if not epath.Path(f"{scheme}://{self._bucket}").exists():
+        if self.is_object_store and not epath.Path(f"{self._scheme}://{self._bucket}").exists():
             raise FileNotFoundError(f"bucket {self._bucket!r} does not exist")
 
     def _refuse_zonal(self) -> None:
@@ -128,8 +126,7 @@ class StorageDirectory:
         https://cloud.google.com/storage/docs/rapid/rapid-bucket
         """
         try:
-            path = "b/{}/storageLayout"
-            layout = self._client().call("GET", path, self._bucket, json_out=True)
+            layout = self._client().call("GET", "b/{}/storageLayout", self._bucket, json_out=True)
         except Exception as error:
             if not (is_refusal(error) or isinstance(error, FileNotFoundError)):
                 raise
@@ -176,7 +173,7 @@ class StorageDirectory:
 
     def _client(self) -> Any:
         """Return the fsspec client of an object store."""
-        return _client_of(str(self.path).partition("://")[0])
+        return _client_of(self._scheme)
 
     def objects_with(self, *prefixes: str) -> Generations:
         """Return the objects whose names below the directory begin with one of ``prefixes``.
@@ -219,7 +216,6 @@ class StorageDirectory:
 
         For use inside ``do``. Idempotent.
         """
-
         client = self._client()
 
         def delete(name: str, generation: str) -> None:
@@ -228,7 +224,11 @@ class StorageDirectory:
                 path = "b/{}/o/{}", self._bucket, f"{self._below}{name}"
                 client.call("DELETE", *path, ifGenerationMatch=generation)
 
-        self._for_each(delete, objects)
+        try:
+            with ThreadPoolExecutor(_OBJECTS_AT_ONCE, "eckpt-objects") as pool:
+                list(pool.map(delete, objects.keys(), objects.values()))
+        finally:
+            self.forget_listings()
 
     def delete_empty_folders(self, names: Iterable[str]) -> None:
         """Delete the folders of objects that were deleted, where nothing else is in them.
@@ -247,13 +247,6 @@ class StorageDirectory:
             except Exception as error:
                 if not (is_refusal(error) or is_conflict(error)):
                     raise
-
-    def _for_each(self, work: Callable[[str, str], None], objects: Generations) -> None:
-        try:
-            with ThreadPoolExecutor(_OBJECTS_AT_ONCE, "eckpt-objects") as pool:
-                list(pool.map(work, objects.keys(), objects.values()))
-        finally:
-            self.forget_listings()
 
     def bytes_of(self, below: str, deadline_s: float | None = None) -> bytes | None:
         """Return the bytes of a small file, or None when it does not exist.
@@ -304,20 +297,28 @@ class StorageDirectory:
             raise CorruptData("read", str(path), "too long", expected=expected)
         return data
 
-    def put(self, below: str, data: bytes, *, step: int | None) -> None:
-        """Write a file atomically. ``step``: the step of which the file is a part, or None."""
+    def put(self, below: str, data: bytes) -> None:
+        """Replace a file atomically. Not for a file of a step: no late call is waited for."""
         path = self.path / below
 
         def put() -> None:
-            if self.is_object_store:
-                # An object appears when its upload ends. A rename would copy it.
-                _put_object(path, data)
+            if not self.is_object_store:
+                temporary = _temporary(path)
+                temporary.write_bytes(data)
+                temporary.replace(path)
                 return
-            temporary = _temporary(path)
-            temporary.write_bytes(data)
-            temporary.replace(path)
+            # An object appears when its upload ends. A rename would copy it.
+            try:
+                # One request. Opening and closing a file takes two.
+                self._client().pipe_file(str(path), data)
+            except FileExistsError as error:
+                # A precondition that this process did not set, or the answer to a repeated request
+                # whose first reply was lost.
+                if not _has(path, data):
+                    reason = f"refused with a precondition that was not set: {error}"
+                    raise ConnectionError(reason) from error
 
-        self.do("write", f"/{below}", put, changes=step)
+        self.do("write", f"/{below}", put)
 
     def put_new(self, below: str, data: bytes) -> None:
         """Create a file atomically; FileExistsError when it exists. For use inside ``do``.
@@ -328,9 +329,9 @@ class StorageDirectory:
         try:
             if self.is_object_store:
                 self._client().pipe_file(str(path), data, mode="create")
-                return
-            path.parent.mkdir(exist_ok=True)
-            _link_new(path, data, is_durable=False)
+            else:
+                path.parent.mkdir(exist_ok=True)
+                _link_new(path, data, is_durable=False)
         except FileExistsError as error:
             self.forget_listings()
             if not _has(path, data):
@@ -413,7 +414,11 @@ class StorageDirectory:
         if is_damage(error):
             return CorruptData(operation, f"{self.path}{below}", text, hint=_DAMAGED_HINT)
         if is_refusal(error):
-            hint = _right_hint(operation)
+            right = _RIGHTS.get(operation, "create")
+            hint = f"give this job's credentials the right to {right} there, in a bucket"
+            hint += f" storage.objects.{right}"
+            if right == "delete":
+                hint += "; a retention policy or a hold of the bucket refuses that too"
         elif is_too_large(error):
             hint = file_size_hint()
         elif is_full(error):
@@ -439,22 +444,9 @@ _RIGHTS = {
 }
 
 
-def _right_hint(operation: str) -> str:
-    right = _RIGHTS.get(operation, "create")
-    hint = f"give this job's credentials the right to {right} there, in a bucket"
-    hint += f" storage.objects.{right}"
-    refuses_too = "; a retention policy or a hold of the bucket refuses that too"
-    return hint + refuses_too * (right == "delete")
-
-
 def text_of(error: Exception) -> str:
     """Return the text of ``error`` in one line, without the settings that TensorStore appends."""
     return str(error).split("\n", maxsplit=1)[0].partition(" [tensorstore_spec=")[0][:500]
-
-
-def _without_scheme(path: epath.Path) -> str:
-    """Return the bucket of ``path`` and the name in it, as clients list them."""
-    return str(path).partition("://")[2]
 
 
 def _client_of(scheme: str) -> Any:
@@ -488,18 +480,6 @@ def _has(path: epath.Path, data: bytes) -> bool:
         return read_at_most(path, len(data) + 1) == data
     except FileNotFoundError as error:
         raise ConnectionError(f"{path} is said to exist, and does not") from error
-
-
-def _put_object(path: epath.Path, data: bytes) -> None:
-    try:
-        # One request. Opening and closing a file takes two.
-        _client_of(str(path).partition("://")[0]).pipe_file(str(path), data)
-    except FileExistsError as error:
-        # A precondition that this process did not set, or the answer to a repeated request whose
-        # first reply was lost.
-        if not _has(path, data):
-            reason = f"refused with a precondition that was not set: {error}"
-            raise ConnectionError(reason) from error
 
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})

@@ -234,7 +234,7 @@ class StepLog:
             return None
         if not self._storage.is_object_store:
             number = str(table.number).encode()
-            self._storage.put(_HINT, number, step=None)
+            self._storage.put(_HINT, number)
         self.seen.note(table.number)
         return LogRead(table.number, table)
 

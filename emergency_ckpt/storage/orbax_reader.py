@@ -1,8 +1,8 @@
 """The arrays of an Orbax step, described by its metadata and read box by box.
 
 Orbax restores a whole state onto its devices, once per replica. To read each byte once, this module
-reads boxes: plain boxes from the files of the database (``chunks``), and others, as all boxes in a
-bucket, through TensorStore.
+reads boxes: plain boxes from the files of the database (``chunks``); other boxes, and all boxes in
+a bucket, through TensorStore.
 """
 
 from __future__ import annotations
@@ -81,12 +81,11 @@ def describe_item(item: epath.Path) -> dict[str, StoredLeaf]:
             continue
         shape = tuple(int(size) for size in value.shape)
         dtype = np.dtype(value.dtype)
-        storage = getattr(value, "storage", None)
-        chunks = getattr(storage, "chunk_shape", None)
+        chunks = getattr(getattr(value, "storage", None), "chunk_shape", None)
         array = StoredArray(
             name=value.name,
             shape=shape,
-            chunk_shape=tuple(int(c) for c in chunks) if chunks is not None else shape,
+            chunk_shape=shape if chunks is None else tuple(int(size) for size in chunks),
             item_bytes=dtype.itemsize,
             driver=driver,
             ocdbt=ocdbt,
@@ -170,16 +169,25 @@ def describe_plain(
 ) -> tuple[epath.Path, dict[str, StoredLeaf]]:
     """Return the folder of a step's arrays and its leaves by path, from metadata alone. Blocks.
 
-    Without ``item``, and without an item named in ``ITEMS``, the arrays of all items form one state
-    whose keys are the items' names.
-
-    Args:
-      item: the name of the item to take, or None.
-
-    Raises:
-      FileNotFoundError: no such item, or no item with arrays. Errors of Orbax pass through.
+    ``item``: the name of the item to take; None: the first item of ``ITEMS``. Without such an item
+    the arrays of all items form one state whose keys are the items' names. FileNotFoundError when
+    there is no such item, or no item with arrays. Errors of Orbax pass through.
     """
-    names = _items_with_arrays(folder, item)
+
+    def has_arrays(name: str) -> bool:
+        return (folder / name / TREE).exists()
+
+    usual = next(filter(has_arrays, (*ITEMS, "") if item is None else (item,)), None)
+    if usual is not None:
+        names = [usual]
+    else:
+        below = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        names = list(filter(has_arrays, below)) if item is None else []
+        if not names:
+            wanted = "no item of arrays"
+            if item is not None:
+                wanted = f"no item {item!r} of arrays (orbax_item)"
+            raise FileNotFoundError(f"{wanted} in it; it has {', '.join(below) or 'none'}")
     return describe_items(folder, names, lambda name: describe_item(folder / name))
 
 
@@ -203,19 +211,6 @@ def describe_items(
     return folder, leaves
 
 
-def _items_with_arrays(folder: epath.Path, item: str | None) -> Sequence[str]:
-    usual = (*ITEMS, "") if item is None else (item,)
-    for name in usual:
-        if ((folder / name if name else folder) / TREE).exists():
-            return (name,)
-    below = sorted(path.name for path in folder.iterdir() if path.is_dir())
-    items = [name for name in below if (folder / name / TREE).exists()]
-    if item is None and items:
-        return items
-    wanted = "no item of arrays" if item is None else f"no item {item!r} of arrays (orbax_item)"
-    raise FileNotFoundError(f"{wanted} in it; it has {', '.join(below) or 'none'}")
-
-
 class _Part(NamedTuple):
     """Whole chunks of a box, which are requested together."""
 
@@ -225,12 +220,11 @@ class _Part(NamedTuple):
     is_last: bool
 
 
-class _Request:
+class _Request(NamedTuple):
     """A part that was requested from TensorStore."""
 
-    def __init__(self, part: _Part, store: Any) -> None:
-        self.part = part
-        self.future = store[slices(part.box)].read(order="C")
+    part: _Part
+    future: Any
 
 
 class BoxReader:
@@ -289,7 +283,8 @@ class BoxReader:
                     number not in requests or asked_bytes + parts[0][1].nbytes <= most_bytes
                 ):
                     asked, part = parts.popleft()
-                    requests[asked] = _Request(part, stores[part.shard.leaf])
+                    store = stores[part.shard.leaf]
+                    requests[asked] = _Request(part, store[slices(part.box)].read(order="C"))
                     asked_bytes += part.nbytes
                 if _has_come(requests[number].future, self._item, self._progress):
                     request = requests.pop(number)
@@ -333,7 +328,7 @@ class BoxReader:
         others = [number for number in range(len(boxes)) if number not in in_files]
         arrays = self.read([boxes[number][0] for number in others]) if others else ()
         for number, (_, array) in zip(others, arrays, strict=True):
-            data = _bytes_of(array)
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
             crcs[number] = _native.crc32c(data)
             sink.write(data, boxes[number][1])
         return [crcs[number] for number in range(len(boxes))]
@@ -357,17 +352,22 @@ class BoxReader:
         try:
             array = request.future.result()
         except ValueError as error:
-            raise (
-                _damaged("read", self._item, {request.part.shard.leaf: error}) or error
-            ) from error
+            if not is_damage(error):
+                raise
+            raise _damaged("read", self._item, {request.part.shard.leaf: error}) from error
         self._progress.add(request.part.nbytes)
         return array
 
-    def _start(self, leaf: str, context: tensorstore.Context) -> Any:
-        return tensorstore.open(self._spec(self._arrays[leaf]), open=True, context=context)
-
     def _open(self, leaves: set[str]) -> dict[str, Any]:
-        stores = _opened(sorted(leaves), self._start, self._item, self._progress)
+        def start(leaf: str, context: tensorstore.Context) -> Any:
+            array = self._arrays[leaf]
+            item = self._item_of(array)
+            spec = _spec(item, array.name, driver=array.driver, ocdbt=array.ocdbt)
+            if self._complete:
+                spec["fill_missing_data_reads"] = False
+            return tensorstore.open(spec, open=True, context=context)
+
+        stores = _opened(sorted(leaves), start, self._item, self._progress)
         for leaf, store in stores.items():
             array = self._arrays[leaf]
             actual = (tuple(store.shape), store.dtype.numpy_dtype.itemsize)
@@ -383,10 +383,6 @@ class BoxReader:
 
     def _item_of(self, array: StoredArray) -> str:
         return f"{self._item}/{array.item}" if array.item else self._item
-
-    def _spec(self, array: StoredArray) -> dict[str, Any]:
-        spec = _spec(self._item_of(array), array.name, driver=array.driver, ocdbt=array.ocdbt)
-        return spec | {"fill_missing_data_reads": False} if self._complete else spec
 
 
 def _has_come(future: Any, item: str, progress: WorkProgress) -> bool:
@@ -413,34 +409,15 @@ def _opened(
     item: str,
     progress: WorkProgress,
 ) -> dict[str, Any]:
-    """Return the opened arrays by leaf; when one fails or is late, cancel the others.
+    """Return the opened arrays by leaf. Where nothing moves, late arrays are opened again.
 
-    ``start`` begins to open the array of a leaf. CorruptData names all leaves whose metadata
-    TensorStore cannot decode.
+    When one array fails or is late, the others are cancelled. ``start`` begins to open the array of
+    a leaf. CorruptData names all leaves whose metadata TensorStore cannot decode.
     """
     leaves = tuple(leaves)
+    futures: dict[str, Any] = {}
     stores: dict[str, Any] = {}
     damaged: dict[str, Exception] = {}
-    for leaf, future in _opening(leaves, start, item, progress):
-        try:
-            stores[leaf] = future.result()
-        except ValueError as error:
-            if not is_damage(error):
-                raise
-            damaged[leaf] = error
-    if error := _damaged("open", item, damaged):
-        raise error
-    return stores
-
-
-def _opening(
-    leaves: Sequence[str],
-    start: Callable[[str, tensorstore.Context], Any],
-    item: str,
-    progress: WorkProgress,
-) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves and their finished futures; open again where nothing moves."""
-    futures: dict[str, Any] = {}
     try:
         while True:
             # One context for all arrays, so that the nodes of the database are read once.
@@ -455,24 +432,25 @@ def _opening(
             for leaf in [leaf for leaf, future in futures.items() if not future.done()]:
                 futures.pop(leaf).cancel()
         for leaf in leaves:
-            yield leaf, futures[leaf]
+            try:
+                stores[leaf] = futures[leaf].result()
+            except ValueError as error:
+                if not is_damage(error):
+                    raise
+                damaged[leaf] = error
     finally:
         for future in futures.values():
             future.cancel()
+    if damaged:
+        raise _damaged("open", item, damaged)
+    return stores
 
 
-def _damaged(operation: str, item: str, errors: Mapping[str, Exception]) -> CorruptData | None:
-    """Return the error that names the leaves that TensorStore could not decode, or None."""
-    damage = {leaf: error for leaf, error in errors.items() if is_damage(error)}
-    if not damage:
-        return None
-    named = few(map(repr, damage), _MOST_NAMED)
-    word = "leaf" if len(damage) == 1 else "leaves"
-    return CorruptData(operation, f"{item}, {word} {named}", text_of(next(iter(damage.values()))))
-
-
-def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+def _damaged(operation: str, item: str, errors: Mapping[str, Exception]) -> CorruptData:
+    """Return the error that names the leaves that TensorStore could not decode."""
+    word = "leaf" if len(errors) == 1 else "leaves"
+    target = f"{item}, {word} {few(map(repr, errors), _MOST_NAMED)}"
+    return CorruptData(operation, target, text_of(next(iter(errors.values()))))
 
 
 def _context() -> tensorstore.Context:
@@ -518,16 +496,11 @@ def kvstore_of(item: str, name: str = "") -> dict[str, Any] | str:
     if not separator:
         return {"driver": "file", "path": f"{os.path.normpath(item)}/{name}"}
     if scheme == "gs":
+        driver = os.environ.get(GCS_BACKEND_VARIABLE, "gcs")  # the user chooses, as for Orbax
+        if driver not in ("gcs", "gcs_grpc"):
+            problem = f"{driver!r} is no driver of buckets: gcs (HTTP) and gcs_grpc are"
+            raise ConfigError([problem], target=GCS_BACKEND_VARIABLE)
         bucket, _, path = rest.partition("/")
         place = f"{path.rstrip('/')}/{name}".lstrip("/")
-        return {"driver": _driver_of_buckets(), "bucket": bucket, "path": place}
+        return {"driver": driver, "bucket": bucket, "path": place}
     return f"{scheme}://{quote(rest.rstrip('/'))}/{quote(name)}"
-
-
-def _driver_of_buckets() -> str:
-    """Return TensorStore's driver for ``gs://``, which the user chooses as for Orbax."""
-    driver = os.environ.get(GCS_BACKEND_VARIABLE, "gcs")
-    if driver not in ("gcs", "gcs_grpc"):
-        problem = f"{driver!r} is no driver of buckets: gcs (HTTP) and gcs_grpc are"
-        raise ConfigError([problem], target=GCS_BACKEND_VARIABLE)
-    return driver
