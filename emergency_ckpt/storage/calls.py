@@ -105,7 +105,7 @@ def is_passing(error: BaseException) -> bool:
         return error.retryable
     if is_damage(error):
         return False
-    if isinstance(error, _FINAL_ERRORS) or _errno_of(error) in _FINAL_ERRNOS:
+    if isinstance(error, _FINAL_ERRORS) or errno_of(error) in _FINAL_ERRNOS:
         return False
     status = _status_of(error)
     if status is not None:
@@ -118,16 +118,6 @@ def is_passing(error: BaseException) -> bool:
 def is_damage(error: BaseException) -> bool:
     """Return True when TensorStore was given bytes that it cannot decode."""
     return isinstance(error, ValueError) and _DAMAGE.search(str(error)) is not None
-
-
-def is_full(error: BaseException) -> bool:
-    """Return True when storage reported that it has no room left."""
-    return _errno_of(error) in (errno.ENOSPC, errno.EDQUOT)
-
-
-def is_too_large(error: BaseException) -> bool:
-    """Return True when a file would be larger than this process may write."""
-    return _errno_of(error) == errno.EFBIG
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -155,9 +145,9 @@ def is_unreachable(error: BaseException) -> bool:
     """
     if isinstance(error, CheckpointError):
         return isinstance(error, DeadlineExceeded)
-    if is_refusal(error) or _errno_of(error) in _PATH_ERRNOS or "Invalid path" in str(error):
+    if is_refusal(error) or errno_of(error) in _PATH_ERRNOS or "Invalid path" in str(error):
         return True
-    is_final = isinstance(error, _FINAL_ERRORS) or _errno_of(error) in _FINAL_ERRNOS
+    is_final = isinstance(error, _FINAL_ERRORS) or errno_of(error) in _FINAL_ERRNOS
     if is_final or is_damage(error):
         return False
     status = _status_of(error)
@@ -169,7 +159,7 @@ def is_unreachable(error: BaseException) -> bool:
     return not modules.isdisjoint(_NETWORK_CLIENTS)
 
 
-def _errno_of(error: BaseException) -> int | None:
+def errno_of(error: BaseException) -> int | None:
     """Return the system's error number, for TensorStore's errors from their text."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
@@ -327,8 +317,9 @@ class LateChanges:
     def note(self, directory: str, step: int, call: threading.Thread) -> None:
         """Record the timed-out ``call``, which may change ``step`` while it is alive."""
         with self._lock:
-            for key in list(self._calls):
-                self._keep_alive(key)
+            for key, calls in list(self._calls.items()):
+                if not any(earlier.is_alive() for earlier in calls):
+                    del self._calls[key]
             self._calls.setdefault((directory, step), []).append(call)
 
     def wait(self, directory: str, step: int, deadline_s: float) -> None:
@@ -336,7 +327,7 @@ class LateChanges:
 
         DeadlineExceeded at ``deadline_s`` of ``time.monotonic``.
         """
-        for call in self._alive(directory, step):
+        for call in self._under_way(directory, step):
             call.join(max(0.0, deadline_s - time.monotonic()))
         if self.under_way(directory, step):
             problem = "an earlier call that changes this step has timed out and not ended"
@@ -344,18 +335,12 @@ class LateChanges:
 
     def under_way(self, directory: str, step: int) -> bool:
         """Return True when a call on ``step`` has not ended. Does not block."""
-        return bool(self._alive(directory, step))
+        return bool(self._under_way(directory, step))
 
-    def _alive(self, directory: str, step: int) -> list[threading.Thread]:
+    def _under_way(self, directory: str, step: int) -> list[threading.Thread]:
         with self._lock:
-            return self._keep_alive((directory, step))
-
-    def _keep_alive(self, key: tuple[str, int]) -> list[threading.Thread]:
-        """Remove the calls that have ended; return the others. The caller holds ``_lock``."""
-        alive = [call for call in self._calls.pop(key, ()) if call.is_alive()]
-        if alive:
-            self._calls[key] = alive
-        return list(alive)
+            calls = self._calls.get((directory, step), ())
+            return [call for call in calls if call.is_alive()]
 
 
 LATE_CHANGES = LateChanges()

@@ -32,12 +32,11 @@ from emergency_ckpt.storage.calls import (
     StorageTimeout,
     call,
     call_with_retries,
+    errno_of,
     is_conflict,
     is_damage,
-    is_full,
     is_passing,
     is_refusal,
-    is_too_large,
     is_unreachable,
 )
 from emergency_ckpt.work_progress import WorkProgress
@@ -419,9 +418,9 @@ class StorageDirectory:
             hint += f" storage.objects.{right}"
             if right == "delete":
                 hint += "; a retention policy or a hold of the bucket refuses that too"
-        elif is_too_large(error):
+        elif errno_of(error) == errno.EFBIG:
             hint = file_size_hint()
-        elif is_full(error):
+        elif errno_of(error) in (errno.ENOSPC, errno.EDQUOT):
             hint = "make room there; keep_last_n limits the number of steps that are kept"
         elif "bucket" in text and isinstance(error, FileNotFoundError):
             hint = "create the bucket, or correct dir"

@@ -1,19 +1,15 @@
 """The persistent tier: one sharded copy in Orbax's format, with host states and a marker.
 
-``<dir>/<step>/`` is an ordinary Orbax step (item ``state``, or as the caller names the item; the
-folder's name may have a prefix and padding too), written by the processes of one slice.
+``<dir>/<step>/`` is an ordinary Orbax step, written by the processes of one slice.
 ``<dir>/host_state/<step>/`` has one JSON document for each process, checksums of the boxes, and
 ``marker.json``. A step counts from the version of ``<dir>/host_state/log/`` that lists it;
-FORMAT.md specifies these files.
-
-A step without the directory in ``host_state`` was written by plain Orbax, and has tensors only.
-
-Besides this module only ``steps``, ``step_writer``, ``orbax_reader`` and ``item`` use Orbax for
-storage.
+FORMAT.md specifies these files. A step without the folder in ``host_state`` was written by plain
+Orbax, and has tensors only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import time
@@ -227,7 +223,7 @@ class PersistentTier:
         writer.make_room(save.step, chain)
         for owner, data in documents.items():
             self.write_document(save.step, owner, len(documents), data)
-        like = self.newest_items()
+        like = self._newest_items()
         if orbax.items and set(like) != set(orbax.items):
             like = dict.fromkeys(orbax.items)
         states = late_items(step, like, self._structure_of)
@@ -251,7 +247,7 @@ class PersistentTier:
         writer.publish(self.finish(save, described, leaves, crcs, metrics, orbax), chain)
         writer.settle()
 
-    def newest_items(self) -> dict[str, epath.Path | None]:
+    def _newest_items(self) -> dict[str, epath.Path | None]:
         """Return the items of the newest step of this package, for the structure of the state."""
         view = self.found.view()
         for item in reversed(view.steps):
@@ -289,16 +285,8 @@ class PersistentTier:
         deadline_s = self.storage.deadline_s(deadline_s)
         marker = stored_step.marker
         item, leaves = self.arrays(stored_step, deadline_s)
-        crcs: dict[ShardId, int] = {}
-        if marker is not None:
-            crcs = self.read_checksums(marker, deadline_s)
-        return StoredStep(
-            item,
-            marker,
-            leaves,
-            crcs,
-            stored_step.step.incarnation,
-        )
+        crcs = {} if marker is None else self.read_checksums(marker, deadline_s)
+        return StoredStep(item, marker, leaves, crcs, stored_step.step.incarnation)
 
     def arrays(
         self, stored_step: FoundStep, deadline_s: float | None = None
@@ -311,10 +299,8 @@ class PersistentTier:
 
         deadline_s = self.storage.deadline_s(deadline_s)
         marker = stored_step.marker
-        if stored_step.step.problem:
-            raise CorruptData(
-                "describe", f"{self.directory}/{stored_step.folder}", stored_step.step.problem
-            )
+        if problem := stored_step.step.problem:
+            raise CorruptData("describe", f"{self.directory}/{stored_step.folder}", problem)
 
         def describe() -> tuple[epath.Path, dict[str, StoredLeaf]]:
             folder = self._directory / stored_step.folder
@@ -359,14 +345,9 @@ class PersistentTier:
         deadline_s: float,
     ) -> Iterator[tuple[ShardId, npt.NDArray[Any]]]:
         """Yield the boxes in the given order, as numpy arrays; see ``BoxReader``."""
-        until = WorkProgress.until(deadline_s)
-        reader = self._reader(item, arrays, complete=complete, progress=until)
-        try:
+        progress = WorkProgress.until(deadline_s)
+        with self._reading(item, arrays, complete=complete, progress=progress) as reader:
             yield from reader.read(shards)
-        except CorruptData:
-            raise
-        except Exception as error:  # TensorStore raises ValueError for every storage error
-            raise self.storage.error("read", item.removeprefix(self.directory), error) from error
 
     def read_into(
         self,
@@ -383,18 +364,22 @@ class PersistentTier:
         The bytes are in C order. ``complete``, ``progress``: as in ``BoxReader``. Errors of
         ``sink`` pass through.
         """
-        reader = self._reader(item, arrays, complete=complete, progress=progress)
-        try:
+        with self._reading(item, arrays, complete=complete, progress=progress) as reader:
             return reader.read_into(sink, boxes)
+
+    @contextlib.contextmanager
+    def _reading(
+        self, item: str, arrays: Mapping[str, StoredArray], **how: Any
+    ) -> Iterator[BoxReader]:
+        """Yield a reader of ``item``; give errors of storage their types."""
+        from emergency_ckpt.storage import orbax_reader  # noqa: PLC0415
+
+        try:
+            yield orbax_reader.BoxReader(item, arrays, buffer_bytes=self._buffer_bytes, **how)
         except (CorruptData, LocalTierError):
             raise
         except Exception as error:  # TensorStore raises ValueError for every storage error
             raise self.storage.error("read", item.removeprefix(self.directory), error) from error
-
-    def _reader(self, item: str, arrays: Mapping[str, StoredArray], **how: Any) -> BoxReader:
-        from emergency_ckpt.storage import orbax_reader  # noqa: PLC0415
-
-        return orbax_reader.BoxReader(item, arrays, buffer_bytes=self._buffer_bytes, **how)
 
     def read_document(
         self,

@@ -101,19 +101,17 @@ class StepInspection:
         Its tensors may be in its own folder or in the folder for the hidden step: Orbax's metadata
         name their incarnation. ``number``: the greatest incarnation of the log.
         """
-        return self._confirmed(lambda: self._own(entry, self._listed(entry, number, deadline_s)))
 
-    @staticmethod
-    def _own(entry: Entry, stored_step: FoundStep) -> FoundStep:
-        """Return the step at the place of ``entry``, as foreign if another program wrote it."""
-        is_own = entry.incarnation in (stored_step.step.incarnation, stored_step.step.tensors_of)
-        return stored_step.as_foreign() if stored_step.is_plain and not is_own else stored_step
+        def look() -> FoundStep:
+            stored_step = self._listed(entry, number, deadline_s)
+            step = stored_step.step
+            is_own = entry.incarnation in (step.incarnation, step.tensors_of)
+            return stored_step.as_foreign() if stored_step.is_plain and not is_own else stored_step
+
+        return self._confirmed(look)
 
     def _confirmed(self, look: Callable[[], _Found]) -> _Found:
-        """Return the result of ``look``, or of a second call of ``look`` after a problem.
-
-        The reason is that of ``read_twice``.
-        """
+        """Return the result of ``look``, or of its second call after a problem: ``read_twice``."""
         first = look()
         if first is None or first.is_junk or not first.step.problem:
             return first
@@ -126,28 +124,21 @@ class StepInspection:
         return second
 
     def _listed(self, entry: Entry, number: int, deadline_s: float | None) -> FoundStep:
-        folders = self._folders_of(entry)
+        folders = [entry.own_folder]
+        if not self._storage.is_object_store:
+            # The likelier folder first. A crash may leave a hidden step before a version of the log
+            # records that, and the newest version may be damaged.
+            folders.insert(1 if entry.state == "complete" else 0, entry.hidden_folder)
         if entry.is_plain:
             return self._listed_plain(entry, folders, number, deadline_s)
-        data = self._storage.bytes_of(f"{HOST_STATE}/{entry.step}/{MARKER_NAME}", deadline_s)
+        data = self._marker_of(entry.step, deadline_s)
         metadata, name = self._tensors_of(entry, folders, deadline_s)
         if data is None:
             return self._without_marker(entry, metadata, name, number, deadline_s)
-        if hashlib.sha256(data).hexdigest() != entry.marker:
+        if _digest(data) != entry.marker:
             reason = "it is not the one that the step log names"
             return self._damaged(entry.step, entry.incarnation, name, reason)
         return self._marked(entry.step, data, {name: metadata}, number, deadline_s)
-
-    def _folders_of(self, entry: Entry) -> tuple[str, ...]:
-        """Return the folders that may have the tensors of ``entry``, the likelier first.
-
-        A crash may leave a hidden step before a version of the log records that, and the newest
-        version may be damaged.
-        """
-        if self._storage.is_object_store:
-            return (entry.own_folder,)
-        folders = entry.own_folder, entry.hidden_folder
-        return folders if entry.state == "complete" else folders[::-1]
 
     def _tensors_of(
         self, entry: Entry, folders: Sequence[str], deadline_s: float | None
@@ -156,7 +147,7 @@ class StepInspection:
         own: bytes | None = None
         for folder in folders:
             data = self._metadata_of(folder, deadline_s)
-            if (ours_of(data) or {}).get("incarnation") == entry.incarnation:
+            if _incarnation_of(data) == entry.incarnation:
                 return data, folder
             own = data if folder == entry.own_folder else own
         return own, entry.own_folder
@@ -171,7 +162,7 @@ class StepInspection:
     ) -> FoundStep:
         if metadata is None:
             return self._problem(entry.step, entry.incarnation, GONE, folder)
-        is_own = (ours_of(metadata) or {}).get("incarnation") == entry.incarnation
+        is_own = _incarnation_of(metadata) == entry.incarnation
         if is_own and self._storage.names_in(f"{HOST_STATE}/{entry.step}", deadline_s):
             return self._damaged(entry.step, entry.incarnation, folder, "it is gone")
         # Without our folder the step has tensors only.
@@ -189,9 +180,8 @@ class StepInspection:
     ) -> FoundStep:
         again = self._problem(entry.step, entry.incarnation, GONE, entry.own_folder)
         for folder in folders:
-            is_hidden = entry.state == "hidden"
             stored_step = self._plain_in(
-                folder, entry.step, number, deadline_s, is_hidden=is_hidden
+                folder, entry.step, number, deadline_s, is_hidden=entry.state == "hidden"
             )
             if stored_step is None or stored_step.is_junk:
                 continue
@@ -217,7 +207,7 @@ class StepInspection:
     def _unlisted(
         self, step: int, names: Sequence[str], number: int, deadline_s: float | None
     ) -> FoundStep | None:
-        data = self._storage.bytes_of(f"{HOST_STATE}/{step}/{MARKER_NAME}", deadline_s)
+        data = self._marker_of(step, deadline_s)
         metadata_by_name = {name: self._metadata_of(name, deadline_s) for name in names}
         if data is not None:
             return self._marked(step, data, metadata_by_name, number, deadline_s)
@@ -228,7 +218,13 @@ class StepInspection:
         may_be_ours = not fields_of(metadata) or ours_of(metadata) is not None
         if may_be_ours and self._storage.names_in(f"{HOST_STATE}/{step}", deadline_s):
             return None
-        return self.plain(step, names, number, deadline_s)
+        junk: FoundStep | None = None
+        for folder in names:
+            stored_step = self._plain_in(folder, step, number, deadline_s)
+            if stored_step is not None and not stored_step.is_junk:
+                return stored_step
+            junk = junk or stored_step
+        return junk
 
     def is_begun_by_us(self, names: Iterable[str], deadline_s: float | None) -> bool:
         """Return whether this package began the save of a step in one of its folders ``names``."""
@@ -246,12 +242,11 @@ class StepInspection:
         metadata = self._metadata_of(entry.own_folder, None)
         if metadata is not None and not fields_of(metadata):
             metadata = self._metadata_of(entry.own_folder, None)  # for the reason of ``read_twice``
-        if (ours_of(metadata) or {}).get("incarnation") == entry.incarnation:
+        if _incarnation_of(metadata) == entry.incarnation:
             return True
-        below = f"{HOST_STATE}/{entry.step}/{MARKER_NAME}"
-        data = self._storage.bytes_of(below)
-        if data is not None and hashlib.sha256(data).hexdigest() == entry.marker:
-            marker = check_marker(data, entry.step, below)
+        data = self._marker_of(entry.step, None)
+        if data is not None and _digest(data) == entry.marker:
+            marker = check_marker(data, entry.step, _marker_path(entry.step))
             problem = self._compare_tensors(entry.own_folder, metadata, marker, None)
             if problem not in (GONE, _REPLACED):
                 return True
@@ -261,16 +256,20 @@ class StepInspection:
 
     def marked(self, step: int, deadline_s: float | None) -> SaveId | None:
         """Return the save that the marker of ``step`` names; None without one that counts."""
-        below = f"{HOST_STATE}/{step}/{MARKER_NAME}"
 
         def read() -> SaveId | None:
-            data = self._storage.bytes_of(below, deadline_s)
-            return None if data is None else check_marker(data, step, below).save
+            data = self._marker_of(step, deadline_s)
+            if data is None:
+                return None
+            return check_marker(data, step, _marker_path(step)).save
 
         try:
             return read_twice(read)
         except CorruptData:
             return None
+
+    def _marker_of(self, step: int, deadline_s: float | None) -> bytes | None:
+        return self._storage.bytes_of(_marker_path(step), deadline_s)
 
     def _metadata_of(self, name: str, deadline_s: float | None) -> bytes | None:
         return self._storage.bytes_of(f"{name}/{STEP_METADATA}", deadline_s)
@@ -283,12 +282,8 @@ class StepInspection:
         number: int,
         deadline_s: float | None,
     ) -> FoundStep:
-        """Return the step of a marker.
-
-        ``tensors``: Orbax's metadata, by each folder that may have the step's tensors, the
-        likeliest first.
-        """
-        path = f"{self._directory}/{HOST_STATE}/{step}/{MARKER_NAME}"
+        """Return the step of a marker. ``tensors``: Orbax's metadata by folder, likeliest first."""
+        path = f"{self._directory}/{_marker_path(step)}"
         name = next(iter(tensors))
         try:
             marker = check_marker(data, step, path)
@@ -309,10 +304,12 @@ class StepInspection:
             incarnation=marker.save.incarnation,
             problem=problem,
         )
-        usable = None if problem else marker
-        digest = hashlib.sha256(data).hexdigest()
         return FoundStep(
-            item, usable, name, committed_ns=_committed_ns(metadata), marker_digest=digest
+            item,
+            None if problem else marker,
+            name,
+            committed_ns=_committed_ns(metadata),
+            marker_digest=_digest(data),
         )
 
     def _compare_tensors(
@@ -337,10 +334,9 @@ class StepInspection:
         return f"its file {STEP_METADATA} is damaged"
 
     def _damaged(self, step: int, incarnation: str, folder: str, reason: str) -> FoundStep:
-        documents = f"{HOST_STATE}/{step}"
         problem = (
-            f"its marker {documents}/{MARKER_NAME} cannot be used ({reason}); to take its"
-            f" tensors alone, remove the folder {documents} and call restore without host_state"
+            f"its marker {_marker_path(step)} cannot be used ({reason}); to take its tensors alone,"
+            f" remove the folder {HOST_STATE}/{step} and call restore without host_state"
         )
         return self._problem(step, incarnation, problem, folder)
 
@@ -362,7 +358,7 @@ class StepInspection:
         read = functools.partial(self._storage.bytes_of, deadline_s=deadline_s)
         with ThreadPoolExecutor(INSPECTED_AT_ONCE, "eckpt-tensors") as pool:
             metadata, *manifests = pool.map(read, names)
-        writer = (ours_of(metadata) or {}).get("incarnation")
+        writer = _incarnation_of(metadata)
         if writer not in (None, save.incarnation):
             problem = f"incarnation {writer} has written it meanwhile"
             raise PersistentTierError("publish", f"{self._directory}/{name}", problem)
@@ -381,18 +377,6 @@ class StepInspection:
         if text not in self._told:
             self._told.add(text)
             logging.warning("%s in %s", text, self._directory)
-
-    def plain(
-        self, step: int, names: Sequence[str], number: int, deadline_s: float | None
-    ) -> FoundStep | None:
-        """Return the step of plain Orbax, in the first of its possible folders that Orbax wrote."""
-        junk: FoundStep | None = None
-        for folder in names:
-            stored_step = self._plain_in(folder, step, number, deadline_s)
-            if stored_step is not None and not stored_step.is_junk:
-                return stored_step
-            junk = junk or stored_step
-        return junk
 
     def _plain_in(
         self,
@@ -420,7 +404,7 @@ class StepInspection:
                 digest.update(manifest)
                 break
         incarnation = plain_incarnation(number, digest.hexdigest()[:16])
-        saved = (ours_of(metadata) or {}).get("incarnation")
+        saved = _incarnation_of(metadata)
         tensors_of = saved if isinstance(saved, str) else ""
         plain_step = PersistentStep(step, 0, False, incarnation, tensors_of=tensors_of)
         return FoundStep(plain_step, None, folder, committed_ns=_committed_ns(metadata))
@@ -436,6 +420,10 @@ class StepInspection:
                 return False  # not a directory of Orbax, which no retry makes one
 
         return self._storage.do("inspect", f"/{folder}", is_finalized, deadline_s)
+
+
+def _marker_path(step: int) -> str:
+    return f"{HOST_STATE}/{step}/{MARKER_NAME}"
 
 
 def _digest(data: bytes | None) -> str:
@@ -482,6 +470,11 @@ def ours_of(metadata: bytes | None) -> dict[str, Any] | None:
         return None
     ours = cast("dict[str, Any]", custom)[OURS]
     return cast("dict[str, Any]", ours) if isinstance(ours, dict) else {}
+
+
+def _incarnation_of(metadata: bytes | None) -> object:
+    """Return the incarnation that this package's entry names, unchecked; None without one."""
+    return (ours_of(metadata) or {}).get("incarnation")
 
 
 def _committed_ns(metadata: bytes | None) -> int:
