@@ -143,7 +143,7 @@ class Membership:
         routes = [(host, route_to(host)) for host in self._start.outside]
         is_given = config.bind_host is not None
         bind_host = reachable_host(self._start.host, routes, is_given=is_given)
-        self._tier = LocalTier.open(
+        self._tier = LocalTier(
             local_dir,
             self._run_id,
             self._writer,

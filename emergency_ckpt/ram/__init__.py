@@ -1,10 +1,11 @@
 """The local tier: slots, manifests and host states of one process on its host's ramdisk.
 
-1. ``tier.LocalTier.open`` claims a directory of the run, and scans it: ``ownership`` checks on the
+1. ``tier.LocalTier`` claims a directory of the run, and scans it: ``ownership`` checks on the
    descriptor that it is this user's and closed, ``locks`` takes it with ``flock`` and
    records the process that holds it. A damaged file is quarantined with its reason, never used.
    ``process_files`` is how all read such a directory: this scan, ``eckpt serve``
-   and the survey of ``eckpt ls``; ``step_reader`` puts a step together from several.
+   and the survey of ``eckpt ls``; ``held_saves`` gives the memory to readers, and ``step_reader``
+   puts a step together from several.
 2. ``reserve`` makes the slots (preallocated files of one step each) or finds them: two, and one
    more where this process writes to storage and there is room (``slot_choice.slots_for``).
 3. ``begin_write`` chooses a slot without a step that must be kept (``slot_choice``), removes its

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from absl import logging
@@ -28,6 +29,7 @@ from emergency_ckpt.ram.process_files import (
     NUMBERS,
     Ledger,
     ProcessFiles,
+    Published,
     file_name,
     manifest_name,
 )
@@ -68,14 +70,17 @@ class ProcessDirectory:
         files.remove_temporaries(self._quarantine_fd)
         self._next_record = len(os.listdir(self._quarantine_fd))
         self.host_states = HostStateStore(self.files, self._report)
-        self._scan_ledger()
+        try:
+            self.ledger = self.files.ledger()
+        except CorruptData as error:
+            self._report(LEDGER, error)
         self._scan_slots()
 
     def note_incarnation(self, incarnation: str) -> None:
         """Record that the job has begun a life. A failure is logged: a later record has it too."""
         self.ledger = msgspec.structs.replace(self.ledger, incarnation=incarnation)
         try:
-            self._record(self.ledger)
+            self._record()
         except (CheckpointError, OSError) as error:
             logging.warning("incarnation %s is not on record: %s", incarnation, error)
 
@@ -92,9 +97,8 @@ class ProcessDirectory:
             restored = RestoredSave(save, lives)
         elif isinstance(restored, RestoredSave) and restored.save != save:
             restored = msgspec.UNSET
-        changes = {"complete": save, "finite": finite, "restored": restored}
-        self._record(msgspec.structs.replace(self.ledger, **changes))
-        kept = {slot.published.save for slot in self.published() if slot.published is not None}
+        self._record(complete=save, finite=finite, restored=restored)
+        kept = self.saves()
         self.host_states.note_complete(save, kept)
         self.host_states.remove_if(
             lambda host_state: self.excludes(host_state.save) and host_state.save not in kept
@@ -103,79 +107,70 @@ class ProcessDirectory:
     def note_orderly_end(self) -> None:
         """Record that this life was not ended by the save that it began from."""
         if isinstance(self.ledger.restored, RestoredSave):
-            self._record(msgspec.structs.replace(self.ledger, restored=msgspec.UNSET))
+            self._record(restored=msgspec.UNSET)
 
     @property
     def finite(self) -> SaveId | None:
         """Return the newest save that is known to be finite, if a slot holds it and it counts."""
         save = self.ledger.finite
-        saves_in_slots = {
-            slot.published.save for slot in self.published() if slot.published is not None
-        }
-        return (
-            save
-            if isinstance(save, SaveId) and save in saves_in_slots and not self.excludes(save)
-            else None
-        )
+        if isinstance(save, SaveId) and save in self.saves() and not self.excludes(save):
+            return save
+        return None
 
     def excludes(self, save: SaveId) -> bool:
         """Return whether the chain on record excludes ``save``."""
         chain = self.ledger.chain
         return chain is not None and bool(chain.rejection_reason(save.step, save.incarnation))
 
-    def _record_complete(self, save: SaveId | None) -> None:
-        """Put ``save`` on record; None: no save."""
-        self._record(msgspec.structs.replace(self.ledger, complete=save))
-
-    def _record(self, ledger: Ledger) -> None:
+    def _record(self, **changes: Any) -> None:
+        """Write the ledger with these fields changed. RamdiskFull, LocalTierError."""
+        ledger = msgspec.structs.replace(self.ledger, **changes)
         files.write_atomic(LEDGER, self.claim.dir_fd, LEDGER_FILE.encode(ledger))
         self.ledger = ledger
-
-    def sibling(self, claim: Claim) -> ProcessDirectory:
-        """Scan another directory of this run, to be read. OSError."""
-        return ProcessDirectory(claim, self.files.run_id)
 
     def follow(self, timeline: Timeline) -> None:
         """Record ``timeline``, and unpublish what was rolled back.
 
         A save that ``timeline`` only leaves behind stays published until the slot is needed.
         """
-        self._record(msgspec.structs.replace(self.ledger, chain=timeline))
+        self._record(chain=timeline)
+        self._forget(
+            lambda save: self.excludes(save) and not timeline.leaves_behind(save.incarnation)
+        )
 
-        def left(save: SaveId) -> bool:
-            return self.excludes(save) and not timeline.leaves_behind(save.incarnation)
-
-        for slot in self.published():
-            if slot.published is not None and left(slot.published.save):
+    def _forget(self, unwanted: Callable[[SaveId], bool]) -> None:
+        """Unpublish the saves for which ``unwanted`` is true, with their host states."""
+        for slot, published in self.published():
+            if unwanted(published.save):
                 slot.unpublish()
-        self.host_states.remove_if(lambda host_state: left(host_state.save))
+        self.host_states.remove_if(lambda host_state: unwanted(host_state.save))
 
-    def published(self) -> Iterator[Slot]:
-        """Return the slots that hold a save."""
-        return (slot for slot in self.slots if slot.published is not None)
+    def published(self) -> list[tuple[Slot, Published]]:
+        """Return the slots that hold a save, and what they hold."""
+        return [(slot, slot.published) for slot in self.slots if slot.published is not None]
 
-    def new_slot_number(self) -> int:
-        """Return the lowest slot number without a file."""
+    def saves(self) -> set[SaveId]:
+        """Return the saves that the slots hold."""
+        return {published.save for _, published in self.published()}
+
+    def make_slot(self, size_bytes: int) -> Slot:
+        """Reserve one more slot; the caller adds it to ``slots``. RamdiskFull, LocalTierError."""
         taken = {slot.number for slot in self.slots}
         for name in os.listdir(self.claim.dir_fd):
             if match := _SLOT_FILES.fullmatch(name):
                 taken.add(int(match.group(1)))
-        return min(set(NUMBERS) - taken)
+        return make_slot(min(set(NUMBERS) - taken), self.claim, size_bytes, self._mapper)
 
-    def make_slot(self, size_bytes: int) -> Slot:
-        """Reserve one more slot; the caller adds it to ``slots``. RamdiskFull, LocalTierError."""
-        return make_slot(self.new_slot_number(), self.claim, size_bytes, self._mapper)
-
-    def take_out(self, slot: Slot) -> list[Slot]:
-        """Take a slot out, with its save; return it, or nothing when it is out already.
+    def take_out(self, slots: Iterable[Slot]) -> list[Slot]:
+        """Take ``slots`` out, with their saves; return those that were not out already.
 
         The caller calls ``Slot.delete`` for what is returned, without the lock.
         """
-        if slot not in self.slots:
-            return []
-        self.slots.remove(slot)
-        slot.unpublish()
-        return [slot]
+        taken = [slot for slot in slots if slot in self.slots]
+        for slot in taken:
+            self.slots.remove(slot)
+            slot.unpublish()
+        return taken
 
     def drop_twins(self, of: Slot) -> None:
         """Unpublish every other slot with the digest of ``of``, which was published last.
@@ -183,9 +178,8 @@ class ProcessDirectory:
         Such a slot failed verification, or its shards were fetched again. The next life, which
         knows of no damage, would find it and might prefer it.
         """
-        for slot in self.slots:
-            old, new = slot.published, of.published
-            if slot is not of and old is not None and new is not None and old.digest == new.digest:
+        for slot, published in self.published():
+            if slot is not of and of.published and published.digest == of.published.digest:
                 slot.unpublish()
 
     def _drop_contained(self) -> None:
@@ -193,12 +187,14 @@ class ProcessDirectory:
 
         A crash may have prevented that the older one was unpublished.
         """
-        in_order = sorted(self.published(), key=self._published_ns)
-        for number, later in enumerate(in_order):
-            for slot in in_order[:number]:
-                old, new = slot.published, later.published
-                if old is None or new is None or old.save != new.save:
-                    continue
+
+        def published_ns(pair: tuple[Slot, Published]) -> int:
+            name = manifest_name(pair[0].number)
+            return os.stat(name, dir_fd=self.claim.dir_fd, follow_symlinks=False).st_mtime_ns
+
+        in_order = sorted(self.published(), key=published_ns)
+        for number, (_, new) in enumerate(in_order):
+            for slot, old in in_order[:number]:
                 if old.digest == new.digest or adds_nothing(old.contents, new.contents):
                     slot.unpublish()
 
@@ -209,22 +205,17 @@ class ProcessDirectory:
         these saves for newer ones. A record of a later complete save is replaced by ``than``, or
         removed when ``than`` has no incarnation, which means that there is none.
         """
-
         chain = newest(self.ledger.chain, timeline)
 
         def newer(save: SaveId) -> bool:
             return save.step > than.step or (save.step == than.step and save != than)
 
-        def unwanted(save: SaveId) -> bool:
-            return newer(save) and not (chain and chain.leaves_behind(save.incarnation))
-
-        for slot in self.published():
-            if slot.published is not None and unwanted(slot.published.save):
-                slot.unpublish()
-        self.host_states.remove_if(lambda host_state: unwanted(host_state.save))
+        self._forget(
+            lambda save: newer(save) and not (chain and chain.leaves_behind(save.incarnation))
+        )
         if self.ledger.complete is not None and newer(self.ledger.complete):
             try:
-                self._record_complete(than if than.incarnation else None)
+                self._record(complete=than if than.incarnation else None)
             except RamdiskFull as error:
                 # The record tells a loss of everything from a fresh start, with any step in it.
                 logging.warning("step %d stays on record as complete: %s", than.step, error)
@@ -236,22 +227,19 @@ class ProcessDirectory:
         that are known to be complete, else of those that may be. Without a record the loss of these
         saves would look like a fresh start.
         """
-        for slot in self.published():
-            if slot.published is not None and slot.published.save.step == step:
-                slot.unpublish()
-        self.host_states.remove_if(lambda host_state: host_state.save.step == step)
+        self._forget(lambda save: save.step == step)
         known = self.ledger.complete
-        if not any(self.published()):
+        if not self.published():
             self.invalidate_newer(SaveId(-1, "", self.files.run_id))
         elif known is not None and known.step == step:
             left = [
-                (slot.whole, slot.published.save)
-                for slot in self.published()
-                if slot.published is not None and not self.excludes(slot.published.save)
+                (slot.whole, published.save)
+                for slot, published in self.published()
+                if not self.excludes(published.save)
             ]
-            whole = [save for is_complete, save in left if is_complete]
-            unknown = [save for is_complete, save in left if is_complete is None]
-            self._record_complete(max(whole or unknown, default=None))
+            whole = [save for is_whole, save in left if is_whole]
+            unknown = [save for is_whole, save in left if is_whole is None]
+            self._record(complete=max(whole or unknown, default=None))
 
     def quarantine(self, record: QuarantineRecord) -> None:
         """Keep a record in memory and in a small file (which replaces the oldest of 64).
@@ -298,8 +286,7 @@ class ProcessDirectory:
         for slot in lost:
             place = f"slot {slot.number} in {self.claim.path}"
             logging.warning("%s was removed or cut: %s", place, slot.file_facts())
-            self.take_out(slot)
-        return lost
+        return self.take_out(lost)
 
     def close(self) -> None:
         """Give up the slots, whose memory views keep, and release the lock.
@@ -326,12 +313,6 @@ class ProcessDirectory:
         os.close(self._quarantine_fd)
         self._quarantine_fd = -1
 
-    def _scan_ledger(self) -> None:
-        try:
-            self.ledger = self.files.ledger()
-        except CorruptData as error:
-            self._report(LEDGER, error)
-
     def _scan_slots(self) -> None:
         names = os.listdir(self.claim.dir_fd)
         numbers = {match.group(1) for name in names if (match := _SLOT_FILES.fullmatch(name))}
@@ -346,10 +327,6 @@ class ProcessDirectory:
             else:
                 self._removed(file_name(number))
         self._drop_contained()
-
-    def _published_ns(self, slot: Slot) -> int:
-        name = manifest_name(slot.number)
-        return os.stat(name, dir_fd=self.claim.dir_fd, follow_symlinks=False).st_mtime_ns
 
     def _removed(self, name: str) -> bool:
         try:

@@ -35,6 +35,7 @@ from emergency_ckpt.ram.process_files import (
 )
 from emergency_ckpt.state.mapped import MappedMemory, Mapper
 from emergency_ckpt.state.pins import Pins
+from emergency_ckpt.types import SaveId
 
 _MAP_TIMEOUT_S = 30.0
 """Within which a mapper maps one piece, or does not work."""
@@ -80,6 +81,14 @@ class Slot:
         self.readers = 0
         self.pins = Pins()
         self.bad_shards: set[int] = set()
+
+    @property
+    def save(self) -> SaveId | None:
+        return self.published.save if self.published else None
+
+    @property
+    def digest(self) -> str | None:
+        return self.published.digest if self.published else None
 
     @property
     def in_use(self) -> bool:
@@ -136,7 +145,7 @@ class Slot:
         try:
             check_room(self.claim, size_bytes - self.size_bytes)
             try:
-                _reserve(fd, self.size_bytes, size_bytes - self.size_bytes)
+                os.posix_fallocate(fd, self.size_bytes, size_bytes - self.size_bytes)
             except OSError as error:
                 # Free the blocks reserved before the room ran out; no mapping has them yet.
                 os.ftruncate(fd, self.size_bytes)
@@ -149,7 +158,7 @@ class Slot:
         self.unmap()
         self.mapping, self.mapped = mapping, _unmapped(self._mapper, mapping)
 
-    def wanted(self, places: Iterable[tuple[int, int]]) -> SlotMemory:
+    def wanted(self, places: Iterable[tuple[int, int]] = ()) -> SlotMemory:
         """Note that the memory is about to be mapped for DMA, and return it for the ``Prefaulter``.
 
         ``places``: (offset, nbytes) of what a save puts here, where nothing is published.
@@ -250,7 +259,7 @@ def make_slot(number: int, claim: Claim, size_bytes: int, mapper: Mapper | None 
     except OSError as error:
         raise files.local_error("make slot", name, error, dir_fd=claim.dir_fd) from error
     try:
-        _reserve(fd, 0, size_bytes)
+        os.posix_fallocate(fd, 0, size_bytes)
         return Slot(number, claim, _map(fd, size_bytes, name), fd, mapper)
     except BaseException as error:
         files.remove(name, claim.dir_fd)
@@ -302,15 +311,10 @@ def _adopt_file(fd: int, number: int, claim: Claim, mapper: Mapper | None) -> Sl
         raise CorruptData("open", file_name(number), "less than a page long")
     if os.fstat(fd).st_blocks * 512 < size_bytes:
         # On a full ramdisk the first access to a hole would be a SIGBUS.
-        _reserve(fd, 0, size_bytes)
+        os.posix_fallocate(fd, 0, size_bytes)
     slot = Slot(number, claim, _map(fd, size_bytes, file_name(number)), fd, mapper)
     slot.written = True
     return slot
-
-
-def _reserve(fd: int, offset: int, nbytes: int) -> None:
-    if nbytes:
-        os.posix_fallocate(fd, offset, nbytes)
 
 
 def _unmapped(mapper: Mapper | None, mapping: Mapping) -> MappedMemory:

@@ -1,6 +1,7 @@
 """The local tier: the slots and host states of one process on its host's ramdisk.
 
-FORMAT.md beside this file specifies the files. One thread at a time may save (``reserve``,
+FORMAT.md beside this file specifies the files. ``held_saves`` has what readers need; here slots are
+reserved, written, published and given up. One thread at a time may save (``reserve``,
 ``begin_write``); all other methods are thread-safe. Nothing here is collective.
 """
 
@@ -9,43 +10,27 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 from absl import logging
 
-from emergency_ckpt import _native, files
+from emergency_ckpt import files
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.limits import SMALL_FILES_BYTES
-from emergency_ckpt.core.restore.inventory import (
-    HeldHostState,
-    HeldTensors,
-    HolderInventory,
-    RestoredSave,
-)
-from emergency_ckpt.core.timeline import Timeline, number_of
-from emergency_ckpt.errors import (
-    CheckpointError,
-    LocalTierError,
-    NotHeld,
-    RamdiskFull,
-    SlotBusy,
-    StepNotFound,
-)
+from emergency_ckpt.core.timeline import Timeline
+from emergency_ckpt.errors import CheckpointError, LocalTierError, NotHeld, RamdiskFull, SlotBusy
 from emergency_ckpt.ram import locks as claims
+from emergency_ckpt.ram.held_saves import HeldSaves
 from emergency_ckpt.ram.old_lives import claim_or_wait
 from emergency_ckpt.ram.other_runs import OtherRuns
 from emergency_ckpt.ram.prefault import Prefaulter, SlotMemory
-from emergency_ckpt.ram.process_directory import ProcessDirectory, QuarantineRecord
-from emergency_ckpt.ram.process_files import Published, file_name, newest_chain
+from emergency_ckpt.ram.process_directory import ProcessDirectory
 from emergency_ckpt.ram.slot_choice import (
     SLOTS_AT_REST,
-    SlotChoice,
     SlotState,
     choose_slot,
     least_needed,
@@ -54,10 +39,9 @@ from emergency_ckpt.ram.slot_choice import (
 )
 from emergency_ckpt.ram.slot_writer import SlotWriter
 from emergency_ckpt.ram.slots import Slot, check_room, whole_pages
-from emergency_ckpt.ram.step_reader import DocumentCopy, RamStep, SlotCopy
 from emergency_ckpt.state.mapped import Mapper
 from emergency_ckpt.state.pins import Pin
-from emergency_ckpt.types import LOCAL, Contents, SaveId, ShardEntry, TierName, Writer
+from emergency_ckpt.types import LOCAL, Contents, SaveId, TierName, Writer
 
 __all__ = ["LocalTier", "SlotWriter"]
 
@@ -66,54 +50,17 @@ _CLOSE_TIMEOUT_S = 30.0
 _T = TypeVar("_T")
 
 
-class LocalTier:
-    """Slots and host states of one process; see the module. Made by ``open``.
+class LocalTier(HeldSaves):
+    """Slots and host states of one process; see the module.
 
-    ``_lock`` guards the tables and is never held during a long operation.
+    ``_lock`` guards the tables. ``_saving`` serialises what is long: it makes, grows and deletes
+    slots. Whoever takes both takes ``_saving`` first.
     """
 
     name: TierName = LOCAL
 
     def __init__(
         self,
-        own: ProcessDirectory,
-        run_dir: Path,
-        writer: Writer,
-        *,
-        copy_threads: int,
-        slots: int = SLOTS_AT_REST,
-        start: str = "",
-        other_runs: OtherRuns | None = None,
-        on_refused: Callable[[str], None] = logging.warning,
-    ) -> None:
-        self._places: tuple[tuple[int, int], ...] = ()
-        self._slots_needed = self._slots_at_rest = slots
-        self._slots_to_come = 0
-        """The number of slots after the reservation that was checked and has not run yet."""
-        self._own = own
-        self._orphans: list[ProcessDirectory] = []
-        self._threads = copy_threads
-        self._document_bytes = 0
-        self._compared: set[str] = set()  # digests that several slots have, which were verified
-        self._lock = threading.RLock()
-        self._other_runs = other_runs or OtherRuns(run_dir.parent, run_dir.name)
-        self._start = start
-        self._run_dir = run_dir
-        self._writer = writer
-        self._protected: frozenset[SaveId] = frozenset(
-            slot.published.save for slot in own.published() if slot.published is not None
-        )
-        self._reserved_bytes = 0
-        # Serialises long operations, so that _lock is never held for long.
-        self._saving = threading.Lock()
-        self._closing = threading.Event()
-        self._prefaulter = Prefaulter(
-            str(self.path), self.reserve, self._memories, on_refused, copy_threads
-        )
-
-    @classmethod
-    def open(
-        cls,
         local_dir: Path,
         run_id: str,
         writer: Writer,
@@ -125,7 +72,7 @@ class LocalTier:
         other_runs: OtherRuns | None = None,
         mapper: Mapper | None = None,
         on_refused: Callable[[str], None] = logging.warning,
-    ) -> LocalTier:
+    ) -> None:
         """Claim ``<local_dir>/<run_id>/<process directory>/`` and scan what it holds.
 
         Takes the directory named for ``writer.process_index``, else any of this run that no live
@@ -150,16 +97,22 @@ class LocalTier:
         except OSError as error:
             claim.release()
             raise files.local_error("open", str(claim.path), error) from error
-        return cls(
-            own,
-            local_dir / run_id,
-            writer,
-            copy_threads=copy_threads,
-            slots=slots,
-            start=start,
-            other_runs=other_runs,
-            on_refused=on_refused,
+        self._prefaulter = Prefaulter(
+            str(claim.path), self.reserve, self._memories, on_refused, copy_threads
         )
+        super().__init__(own, copy_threads, self._prefaulter.ask_first)
+        self._run_dir = local_dir / run_id
+        self._writer = writer
+        self._start = start
+        self._other_runs = other_runs or OtherRuns(local_dir, run_id)
+        self._places: tuple[tuple[int, int], ...] = ()
+        self._document_bytes = 0
+        self._slots_needed = self._slots_at_rest = slots
+        self._slots_to_come = 0  # after the reservation that was checked and has not run yet
+        self._reserved_bytes = 0
+        self._protected = frozenset(own.saves())
+        self._saving = threading.Lock()
+        self._closing = threading.Event()
 
     @property
     def path(self) -> Path:
@@ -185,7 +138,7 @@ class LocalTier:
         """
         self._check_open("adopt orphans beside")
         for path in claims.process_directories(self._run_dir):
-            if path == self._own.claim.path:
+            if path == self.path:
                 continue
             try:
                 claim = claim_or_wait(
@@ -193,11 +146,24 @@ class LocalTier:
                 )
                 if claim is None:
                     continue
-                orphan = self._own.sibling(claim)
+                orphan = ProcessDirectory(claim, self._run_dir.name)
             except OSError as error:
                 raise files.local_error("adopt", str(path), error) from error
             with self._lock:
                 self._orphans.append(orphan)
+
+    def release_orphans(self) -> None:
+        """Delete the adopted directories; release those that a reader serves.
+
+        Readers keep their memory alive.
+        """
+        with self._lock:
+            while self._orphans:
+                orphan = self._orphans.pop()
+                if not orphan.delete():
+                    logging.info("%s is still being served; it stays", orphan.claim.path)
+
+    # The reservation of slots.
 
     def plan_saves(
         self,
@@ -232,22 +198,23 @@ class LocalTier:
         self._check_open("reserve slots in")
         with self._saving:
             try:
-                target, missing, kept, too_large = self._other_runs.with_room(
+                size_bytes, kept, missing = self._other_runs.with_room(
                     lambda: self._check_reservable(slot_bytes)
                 )
                 with self._lock:
-                    taken = [taken for slot in too_large for taken in self._own.take_out(slot)]
+                    too_large = [slot for slot in self._own.slots if slot not in kept]
+                    taken = self._own.take_out(too_large)
                 _delete(taken)
                 for slot in kept:
-                    slot.grow(target)
+                    slot.grow(size_bytes)
                 for _ in range(missing):
                     try:
-                        self._add_slot(target)
+                        self._add_slot(size_bytes)
                     except RamdiskFull:
                         if len(self._own.slots) < self._slots_needed:
                             raise
                         break  # others were faster: what saves need is there
-                self._reserved_bytes = target
+                self._reserved_bytes = size_bytes
             finally:
                 self._slots_to_come = 0
 
@@ -255,22 +222,22 @@ class LocalTier:
         """Raise RamdiskFull with both sizes when ``reserve`` would find no room. Makes no slot."""
         self._check_open("reserve slots in")
         with self._saving:
-            _, missing, kept, _ = self._other_runs.with_room(
+            _, kept, missing = self._other_runs.with_room(
                 lambda: self._check_reservable(slot_bytes)
             )
             self._slots_to_come = len(kept) + missing
 
-    def _check_reservable(self, slot_bytes: int) -> tuple[int, int, list[Slot], list[Slot]]:
-        """Return (slot size, number to make, slots to keep, free slots that are too large)."""
+    def _check_reservable(self, slot_bytes: int) -> tuple[int, list[Slot], int]:
+        """Return (slot size, slots to keep, number to make): free slots that are too large go."""
         self._mend()
-        target = max(whole_pages(slot_bytes), self._reserved_bytes)
+        size_bytes = max(whole_pages(slot_bytes), self._reserved_bytes)
         with self._lock:
             surplus = self._take_surplus()
             slots = list(self._own.slots)
             too_large = [
                 slot
                 for slot in slots
-                if self._reserved_bytes < target < slot.size_bytes
+                if self._reserved_bytes < size_bytes < slot.size_bytes
                 and slot.published is None
                 and not slot.in_use
             ]
@@ -285,7 +252,8 @@ class LocalTier:
             ``others_bytes``: to leave for other processes of this host.
             """
             missing = max(count - len(kept), 0)
-            needed = missing * target + sum(max(target - slot.size_bytes, 0) for slot in kept)
+            needed = missing * size_bytes
+            needed += sum(max(size_bytes - slot.size_bytes, 0) for slot in kept)
             needed += self._missing_document_bytes()
             if needed > 0:
                 # A slot beyond those at rest makes way for host states.
@@ -295,11 +263,20 @@ class LocalTier:
             return missing
 
         if self._slots_at_rest > self._slots_needed:
+            wanted = self._slots_at_rest
             others = max(waiting - (not slots), 0)
             with contextlib.suppress(RamdiskFull):  # only what saves need must have room
-                wanted = self._slots_at_rest
-                return target, missing_of(wanted, others * wanted * target), kept, too_large
-        return target, missing_of(self._slots_needed, 0), kept, too_large
+                return size_bytes, kept, missing_of(wanted, others * wanted * size_bytes)
+        return size_bytes, kept, missing_of(self._slots_needed, 0)
+
+    def _missing_document_bytes(self) -> int:
+        """Return the room that host states of saves to come take beside those that are here."""
+        with self._lock:
+            by_save: Counter[SaveId] = Counter()
+            for host_state in self._own.host_states.held():
+                by_save[host_state.save] += host_state.size_bytes
+            largest_bytes = max([self._document_bytes, *by_save.values()])
+            return max(self._slots_needed * largest_bytes - by_save.total(), 0)
 
     def prefault_in_background(self, reserve_bytes: int | None = None) -> None:
         """Touch the pages of all slots in a background thread, and map the slots for DMA.
@@ -317,6 +294,23 @@ class LocalTier:
         ``prefault_in_background``.
         """
         self._prefaulter.ask(None, newest_only=True)
+
+    def _memories(self, newest_only: bool) -> list[SlotMemory]:
+        """The memory of own slots, that of the newest step first: a restore reads it."""
+        with self._lock:
+            slots = sorted(
+                self._own.slots, key=lambda slot: slot.save.step if slot.save else -1, reverse=True
+            )
+            if newest_only and slots:
+                saves = {
+                    slot.save: slot
+                    for slot in slots
+                    if slot.save is not None and not self._own.excludes(slot.save)
+                }
+                slots = [saves[max(saves)] if saves else max(slots, key=lambda s: s.size_bytes)]
+            return [slot.wanted(self._places) for slot in slots]
+
+    # The write of a save.
 
     def begin_write(
         self,
@@ -354,18 +348,22 @@ class LocalTier:
                     allow_extra=restores,
                 )
             _delete(surplus)
-            if choice.number is None and not choice.make_one:
+            if choice.number is not None:
+                slot = next(slot for slot in self._own.slots if slot.number == choice.number)
+                self._with_room(lambda: slot.grow(nbytes), save, keep=slot, restores=restores)
+            elif choice.make_one:
+                size_bytes = max(nbytes, self._reserved_bytes)
+                slot = self._with_room(lambda: self._add_slot(size_bytes), save, restores=restores)
+            else:
                 raise SlotBusy(
                     "begin write of",
                     f"step {save.step}",
                     choice.reason,
                     hint="the next save tries again",
                 )
-            slot = self._slot_of(choice, save, nbytes, restores=restores)
             with self._lock:
                 # The tables may have changed while the slot was growing.
-                old_save = slot.published.save if slot.published else None
-                if slot.in_use or old_save in self._protected:
+                if slot.in_use or slot.save in self._protected:
                     raise SlotBusy("begin write of", f"step {save.step}", "the slot was just taken")
                 try:
                     slot.unpublish()
@@ -376,93 +374,11 @@ class LocalTier:
             self._prefaulter.ask_first([memory])
             return SlotWriter(slot, save, self._writer, self._threads, self._lock, self._own)
 
-    def may_stay_pinned(self) -> bool:
-        """Return whether local saves have slots enough beside those that are pinned now.
-
-        Storage may then write from a pinned slot for as long as it takes. Slots that a checked
-        reservation will make count too.
-        """
+    def _add_slot(self, size_bytes: int) -> Slot:
+        slot = self._own.make_slot(size_bytes)
         with self._lock:
-            to_come = max(self._slots_to_come - len(self._own.slots), 0)
-            free = sum(slot.pins.count() == 0 for slot in self._own.slots)
-            return free + to_come >= self._slots_needed
-
-    def pin(self, save: SaveId) -> tuple[Mapping, Pin, Contents]:
-        """Pin the slot in which this process has ``save``. NotHeld where it has none.
-
-        The slot is not written before the end of the pin; see ``SlotWriter.pin``. Whoever reads
-        the memory compares the CRC32Cs of the contents.
-        """
-        with self._lock:
-            for slot in self._own.published():
-                if slot.published is not None and slot.published.save == save:
-                    if slot.is_cut():
-                        raise NotHeld("pin", f"slot {slot.number}", "somebody cut its file short")
-                    pin = slot.pins.pin(slot.mapping)
-                    return slot.mapping, pin, slot.published.contents
-        raise NotHeld("pin", f"step {save.step}", f"no slot in {self.path} has it")
-
-    def protect(self, saves: Iterable[SaveId]) -> None:
-        """Protect these saves, and no others, from being overwritten."""
-        with self._lock:
-            self._protected = frozenset(saves)
-
-    @property
-    def finite(self) -> SaveId | None:
-        """Return the newest save held here that is known to be finite on all processes."""
-        with self._lock:
-            return self._own.finite
-
-    def note_complete(
-        self, save: SaveId, *, is_finite: bool = False, lives: int | None = None
-    ) -> None:
-        """Record ``save`` as complete on all processes; slots of older saves may then be reused.
-
-        Host states of older saves are removed once the slot of their tensors is overwritten.
-        ``is_finite``: no value of ``save`` is NaN or infinite, on any process. ``lives``: ``save``
-        was restored, and so many lives in a row began from it. RamdiskFull, LocalTierError when the
-        record cannot be written; then nothing is released.
-        """
-        self._check_open("note a complete save in")
-        with self._saving:
-            with self._lock:
-                own = self._own
-                own.note_complete(save, is_finite=is_finite, lives=lives)
-                for slot in own.slots:
-                    slot_save = slot.published.save if slot.published else None
-                    if slot_save == save:
-                        slot.whole = True
-                    elif slot_save is not None and slot.whole is False and slot_save < save:
-                        slot.unpublish()  # the next life could not tell this save from a whole one
-                newer = {protected for protected in self._protected if protected.step > save.step}
-                self._protected = frozenset({h for h in newer if not own.excludes(h)} | {save})
-                surplus = self._take_surplus()
-            _delete(surplus)
-
-    def restored(self) -> tuple[RestoredSave, ...]:
-        """Return the saves that the newest lives began from, by the records here."""
-        with self._lock:
-            records = [place.ledger.restored for place in self._directories()]
-        return tuple(record for record in records if isinstance(record, RestoredSave))
-
-    def note_orderly_end(self) -> None:
-        """Record that this life does not end because of the save that it began from.
-
-        A failure is logged: the life counts as ended by it.
-        """
-        with self._lock:
-            try:
-                self._own.note_orderly_end()
-            except (CheckpointError, OSError) as error:
-                logging.warning("the orderly end of this life is not on record: %s", error)
-
-    def drop(self, save: SaveId) -> None:
-        """Unpublish ``save`` and free its slot, unless it is protected or being read."""
-        with self._lock:
-            for slot in self._own.slots:
-                slot_save = slot.published.save if slot.published else None
-                if slot_save == save and slot_save not in self._protected and not slot.in_use:
-                    slot.unpublish()
+            self._own.slots.append(slot)
+        return slot
 
     def publish_host_state(
         self,
@@ -494,281 +410,197 @@ class LocalTier:
             with self._saving:
                 self._with_room(publish, save, restores=restores)
 
-    # What is held here and in adopted orphans, by digest. From any thread.
+    def _with_room(
+        self,
+        work: Callable[[], _T],
+        save: SaveId,
+        *,
+        keep: Slot | None = None,
+        restores: bool,
+    ) -> _T:
+        """Call ``work`` until it finds room: what is needed least here makes way, then other runs.
 
-    @property
-    def quarantined(self) -> tuple[QuarantineRecord, ...]:
-        """Return the records of copies quarantined since ``open``, also by the scan."""
+        RamdiskFull when nothing is left that may go. The caller holds ``_saving``.
+        """
+
+        def after_making_way() -> _T:
+            while True:
+                try:
+                    return work()
+                except RamdiskFull:
+                    if not self._make_way(save, keep, restores=restores):
+                        raise
+
+        return self._other_runs.with_room(after_making_way)
+
+    def _make_way(self, save: SaveId, keep: Slot | None, *, restores: bool) -> bool:
+        """Remove what is needed least, but not ``keep`` nor parts of ``save``; False for nothing.
+
+        Host states that no step here needs go first, then a slot: for a save, only a slot beyond
+        those that saves need.
+        """
         with self._lock:
-            return tuple(record for place in self._directories() for record in place.quarantined)
+            own, complete = self._own, self._own.ledger.complete
+            kept = {save, *self._protected} | ({complete} if complete else set())
 
-    def held(self) -> tuple[tuple[HeldTensors, ...], tuple[HeldHostState, ...], SaveId | None]:
-        """Return published tensors, host states, and the newest save known as complete. Cached."""
-        with self._lock:
-            places = self._directories()
-            tensors = {
-                HeldTensors(save=slot.published.save, digest=slot.published.digest)
-                for place in places
-                for slot in place.published()
-                if slot.published is not None
-            }
-            known = [p.ledger.complete for p in places if p.ledger.complete is not None]
-            host_states: dict[tuple[SaveId, int, int], HeldHostState] = {}
-            for place in places:
-                for host_state in place.host_states.held():
-                    host_states.setdefault(
-                        (host_state.save, host_state.owner, host_state.count), host_state
-                    )
-            # Orphans may have been left behind by the chain of this process.
-            complete = max(known, key=lambda s: (not self._own.excludes(s), s), default=None)
-        return tuple(sorted(tensors)), tuple(sorted(host_states.values())), complete
+            def may_go(old_save: SaveId) -> bool:
+                return restores or (complete is not None and old_save < complete)
 
-    def inventory(self, holder: str, process_index: int, address: str) -> HolderInventory:
-        """Return what this process holds, as the ``holder`` that peers reach at ``address``."""
-        tensors, host_states, known_complete = self.held()
-        return HolderInventory(
-            holder=holder,
-            process_index=process_index,
-            address=address,
-            tensors=tensors,
-            host_states=host_states,
-            known_complete=known_complete,
-            timeline=self.timeline,
-            incarnation=self.incarnation,
+            documents = {host_state.save for host_state in own.host_states.held()}
+            gone = min(filter(may_go, documents - kept - own.saves()), default=None)
+            taken: list[Slot] = []
+            if gone is None:
+                if not restores and len(own.slots) <= self._slots_needed:
+                    return False
+                states = [
+                    state
+                    for state in self._slot_states()
+                    if (keep is None or state.number != keep.number)
+                    and (state.save is None or may_go(state.save))
+                ]
+                number = least_needed(states, {save, *self._protected})
+                slot = next((slot for slot in own.slots if slot.number == number), None)
+                if slot is None:
+                    return False
+                gone = slot.save
+                taken = own.take_out([slot])
+            own.host_states.remove_if(
+                lambda host_state: host_state.save == gone and gone not in kept
+            )
+        _delete(taken)
+        return True
+
+    def _slot_states(self) -> list[SlotState]:
+        return [
+            SlotState(
+                number=slot.number,
+                save=slot.save,
+                in_use=slot.in_use,
+                incomplete=slot.whole is False,
+                excluded=slot.save is not None and self._own.excludes(slot.save),
+            )
+            for slot in self._own.slots
+        ]
+
+    def _take_surplus(self) -> list[Slot]:
+        dropped = surplus_slots(
+            self._slot_states(), self._protected, self._own.ledger.complete, self._slots_at_rest
         )
+        return self._own.take_out(slot for slot in self._own.slots if slot.number in dropped)
+
+    # Pins of saves to storage.
+
+    def may_stay_pinned(self) -> bool:
+        """Return whether local saves have slots enough beside those that are pinned now.
+
+        Storage may then write from a pinned slot for as long as it takes. Slots that a checked
+        reservation will make count too.
+        """
+        with self._lock:
+            to_come = max(self._slots_to_come - len(self._own.slots), 0)
+            free = sum(slot.pins.count() == 0 for slot in self._own.slots)
+            return free + to_come >= self._slots_needed
+
+    def pin(self, save: SaveId) -> tuple[Mapping, Pin, Contents]:
+        """Pin the slot in which this process has ``save``. NotHeld where it has none.
+
+        The slot is not written before the end of the pin; see ``SlotWriter.pin``. Whoever reads
+        the memory compares the CRC32Cs of the contents.
+        """
+        with self._lock:
+            for slot, published in self._own.published():
+                if published.save == save:
+                    if slot.is_cut():
+                        raise NotHeld("pin", f"slot {slot.number}", "somebody cut its file short")
+                    return slot.mapping, slot.pins.pin(slot.mapping), published.contents
+        raise NotHeld("pin", f"step {save.step}", f"no slot in {self.path} has it")
+
+    # Which saves count.
+
+    def protect(self, saves: Iterable[SaveId]) -> None:
+        """Protect these saves, and no others, from being overwritten."""
+        with self._lock:
+            self._protected = frozenset(saves)
 
     @property
-    def timeline(self) -> Timeline | None:
-        """Return the newest timeline recorded in any of the directories, or None."""
+    def finite(self) -> SaveId | None:
+        """Return the newest save held here that is known to be finite on all processes."""
         with self._lock:
-            return newest_chain(place.ledger for place in self._directories())
+            return self._own.finite
 
-    @property
-    def incarnation(self) -> str:
-        """Return the newest incarnation that any of the directories has heard of, or ""."""
+    def note_complete(
+        self, save: SaveId, *, is_finite: bool = False, lives: int | None = None
+    ) -> None:
+        """Record ``save`` as complete on all processes; slots of older saves may then be reused.
+
+        Host states of older saves are removed once the slot of their tensors is overwritten.
+        ``is_finite``: no value of ``save`` is NaN or infinite, on any process. ``lives``: ``save``
+        was restored, and so many lives in a row began from it. RamdiskFull, LocalTierError when the
+        record cannot be written; then nothing is released.
+        """
+        self._check_open("note a complete save in")
+        with self._saving:
+            with self._lock:
+                own = self._own
+                own.note_complete(save, is_finite=is_finite, lives=lives)
+                for slot, published in own.published():
+                    if published.save == save:
+                        slot.whole = True
+                    elif slot.whole is False and published.save < save:
+                        slot.unpublish()  # the next life could not tell this save from a whole one
+                newer = {protected for protected in self._protected if protected.step > save.step}
+                self._protected = frozenset({h for h in newer if not own.excludes(h)} | {save})
+                surplus = self._take_surplus()
+            _delete(surplus)
+
+    def note_incomplete(self, save: SaveId) -> None:
+        """Note that ``save`` is not whole on all processes: its slot is the next to be used."""
         with self._lock:
-            return max((p.ledger.incarnation for p in self._directories()), key=number_of)
+            for slot in self._own.slots:
+                if slot.save == save:
+                    slot.whole = False
+
+    def incomplete(self) -> set[SaveId]:
+        """Return the saves held here of which ``note_incomplete`` was told."""
+        with self._lock:
+            return {
+                published.save for slot, published in self._own.published() if slot.whole is False
+            }
+
+    def drop(self, save: SaveId) -> None:
+        """Unpublish ``save`` and free its slot, unless it is protected or being read."""
+        with self._lock:
+            for slot in self._own.slots:
+                if slot.save == save and save not in self._protected and not slot.in_use:
+                    slot.unpublish()
+
+    def keep_only(self, save: SaveId, digest: str) -> None:
+        """Unpublish the slots of ``save`` except ``digest``, which has all shards needed here.
+
+        Does nothing when ``digest`` is not published. Memory being read stays valid.
+        """
+        with self._lock:
+            slots = [slot for slot in self._own.slots if slot.save == save]
+            if any(slot.digest == digest for slot in slots):
+                for slot in slots:
+                    if slot.digest != digest:
+                        slot.unpublish()
 
     def note_incarnation(self, incarnation: str) -> None:
         """Record that the job has begun a life. A failure is logged: later records have it too."""
         with self._lock:
             self._own.note_incarnation(incarnation)
 
-    def follow(self, timeline: Timeline) -> None:
-        """Record ``timeline``; see ``ProcessDirectory.follow``. LocalTierError."""
-        self._change_all("follow a timeline in", lambda place: place.follow(timeline))
+    def note_orderly_end(self) -> None:
+        """Record that this life does not end because of the save that it began from.
 
-    def release_orphans(self) -> None:
-        """Delete the adopted directories; release those that a reader serves.
-
-        Readers keep their memory alive.
+        A failure is logged: the life counts as ended by it.
         """
         with self._lock:
-            while self._orphans:
-                orphan = self._orphans.pop()
-                if not orphan.delete():
-                    logging.info("%s is still being served; it stays", orphan.claim.path)
-
-    def contents(self, digest: str) -> Contents | None:
-        """Return the contents published under a digest, or None."""
-        with self._lock:
-            pair = self._find(digest)
-            return pair[1].contents if pair else None
-
-    def contents_bytes(self, digest: str) -> bytes | None:
-        """Return the canonical encoding whose SHA-256 is ``digest``, or None when not held."""
-        with self._lock:
-            pair = self._find(digest)
-            return pair[1].encoded if pair else None
-
-    @contextlib.contextmanager
-    def mapping_for(self, digest: str) -> Generator[tuple[Mapping, Contents]]:
-        """Give the slot's memory for reading; it is not reused meanwhile. NotHeld when gone.
-
-        Where several slots hold the digest, the slots are compared first: the bytes go to a peer,
-        which would take all of these slots for damaged.
-        """
-        with self._lock:
-            pairs = self._found(digest)
-            is_known = len(pairs) < 2 or digest in self._compared
-        if not is_known:
-            self.verify(digest, range(len(pairs[0][1].contents.shards)))
-        with self._lock:
-            if not is_known:
-                self._compared.add(digest)
-            slot, published = self._held_slot(digest)
-            if slot.is_cut():
-                raise NotHeld("read", f"slot {slot.number}", "somebody cut its file short")
-            slot.readers += 1
-            mapping = slot.mapping
-        try:
-            yield mapping, published.contents
-        finally:
-            with self._lock:
-                slot.readers -= 1
-
-    def verify(self, digest: str, shards: Sequence[int]) -> list[tuple[int, int]]:
-        """Return (shard, CRC32C found) of each shard without a sound copy here.
-
-        A sound copy has the CRC32C of capture time and is not quarantined. If several slots hold
-        the digest, each is checked separately, and a damaged copy is not used again. Uses several
-        threads and releases the GIL. NotHeld, also for a shard that is not in the contents.
-        """
-        with self._lock:
-            _, published = self._held_slot(digest)
-            slots = [slot for slot, _ in self._found(digest) if not slot.is_cut()]
-            if not slots:
-                raise NotHeld("verify", f"manifest {digest[:12]}", "somebody cut its slot short")
-            for slot in slots:
-                slot.readers += 1
-        try:
-            left = {shard: _entry(published.contents, digest, shard) for shard in shards}
-            crcs: dict[int, int] = {}
-            for slot in slots:
-                ranges = [(entry.offset, entry.nbytes) for entry in left.values()]
-                slot_crcs = _native.crc32c_ranges(slot.mapping, ranges, self._threads)
-                crcs = dict(zip(left, slot_crcs, strict=True))
-                left = {
-                    shard: entry
-                    for shard, entry in left.items()
-                    if crcs[shard] != entry.crc32c or shard in slot.bad_shards
-                }
-                with self._lock:
-                    if _digest_of(slot) == digest:
-                        slot.bad_shards.update(left)
-                if not left:
-                    break
-        finally:
-            with self._lock:
-                for slot in slots:
-                    slot.readers -= 1
-        return [(shard, crcs[shard]) for shard in left]
-
-    @contextlib.contextmanager
-    def reading(self, digest: str) -> Generator[Callable[[int], npt.NDArray[np.uint8]]]:
-        """Give a function that returns the bytes of a shard here, without a copy.
-
-        They are a read-only uint8 array [nbytes], 64-byte aligned, of a copy that is not known to
-        be damaged; the function raises NotHeld without one. Where slots are mapped for DMA, these
-        are mapped before others, and the function waits until the shard's part is. No slot with
-        the digest is written while inside. NotHeld when the digest is gone. Thread-safe.
-        """
-        with self._lock:
-            self._held_slot(digest)
-            slots = [slot for slot, _ in self._found(digest)]
-            for slot in slots:
-                slot.readers += 1
-            memories = [slot.wanted(self._places) for slot in slots]
-        self._prefaulter.ask_first(memories)
-
-        def view(shard: int) -> npt.NDArray[np.uint8]:
-            with self._lock:
-                slot, published = self._held_slot(digest, shard)
-                entry = _entry(published.contents, digest, shard)
-                if shard in slot.bad_shards:
-                    raise NotHeld("read", f"shard {shard} of {digest[:12]}", "it is quarantined")
-            return slot.view(entry.offset, entry.nbytes)
-
-        try:
-            with contextlib.ExitStack() as transfers:
-                for slot in slots:
-                    if not transfers.enter_context(slot.mapped.transfer()):
-                        what = f"manifest {digest[:12]}"
-                        raise NotHeld("read", what, "its slot is being given up")
-                yield view
-        finally:
-            with self._lock:
-                for slot in slots:
-                    slot.readers -= 1
-
-    def _missing_document_bytes(self) -> int:
-        """Return the room that host states of saves to come take beside those that are here."""
-        with self._lock:
-            by_save: Counter[SaveId] = Counter()
-            for host_state in self._own.host_states.held():
-                by_save[host_state.save] += host_state.size_bytes
-            largest_bytes = max([self._document_bytes, *by_save.values()])
-            return max(self._slots_needed * largest_bytes - by_save.total(), 0)
-
-    def quarantine(self, digest: str, shard: int | None, detail: str) -> None:
-        """Never use a copy again, and record the reason ``detail``.
-
-        With a shard index, only that shard: ``reading`` refuses it, ``quarantined_shards`` names
-        it, the others are still offered. With None the manifest is removed and its slot is free.
-        For a digest that is not held only the record is written.
-        """
-        with self._lock:
-            for place in self._directories():
-                slots = [slot for slot in place.published() if _digest_of(slot) == digest]
-                if not slots and place is not self._own:
-                    continue
-                for slot in slots:
-                    if shard is None:
-                        slot.unpublish()
-                    else:
-                        slot.bad_shards.add(shard)
-                what = "manifest" if shard is None else f"shard {shard}"
-                place.quarantine(
-                    QuarantineRecord(
-                        directory=str(place.claim.path),
-                        name=what,
-                        problem=detail[:1000],
-                        digest=digest,
-                        shard=shard,
-                    )
-                )
-
-    def complete_steps(self, deadline_s: float | None = None) -> list[SaveId]:
-        """Return the newest save known as complete, if its tensors are held. Does not block.
-
-        Of older saves here only all processes together know whether they are complete.
-        """
-        del deadline_s
-        tensors, _, complete = self.held()
-        return [] if complete not in {manifest.save for manifest in tensors} else [complete]
-
-    def open_step(self, step: int) -> RamStep:
-        """Return the parts that RAM has of the newest save of ``step``. StepNotFound."""
-        with self._lock:
-            places = self._directories()
-            tensors, _, _ = self.held()
-            save = max(
-                (manifest.save for manifest in tensors if manifest.save.step == step), default=None
-            )
-            if save is None:
-                where = f"it is not in {self._own.claim.path}"
-                raise StepNotFound("open", f"step {step}", where)
-            slots = [
-                SlotCopy(
-                    str(place.claim.path),
-                    f"{place.claim.path}/{file_name(slot.number)}",
-                    slot.published.digest,
-                    slot.published.contents,
-                    partial(self._bytes_of, slot.published.digest),
-                )
-                for place in places
-                for slot in place.published()
-                if slot.published is not None and slot.published.save == save
-            ]
-            documents = [
-                DocumentCopy(
-                    str(place.claim.path), host_state, partial(self._document, place, host_state)
-                )
-                for place in places
-                for host_state in place.host_states.held()
-                if host_state.save == save
-            ]
-        return RamStep(save, slots, documents)
-
-    def _bytes_of(self, digest: str, entry: ShardEntry) -> npt.NDArray[np.uint8]:
-        with self.mapping_for(digest) as (mapping, _):
-            return np.array(mapping.view(entry.offset, entry.nbytes, self))
-
-    def _document(self, place: ProcessDirectory, host_state: HeldHostState) -> bytes:
-        data = place.host_states.read(host_state.save, host_state.owner, host_state.count)
-        if data is None:
-            raise NotHeld("read", f"host state of process {host_state.owner}", "it is gone")
-        return data
+            try:
+                self._own.note_orderly_end()
+            except (CheckpointError, OSError) as error:
+                logging.warning("the orderly end of this life is not on record: %s", error)
 
     def remove(self, step: int, incarnation: str = "") -> None:
         """Unpublish every save of ``step``, protected or not, with its host states.
@@ -780,6 +612,10 @@ class LocalTier:
         del incarnation
         self._change_all("remove from", lambda place: place.remove(step))
 
+    def follow(self, timeline: Timeline) -> None:
+        """Record ``timeline``; see ``ProcessDirectory.follow``. LocalTierError."""
+        self._change_all("follow a timeline in", lambda place: place.follow(timeline))
+
     def invalidate_newer(self, than: SaveId, timeline: Timeline | None = None) -> None:
         """Unpublish saves later than the restored ``than``, here and in orphans. LocalTierError.
 
@@ -789,64 +625,12 @@ class LocalTier:
         self._change_all("invalidate in", lambda place: place.invalidate_newer(than, timeline))
 
     def _change_all(self, operation: str, change: Callable[[ProcessDirectory], None]) -> None:
-        """Apply ``change`` to this process's directory and to orphans. LocalTierError."""
         with self._lock:
             for place in self._directories():
                 try:
                     change(place)
                 except OSError as error:
                     raise files.local_error(operation, str(place.claim.path), error) from error
-
-    def note_incomplete(self, save: SaveId) -> None:
-        """Note that ``save`` is not whole on all processes: its slot is the next to be used."""
-        with self._lock:
-            for slot in self._own.published():
-                if slot.published is not None and slot.published.save == save:
-                    slot.whole = False
-
-    def incomplete(self) -> set[SaveId]:
-        """Return the saves held here of which ``note_incomplete`` was told."""
-        with self._lock:
-            slots = [slot.published for slot in self._own.slots if slot.whole is False]
-        return {published.save for published in slots if published is not None}
-
-    def keep_only(self, save: SaveId, digest: str) -> None:
-        """Unpublish the slots of ``save`` except ``digest``, which has all shards needed here.
-
-        Does nothing when ``digest`` is not published. Memory being read stays valid.
-        """
-        with self._lock:
-            slots = [
-                slot
-                for slot in self._own.slots
-                if slot.published is not None and slot.published.save == save
-            ]
-            if any(_digest_of(slot) == digest for slot in slots):
-                for slot in slots:
-                    if _digest_of(slot) != digest:
-                        slot.unpublish()
-
-    def quarantined_shards(self, digest: str) -> frozenset[int]:
-        """Return the indices of a manifest's shards that failed verification in this life."""
-        with self._lock:
-            pair = self._find(digest)
-            return frozenset(pair[0].bad_shards) if pair else frozenset()
-
-    def damaged(self) -> dict[str, tuple[int, ...]]:
-        """Return ``quarantined_shards`` of each manifest that has such shards."""
-        digests = {manifest.digest for manifest in self.held()[0]}
-        quarantined = {digest: tuple(sorted(self.quarantined_shards(digest))) for digest in digests}
-        return {digest: shards for digest, shards in quarantined.items() if shards}
-
-    def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:
-        """Return the encoded document, or None when not held."""
-        with self._lock:
-            places = self._directories()
-        for place in places:
-            data = place.host_states.read(save, owner, count)
-            if data is not None:
-                return data
-        return None
 
     # The end.
 
@@ -890,157 +674,8 @@ class LocalTier:
             for place in places:
                 place.close()
 
-    def _take_surplus(self) -> list[Slot]:
-        complete = self._own.ledger.complete
-        states = self._slot_states()
-        dropped = surplus_slots(states, self._protected, complete, self._slots_at_rest)
-        surplus = [slot for slot in self._own.slots if slot.number in dropped]
-        return [taken for slot in surplus for taken in self._own.take_out(slot)]
-
-    def _slot_of(self, choice: SlotChoice, save: SaveId, nbytes: int, *, restores: bool) -> Slot:
-        if choice.number is None:
-            size_bytes = max(nbytes, self._reserved_bytes)
-            return self._with_room(lambda: self._add_slot(size_bytes), save, restores=restores)
-        slot = next(slot for slot in self._own.slots if slot.number == choice.number)
-        self._with_room(lambda: slot.grow(nbytes), save, keep=slot, restores=restores)
-        return slot
-
-    def _with_room(
-        self,
-        work: Callable[[], _T],
-        save: SaveId,
-        *,
-        keep: Slot | None = None,
-        restores: bool,
-    ) -> _T:
-        """Call ``work`` until it finds room: what is needed least here makes way, then other runs.
-
-        RamdiskFull when nothing is left that may go. The caller holds ``_saving``.
-        """
-
-        def after_making_way() -> _T:
-            while True:
-                try:
-                    return work()
-                except RamdiskFull:
-                    if not self._make_way(save, keep, restores=restores):
-                        raise
-
-        return self._other_runs.with_room(after_making_way)
-
-    def _make_way(self, save: SaveId, keep: Slot | None, *, restores: bool) -> bool:
-        """Remove what is needed least, but not ``keep`` nor parts of ``save``; False for nothing.
-
-        Host states that no step here needs go first, then a slot: for a save, only a slot beyond
-        those that saves need.
-        """
-        with self._lock:
-            own, complete = self._own, self._own.ledger.complete
-            kept = {save, *self._protected} | ({complete} if complete else set())
-
-            def may_go(old_save: SaveId) -> bool:
-                return restores or (complete is not None and old_save < complete)
-
-            published = {slot.published.save for slot in own.published() if slot.published}
-            documents = (
-                {host_state.save for host_state in own.host_states.held()} - kept - published
-            )
-            gone = min(filter(may_go, documents), default=None)
-            taken: list[Slot] = []
-            if gone is None and (restores or len(own.slots) > self._slots_needed):
-                states = [
-                    state
-                    for state in self._slot_states()
-                    if (keep is None or state.number != keep.number)
-                    and (state.save is None or may_go(state.save))
-                ]
-                number = least_needed(states, {save, *self._protected})
-                slot = next((slot for slot in own.slots if slot.number == number), None)
-                if slot is None:
-                    return False
-                gone = slot.published.save if slot.published else None
-                taken = own.take_out(slot)
-            elif gone is None:
-                return False
-            own.host_states.remove_if(
-                lambda host_state: host_state.save == gone and gone not in kept
-            )
-        _delete(taken)
-        return True
-
-    def _add_slot(self, size_bytes: int) -> Slot:
-        slot = self._own.make_slot(size_bytes)
-        with self._lock:
-            self._own.slots.append(slot)
-        return slot
-
-    def _slot_states(self) -> list[SlotState]:
-        return [
-            SlotState(
-                number=slot.number,
-                save=slot.published.save if slot.published else None,
-                in_use=slot.in_use,
-                incomplete=slot.whole is False,
-                excluded=slot.published is not None and self._own.excludes(slot.published.save),
-            )
-            for slot in self._own.slots
-        ]
-
-    def _memories(self, newest_only: bool) -> list[SlotMemory]:
-        """The memory of own slots, that of the newest step first: a restore reads it."""
-        with self._lock:
-            slots = sorted(
-                self._own.slots,
-                key=lambda slot: slot.published.save.step if slot.published else -1,
-                reverse=True,
-            )
-            if newest_only and slots:
-                saves = {
-                    slot.published.save: slot
-                    for slot in slots
-                    if slot.published is not None and not self._own.excludes(slot.published.save)
-                }
-                slots = [saves[max(saves)] if saves else max(slots, key=lambda s: s.size_bytes)]
-            return [slot.wanted(self._places) for slot in slots]
-
-    def _directories(self) -> list[ProcessDirectory]:
-        return [self._own, *self._orphans]
-
-    def _found(self, digest: str) -> list[tuple[Slot, Published]]:
-        """Return the slots with a digest, those with the fewest damaged shards first."""
-        pairs = [
-            (slot, slot.published)
-            for place in self._directories()
-            for slot in place.published()
-            if slot.published is not None and slot.published.digest == digest
-        ]
-        return sorted(pairs, key=lambda pair: len(pair[0].bad_shards))
-
-    def _find(self, digest: str) -> tuple[Slot, Published] | None:
-        return next(iter(self._found(digest)), None)
-
-    def _held_slot(self, digest: str, shard: int | None = None) -> tuple[Slot, Published]:
-        """Return a slot with the digest, preferably with a sound copy of ``shard``. NotHeld."""
-        pairs = self._found(digest)
-        if not pairs:
-            raise NotHeld(
-                "read", f"manifest {digest[:12]}", f"not held in {self._own.claim.path} (any more)"
-            )
-        sound = (pair for pair in pairs if shard not in pair[0].bad_shards)
-        return next(sound, pairs[0])
-
 
 def _delete(taken_out: Iterable[Slot]) -> None:
     """Delete slots that are in no table any more. Blocks: the caller does not hold the lock."""
     for slot in taken_out:
         slot.delete()
-
-
-def _digest_of(slot: Slot) -> str | None:
-    return slot.published.digest if slot.published else None
-
-
-def _entry(contents: Contents, digest: str, shard: int) -> ShardEntry:
-    if not 0 <= shard < len(contents.shards):
-        raise NotHeld("read", f"shard {shard} of {digest[:12]}", "there is no such shard")
-    return contents.shards[shard]

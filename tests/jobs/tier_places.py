@@ -33,7 +33,7 @@ class RamPlace:
     def tier(self) -> LocalTier:
         self.close()
         writer = Writer(process_index=0, process_count=3, slice_index=0, hostname="host")
-        self._tier = LocalTier.open(self._ramdisk, RUN_ID, writer, copy_threads=1, slots=_SLOTS)
+        self._tier = LocalTier(self._ramdisk, RUN_ID, writer, copy_threads=1, slots=_SLOTS)
         return self._tier
 
     def publish(

@@ -54,7 +54,7 @@ def open_tier(
     other_runs: OtherRuns | None = None,
 ) -> LocalTier:
     """Open a tier, which ``close_tiers`` closes where its owner has not."""
-    tier = LocalTier.open(
+    tier = LocalTier(
         ramdisk,
         run_id,
         Writer(process_index, process_count, slice_index, "host-0"),

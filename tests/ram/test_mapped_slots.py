@@ -45,7 +45,7 @@ def open_mapped(
 ) -> LocalTier:
     told = [] if refused is None else refused
     writer = Writer(process_index=0, process_count=1, slice_index=0, hostname="h")
-    return LocalTier.open(
+    return LocalTier(
         ramdisk,
         RUN_ID,
         writer,

@@ -177,7 +177,7 @@ def test_verify_names_the_shards_that_changed(ramdisk: Path, tier: LocalTier) ->
     assert [shard for shard, _ in bad] == [5]
     assert bad[0][1] != contents.shards[5].crc32c
     tier.quarantine(digest, 5, "CRC32C differs")
-    assert tier.quarantined_shards(digest) == {5}
+    assert tier.damaged() == {digest: (5,)}
     with pytest.raises(NotHeld, match="quarantined"):
         shard_here(tier, digest, 5)
     assert shard_here(tier, digest, W_SHARD) == shard_bytes(1)[W_SHARD]
@@ -205,7 +205,7 @@ def test_slot_written_anew_has_no_damage_of_its_former_save(tier: LocalTier) -> 
     tier.quarantine(old, None, "no more")
     new = write_save(tier, 2)
     assert [path.name for path in tier.path.glob("slot_?.bin")] == ["slot_0.bin"]
-    assert tier.quarantined_shards(new) == frozenset()
+    assert new not in tier.damaged()
     assert tier.verify(new, [0]) == []
     assert shard_here(tier, new, 0) == shard_bytes(2)[0]
 
@@ -214,7 +214,7 @@ def test_mended_copy_of_one_digest_is_the_one_that_is_read(tier: LocalTier) -> N
     digest = write_save(tier, 1)
     tier.quarantine(digest, 0, "damaged")
     assert write_save(tier, 1) == digest
-    assert tier.quarantined_shards(digest) == frozenset()
+    assert digest not in tier.damaged()
     assert tier.verify(digest, [0]) == []
     assert shard_here(tier, digest, 0) == shard_bytes(1)[0]
 

@@ -103,7 +103,7 @@ class Process:
         complete: SaveId | None = None,
         keep_last_n: int = 1,
     ) -> None:
-        self.tier = LocalTier.open(
+        self.tier = LocalTier(
             ramdisk,
             RUN_ID,
             Writer(process_index=0, process_count=1, slice_index=0, hostname="host-0"),

@@ -79,7 +79,7 @@ def test_training_goes_on_before_the_vote_ends(
     snapshot.start()
     if way[1] == SHARD_BYTES:
         assert not snapshot.wait_captured(0), "else it shows nothing"
-    tier = LocalTier.open(ramdisk, "run", Writer(0, 1, 0, "host-0"), copy_threads=1)
+    tier = LocalTier(ramdisk, "run", Writer(0, 1, 0, "host-0"), copy_threads=1)
     failures, vote = Failures(), LateVote(snapshot)
     client = TransferClient(run_id="run", secret=b"s" * 32)
     saves = LocalSaves(

@@ -49,7 +49,7 @@ def hosts(count: int) -> Iterator[list[Host]]:
     try:
         for index in range(count):
             writer = Writer(process_index=index, process_count=count, slice_index=0, hostname="h")
-            tier = LocalTier.open(root / str(index), "run", writer, copy_threads=1)
+            tier = LocalTier(root / str(index), "run", writer, copy_threads=1)
             holdings = ProcessHoldings(tier, index)
             server = TransferServer(holdings, run_id="run", secret=SECRET)
             found.append(Host(tier, holdings, server))

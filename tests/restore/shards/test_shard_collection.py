@@ -40,7 +40,7 @@ def _use_what_comes(shards: ShardCollection, copies: Copies) -> None:
 
 def _tier(ramdisk: Path, mapper: Mapper | None = None) -> LocalTier:
     writer = Writer(process_index=0, process_count=1, slice_index=0, hostname="h")
-    return LocalTier.open(ramdisk, "run", writer, copy_threads=1, mapper=mapper)
+    return LocalTier(ramdisk, "run", writer, copy_threads=1, mapper=mapper)
 
 
 @contextlib.contextmanager
