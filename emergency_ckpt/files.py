@@ -14,6 +14,7 @@ import os
 import resource
 import stat
 import time
+from collections.abc import Generator
 from urllib.parse import unquote
 
 from emergency_ckpt.errors import CorruptData, LocalTierError, MemoryLimitReached, RamdiskFull
@@ -77,6 +78,15 @@ def check_own(dir_fd: int, path: str | os.PathLike[str], owner_uid: int) -> None
             path,
             f"if nobody else can have put anything into it: chmod -R go-rwx {path}; else remove it",
         )
+
+
+@contextlib.contextmanager
+def closing(fd: int) -> Generator[int]:
+    """Give a descriptor, and close it at the end."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def open_directory(name: str | os.PathLike[str], *, parent_fd: int | None = None) -> int:

@@ -41,7 +41,7 @@ def _delete_tree(name: str, parent_fd: int, levels: Sequence[re.Pattern[str]]) -
         dir_fd = files.open_directory(name, parent_fd=parent_fd)
     except OSError:
         return  # absent, or not ours: then its parent stays too
-    try:
+    with files.closing(dir_fd):
         for entry in os.listdir(dir_fd):
             if not levels[0].fullmatch(entry):
                 continue
@@ -51,5 +51,3 @@ def _delete_tree(name: str, parent_fd: int, levels: Sequence[re.Pattern[str]]) -
                 files.remove(entry, dir_fd)
         with contextlib.suppress(OSError):
             os.rmdir(name, dir_fd=parent_fd)
-    finally:
-        os.close(dir_fd)

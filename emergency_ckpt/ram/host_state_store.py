@@ -105,10 +105,8 @@ class HostStateStore:
                 raise files.local_error(
                     "publish", save_directory(save), error, dir_fd=self._dir_fd
                 ) from error
-            try:
+            with files.closing(save_fd):
                 files.write_atomic(document_name(owner, count), save_fd, data)
-            finally:
-                os.close(save_fd)
             self._held[key] = entry
 
     def read(self, save: SaveId, owner: int, count: int) -> bytes | None:
@@ -200,20 +198,14 @@ class HostStateStore:
     def _remove_file(self, name: str) -> None:
         """Remove a document by its path below this directory. OSError."""
         save_name, _, file_name = name.partition("/")
-        save_fd = files.open_inner(save_name, self._dir_fd)
-        try:
+        with files.closing(files.open_inner(save_name, self._dir_fd)) as save_fd:
             files.remove(file_name, save_fd)
-        finally:
-            os.close(save_fd)
 
     def _tidy(self, save_name: str) -> None:
         """Remove what an interrupted write left, and the directory of a save without a file."""
-        save_fd = files.open_inner(save_name, self._dir_fd)
-        try:
+        with files.closing(files.open_inner(save_name, self._dir_fd)) as save_fd:
             files.remove_temporaries(save_fd)
             empty = not os.listdir(save_fd)
-        finally:
-            os.close(save_fd)
         if empty:
             os.rmdir(save_name, dir_fd=self._dir_fd)
 

@@ -71,22 +71,6 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return _born(self.pid) == self.born
 
 
-def this_process(start: str) -> Owner:
-    """Return the record of this process as one of ``start``."""
-    pid = os.getpid()
-    return Owner(1, start, pid, _born(pid) or 0, _system(), socket.gethostname()[:255])
-
-
-def write_owner(lock_fd: int, owner: Owner) -> None:
-    """Write the record into the locked file. OSError.
-
-    Not atomic: a reader may briefly find the previous record, or part of one.
-    """
-    data = msgspec.json.encode(owner)
-    os.pwrite(lock_fd, data, 0)
-    os.ftruncate(lock_fd, len(data))
-
-
 def read_owner(dir_fd: int) -> Owner | None:
     """Return the record of the last owner, or None when none can be read."""
     try:
@@ -139,8 +123,13 @@ class Claim:
         A failure is only logged: the lock holds without the record, and a full ramdisk must not
         stop a restore.
         """
+        pid = os.getpid()
         try:
-            write_owner(self._lock_fd, this_process(start))
+            owner = Owner(1, start, pid, _born(pid) or 0, _system(), socket.gethostname()[:255])
+            data = msgspec.json.encode(owner)
+            # Not atomic: a reader may briefly find the previous record, or part of one.
+            os.pwrite(self._lock_fd, data, 0)
+            os.ftruncate(self._lock_fd, len(data))
         except OSError as error:
             logging.warning("no record of its owner in %s: %s", self.path, error)
 
@@ -263,8 +252,11 @@ def claim_directory(
                 if (claim_or_holder := claim_existing(path, start)) is not None:
                     return claim_or_holder
             new = next(path for path in fresh if not os.path.lexists(path))
-            if claim := _claim_new(new, start):
-                return claim
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
+                new.mkdir(mode=files.DIRECTORY_MODE)
+                claim = claim_existing(new, start)
+                if isinstance(claim, Claim):
+                    return claim
     except OSError as error:
         raise files.local_error("claim", str(run_dir), error) from error
     raise LocalTierError(
@@ -315,16 +307,13 @@ def current_holder(path: Path, owner_uid: int | None = None) -> Holder | None:
     Writes nothing, and has the lock itself for an instant only. OSError when the directory is gone
     or does not belong to ``owner_uid`` (None: the effective user).
     """
-    dir_fd = open_process_directory(path, owner_uid)
-    try:
+    with files.closing(open_process_directory(path, owner_uid)) as dir_fd:
         lock_fd = _try_lock(OWNER_LOCK, dir_fd, fcntl.LOCK_SH, create=False)
         if lock_fd == _LOCKED:
             return Holder(path, read_owner(dir_fd))
         if lock_fd is not None:
             os.close(lock_fd)
         return None
-    finally:
-        os.close(dir_fd)
 
 
 def process_directories(run_dir: Path) -> list[Path]:
@@ -357,14 +346,6 @@ def remove_empty(path: Path) -> None:
         # Not empty: a process owns it, or it has foreign files. Gone: another process deleted it.
         if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT}:
             raise
-
-
-def _claim_new(path: Path, start: str) -> Claim | None:
-    with contextlib.suppress(FileExistsError, FileNotFoundError):
-        path.mkdir(mode=files.DIRECTORY_MODE)
-        claim = claim_existing(path, start)
-        return claim if isinstance(claim, Claim) else None
-    return None
 
 
 def _claim(path: Path, *, create: bool, own: bool = True) -> Claim | Holder | None:

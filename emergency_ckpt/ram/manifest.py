@@ -7,11 +7,11 @@ of the file as read, and the only error is CorruptData with one reason.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from itertools import count, islice, pairwise, starmap
 from operator import add, attrgetter, le, lt
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -47,6 +47,7 @@ _CHUNK = 512
 _LEAF, _BOX, _OFFSET, _NBYTES, _CRC = map(attrgetter, ("leaf", "box", "offset", "nbytes", "crc32c"))
 _UNALIGNED = (SHARD_ALIGNMENT_BYTES - 1).__and__
 _T = TypeVar("_T")
+_K = TypeVar("_K")
 
 
 class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,7 +72,7 @@ def build_contents(
     save: SaveId, leaves: Iterable[LeafSpec], layout: Layout, crcs: Sequence[int]
 ) -> Contents:
     """Build contents from leaves (in any order), a layout and the CRC32C of each of its shards."""
-    ordered, index = _LAST_ORDER.of(tuple(leaves))
+    ordered, index = _in_order(tuple(leaves))
     entries = tuple(
         ShardEntry(
             leaf=index[placed.shard.leaf],
@@ -85,23 +86,27 @@ def build_contents(
     return Contents(save=save, leaves=ordered, shards=entries)
 
 
-class _Order:
-    """The leaves in order, and the number of each path, of the state that was saved last."""
+class _OfLast(Generic[_K, _T]):
+    """A function that costs nothing for the very object it was given last. From any thread."""
 
-    def __init__(self) -> None:
-        self._last: tuple[tuple[LeafSpec, ...], tuple[LeafSpec, ...], dict[str, int]] = ((), (), {})
+    def __init__(self, function: Callable[[_K], _T]) -> None:
+        self._function = function
+        self._last: tuple[_K, _T] | None = None
 
-    def of(self, leaves: tuple[LeafSpec, ...]) -> tuple[tuple[LeafSpec, ...], dict[str, int]]:
-        """Return both; the same object again costs nothing. From any thread."""
-        known, ordered, index = self._last
-        if known is not leaves:
-            ordered = tuple(sorted(leaves, key=lambda spec: spec.path))
-            index = {spec.path: number for number, spec in enumerate(ordered)}
-            self._last = (leaves, ordered, index)
-        return ordered, index
+    def __call__(self, given: _K) -> _T:
+        last = self._last
+        if last is None or last[0] is not given:
+            last = self._last = (given, self._function(given))
+        return last[1]
 
 
-_LAST_ORDER = _Order()
+@_OfLast
+def _in_order(
+    leaves: tuple[LeafSpec, ...],
+) -> tuple[tuple[LeafSpec, ...], dict[str, int]]:
+    """Return the leaves in order, and the number of each path."""
+    ordered = tuple(sorted(leaves, key=lambda spec: spec.path))
+    return ordered, {spec.path: number for number, spec in enumerate(ordered)}
 
 
 def encode_contents(contents: Contents) -> bytes:
@@ -227,7 +232,7 @@ def _are_sound(leaves: tuple[LeafSpec, ...], shards: Sequence[ShardEntry]) -> bo
     offsets, sizes = list(map(_OFFSET, shards)), list(map(_NBYTES, shards))
     if not _are_within(numbers, len(leaves) - 1):
         return False
-    kinds = _one_of_each_kind(_LAST_KINDS.of(leaves), numbers, boxes, sizes)
+    kinds = _one_of_each_kind(_kinds_of(leaves), numbers, boxes, sizes)
     if len(kinds) > len(shards) // 2 + 1:
         return False
     for place in kinds:
@@ -257,23 +262,11 @@ def _one_of_each_kind(
     return dict(zip(alike, count(), strict=False)).values()
 
 
-class _Kinds:
-    """A number for the shape and dtype of each leaf, of the leaves that were checked last."""
-
-    def __init__(self) -> None:
-        self._last: tuple[tuple[LeafSpec, ...], list[int]] = ((), [])
-
-    def of(self, leaves: tuple[LeafSpec, ...]) -> list[int]:
-        """Return the numbers; the same object again costs nothing. From any thread."""
-        known, kinds = self._last
-        if known is not leaves:
-            seen: dict[tuple[tuple[int, ...], str], int] = {}
-            kinds = [seen.setdefault((s.global_shape, s.dtype), len(seen)) for s in leaves]
-            self._last = (leaves, kinds)
-        return kinds
-
-
-_LAST_KINDS = _Kinds()
+@_OfLast
+def _kinds_of(leaves: tuple[LeafSpec, ...]) -> list[int]:
+    """Return a number for each leaf, equal for those of one shape and dtype."""
+    seen: dict[tuple[tuple[int, ...], str], int] = {}
+    return [seen.setdefault((s.global_shape, s.dtype), len(seen)) for s in leaves]
 
 
 def _check_each_shard(leaves: Sequence[LeafSpec], shards: Sequence[ShardEntry]) -> None:

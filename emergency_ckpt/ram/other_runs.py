@@ -208,10 +208,8 @@ def _statuses(directory: Path) -> Iterator[os.stat_result]:
         dir_fd = files.open_directory(directory)
     except OSError:
         return  # gone meanwhile
-    try:
+    with files.closing(dir_fd):
         yield os.fstat(dir_fd)
         for name in os.listdir(dir_fd)[:_MOST_ENTRIES]:
             with contextlib.suppress(OSError):
                 yield os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
-    finally:
-        os.close(dir_fd)

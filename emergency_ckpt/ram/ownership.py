@@ -58,12 +58,11 @@ def _check_local_dir(status: os.stat_result, path: Path, owner_uid: int) -> None
 def ensure_run_directory(path: Path) -> None:
     """Make ``<local_dir>/<run id>`` when it is missing; errors as of ``open_run_directory``."""
     path.parent.mkdir(mode=files.DIRECTORY_MODE, parents=True, exist_ok=True)
-    parent_fd = open_local_dir(path.parent)
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path.name, files.DIRECTORY_MODE, dir_fd=parent_fd)
-    finally:
-        os.close(parent_fd)
+    with (
+        files.closing(open_local_dir(path.parent)) as parent_fd,
+        contextlib.suppress(FileExistsError),
+    ):
+        os.mkdir(path.name, files.DIRECTORY_MODE, dir_fd=parent_fd)
     with contextlib.suppress(FileNotFoundError):  # another process has just deleted it
         os.close(open_run_directory(path))
 
@@ -75,22 +74,17 @@ def open_run_directory(path: Path, owner_uid: int | None = None) -> int:
       files.NotOwn: it is not, or ``local_dir`` cannot be used.
       OSError: as ``os.open``.
     """
-    parent_fd = open_local_dir(path.parent, owner_uid)
-    try:
-        return _open_own(path, parent_fd, owner_uid)
-    except NotADirectoryError as error:
-        raise files.NotOwn("it is a link, or no directory", path, "remove it") from error
-    finally:
-        os.close(parent_fd)
+    with files.closing(open_local_dir(path.parent, owner_uid)) as parent_fd:
+        try:
+            return _open_own(path, parent_fd, owner_uid)
+        except NotADirectoryError as error:
+            raise files.NotOwn("it is a link, or no directory", path, "remove it") from error
 
 
 def open_process_directory(path: Path, owner_uid: int | None = None) -> int:
     """Open ``<local_dir>/<run id>/<process directory>``, as ``open_run_directory``."""
-    parent_fd = open_run_directory(path.parent, owner_uid)
-    try:
+    with files.closing(open_run_directory(path.parent, owner_uid)) as parent_fd:
         return _open_own(path, parent_fd, owner_uid)
-    finally:
-        os.close(parent_fd)
 
 
 def open_to_delete(path: Path) -> int:
@@ -99,14 +93,11 @@ def open_to_delete(path: Path) -> int:
     For deletion only, which the kernel's permissions limit: its contents are not trusted.
     """
     local_fd = os.open(path.parent.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        parent_fd = files.open_directory(path.parent.name, parent_fd=local_fd)
-        try:
-            return files.open_directory(path.name, parent_fd=parent_fd)
-        finally:
-            os.close(parent_fd)
-    finally:
-        os.close(local_fd)
+    with (
+        files.closing(local_fd),
+        files.closing(files.open_directory(path.parent.name, parent_fd=local_fd)) as parent_fd,
+    ):
+        return files.open_directory(path.name, parent_fd=parent_fd)
 
 
 def _open_own(path: Path, parent_fd: int, owner_uid: int | None) -> int:

@@ -101,11 +101,8 @@ class ProcessFiles:
 
         ``owner_uid``: the user that it must belong to; None for the effective user.
         """
-        dir_fd = open_process_directory(path, owner_uid)
-        try:
+        with files.closing(open_process_directory(path, owner_uid)) as dir_fd:
             yield cls(dir_fd, path.parent.name)
-        finally:
-            os.close(dir_fd)
 
     def ledger(self) -> Ledger:
         """Return the ledger, which is empty without a file."""
@@ -167,21 +164,18 @@ class ProcessFiles:
 
         What is no directory, or goes meanwhile, is passed over.
         """
-        with contextlib.ExitStack() as stack:
-            try:
-                parent_fd = files.open_inner(HOST_STATE_DIRECTORY, self.dir_fd)
-            except OSError:
-                return  # no host state was published
-            stack.callback(os.close, parent_fd)
+        try:
+            parent_fd = files.open_inner(HOST_STATE_DIRECTORY, self.dir_fd)
+        except OSError:
+            return  # no host state was published
+        with files.closing(parent_fd):
             for name in sorted(os.listdir(parent_fd)):
                 try:
                     save_fd = files.open_inner(name, parent_fd)
                 except OSError:
                     continue
-                try:
+                with files.closing(save_fd):
                     yield name, save_fd
-                finally:
-                    os.close(save_fd)
 
     def host_states(self) -> Iterator[tuple[str, HeldHostState | CorruptData]]:
         """Yield the name of each document, below ``host_state``, and what it is or its damage."""
@@ -205,16 +199,11 @@ class ProcessFiles:
 
         The caller checks its digest.
         """
-        save_name, name = save_directory(save), document_name(owner, count)
-        parent_fd = files.open_inner(HOST_STATE_DIRECTORY, self.dir_fd)
-        try:
-            save_fd = files.open_inner(save_name, parent_fd)
-        finally:
-            os.close(parent_fd)
-        try:
-            return files.read_bounded(name, save_fd, MAX_HOST_STATE_BYTES)
-        finally:
-            os.close(save_fd)
+        with (
+            files.closing(files.open_inner(HOST_STATE_DIRECTORY, self.dir_fd)) as parent_fd,
+            files.closing(files.open_inner(save_directory(save), parent_fd)) as save_fd,
+        ):
+            return files.read_bounded(document_name(owner, count), save_fd, MAX_HOST_STATE_BYTES)
 
     def _describe(self, save_name: str, name: str, save_fd: int) -> HeldHostState:
         """CorruptData when a document contradicts its names."""

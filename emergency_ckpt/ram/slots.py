@@ -141,8 +141,7 @@ class Slot:
         if size_bytes <= self.size_bytes:
             return
         name = file_name(self.number)
-        fd = files.open_regular(name, self.claim.dir_fd, os.O_RDWR)
-        try:
+        with files.closing(files.open_regular(name, self.claim.dir_fd, os.O_RDWR)) as fd:
             check_room(self.claim, size_bytes - self.size_bytes)
             try:
                 os.posix_fallocate(fd, self.size_bytes, size_bytes - self.size_bytes)
@@ -153,8 +152,6 @@ class Slot:
                     "reserve", name, error, size_bytes, dir_fd=self.claim.dir_fd
                 ) from error
             mapping = _map(fd, size_bytes, name)
-        finally:
-            os.close(fd)
         self.unmap()
         self.mapping, self.mapped = mapping, _unmapped(self._mapper, mapping)
 
@@ -289,19 +286,16 @@ def open_slot(
         problem = error
     slot: Slot | None = None
     try:
-        fd = files.open_regular(name, claim.dir_fd, os.O_RDWR)
-        try:
+        with files.closing(files.open_regular(name, claim.dir_fd, os.O_RDWR)) as fd:
             slot = _adopt_file(fd, number, claim, mapper)
-        finally:
-            os.close(fd)
     except (OSError, CorruptData, LocalTierError) as error:
         absent = isinstance(error, FileNotFoundError)
         if not absent or published is not None:
             problem = problem or CorruptData("open", name, f"the slot cannot be used: {error}")
     if published is not None and slot is not None:
         problem = why_too_short(number, published, slot.size_bytes)
-    if slot is not None and published is not None and problem is None:
-        slot.published = published
+        if problem is None:
+            slot.published = published
     return slot, problem
 
 
