@@ -162,13 +162,8 @@ class Claim:
         try:
             if not although_served:
                 reader_fd = _try_lock(READER_LOCK, self.dir_fd, fcntl.LOCK_EX, create=False)
-        except OSError:
-            self.release()
-            raise
-        if reader_fd == _LOCKED:
-            self.release()
-            return False
-        try:
+            if reader_fd == _LOCKED:
+                return False
             delete_contents(self.dir_fd)
             files.remove(READER_LOCK, self.dir_fd)
             files.remove(OWNER_LOCK, self.dir_fd)
@@ -176,7 +171,7 @@ class Claim:
             remove_empty(self.path)
             return not self.path.exists()
         finally:
-            if reader_fd is not None:
+            if reader_fd not in (None, _LOCKED):
                 os.close(reader_fd)
             self.release()
 
@@ -290,15 +285,16 @@ def read_claim(path: Path, owner_uid: int | None = None) -> ReaderClaim | None:
         dir_fd = open_process_directory(path, owner_uid)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    try:
+    with contextlib.ExitStack() as opened:
+        opened.callback(os.close, dir_fd)
         lock_fd = _try_lock(READER_LOCK, dir_fd, fcntl.LOCK_SH, create=False)
-    except OSError:
-        os.close(dir_fd)
-        raise
-    if lock_fd is None or lock_fd == _LOCKED or not _same_file(os.fstat(dir_fd), path):
-        _close_all((dir_fd,) if lock_fd in (None, _LOCKED) else (lock_fd, dir_fd))
-        return None
-    return ReaderClaim(path, dir_fd, lock_fd)
+        if lock_fd is None or lock_fd == _LOCKED:
+            return None
+        opened.callback(os.close, lock_fd)
+        if not _same_file(os.fstat(dir_fd), path):
+            return None
+        opened.pop_all()
+        return ReaderClaim(path, dir_fd, lock_fd)
 
 
 def current_holder(path: Path, owner_uid: int | None = None) -> Holder | None:
@@ -353,24 +349,26 @@ def _claim(path: Path, *, create: bool, own: bool = True) -> Claim | Holder | No
         dir_fd = open_process_directory(path) if own else open_to_delete(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    try:
-        lock_fd = _try_lock(OWNER_LOCK, dir_fd, fcntl.LOCK_EX, create=create)
-    except OSError as error:
-        os.close(dir_fd)
-        if create and isinstance(error, PermissionError):
-            raise _not_own(path / OWNER_LOCK) from error
-        raise
-    if lock_fd is None or lock_fd == _LOCKED or not _same_file(os.fstat(dir_fd), path):
-        holder = Holder(path, read_owner(dir_fd)) if lock_fd == _LOCKED else None
-        _close_all((dir_fd,) if lock_fd in (None, _LOCKED) else (lock_fd, dir_fd))
-        return holder
-    if create:
+    # An interrupt ends the lock too: else the lock would stay with this process.
+    with contextlib.ExitStack() as opened:
+        opened.callback(os.close, dir_fd)
         try:
+            lock_fd = _try_lock(OWNER_LOCK, dir_fd, fcntl.LOCK_EX, create=create)
+        except PermissionError as error:
+            if not create:
+                raise
+            raise _not_own(path / OWNER_LOCK) from error
+        if lock_fd == _LOCKED:
+            return Holder(path, read_owner(dir_fd))
+        if lock_fd is None:
+            return None
+        opened.callback(os.close, lock_fd)
+        if not _same_file(os.fstat(dir_fd), path):
+            return None
+        if create:
             _ensure_readers_lock(path, dir_fd)
-        except BaseException:  # also an interrupt: the lock would stay with this process
-            _close_all((lock_fd, dir_fd))
-            raise
-    return Claim(path, dir_fd, lock_fd)
+        opened.pop_all()
+        return Claim(path, dir_fd, lock_fd)
 
 
 def _ensure_readers_lock(path: Path, dir_fd: int) -> None:
